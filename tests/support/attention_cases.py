@@ -21,7 +21,9 @@ from headstock.spi import (
     FullKV,
     GroupQuery,
     KVLayer,
+    LatentKV,
     LayerInfo,
+    Layout,
     Phase,
 )
 
@@ -59,10 +61,10 @@ def query(**changes: Any) -> AttentionQuery:
     (group,) = QUERY.groups
     kv_heads = changes.pop("kv_heads", 8)
     head_dim = changes.pop("head_dim", 128)
+    changes.setdefault("layout", FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim))
     names = [name for name in changes if name in fields_dict(GroupQuery)]
     group = evolve(
         group,
-        layout=FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim),
         **{name: changes.pop(name) for name in names},
     )
     return evolve(QUERY, groups=(group,), **changes)
@@ -72,7 +74,8 @@ def query(**changes: Any) -> AttentionQuery:
 class Case:
     """A step, its pool, and the same keys and values row by row.
 
-    pool: [pages, 2, page_size, kv_heads, head_dim]    q: [tokens, heads, head_dim]
+    pool: [pages, 2, page_size, kv_heads, head_dim], or [pages, page_size, dim] of latent vectors
+    q: [tokens, heads, head_dim]
     keys, values: one a row, [context, kv_heads, head_dim]
     """
 
@@ -145,6 +148,17 @@ def make(
     )
 
 
+def make_latent(case: Case, rope_dim: int) -> Case:
+    """The case over latent vectors: its first KV head's keys, whose last part values lack."""
+    keys = tuple(row[:, :1] for row in case.keys)
+    return evolve(
+        case,
+        pool=case.pool[:, 0, :, 0].contiguous(),
+        keys=keys,
+        values=tuple(row[..., : row.shape[-1] - rope_dim] for row in keys),
+    )
+
+
 def row_attention(
     q: Tensor,
     keys: Tensor,
@@ -210,11 +224,11 @@ def context_of(
     max_seq_len: int = MAX_SEQ_LEN,
 ) -> AttentionContext:
     """What a backend for the case is built from; every layer has the case's pool."""
-    _, _, page_size, kv_heads, head_dim = case.pool.shape
+    layout, part = describe_pool(case)
+    page_size = part.page_slots
     asked = query(
+        layout=layout,
         heads=case.q.shape[1],
-        kv_heads=kv_heads,
-        head_dim=head_dim,
         q_dtype=str(case.q.dtype).removeprefix("torch."),
         kv_dtype=str(case.pool.dtype).removeprefix("torch."),
         page_size=page_size,
@@ -225,11 +239,30 @@ def context_of(
         query=asked,
         device=case.pool.device,
         page_size=page_size,
-        layers={index: LayerInfo(index=index, group=0, scale=1.0) for index in range(layers)},
+        layers={
+            index: LayerInfo(index=index, group=0, scale=1.0, out_dim=out_dim_of(case))
+            for index in range(layers)
+        },
         pools=dict.fromkeys(range(layers), case.pool),
-        kv=dict.fromkeys(range(layers), KVLayer(group=0, k=case.pool[:, 0], v=case.pool[:, 1])),
+        kv=dict.fromkeys(range(layers), part),
         options=options,
     )
+
+
+def describe_pool(case: Case) -> tuple[Layout, KVLayer]:
+    """The layout of the case's pool, and its parts."""
+    if case.pool.dim() == 3:
+        dim = case.pool.shape[-1]
+        rope_dim = dim - case.values[0].shape[-1]
+        return LatentKV(dim=dim, rope_dim=rope_dim), KVLayer(group=0, latent=case.pool)
+    kv_heads, head_dim = case.pool.shape[3:]
+    layout = FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim)
+    return layout, KVLayer(group=0, k=case.pool[:, 0], v=case.pool[:, 1])
+
+
+def out_dim_of(case: Case) -> int | None:
+    """How wide a head of the case's answer is; None for as wide as its queries."""
+    return case.values[0].shape[-1] if case.pool.dim() == 3 else None
 
 
 def attend(
@@ -237,7 +270,8 @@ def attend(
 ) -> tuple[Tensor, Tensor | None]:
     """What the backend writes for the case; asserts that the pool is as before."""
     before = case.pool.clone()
-    out = torch.full_like(case.q, math.nan)
+    layer = evolve(layer, out_dim=out_dim_of(case))
+    out = layer.empty_output(case.q).fill_(math.nan)
     lse = torch.full(case.q.shape[:2], math.nan, device=case.q.device) if with_lse else None
     backend.forward(case.q, layer, backend.plan(case.step), out, lse)
     assert torch.equal(case.pool.view(torch.uint8), before.view(torch.uint8))
@@ -285,7 +319,8 @@ def check_replays(
     plan = backend.graph_plan(bucket, first.step)
     places = [tensor.data_ptr() for tensor in held(plan)]
     q = first.q.new_zeros(bucket, *first.q.shape[1:])
-    out = torch.full_like(q, math.nan)
+    layer = evolve(layer, out_dim=out_dim_of(first))
+    out = layer.empty_output(q).fill_(math.nan)
     replay = record(lambda: backend.forward(q, layer, plan, out))
     for case in made:
         rows = case.step.num_rows
@@ -326,7 +361,8 @@ def replayed_prompts(
         host_context_lens=np.full(rows, MAX_SEQ_LEN, np.int32),
     )
     q = first.q.new_zeros(tokens, *first.q.shape[1:])
-    out, errors = torch.zeros_like(q), []
+    layer = evolve(layer, out_dim=out_dim_of(first))
+    out, errors = layer.empty_output(q).zero_(), []
     query_start[1:] = 1
     replay = record(lambda: backend.forward(q, layer, backend.capture_plan(step), out))
     for case in made:

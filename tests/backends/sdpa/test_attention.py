@@ -136,8 +136,8 @@ def test_plans_interleave_and_serve_several_layers() -> None:
         host_query_lens=np.ones(2, np.int32),
     )
     made = (extend, evolve(extend, step=step, q=extend.q[:2]))
-    one = backend(extend, layers=2)
-    one.pools = {0: extend.pool, 1: extend.pool.flip(3)}
+    context = cases.context_of(extend, SdpaOptions(), 2)
+    one = SdpaBackend(evolve(context, pools={0: extend.pool, 1: extend.pool.flip(3)}))
     plans = [one.plan(each.step) for each in made]
     for index in (0, 1):
         layer = evolve(LAYER, index=index)
@@ -170,7 +170,7 @@ def test_nothing_is_held_between_steps() -> None:
     one = backend(make(Phase.DECODE, [(1, 1)]))
     assert one.memory_bytes() == 0
     one.close()
-    assert not one.pools
+    assert not one.rows
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -19,6 +19,7 @@ from headstock_sdpa.rows import RowsIndex, attend_rows, rows_index
 from headstock_sdpa.shared import PrefixIndex, attend_prefixes, prefix_index
 from headstock_sdpa.slots import visible_positions
 from headstock_sdpa.sparse import SparseIndex, allow_csr, sparse_decode, sparse_index
+from headstock_sdpa.token_rows import TokenRows, view_tokens
 
 Index = RowsIndex | GatherIndex | SparseIndex
 
@@ -42,7 +43,7 @@ class SdpaBackend(AttentionBackend):
 
     def __init__(self, context: AttentionContext) -> None:
         """Nothing is allocated: no buffer outlives a step."""
-        self.pools = context.pools
+        self.rows = {index: view_tokens(context, index) for index in context.pools}
         self.shares_prefixes = context.options.shared_prefix == "on"
         # 17 rows of 150 to 600 tokens take 369 us a layer so, and 1,853 when each row's pages are
         # gathered, which other types and devices still do (decision 0003).
@@ -67,7 +68,7 @@ class SdpaBackend(AttentionBackend):
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
+        writes: out [tokens, heads, out_dim]; lse [tokens, heads] float32, natural logarithm
         """
         if plan.rest is not None and layer.window is None:
             self.attend_shared(q, layer, plan, plan.rest, out, lse)
@@ -87,45 +88,47 @@ class SdpaBackend(AttentionBackend):
 
         writes: out, lse
         """
-        pool, shared = self.pools[layer.index], plan.step.shared
+        rows, shared = self.rows[layer.index], plan.step.shared
         assert shared is not None
         index = plan.prefixes.get(layer.group)
         if index is None:
-            index = plan.prefixes[layer.group] = prefix_index(shared, layer.group, pool.shape[2])
+            index = plan.prefixes[layer.group] = prefix_index(shared, layer.group, rows)
         if lse is None:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         self.attend(q, layer, rest, out, lse)
-        merge_prefixes(out, lse, *attend_prefixes(q, pool, index, layer), shared.shared_lens)
+        merge_prefixes(out, lse, *attend_prefixes(q, rows, index, layer), shared.shared_lens)
 
     def attend(
         self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None
     ) -> None:
         """Attend to each row's pages.   writes: out, lse"""
-        pool = self.pools[layer.index]
+        rows = self.rows[layer.index]
         place = (layer.group, layer.window)
         index = plan.indexes.get(place)
         if index is None:
-            index = plan.indexes[place] = self.make_index(plan.step, pool, layer, q.shape[1])
+            index = plan.indexes[place] = self.make_index(plan.step, rows, layer, q.shape[1])
         match index:
             case SparseIndex():
-                sparse_decode(q, pool, index, layer, out, lse)
+                sparse_decode(q, rows, index, layer, out, lse)
             case GatherIndex():
-                gather_decode(q, pool, index, layer, out, lse)
+                gather_decode(q, rows, index, layer, out, lse)
             case RowsIndex():
-                attend_rows(q, pool, index, layer, out, lse)
+                attend_rows(q, rows, index, layer, out, lse)
 
-    def make_index(self, step: AttentionStep, pool: Tensor, layer: LayerInfo, heads: int) -> Index:
+    def make_index(
+        self, step: AttentionStep, rows: TokenRows, layer: LayerInfo, heads: int
+    ) -> Index:
         """Where the step's rows find the tokens that the layer's window shows."""
         page_table = step.page_tables[layer.group]
-        page_size = pool.shape[2]
         if step.phase is not Phase.DECODE:
-            return rows_index(step, page_table, page_size, layer.window)
+            return rows_index(step, page_table, rows, layer.window)
         seen = visible_positions(step, layer.window)
-        if self.is_sparse:
+        # All heads share a latent vector: gathered once, it is multiplied by all of them.
+        if self.is_sparse and not rows.is_latent:
             # One row too: 128 tokens take 35 us a layer, gathered and by
             # `scaled_dot_product_attention` 45.
-            return sparse_index(page_table, seen, pool, heads)
-        return gather_index(page_table, seen, page_size)
+            return sparse_index(page_table, seen, rows, heads)
+        return gather_index(page_table, seen, rows)
 
     def memory_bytes(self) -> int:
         """0: what a step needs is allocated and given back within it."""
@@ -133,4 +136,4 @@ class SdpaBackend(AttentionBackend):
 
     def close(self) -> None:
         """Forget the pools."""
-        self.pools = {}
+        self.rows = {}

@@ -8,6 +8,7 @@ from torch import Tensor
 from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import sdpa_attention, softmax_in_float32, write_rows
 from headstock_sdpa.slots import PaddedBucket, Visible, decode_buckets
+from headstock_sdpa.token_rows import TokenRows
 
 MIN_SAVED_PADDING = 4096
 """Tokens of padding that are worth one more gather."""
@@ -26,38 +27,42 @@ class GatherIndex:
     buckets: tuple[PaddedBucket, ...]
 
 
-def gather_index(page_table: Tensor, seen: Visible, page_size: int) -> GatherIndex:
+def gather_index(page_table: Tensor, seen: Visible, rows: TokenRows) -> GatherIndex:
     """The index of a decode step's rows for one group and window."""
     return GatherIndex(
-        *decode_buckets(page_table, seen, page_size, MIN_SAVED_PADDING, MAX_GATHERED_TOKENS)
+        *decode_buckets(page_table, seen, rows, MIN_SAVED_PADDING, MAX_GATHERED_TOKENS)
     )
 
 
 def gather_decode(
-    q: Tensor, pool: Tensor, index: GatherIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    q: Tensor,
+    rows: TokenRows,
+    index: GatherIndex,
+    layer: LayerInfo,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
     """Write the attention of each row's one query.
 
-    q: [rows, heads, head_dim]    pool: [pages, 2, page_size, kv_heads, head_dim]
-    writes: out [rows, heads, head_dim]; lse [rows, heads] float32, unless None
+    q: [rows, heads, head_dim]
+    writes: out [rows, heads, out_dim]; lse [rows, heads] float32, unless None
     """
-    table = pool.view(-1, *pool.shape[3:])
-    # A page's values begin one page of keys later: one list of slots serves both.
-    values = table[pool.shape[2] :]
     for bucket in index.buckets:
         slots = bucket.slots.flatten()
-        shape = (*bucket.slots.shape, *pool.shape[3:])
+        keys = rows.keys.index_select(0, slots)
         k, v = (
-            tokens.index_select(0, slots).view(shape).transpose(1, 2) for tokens in (table, values)
+            tokens.view(*bucket.slots.shape, *tokens.shape[1:]).transpose(1, 2)
+            for tokens in (keys, rows.read_values(keys, slots))
         )
         mask = None if bucket.valid is None else bucket.valid[:, None, None]
-        rows = None if index.order is None else index.order[bucket.first : bucket.last]
-        args = ((q if rows is None else q.index_select(0, rows))[:, :, None], k, v, mask)
-        # `scaled_dot_product_attention` returns no LSE and bounds no scores.
-        if lse is None and not layer.softcap:
+        some = None if index.order is None else index.order[bucket.first : bucket.last]
+        args = ((q if some is None else q.index_select(0, some))[:, :, None], k, v, mask)
+        # `scaled_dot_product_attention` returns no LSE, bounds no scores, and copies the keys for
+        # each head where values are narrower.
+        if lse is None and not layer.softcap and not rows.is_latent:
             answer = sdpa_attention(*args, scale=layer.scale)
         else:
             answer, sums = softmax_in_float32(*args, scale=layer.scale, softcap=layer.softcap)
             if lse is not None:
-                write_rows(lse, rows, sums[:, :, 0])
-        write_rows(out, rows, answer[:, :, 0])
+                write_rows(lse, some, sums[:, :, 0])
+        write_rows(out, some, answer[:, :, 0])

@@ -27,7 +27,8 @@ def softmax_in_float32(
 ) -> tuple[Tensor, Tensor]:
     """As `sdpa_attention`, in float32, with scores bounded by `softcap` (0: not) and the LSE.
 
-    returns: [rows, heads, queries, head_dim], [rows, heads, queries] float32
+    v: [rows, kv_heads, keys, v_dim]
+    returns: [rows, heads, queries, v_dim], [rows, heads, queries] float32
     """
     rows, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
@@ -39,7 +40,8 @@ def softmax_in_float32(
     if mask is not None:
         scores.masked_fill_(~mask, float("-inf"))
     probs = scores.softmax(-1).view(rows, kv_heads, -1, keys)
-    return (probs @ v.float()).view(q.shape).to(q.dtype), torch.logsumexp(scores, -1)
+    answer = (probs @ v.float()).view(rows, heads, queries, -1).to(q.dtype)
+    return answer, torch.logsumexp(scores, -1)
 
 
 def write_rows(target: Tensor, order: Tensor | None, rows: Tensor) -> None:

@@ -30,7 +30,7 @@ def spec() -> AttentionSpec:
             phases=frozenset(Phase),
             devices=(DeviceRange("cpu"), DeviceRange("cuda")),
             dtypes=frozenset((dtype, dtype, dtype) for dtype in DTYPES),
-            layouts=frozenset({LayoutKind.FULL}),
+            layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
             head_dims=IntSet.all(),
             gqa_ratios=IntSet.all(),
             page_sizes=IntSet.all(),

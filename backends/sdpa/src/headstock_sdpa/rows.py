@@ -11,9 +11,12 @@ from torch import Tensor
 from headstock.spi.attention import AttentionStep, LayerInfo
 from headstock_sdpa.dense import sdpa_attention, softmax_in_float32
 from headstock_sdpa.slots import ragged_slots, visible_positions
+from headstock_sdpa.token_rows import TokenRows
 
 BLOCK = 256
 """Queries that share one mask; bounds its size, and no key that only later blocks see is read."""
+MOST_SCORED = 8192
+"""Queries of all heads together whose scores are written out at once."""
 
 
 @frozen
@@ -37,7 +40,7 @@ class RowsIndex:
 
 
 def rows_index(
-    step: AttentionStep, page_table: Tensor, page_size: int, window: int | None
+    step: AttentionStep, page_table: Tensor, tokens: TokenRows, window: int | None
 ) -> RowsIndex:
     """The index of a step's rows for one group and window."""
     seen = visible_positions(step, window)
@@ -52,26 +55,32 @@ def rows_index(
         slot_stops,
     )
     rows = tuple(Row(*row) for row in zip(*(column.tolist() for column in columns), strict=True))
-    return RowsIndex(rows, ragged_slots(page_table, seen, page_size))
+    return RowsIndex(rows, ragged_slots(page_table, seen, tokens))
 
 
 def attend_rows(
-    q: Tensor, pool: Tensor, index: RowsIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    q: Tensor,
+    tokens: TokenRows,
+    index: RowsIndex,
+    layer: LayerInfo,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
     """Write each row's causal attention.
 
-    q: [tokens, heads, head_dim]    pool: [pages, 2, page_size, kv_heads, head_dim]
-    writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, unless None
+    q: [tokens, heads, head_dim]
+    writes: out [tokens, heads, out_dim]; lse [tokens, heads] float32, unless None
     """
-    table = pool.view(-1, *pool.shape[3:])
-    # A page's values begin one page of keys later: one list of slots serves both.
-    values = table[pool.shape[2] :]
+    # What torch's causal kernel cannot do has masks, and scores that are written out.
+    is_plain = lse is None and not layer.softcap and not tokens.is_latent
+    block = BLOCK if is_plain else max(1, min(BLOCK, MOST_SCORED // q.shape[1]))
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]
-        k, v = (rows.index_select(0, slots).transpose(0, 1)[None] for rows in (table, values))
-        for queries, keys, mask in _query_blocks(row, layer, lse is not None, q.device):
-            args = (q[queries].transpose(0, 1)[None], k[:, :, keys], v[:, :, keys], mask)
-            if lse is None and not layer.softcap:
+        keys = tokens.keys.index_select(0, slots)
+        k, v = (part.transpose(0, 1)[None] for part in (keys, tokens.read_values(keys, slots)))
+        for queries, seen, mask in _query_blocks(row, layer, is_plain, block, q.device):
+            args = (q[queries].transpose(0, 1)[None], k[:, :, seen], v[:, :, seen], mask)
+            if is_plain:
                 answer = sdpa_attention(*args, scale=layer.scale, causal=mask is None)
             else:
                 answer, sums = softmax_in_float32(*args, scale=layer.scale, softcap=layer.softcap)
@@ -81,7 +90,7 @@ def attend_rows(
 
 
 def _query_blocks(
-    row: Row, layer: LayerInfo, with_lse: bool, device: torch.device
+    row: Row, layer: LayerInfo, is_plain: bool, block: int, device: torch.device
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row in blocks of queries: queries in the batch, keys of the row, and the mask.
 
@@ -94,11 +103,11 @@ def _query_blocks(
     window = layer.window or row.position + tokens
     # torch's causal mask begins at the first key, which is right only where no token was computed
     # before.
-    if row.position == 0 and window >= tokens and not with_lse and not layer.softcap:
+    if row.position == 0 and window >= tokens and is_plain:
         yield slice(row.query_start, row.query_stop), slice(None), None
         return
-    for start in range(row.query_start, row.query_stop, BLOCK):
-        stop = min(start + BLOCK, row.query_stop)
+    for start in range(row.query_start, row.query_stop, block):
+        stop = min(start + block, row.query_stop)
         position = row.position + start - row.query_start
         end = position + stop - start
         begin = max(position - window + 1, 0)

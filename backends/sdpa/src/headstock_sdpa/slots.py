@@ -1,8 +1,7 @@
 """Where the tokens that a step may see lie in a layer's pool.
 
-A *slot* is a token's place in `pool.view(-1, kv_heads, head_dim)`. Keys of page p fill the slots
-from `p * 2 * page_size`, its values the `page_size` slots after them. Padding points at slot 0, in
-the dummy page.
+A *slot* is a token's place in `TokenRows`: the tokens of page p fill the slots from
+`p * page_slots`. Padding points at slot 0, in the dummy page.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi.attention import AttentionStep
+from headstock_sdpa.token_rows import TokenRows
 
 SHRINK = 0.75
 """A bucket ends only at a row shorter than this part of its longest."""
@@ -43,24 +43,23 @@ def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
-def _key_slots(page_table: Tensor, rows: Tensor, positions: Tensor, page_size: int) -> Tensor:
-    """The key slot of each position of each row; `rows` and `positions` broadcast together.
+def _find_slots(page_table: Tensor, rows: Tensor, positions: Tensor, tokens: TokenRows) -> Tensor:
+    """The slot of each position of each row; `rows` and `positions` broadcast together.
 
     page_table: [rows, max_pages] int32
     """
-    pages = page_table[rows, torch.div(positions, page_size, rounding_mode="floor")]
-    return pages * (2 * page_size) + positions % page_size
+    size = tokens.page_size
+    pages = page_table[rows, torch.div(positions, size, rounding_mode="floor")]
+    return pages * tokens.page_slots + positions % size
 
 
-def ragged_slots(page_table: Tensor, seen: Visible, page_size: int) -> Tensor:
-    """The key slots of all visible tokens, row after row. [sum of lens]"""
+def ragged_slots(page_table: Tensor, seen: Visible, tokens: TokenRows) -> Tensor:
+    """The slots of all visible tokens, row after row. [sum of lens]"""
     ends = np.cumsum(seen.lens)
     rows = np.repeat(np.arange(len(ends)), seen.lens)
     positions = np.arange(len(rows)) + np.repeat(seen.stop - ends, seen.lens)
     device = page_table.device
-    return _key_slots(
-        page_table, _to_device(rows, device), _to_device(positions, device), page_size
-    )
+    return _find_slots(page_table, _to_device(rows, device), _to_device(positions, device), tokens)
 
 
 @frozen(eq=False)
@@ -69,14 +68,14 @@ class PaddedBucket:
 
     first: int
     last: int
-    slots: Tensor  # [rows, longest] key slots, 0 where padded
+    slots: Tensor  # [rows, longest], 0 where padded
     valid: Tensor | None  # [rows, longest] bool; None when nothing is padded
 
 
 def _padded_slots(
-    page_table: Tensor, seen: Visible, page_size: int
+    page_table: Tensor, seen: Visible, tokens: TokenRows
 ) -> tuple[Tensor, Tensor | None]:
-    """The key slots of the rows' visible tokens, and which are not padding (None: all).
+    """The slots of the rows' visible tokens, and which are not padding (None: all).
 
     returns: [rows, longest] slots, [rows, longest] bool
     """
@@ -91,10 +90,11 @@ def _padded_slots(
         if valid is not None:
             positions *= valid  # padding reads entry 0, which every table has
         rows = torch.arange(len(seen.lens), device=device)[:, None]
-        slots = _key_slots(page_table, rows, positions, page_size)
+        slots = _find_slots(page_table, rows, positions, tokens)
     else:
-        pages = page_table[:, : -(-longest // page_size), None]
-        slots = (pages * (2 * page_size) + counts[:page_size]).flatten(1)[:, :longest]
+        size = tokens.page_size
+        pages = page_table[:, : -(-longest // size), None]
+        slots = (pages * tokens.page_slots + counts[:size]).flatten(1)[:, :longest]
     return (slots if valid is None else slots * valid), valid
 
 
@@ -131,7 +131,7 @@ def sort_into_buckets(
 
 
 def decode_buckets(
-    page_table: Tensor, seen: Visible, page_size: int, least: int, most: int
+    page_table: Tensor, seen: Visible, tokens: TokenRows, least: int, most: int
 ) -> tuple[Tensor | None, tuple[PaddedBucket, ...]]:
     """The rows in buckets, longest first; in the batch's own order (None) when one takes all.
 
@@ -139,13 +139,13 @@ def decode_buckets(
     """
     longest_first, cuts = sort_into_buckets(seen.lens, least, most)
     if longest_first is None:
-        return None, (PaddedBucket(0, len(seen.lens), *_padded_slots(page_table, seen, page_size)),)
+        return None, (PaddedBucket(0, len(seen.lens), *_padded_slots(page_table, seen, tokens)),)
     order = _to_device(longest_first, page_table.device)
     buckets, first = [], 0
     for rows in cuts:
         last = first + len(rows)
         some = Visible(seen.start[rows], seen.stop[rows], seen.lens[rows])
         table = page_table.index_select(0, order[first:last])
-        buckets.append(PaddedBucket(first, last, *_padded_slots(table, some, page_size)))
+        buckets.append(PaddedBucket(first, last, *_padded_slots(table, some, tokens)))
         first = last
     return order, tuple(buckets)

@@ -19,6 +19,7 @@ from headstock.spi.arrays import Ints
 from headstock.spi.attention import LayerInfo
 from headstock_sdpa.dense import write_rows
 from headstock_sdpa.slots import Visible, sort_into_buckets
+from headstock_sdpa.token_rows import TokenRows
 
 MIN_SAVED_ENTRIES = 2048
 """Padded entries (tokens times heads) that are worth one more softmax."""
@@ -68,17 +69,17 @@ def allow_csr() -> None:
         torch.sparse_csr_tensor([0, 0], [], torch.empty(0), (1, 1), check_invariants=False)
 
 
-def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) -> SparseIndex:
+def sparse_index(page_table: Tensor, seen: Visible, tokens: TokenRows, heads: int) -> SparseIndex:
     """The index of a decode step's rows for one group and window.
 
     numpy makes it: for few rows torch takes longer.
     """
-    page_size, kv_heads, head_dim = pool.shape[2:]
+    table_rows, kv_heads, _ = tokens.keys.shape
     order, cuts = sort_into_buckets(seen.lens, max(MIN_SAVED_ENTRIES // heads, 1), NO_LIMIT)
-    buckets = [_bucket_slots(page_table.numpy(), rows, seen, page_size) for rows in cuts]
+    buckets = [_bucket_slots(page_table.numpy(), rows, seen, tokens) for rows in cuts]
     sizes = np.array([places.shape for places, _ in buckets])
     counts = np.repeat(sizes[:, 1], sizes[:, 0] * heads)
-    vectors = pool.numel() // head_dim
+    vectors = table_rows * kv_heads
     # torch wants both arrays of a pattern in one integer type; half the size is half the traffic.
     dtype = np.int32 if max(vectors, int(counts.sum())) < 1 << 31 else np.int64
     starts = np.zeros(len(counts) + 1, dtype)
@@ -102,9 +103,9 @@ def sparse_index(page_table: Tensor, seen: Visible, pool: Tensor, heads: int) ->
 
 
 def _bucket_slots(
-    page_table: Ints, rows: Ints, seen: Visible, page_size: int
+    page_table: Ints, rows: Ints, seen: Visible, tokens: TokenRows
 ) -> tuple[Ints, Ints | None]:
-    """The key slots of what some rows see, 0 where padded, and what is not padding (None: all).
+    """The slots of what some rows see, 0 where padded, and what is not padding (None: all).
 
     returns: [rows, longest] int32, [rows, longest] bool
     """
@@ -112,8 +113,10 @@ def _bucket_slots(
     longest = int(lens.max())
     counts = np.arange(longest, dtype=np.int32)
     valid = counts < lens[:, None] if lens.min() < longest else None
-    pages = page_table[rows, : -(-int(seen.stop[rows].max()) // page_size), None]
-    places = (pages * (2 * page_size) + np.arange(page_size, dtype=np.int32)).reshape(len(rows), -1)
+    size = tokens.page_size
+    pages = page_table[rows, : -(-int(seen.stop[rows].max()) // size), None]
+    places = pages * tokens.page_slots + np.arange(size, dtype=np.int32)
+    places = places.reshape(len(rows), -1)
     if start.any():
         positions = start[:, None] + counts
         places = np.take_along_axis(places, positions if valid is None else positions * valid, 1)
@@ -141,16 +144,21 @@ def _make_parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator
 
 
 def sparse_decode(
-    q: Tensor, pool: Tensor, index: SparseIndex, layer: LayerInfo, out: Tensor, lse: Tensor | None
+    q: Tensor,
+    tokens: TokenRows,
+    index: SparseIndex,
+    layer: LayerInfo,
+    out: Tensor,
+    lse: Tensor | None,
 ) -> None:
     """Write the attention of each row's one query.
 
-    q: [rows, heads, head_dim]    pool: [pages, 2, page_size, kv_heads, head_dim]
+    q: [rows, heads, head_dim]
     writes: out [rows, heads, head_dim]; lse [rows, heads] float32, unless None
     """
-    _, _, page_size, kv_heads, head_dim = pool.shape
-    table = pool.view(-1, head_dim)
-    values = table[page_size * kv_heads :]  # so that a key's number is its value's too
+    head_dim = q.shape[-1]
+    # A key's number is its value's too.
+    table, values = (part.view(-1, head_dim) for part in (tokens.keys, tokens.values))
     queries = (q if index.order is None else q.index_select(0, index.order)).reshape(-1, head_dim)
     # Not into the pattern itself (`out=`): that saves 2 us of 38, and a NaN would stay in the
     # buffer, since 0 times NaN is NaN.
