@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
 from attrs import field, frozen
 
@@ -61,7 +61,3 @@ class IntSet:
             return ", ".join(map(str, self.values))
         limit = "" if self.most is None else f" up to {self.most}"
         return f"any{limit}" if self.step == 1 else f"multiples of {self.step}{limit}"
-
-    def among(self, candidates: Iterable[int]) -> Iterator[int]:
-        """The candidates that are in the set, in their order."""
-        return (value for value in candidates if value in self)

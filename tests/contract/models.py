@@ -1,0 +1,298 @@
+"""A decoder with all that the contract lets one ask for: each field changes what it computes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from paged import Paged
+
+from headstock.nn.decoder import decoder
+from headstock.nn.parameters import parameters
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    Activation,
+    Attend,
+    DeviceEnv,
+    Experts,
+    Feature,
+    FullKV,
+    Head,
+    KVGroup,
+    LayerConfig,
+    Model,
+    ModelConfig,
+    Params,
+    ParamSpec,
+    QkNorm,
+    Rope,
+    Shard,
+    Stream,
+    Weight,
+)
+from headstock.startup.kv_groups import find_group_fault
+from headstock.startup.model_needs import resolve_model_dtype
+from headstock.weights import load_weights
+
+from . import terms
+from .vary import Case, vary
+
+LAYOUT = FullKV(kv_heads=2, k_dim=8, v_dim=8)
+EXPERTS = Experts(
+    count=4,
+    per_token=2,
+    intermediate=8,
+    renormalize=True,
+    norm_floor=0.9,
+    choice_bias=True,
+    shared=8,
+    shared_gate=True,
+)
+LAYERS = (
+    LayerConfig(index=0, prefix="0.", group=0, scale=0.3),
+    LayerConfig(index=1, prefix="1.", group=1, scale=0.4, window=3, softcap=0.05, rope=1),
+    LayerConfig(index=2, prefix="2.", group=0, scale=0.3, experts=EXPERTS),
+)
+ROPE = Rope(theta=50.0, dim=4, scaling="linear", parameters={"factor": 2.0})
+CONFIG = ModelConfig(
+    architecture="Everything",
+    vocab=24,
+    hidden=16,
+    heads=4,
+    kv_heads=2,
+    head_dim=8,
+    intermediate=12,
+    norm_eps=1e-3,
+    max_position=32,
+    ropes=(ROPE, Rope(theta=9.0, dim=8)),
+    layers=LAYERS,
+    kv_groups=(
+        KVGroup(layers=(0, 2), layout=LAYOUT),
+        KVGroup(layers=(1,), layout=LAYOUT, window=3),
+    ),
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    qk_norm=QkNorm.HEAD,
+    post_norm=True,
+    embedding_scale=30.0,
+    residual_scale=0.5,
+    head=Head(scale=2.0, softcap=0.5),
+)
+FAMILY = decoder(lambda hf: CONFIG)
+PROMPT = (5, 3, 17, 2, 2, 20, 9, 11)
+
+
+def load(config: ModelConfig, specs: Any) -> Params:
+    """Dummy weights of these parameters; noise that is large enough to matter."""
+
+    def enlarge(spec: ParamSpec, weight: Weight) -> Weight:
+        fixed = spec.compute is not None or spec.dummy is not None
+        return Weight(
+            tensor=weight.tensor if fixed else weight.tensor * 20,
+            bias=None if weight.bias is None else weight.bias * 20,
+        )
+
+    return load_weights(
+        Path(),
+        specs,
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=16,
+        dummy=True,
+        prepare=enlarge,
+    )
+
+
+def score(config: ModelConfig, family: Model = FAMILY) -> object:
+    """Its parameters' shapes and types, and the scores of a prompt; or why it is refused."""
+    if fault := find_group_fault(config):
+        return fault
+    specs = parameters(config)
+    shapes = {name: (spec.shape, spec.dtype) for name, spec in specs.items()}
+    paged = Paged.new(family, config, load(config, specs), TorchOps())
+    return [shapes, paged.step({0: PROMPT})]
+
+
+def score_layer(layer: LayerConfig) -> object:
+    """The same with this as the second layer."""
+    return score(attrs.evolve(CONFIG, layers=(LAYERS[0], layer, LAYERS[2])))
+
+
+def score_experts(experts: Experts) -> object:
+    """The same with these experts."""
+    last = attrs.evolve(LAYERS[2], experts=experts)
+    return score(attrs.evolve(CONFIG, layers=(*LAYERS[:2], last)))
+
+
+def score_rope(rope: Rope) -> object:
+    """The same with this as the first rope."""
+    return score(attrs.evolve(CONFIG, ropes=(rope, CONFIG.ropes[1])))
+
+
+def dtype_on_gpu(config: ModelConfig) -> str:
+    """The type that the model runs in on a GPU."""
+    return resolve_model_dtype("auto", config, DeviceEnv(device="cuda", capability=(9, 0)))
+
+
+def features_asked(config: ModelConfig) -> object:
+    """What the model asks of attention."""
+    needs = attrs.evolve(terms.NEEDS, model=config)
+    return terms.refusals_of_query(needs.make_query(frozenset()))
+
+
+def score_shard(shard: Shard) -> object:
+    """The configuration of a shard, and what the whole makes of its part of the vocabulary."""
+    assert FAMILY.shard is not None
+    return [FAMILY.shard(CONFIG, shard), score(attrs.evolve(CONFIG, shard=shard))]
+
+
+def score_family(family: Model) -> object:
+    """The scores of a family, and which of its parameters a shard of it has."""
+    config = family.config({})
+    params = load(config, family.params(config))
+    whole = Paged.new(family, config, params, TorchOps()).step({0: PROMPT})
+    part = family.shard(config, Shard(index=1, count=2)) if family.shard is not None else None
+    return [whole, part]
+
+
+def forward_twice(
+    params: Params, config: ModelConfig, batch: Any, attend: Attend, ops: Any
+) -> torch.Tensor:
+    """The decoder's hidden states, doubled."""
+    return FAMILY.forward(params, config, batch, attend, ops) * 2
+
+
+def settle(stream: Stream) -> object:
+    """The whole stream, and what the next norm would have found."""
+    copy = attrs.evolve(
+        stream,
+        total=stream.total.clone(),
+        pending=None if stream.pending is None else stream.pending.clone(),
+    )
+    return copy.settle()
+
+
+def load_spec(spec: ParamSpec) -> object:
+    """The dummy parameter that is loaded."""
+    return load_weights(
+        Path(),
+        {"x": spec},
+        CONFIG,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=16,
+        dummy=True,
+    )
+
+
+ONES = torch.ones(2, 3)
+SPEC = ParamSpec(shape=(2, 3), sources=(("a", "b"),))
+
+CASES: dict[str, Case] = {
+    **vary(
+        CONFIG,
+        score,
+        {
+            "vocab": 32,
+            "hidden": 24,
+            "heads": 2,
+            "kv_heads": 4,
+            "head_dim": 4,
+            "intermediate": 20,
+            "norm_eps": 0.5,
+            "max_position": 64,
+            "ropes": CONFIG.ropes[::-1],
+            "layers": LAYERS[:2],
+            "kv_groups": CONFIG.kv_groups[:1],
+            "qkv_bias": False,
+            "out_bias": False,
+            "mlp_bias": False,
+            "qk_norm": QkNorm.WHOLE,
+            "norm_offset": True,
+            "wide_norms": True,
+            "pre_norm": False,
+            "post_norm": False,
+            "embedding_scale": 1.0,
+            "residual_scale": 1.0,
+            "head": Head(),
+            "tied_embeddings": True,
+            "activation": Activation.GELU,
+        },
+    ),
+    **vary(CONFIG, dtype_on_gpu, {"dtype": "bfloat16"}),
+    **vary(CONFIG, features_asked, {"features": frozenset({Feature.LSE})}),
+    **vary(
+        LAYERS[1],
+        score_layer,
+        {
+            "index": 5,
+            "prefix": "second.",
+            "group": 0,
+            "scale": 3.0,
+            "window": 2,
+            "softcap": 0.0,
+            "rope": None,
+            "experts": EXPERTS,
+        },
+    ),
+    **vary(
+        EXPERTS,
+        score_experts,
+        {
+            "count": 3,
+            "per_token": 1,
+            "intermediate": 12,
+            "renormalize": False,
+            "norm_floor": 0.0,
+            "choice_bias": False,
+            "shared": 0,
+            "shared_gate": False,
+        },
+    ),
+    **vary(
+        ROPE,
+        score_rope,
+        {
+            "theta": 7.0,
+            "dim": 8,
+            "scaling": "default",
+            "parameters": {"factor": 3.0},
+            "interleaved": True,
+        },
+    ),
+    **vary(
+        Head(scale=2.0, softcap=0.5),
+        lambda head: score(attrs.evolve(CONFIG, head=head)),
+        {"scale": 1.0, "softcap": 0.0},
+    ),
+    **vary(Shard(index=0, count=2), score_shard, {"index": 1, "count": 3}),
+    **vary(CONFIG, score, {"shard": Shard(index=1, count=2)}),
+    **vary(
+        FAMILY,
+        score_family,
+        {
+            "config": lambda hf: attrs.evolve(CONFIG, head=Head()),
+            "params": lambda config: parameters(attrs.evolve(config, out_bias=False)),
+            "forward": forward_twice,
+            "logits": lambda params, config, hidden, ops: hidden,
+            "shard": None,
+        },
+    ),
+    **vary(Stream(ONES, ONES), settle, {"total": ONES * 2, "pending": None}),
+    **vary(
+        SPEC,
+        load_spec,
+        {
+            "shape": (3, 2),
+            "dtype": "float64",
+            "dummy": 1.0,
+            "source_shape": (6,),
+            "transform": torch.neg,
+            "compute": lambda config, length: ONES,
+        },
+    ),
+}

@@ -1,0 +1,197 @@
+"""Names of the contract whose case is another test, and names that wait for their first user."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_CLAIMS = "tests/core/startup/test_capabilities.py::"
+_GROUPS = "tests/core/startup/test_kv_groups.py::"
+_BROKEN = "tests/core/registry/test_broken.py::"
+_PLUGINS = "tests/core/cli/test_plugins.py::"
+_FLASH, _FLASHINFER = (
+    f"tests/backends/{name}/test_attention.py::" for name in ("flash_attn", "flashinfer")
+)
+_TABLES = "tests/core/execution/test_row_tables.py::"
+_GROUPED = "tests/core/engine/test_shared_prefixes.py::"
+_GRAPHS = (
+    "tests/plugins/cuda_graph/test_prompt_graphs.py::"
+    "test_replayed_prompts_give_the_tokens_of_eager_ones"
+)
+_LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
+
+SHOWN: Mapping[str, str] = {
+    "PluginSpec.name": _BROKEN
+    + "test_a_broken_plugin_is_named_with_its_distribution_and_its_reason",
+    "PluginSpec.spi": _BROKEN + "test_a_plugin_runs_on_its_revision_and_every_later_one",
+    "PluginSpec.summary": _PLUGINS + "test_inspect_shows_spec_capabilities_contract_and_options",
+    "PluginSpec.implementation": _BROKEN + "test_an_implementation_is_what_the_path_names",
+    "PluginSpec.requires": _BROKEN + "test_a_missing_requirement_is_found_without_importing",
+    "PluginSpec.options": "tests/core/registry/test_options.py::"
+    "test_an_assignment_is_converted_to_the_type_of_its_field",
+    "AttentionSpec.capabilities": _CLAIMS + "test_each_claim_that_is_not_met_is_a_reason",
+    "AttentionSpec.resolve": _CLAIMS + "test_a_resolve_that_answers_with_something_else_is_broken",
+    "CacheSpec.capabilities": _GROUPS + "test_what_is_reused_follows_from_layouts_and_policy",
+    "OpsSpec.capabilities": _GROUPS + "test_each_part_must_serve_the_layout",
+    "RunnerSpec.capabilities": "tests/plugins/cuda_graph/test_replay.py::"
+    "test_a_decode_backend_without_graphs_is_refused_by_name",
+    "CommandSpec.parser": "tests/docs/test_command_plugin.py::test_the_tab_key_knows_its_flags",
+    **dict.fromkeys(
+        (f"CheckpointSpec.{name}" for name in ("name", "spi", "summary", "directory")),
+        _PLUGINS + "test_inspect_shows_where_a_checkpoint_is",
+    ),
+    "RunnerCapabilities.needs_graph": "tests/plugins/cuda_graph/test_replay.py::"
+    "test_a_decode_backend_without_graphs_is_refused_by_name",
+    "DeviceEnv.distributions": "tests/backends/flash_attn/test_resolve.py::"
+    "test_the_first_provider_that_serves_is_used",
+    "Rejection.message": _CLAIMS + "test_every_reason_is_given_at_once",
+    "Rejection.hint": _CLAIMS
+    + "test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had",
+    "ModelConfig.architecture": "tests/models/test_shards.py::"
+    "test_a_shard_that_does_not_divide_is_refused",
+    "ModelConfig.ignored_fields": "tests/core/nn/test_config_keys.py::"
+    "test_the_unread_fields_are_in_one_warning",
+    "WeightFormat.kind": "tests/core/weights/test_quant_reader.py::"
+    "test_any_part_of_a_packed_matrix_is_value_times_scale",
+    "WeightKind.FP8_E4M3": "tests/core/weights/test_quant_reader.py::"
+    "test_any_part_of_a_packed_matrix_is_value_times_scale",
+    "CacheStats.pages": "tests/plugins/replay_view/test_drawings.py::"
+    "test_pages_are_counted_and_drawn_as_the_state_has_them",
+    "CacheStats.held": "tests/plugins/replay_view/test_drawings.py::"
+    "test_pages_are_counted_and_drawn_as_the_state_has_them",
+    # attention
+    "AttentionContext.page_size": _FLASH
+    + "test_a_replayed_plan_reads_the_new_step_at_the_old_addresses",
+    "AttentionContext.layers": "tests/backends/trtllm/test_attention.py::"
+    "test_every_phase_agrees_with_attention_written_out",
+    "AttentionQuery.max_rows": _FLASHINFER
+    + "test_the_workspace_grows_with_the_rows_from_what_the_option_asks_for",
+    "AttentionQuery.max_seq_len": _FLASHINFER
+    + "test_a_replayed_plan_reads_the_new_step_at_the_old_addresses",
+    "AttentionStep.query_start": _FLASH + "test_a_captured_plan_serves_prompts_of_any_lengths",
+    "AttentionStep.context_lens": _FLASH + "test_a_captured_plan_serves_prompts_of_any_lengths",
+    "LayerInfo.k_scale": _FLASHINFER + "test_8_bit_keys_and_values_are_scaled_by_layer",
+    "LayerInfo.v_scale": _FLASHINFER + "test_8_bit_keys_and_values_are_scaled_by_layer",
+    **dict.fromkeys(
+        (
+            "AttentionCapabilities.planning",
+            "DecodeAttention.planning",
+            "GraphSupport.ALWAYS",
+            "GraphSupport.DECODE",
+            "Planning.NONE",
+            "Planning.PER_STEP",
+            "Program.prompt_attention",
+        ),
+        _GRAPHS,
+    ),
+    "GraphSupport.NEVER": "tests/plugins/cuda_graph/test_replay.py::"
+    "test_a_decode_backend_without_graphs_is_refused_by_name",
+    "PromptStep.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
+    "test_long_contexts_are_replayed_in_pieces",
+    "DecodeAttention.shares_prefixes": _GROUPED
+    + "test_rows_are_followed_only_where_they_can_share_pages",
+    **dict.fromkeys(
+        ("DecodeStep.groups", "PrefixGroups.counts", "PrefixGroups.lens"),
+        _GROUPED + "test_grouped_rows_make_the_tokens_of_rows_by_themselves",
+    ),
+    **dict.fromkeys(
+        (f"PrefixInputs.{name}" for name in ("memory", "group_starts", "shared_lens")),
+        _TABLES + "test_captured_steps_are_cut_at_shared_prefixes_as_others_are",
+    ),
+    **dict.fromkeys(
+        (
+            f"PromptInputs.{name}"
+            for name in (
+                "row_ids",
+                "starts",
+                "query_start",
+                "context_lens",
+                "token_rows",
+                "positions",
+            )
+        ),
+        _TABLES + "test_prompt_inputs_are_the_step_and_padding",
+    ),
+    "PromptInputs.memory": _TABLES
+    + "test_inputs_keep_their_addresses_and_begin_where_kernels_like_it",
+    # operations
+    "Stream.normed": _LAYERS + "test_whole_layers",
+    "Stream.shared": "tests/plugins/triton_ops/interpreted/layers.py::test_whole_layers",
+    **dict.fromkeys(
+        (
+            f"Variant.{name}"
+            for name in (
+                "WIDE_NORM NO_PRE_NORM POST_NORM SCALED_EMBEDDING VOCAB_SHARD SCALED_RESIDUAL "
+                "HEAD_QK_NORM WHOLE_QK_NORM NO_ROPE PARTIAL_ROPE ROPE_BY_LAYER GELU GELU_TANH "
+                "SHARED_EXPERT GATED_SHARED_EXPERT BIASED_CHOICE NORM_FLOOR HEAD_SCALE HEAD_SOFTCAP"
+            ).split()
+        ),
+        "tests/core/ops/test_bound.py::"
+        "test_each_variant_is_named_to_the_operations_that_it_changes",
+    ),
+}
+"""Name -> the test that fails where the name is not honoured."""
+
+_VIEWS = "state groups and latent KV, whose operations read pages by their parts"
+_RESOLVE = "`resolve` of every kind of plugin, which learns the machine and answers in rejections"
+
+WAITING: Mapping[str, str] = {
+    **dict.fromkeys((f"KVLayer.{name}" for name in ("group", "k", "v", "latent", "state")), _VIEWS),
+    "AttentionContext.kv": _VIEWS,
+    "Batch.kv": _VIEWS,
+    **dict.fromkeys(
+        (
+            f"Batch.{name}"
+            for name in ("state_pages", "row_ids", "starts", "query_start", "max_query_len")
+        ),
+        "state groups, which continue each row where its last step ended",
+    ),
+    "Batch.token_rows": "adapters, which differ from row to row",
+    "GraphSupport.UNIFORM": "replayed steps of several tokens a row, which verify drafts",
+    "GroupQuery.window": "workspaces for the tokens that a group keeps",
+    **dict.fromkeys(
+        ("DeviceEnv.cuda", "DeviceEnv.memory_bytes", "DeviceEnv.torch", "Rejection.code"),
+        _RESOLVE,
+    ),
+}
+"""Name -> the feature that will first use it."""
+
+UNUSED: Mapping[str, str] = {
+    "headstock.nn.config_keys.HARMLESS": "the table behind `ignored_fields`, which the guide names",
+    "headstock.nn.config_keys.UNSERVED": "the table behind refusals, which the guide names",
+    "headstock.nn.decoder.forward": "for families that add to the decoder",
+    "headstock.nn.decoder_config.DTYPES": "the types that families may name",
+    "headstock.nn.decoder_config.FIELDS": "what `decoder_config` reads of config.json",
+    "headstock.nn.decoder_config.make_layers": "for families with layers of several kinds",
+    **dict.fromkeys(
+        (
+            f"headstock.nn.moe.{name}"
+            for name in ("has_grouped_mm", "run_experts_grouped", "run_experts_one_by_one")
+        ),
+        "the two ways of `mix_experts`, which sets compare themselves with",
+    ),
+    **dict.fromkeys(
+        (f"headstock.nn.noise.{name}" for name in ("philox", "random_words")),
+        "the noise that every set of operations must make",
+    ),
+    "headstock.nn.penalties.token_counts": "the meaning of penalties",
+    **dict.fromkeys(
+        (f"headstock.nn.sampler.{name}" for name in ("gumbel_scores", "join_best")),
+        "sampling by ranks that hold parts of the vocabulary",
+    ),
+    **dict.fromkeys(
+        (
+            f"headstock.ops.{name}"
+            for name in (
+                "fbgemm_ops.FbgemmOps",
+                "fbgemm_ops.HalfWeight",
+                "fbgemm_ops.SMALL_PRODUCT",
+                "fbgemm_ops.fits_float16",
+                "onednn_ops.KERNEL_BYTES",
+                "onednn_ops.LengthWeight",
+                "onednn_ops.round_rows",
+            )
+        ),
+        "for sets that derive from those of CPUs",
+    ),
+}
+"""Name of a library that no other module of headstock uses -> whom it is for."""

@@ -1,0 +1,273 @@
+"""The tensors of a step: each field changes what is attended to, computed or sampled."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attention_cases
+import attrs
+import numpy as np
+import shared_cases
+import torch
+from torch import Tensor
+
+from headstock.nn.eager_step import run_eager_step
+from headstock.nn.sampler import sample
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    AttentionContext,
+    AttentionStep,
+    Batch,
+    LayerInfo,
+    Phase,
+    Program,
+    Sample,
+    Sampling,
+    SharedPrefixes,
+)
+from headstock_sdpa.backend import SdpaBackend
+from headstock_sdpa.options import SdpaOptions
+
+from . import models
+from .vary import Case, vary
+
+LAYER = LayerInfo(index=1, group=0, scale=0.2, window=5, softcap=1.0)
+DECODE = attention_cases.make(Phase.DECODE, [(1, 7), (1, 20), (1, 3)], head_dim=8, unused=0.0)
+EXTEND = attention_cases.make(Phase.EXTEND, [(2, 7), (3, 20), (3, 3)], head_dim=8, unused=0.0)
+SHARED = shared_cases.make([(2, 1)], [9], [3, 5], head_dim=8, unused=0.0)
+OPTIONS = SdpaOptions(shared_prefix="on")
+OTHER_POOL = torch.zeros_like(DECODE.pool)
+
+
+def attend(
+    case: attention_cases.Case, layer: LayerInfo, step: AttentionStep, context: AttentionContext
+) -> Tensor:
+    """What `sdpa` writes for the step of a case."""
+    out = torch.full_like(case.q, math.nan)
+    backend = SdpaBackend(context)
+    backend.forward(case.q, layer, backend.plan(step), out)
+    return out
+
+
+def context_of(case: attention_cases.Case) -> AttentionContext:
+    """What `sdpa` is built from; layer 1 has the pool, and another one of zeros."""
+    context = attention_cases.context_of(case, OPTIONS, layers=2)
+    return attrs.evolve(context, pools={0: OTHER_POOL, 1: case.pool})
+
+
+def attend_step(step: AttentionStep) -> object:
+    """Attention of prompt rows with this step."""
+    return attend(EXTEND, LAYER, step, context_of(EXTEND))
+
+
+def attend_decode(step: AttentionStep) -> object:
+    """Attention of decode rows with this step."""
+    return attend(DECODE, attrs.evolve(LAYER, window=None), step, context_of(DECODE))
+
+
+def attend_layer(layer: LayerInfo) -> object:
+    """Attention of decode rows in this layer, with a second page table of dummy pages."""
+    case = attention_cases.in_second_group(DECODE)
+    (zeros, table) = case.step.page_tables
+    step = attrs.evolve(case.step, page_tables=(table, zeros))
+    return attend(case, layer, step, context_of(DECODE))
+
+
+def attend_context(context: AttentionContext) -> object:
+    """Attention of decode rows by a backend that is made of this context."""
+    backend = SdpaBackend(context)
+    return [
+        attend(DECODE, LAYER, DECODE.step, context),
+        backend.min_shared_tokens,
+        backend.is_sparse,
+    ]
+
+
+def attend_shared(shared: SharedPrefixes) -> object:
+    """Attention of rows that share pages."""
+    step = attrs.evolve(SHARED.step, shared=shared)
+    return attend(SHARED, attrs.evolve(LAYER, window=None), step, context_of(SHARED))
+
+
+SHARED_PARTS = SHARED.step.shared
+assert SHARED_PARTS is not None
+LENS = DECODE.step.host_context_lens
+
+LOGITS = torch.linspace(-2, 2, 24).view(3, 8).sin() * 3
+SETTINGS = Sampling(
+    temperature=torch.tensor([0.9, 1.3, 0.5]),
+    top_k=torch.tensor([8, 8, 8]),
+    top_p=torch.ones(3),
+    min_p=torch.zeros(3),
+    seeds=torch.tensor([3, 4, 5]),
+    positions=torch.tensor([7, 8, 9]),
+    repetition=torch.tensor([1.2, 1.0, 1.5]),
+    presence=torch.tensor([0.5, 0.0, 2.0]),
+    frequency=torch.tensor([0.5, 1.0, 0.0]),
+    history=torch.tensor([[1, 2, 2, 7], [3, 3, 0, 1], [4, 5, 6, 7]]),
+    history_lens=torch.tensor([4, 3, 4]),
+    prompt_lens=torch.tensor([1, 1, 2]),
+    banned=torch.zeros(3, 8, dtype=torch.bool),
+    bias=torch.zeros(3, 8),
+    targets=torch.tensor([1, -1, 3]),
+    top_logprobs=2,
+)
+BANS, BIASES = torch.zeros(3, 8, dtype=torch.bool), torch.zeros(3, 8)
+BANS[:, ::2] = True
+BIASES[:, 5] = 9.0
+
+
+def samples(sampling: Sampling) -> object:
+    """What is sampled at many positions, so that any other distribution shows."""
+    assert sampling.positions is not None
+    return [
+        sample(
+            LOGITS.clone(),
+            attrs.evolve(sampling, positions=sampling.positions + 17 * time),
+        )
+        for time in range(40)
+    ]
+
+
+def run(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> object:
+    """What a step of the model computes and writes, where attention gives back the queries."""
+    config = models.CONFIG
+    pools = tuple(pool.clone() for pool in batch.pools)
+    program: Any = Program(
+        config=config,
+        params=models.load(config, models.FAMILY.params(config)),
+        model=models.FAMILY,
+        ops=TorchOps(),
+        row_tables=None,  # type: ignore[arg-type]
+        attention=None,  # type: ignore[arg-type]
+        max_logits=max_logits,
+    )
+    made = run_eager_step(
+        attrs.evolve(program, **(changes or {})), attrs.evolve(batch, pools=pools), lambda q, _: q
+    )
+    return [made, pools]
+
+
+POOLS = tuple(torch.zeros(3, 2, 4, 2, 8) for _ in models.LAYERS)
+STEP = Batch(
+    tokens=torch.tensor([3, 5, 7]),
+    positions=torch.tensor([0, 1, 4]),
+    token_rows=torch.tensor([0, 0, 1]),
+    row_ids=torch.tensor([0, 1]),
+    starts=torch.tensor([0, 4]),
+    query_start=torch.tensor([0, 2, 3], dtype=torch.int32),
+    max_query_len=2,
+    slots=(torch.tensor([4, 5, 8]), torch.tensor([6, 7, 9])),
+    pools=POOLS,
+    logit_indices=torch.tensor([1, 2]),
+    sampling=Sampling(top_logprobs=1),
+)
+
+
+def first_tokens(sample: Sample) -> object:
+    """The first of what was sampled, as a runner takes it out of what padding sampled."""
+    return sample.first(1)
+
+
+def _two(value: float) -> Tensor:
+    return torch.full((2,), value)
+
+
+CASES: dict[str, Case] = {
+    **vary(
+        EXTEND.step,
+        attend_step,
+        {
+            "phase": Phase.DECODE,
+            "page_tables": (EXTEND.step.page_tables[0].flip(0),),
+            "host_query_lens": np.array([3, 2, 3], np.int32),
+            "host_context_lens": EXTEND.step.host_context_lens - 1,
+        },
+    ),
+    **vary(
+        SHARED.step,
+        lambda step: attend(SHARED, attrs.evolve(LAYER, window=None), step, context_of(SHARED)),
+        {"shared": attrs.evolve(SHARED_PARTS, shared_lens=torch.zeros(3, dtype=torch.int32))},
+    ),
+    **vary(
+        LAYER,
+        attend_layer,
+        {"index": 0, "group": 1, "scale": 0.9, "window": 2, "softcap": 0.0},
+    ),
+    **vary(LAYER, lambda layer: layer.empty_output(DECODE.q).shape, {"out_dim": 3}),
+    **vary(
+        context_of(DECODE),
+        attend_context,
+        {
+            "query": attention_cases.query(kv_dtype="bfloat16"),
+            "device": torch.device("meta"),
+            "pools": {1: OTHER_POOL},
+            "options": SdpaOptions(),
+        },
+    ),
+    **vary(
+        SHARED_PARTS,
+        attend_shared,
+        {
+            "prefixes": attrs.evolve(
+                SHARED_PARTS.prefixes, host_context_lens=np.array([15], np.int32)
+            ),
+            "rest": attrs.evolve(
+                SHARED_PARTS.rest, host_context_lens=SHARED_PARTS.rest.host_context_lens + 1
+            ),
+            "shared_lens": torch.zeros_like(SHARED_PARTS.shared_lens),
+        },
+    ),
+    **vary(
+        SETTINGS,
+        samples,
+        {
+            "temperature": torch.zeros(3),
+            "top_k": torch.ones(3, dtype=torch.int64),
+            "top_p": torch.full((3,), 0.1),
+            "min_p": torch.ones(3),
+            "seeds": torch.tensor([9, 9, 9]),
+            "positions": torch.tensor([70, 80, 90]),
+            "repetition": None,
+            "presence": None,
+            "frequency": None,
+            "history": SETTINGS.history * 0,  # type: ignore[operator]
+            "history_lens": torch.tensor([1, 1, 2]),
+            "prompt_lens": torch.tensor([4, 3, 4]),
+            "banned": BANS,
+            "bias": BIASES,
+            "targets": None,
+            "top_logprobs": -1,
+        },
+    ),
+    **vary(
+        Sample(
+            tokens=torch.tensor([1, 2]),
+            healthy=torch.tensor([True, True]),
+            logprobs=_two(-1.0),
+            top_ids=torch.tensor([[1], [2]]),
+            top_logprobs=_two(-1.0)[:, None],
+        ),
+        first_tokens,
+        {
+            "tokens": torch.tensor([3, 2]),
+            "healthy": torch.tensor([False, True]),
+            "logprobs": _two(-2.0),
+            "top_ids": torch.tensor([[4], [2]]),
+            "top_logprobs": _two(-3.0)[:, None],
+        },
+    ),
+    **vary(
+        STEP,
+        run,
+        {
+            "tokens": torch.tensor([4, 5, 7]),
+            "positions": torch.tensor([0, 2, 4]),
+            "slots": (torch.tensor([4, 5, 10]), torch.tensor([6, 7, 9])),
+            "pools": POOLS[:2],
+            "logit_indices": None,
+            "sampling": Sampling(),
+        },
+    ),
+}

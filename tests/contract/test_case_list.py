@@ -1,0 +1,129 @@
+"""Nothing of the contract is dead: each public name has a case, a user, or a reason to wait.
+
+A new field gets a case in a module beside this one: what changes when it changes. Where another
+test shows that already, `named.SHOWN` names it. What comes before its first user goes to
+`named.WAITING`, with the feature that will use it.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from enum import Enum
+from functools import cache, cached_property
+
+import attrs
+import pytest
+from contract_change import parse_contract
+from source_tree import CORE, PLUGINS, ROOT, files, imports, tree
+from spi_lock import LOCK
+
+from headstock import spi
+
+from . import claims, models, replays, schedules, steps, terms
+from .named import SHOWN, UNUSED, WAITING
+from .vary import Case
+
+MODULES = (claims, terms, models, steps, schedules, replays)
+CASES: Mapping[str, Case] = {
+    name: case for module in MODULES for name, case in module.CASES.items()
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_field_that_changes_changes_an_outcome(name: str) -> None:
+    before, after = CASES[name]()
+    assert before != after
+    assert " at 0x" not in repr(before), "an address differs in every run"
+
+
+def classes() -> Iterator[tuple[str, type]]:
+    """The public classes of the contract."""
+    for name in spi.__all__:
+        value = getattr(spi, name)
+        if isinstance(value, type):
+            yield name, value
+
+
+def fields() -> Iterator[str]:
+    """The fields of records and the members of enums."""
+    for name, kind in classes():
+        if attrs.has(kind):
+            yield from (f"{name}.{each.name}" for each in attrs.fields(kind) if not each.inherited)
+        elif issubclass(kind, Enum):
+            yield from (f"{name}.{member.name}" for member in kind)
+
+
+def methods() -> Iterator[str]:
+    """The public methods and properties of the contract's classes."""
+    for name, kind in classes():
+        for each, member in vars(kind).items():
+            called = inspect.isfunction(member) or isinstance(
+                member, property | cached_property | classmethod
+            )
+            if called and not each.startswith("_"):
+                yield f"{name}.{each}"
+
+
+@cache
+def shipped_trees() -> Mapping[str, ast.Module]:
+    """The syntax trees of all that is installed, by path."""
+    folders = [CORE, *(member / "src" for member in PLUGINS)]
+    return {str(path.relative_to(ROOT)): tree(path) for folder in folders for path in files(folder)}
+
+
+def test_every_field_has_a_case_or_a_reason() -> None:
+    listed = Counter([*CASES, *SHOWN, *WAITING])
+    names = set(fields())
+    assert sorted(names - listed.keys()) == [], "give each a case, or a place in named.py"
+    assert sorted(listed.keys() - names - set(methods())) == [], "the contract has no such field"
+    assert [name for name, count in listed.items() if count > 1] == []
+
+
+def test_the_tests_that_are_named_are_there() -> None:
+    wanted: dict[str, set[str]] = {}
+    for place in SHOWN.values():
+        path, _, function = place.partition("::")
+        wanted.setdefault(path, set()).add(function)
+    for path, functions in wanted.items():
+        there = {node.name for node in tree(ROOT / path).body if isinstance(node, ast.FunctionDef)}
+        assert functions - there == set(), path
+
+
+def test_every_method_is_called() -> None:
+    used = {
+        node.attr
+        for module in shipped_trees().values()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+    }
+    uncalled = {each for each in methods() if each.partition(".")[2] not in used}
+    assert sorted(uncalled - WAITING.keys()) == [], "nothing calls them"
+    assert sorted(WAITING.keys() & set(methods()) - uncalled) == [], "they have a caller by now"
+
+
+def test_every_name_of_the_libraries_has_a_user_or_a_reason() -> None:
+    used = set()
+    for path, module in shipped_trees().items():
+        own = path.removeprefix("core/src/").removesuffix(".py").replace("/", ".")
+        found = {each.name for each in imports(module)}
+        used |= {name for name in found if not name.startswith(f"{own}.")}
+        # `noise.ROUNDS`, of a module that was imported whole.
+        whole = {name.rpartition(".")[2]: name for name in found}
+        used |= {
+            f"{whole[node.value.id]}.{node.attr}"
+            for node in ast.walk(module)
+            if isinstance(node, ast.Attribute)
+            and isinstance(node.value, ast.Name)
+            and node.value.id in whole
+        }
+    names = {
+        f"{module}.{name}"
+        for module, name in parse_contract(LOCK.read_text()).names
+        if module != "headstock.spi"
+    }
+    assert sorted(names - used - UNUSED.keys()) == [], "make them private, or say whom they are for"
+    assert sorted(UNUSED.keys() - names) == []
+    assert sorted(UNUSED.keys() & used) == [], "they have a user by now"
