@@ -27,6 +27,7 @@ class TensorNames:
     expert: the beginning of an expert's names, with `{}` for its number
     whole_gate_up, whole_down: one tensor for all experts, where the checkpoint has it
     router_bias: the whole name
+    router_bias_shape: the dimensions that it is stored with before that of the experts
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -41,6 +42,7 @@ class TensorNames:
     down: str = "mlp.down_proj"
     router: str = "mlp.gate"
     router_bias: str = "mlp.moe_statics.e_score_correction_bias"
+    router_bias_shape: tuple[int, ...] = (1,)
     expert: str = "mlp.experts.{}."
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
@@ -191,17 +193,24 @@ def _moe_parameters(
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.intermediate
     each = [f"{source}{names.expert.format(expert)}" for expert in range(experts.count)]
     yield from _mlp_norm_specs(config, layer, names)
-    yield from _linear_specs(
-        f"{prefix}router", config.hidden, (f"{source}{names.router}",), (experts.count,), False
+    yield (
+        f"{prefix}router",
+        ParamSpec(
+            shape=(experts.count, config.hidden),
+            roles=frozenset((Role.LINEAR,)),
+            sources=((f"{source}{names.router}.weight",),),
+            dtype="float32" if experts.wide_scores else None,
+        ),
     )
     if experts.choice_bias:
         yield (
             f"{prefix}router_bias",
             ParamSpec(
-                # As it is stored; it is added to [tokens, experts].
-                shape=(1, experts.count),
+                shape=(experts.count,),
                 sources=((f"{source}{names.router_bias}",),),
                 dtype="float32",
+                source_shape=(*names.router_bias_shape, experts.count),
+                transform=torch.flatten,
             ),
         )
     yield (

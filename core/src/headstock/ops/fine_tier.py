@@ -192,11 +192,13 @@ class FineTierOps(Ops):
         assert layer.experts is not None
         prefix, experts = layer.prefix, layer.experts
         normed = self._normalize(x, params, config, f"{prefix}mlp_norm")
-        scores = self.linear(normed, params[f"{prefix}router"], batch)
+        # The map's weights are in float32 then, too.
+        routed = normed.float() if experts.wide_scores else normed
+        scores = self.linear(routed, params[f"{prefix}router"], batch)
         weights, ids = self.route(scores, experts, params.get(f"{prefix}router_bias"))
         out = self.mix_experts(
             normed,
-            weights,
+            weights.to(normed.dtype),
             ids,
             params[f"{prefix}experts_gate_up"],
             params[f"{prefix}experts_down"],

@@ -40,6 +40,7 @@ from headstock.spi.model_config import (
     ModelConfig,
     QkNorm,
     Rope,
+    Scoring,
     Shard,
 )
 from headstock.spi.ops import (
@@ -140,6 +141,7 @@ __all__ = [
     "ScheduleDecision",
     "ScheduleFunction",
     "SchedulerSpec",
+    "Scoring",
     "Shard",
     "SharedPrefixes",
     "SpiRange",

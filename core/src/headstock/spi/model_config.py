@@ -50,9 +50,16 @@ class Rope:
     interleaved: bool = False
 
 
+class Scoring(Enum):
+    """What makes probabilities of a token's scores. SIGMOID: each expert's by itself."""
+
+    SOFTMAX = "softmax"
+    SIGMOID = "sigmoid"
+
+
 @frozen(kw_only=True)
 class Experts:
-    """A mixture of experts: a softmax over all of them, of which a token uses the best.
+    """A mixture of experts, of which a token uses the most probable ones.
 
     count: experts of a layer
     per_token: experts of a token
@@ -62,6 +69,10 @@ class Experts:
     choice_bias: whether a bias is added where experts are chosen, not where they are weighed
     shared: the width of the expert that every token uses; 0 for none
     shared_gate: whether what it gives is multiplied by the sigmoid of a map of the token
+    wide_scores: whether scores are computed in float32
+    groups: equal parts of the experts; a token uses those of `groups_per_token` parts alone
+    group_best: how many of a group's best experts are summed to choose groups
+    scale: weights are multiplied by it
     """
 
     count: int
@@ -72,6 +83,12 @@ class Experts:
     choice_bias: bool = False
     shared: int = 0
     shared_gate: bool = False
+    scoring: Scoring = field(default=Scoring.SOFTMAX, validator=instance_of(Scoring))
+    wide_scores: bool = False
+    groups: int = 1
+    groups_per_token: int = 1
+    group_best: int = 1
+    scale: float = 1.0
 
 
 @frozen(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from headstock.spi.model_config import Activation, LayerConfig, ModelConfig, QkNorm
+from headstock.spi.model_config import Activation, LayerConfig, ModelConfig, QkNorm, Scoring
 
 
 class Variant(Enum):
@@ -28,6 +28,10 @@ class Variant(Enum):
     SHARED_EXPERT, GATED_SHARED_EXPERT: one that every token uses, and its gate
     BIASED_CHOICE: experts are chosen by their probability plus a bias
     NORM_FLOOR: the sum that weights are divided by has a lower bound
+    SIGMOID_SCORES: each expert's probability is the sigmoid of its score
+    WIDE_SCORES: scores of experts are computed in float32
+    GROUPED_CHOICE: groups of experts are chosen before experts
+    SCALED_WEIGHTS: weights of experts times a number
     HEAD_SCALE, HEAD_SOFTCAP: scores times a number, and bounded
     """
 
@@ -48,6 +52,10 @@ class Variant(Enum):
     GATED_SHARED_EXPERT = "gated-shared-expert"
     BIASED_CHOICE = "biased-choice"
     NORM_FLOOR = "norm-floor"
+    SIGMOID_SCORES = "sigmoid-scores"
+    WIDE_SCORES = "wide-scores"
+    GROUPED_CHOICE = "grouped-choice"
+    SCALED_WEIGHTS = "scaled-weights"
     HEAD_SCALE = "head-scale"
     HEAD_SOFTCAP = "head-softcap"
 
@@ -122,5 +130,9 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
             Variant.GATED_SHARED_EXPERT: experts.shared_gate,
             Variant.BIASED_CHOICE: experts.choice_bias,
             Variant.NORM_FLOOR: experts.norm_floor > 0,
+            Variant.SIGMOID_SCORES: experts.scoring is Scoring.SIGMOID,
+            Variant.WIDE_SCORES: experts.wide_scores,
+            Variant.GROUPED_CHOICE: experts.groups > 1,
+            Variant.SCALED_WEIGHTS: experts.scale != 1,
         }
     return found
