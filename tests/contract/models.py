@@ -28,6 +28,7 @@ from headstock.spi import (
     ParamSpec,
     QkNorm,
     Rope,
+    Scoring,
     Shard,
     Stream,
     Weight,
@@ -41,14 +42,19 @@ from .vary import Case, vary
 
 LAYOUT = FullKV(kv_heads=2, k_dim=8, v_dim=8)
 EXPERTS = Experts(
-    count=4,
+    count=12,
     per_token=2,
     intermediate=8,
     renormalize=True,
-    norm_floor=0.9,
+    norm_floor=1.5,
     choice_bias=True,
     shared=8,
     shared_gate=True,
+    scoring=Scoring.SIGMOID,
+    groups=4,
+    groups_per_token=1,
+    group_best=2,
+    scale=0.7,
 )
 LAYERS = (
     LayerConfig(index=0, prefix="0.", group=0, scale=0.3),
@@ -243,7 +249,7 @@ CASES: dict[str, Case] = {
         EXPERTS,
         score_experts,
         {
-            "count": 3,
+            "count": 8,
             "per_token": 1,
             "intermediate": 12,
             "renormalize": False,
@@ -251,6 +257,12 @@ CASES: dict[str, Case] = {
             "choice_bias": False,
             "shared": 0,
             "shared_gate": False,
+            "scoring": Scoring.SOFTMAX,
+            "wide_scores": True,
+            "groups": 1,
+            "groups_per_token": 2,
+            "group_best": 1,
+            "scale": 1.0,
         },
     ),
     **vary(

@@ -17,6 +17,7 @@ _GRAPHS = (
     "tests/plugins/cuda_graph/test_prompt_graphs.py::"
     "test_replayed_prompts_give_the_tokens_of_eager_ones"
 )
+_ROUTES = "tests/core/nn/test_routing.py::"
 _LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
 
 SHOWN: Mapping[str, str] = {
@@ -113,6 +114,8 @@ SHOWN: Mapping[str, str] = {
     ),
     "PromptInputs.memory": _TABLES
     + "test_inputs_keep_their_addresses_and_begin_where_kernels_like_it",
+    "Scoring.SOFTMAX": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
+    "Scoring.SIGMOID": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
     # operations
     "Stream.normed": _LAYERS + "test_whole_layers",
     "Stream.shared": "tests/plugins/triton_ops/interpreted/layers.py::test_whole_layers",
@@ -122,7 +125,8 @@ SHOWN: Mapping[str, str] = {
             for name in (
                 "WIDE_NORM NO_PRE_NORM POST_NORM SCALED_EMBEDDING VOCAB_SHARD SCALED_RESIDUAL "
                 "HEAD_QK_NORM WHOLE_QK_NORM NO_ROPE PARTIAL_ROPE ROPE_BY_LAYER GELU GELU_TANH "
-                "SHARED_EXPERT GATED_SHARED_EXPERT BIASED_CHOICE NORM_FLOOR HEAD_SCALE HEAD_SOFTCAP"
+                "SHARED_EXPERT GATED_SHARED_EXPERT BIASED_CHOICE NORM_FLOOR SIGMOID_SCORES "
+                "WIDE_SCORES GROUPED_CHOICE SCALED_WEIGHTS HEAD_SCALE HEAD_SOFTCAP"
             ).split()
         ),
         "tests/core/ops/test_bound.py::"

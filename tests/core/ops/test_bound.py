@@ -25,6 +25,7 @@ from headstock.spi import (
     ParamSpec,
     QkNorm,
     Rope,
+    Scoring,
     Stream,
     Variant,
     Weight,
@@ -153,6 +154,10 @@ VARIANTS = [
     ({}, {"experts": evolve(EXPERTS, shared_gate=True)}, {"moe": "GATED_SHARED_EXPERT"}),
     ({}, {"experts": evolve(EXPERTS, choice_bias=True)}, {"moe": "BIASED_CHOICE"}),
     ({}, {"experts": evolve(EXPERTS, norm_floor=0.1)}, {"moe": "NORM_FLOOR"}),
+    ({}, {"experts": evolve(EXPERTS, scoring=Scoring.SIGMOID)}, {"moe": "SIGMOID_SCORES"}),
+    ({}, {"experts": evolve(EXPERTS, wide_scores=True)}, {"moe": "WIDE_SCORES"}),
+    ({}, {"experts": evolve(EXPERTS, groups=2)}, {"moe": "GROUPED_CHOICE"}),
+    ({}, {"experts": evolve(EXPERTS, scale=2.0)}, {"moe": "SCALED_WEIGHTS"}),
 ]
 
 
