@@ -15,6 +15,7 @@ from torch import Tensor
 from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
 from headstock.weights import load_weights, read_config
 from headstock_gemma.families import GEMMA2, GEMMA3
+from headstock_lfm2.families import LFM2
 from headstock_llama.kin import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
 from headstock_olmo.families import OLMO2
 from headstock_phi.families import PHI3
@@ -32,6 +33,7 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
     "ernie4_5_moe": ("Ernie4_5_MoeForCausalLM", ERNIE_MOE),
     "seed_oss": ("SeedOssForCausalLM", SEED_OSS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN2_MOE),
+    "lfm2": ("Lfm2ForCausalLM", LFM2),
 }
 """`model_type` -> architecture and family."""
 
@@ -68,6 +70,7 @@ GRANITE_FACTORS = {
     "residual_multiplier": 0.6,
     "logits_scaling": 2.5,
 }
+CONV_FIRST = ["conv", "full_attention", "conv"]
 
 
 @frozen
@@ -193,6 +196,40 @@ CASES = (
     Case("qwen2_moe", {"norm_topk_prob": True, "mlp_only_layers": [1], **NEW}),
     Case("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False, **OLD}),
     Case("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    Case(
+        "lfm2",
+        {
+            "layer_types": CONV_FIRST,
+            "conv_bias": True,
+            "conv_L_cache": 4,
+            "norm_eps": 1e-3,
+            "block_multiple_of": 10,
+            "block_ffn_dim_multiplier": 1.3,
+            **NEW,
+        },
+    ),
+    Case(
+        "lfm2",
+        {
+            "full_attn_idxs": [0, 2],
+            "block_ff_dim": 44,
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": False,
+            "head_dim": 64,
+            **OLD,
+        },
+    ),
+    Case(
+        "lfm2",
+        {
+            "layer_types": ["full_attention", "conv", "conv"],
+            "conv_L_cache": 2,
+            "block_ffn_dim_multiplier": 2,
+            "tie_embedding": False,
+            "num_key_value_heads": 1,
+        },
+    ),
+    Case("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 9, "block_multiple_of": 14}),
 )
 
 

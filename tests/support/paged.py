@@ -12,9 +12,20 @@ from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import page_shape, view_layer
+from headstock.execution.kv_pools import count_page_bytes, page_shape, view_layer
 from headstock.ops.bound import BoundOps
-from headstock.spi import Batch, KVLayer, LayerConfig, Model, ModelConfig, Ops, Params, Sampling
+from headstock.spi import (
+    Batch,
+    KVGroup,
+    KVLayer,
+    LayerConfig,
+    LayoutKind,
+    Model,
+    ModelConfig,
+    Ops,
+    Params,
+    Sampling,
+)
 
 
 def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]:
@@ -24,6 +35,14 @@ def gather_kv(pool: Tensor, pages: Tensor, length: int) -> tuple[Tensor, Tensor]
     """
     keys, values = pool[pages].transpose(0, 1).flatten(1, 2)[:, :length]
     return keys, values
+
+
+def make_pool(group: KVGroup, num_pages: int, page_size: int) -> Tensor:
+    """Pages of a group, all of them NaN."""
+    if group.layout.kind is LayoutKind.STATE:
+        size = count_page_bytes(group, page_size, torch.float32, torch.float32)
+        return torch.full((num_pages, size // 4), float("nan")).view(torch.uint8)
+    return torch.full((num_pages, *page_shape(group.layout, page_size)), float("nan"))
 
 
 @frozen(eq=False)
@@ -71,10 +90,7 @@ class Paged:
         total = 1 + sequences * max_pages
         order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
         groups = [(layer.group, config.kv_groups[layer.group]) for layer in config.layers]
-        pools = tuple(
-            torch.full((total, *page_shape(group.layout, page_size)), float("nan"))
-            for _, group in groups
-        )
+        pools = tuple(make_pool(group, total, page_size) for _, group in groups)
         kv = tuple(
             view_layer(pool, number, group, page_size, torch.float32)
             for pool, (number, group) in zip(pools, groups, strict=True)
@@ -126,6 +142,12 @@ class Paged:
             slots=slots,
             pools=self.pools,
             kv=self.kv,
+            state_pages=tuple(
+                torch.stack([row.pages[number][0] for row, _ in rows])
+                if group.layout.kind is LayoutKind.STATE
+                else None
+                for number, group in enumerate(self.config.kv_groups)
+            ),
             logit_indices=None,
             sampling=Sampling(),
         )

@@ -15,7 +15,7 @@ from headstock.spi import (
 )
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
-FULL = frozenset({LayoutKind.FULL})
+LAYOUTS = frozenset({LayoutKind.FULL, LayoutKind.STATE})
 SPI = SpiRange(0, 2)
 
 
@@ -80,7 +80,7 @@ def torch_ops() -> OpsSpec:
         summary="plain torch; what the other sets must agree with",
         implementation="headstock.ops.torch_ops:TorchOps",
         capabilities=OpsCapabilities(
-            devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"}), layouts=FULL
+            devices=DEVICES, dtypes=frozenset({"float32", "bfloat16", "float16"}), layouts=LAYOUTS
         ),
     )
 
@@ -93,7 +93,7 @@ def onednn_ops() -> OpsSpec:
         summary="torch with the weights of linear maps packed for a CPU",
         implementation="headstock.ops.onednn_ops:OneDnnOps",
         capabilities=OpsCapabilities(
-            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=FULL
+            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=LAYOUTS
         ),
     )
 
@@ -106,6 +106,6 @@ def fbgemm_ops() -> OpsSpec:
         summary="onednn, with linear maps kept in float16 where that loses nothing",
         implementation="headstock.ops.fbgemm_ops:FbgemmOps",
         capabilities=OpsCapabilities(
-            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=FULL
+            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=LAYOUTS
         ),
     )

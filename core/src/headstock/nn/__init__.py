@@ -17,11 +17,13 @@ __all__ = [
     "moe",
     "noise",
     "norm",
+    "param_specs",
     "parameters",
     "penalties",
     "rope",
     "rope_config",
     "sampler",
     "shard",
+    "short_conv",
     "truncation",
 ]

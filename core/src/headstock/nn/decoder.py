@@ -33,8 +33,11 @@ def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, o
     """
     x = ops.embed(params, config, batch)
     for layer in config.layers:
-        q = ops.qkv_rope_store(x, params, config, layer, batch)
-        x = ops.attn_out(x, attend(q, layer.index), params, config, layer, batch)
+        if layer.conv is not None:
+            x = ops.short_conv(x, params, config, layer, batch)
+        else:
+            q = ops.qkv_rope_store(x, params, config, layer, batch)
+            x = ops.attn_out(x, attend(q, layer.index), params, config, layer, batch)
         feed_forward = ops.mlp if layer.experts is None else ops.moe
         x = feed_forward(x, params, config, layer, batch)
     return ops.final_norm(x, params, config, batch)

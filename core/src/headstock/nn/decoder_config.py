@@ -19,6 +19,7 @@ from headstock.spi import (
     ModelConfig,
     QkNorm,
     Rope,
+    ShortConv,
 )
 
 DTYPES = ("float32", "float16", "bfloat16")
@@ -76,6 +77,7 @@ def decoder_config(
     *,
     windows: Sequence[int | None] | None = None,
     experts: Sequence[Experts | None] | None = None,
+    convs: Sequence[ShortConv | None] | None = None,
     model_types: Collection[str] = (),
     fields: Collection[str] = (),
     default_head_dim: int | None = None,
@@ -92,7 +94,8 @@ def decoder_config(
 ) -> ModelConfig:
     """The decoder that `hf`, a parsed config.json, describes.
 
-    windows, experts: one entry a layer, None for a layer without; absent where no layer has any
+    windows, experts, convs: one entry a layer, None for a layer without; absent where no layer has
+        any
     model_types: the `model_type` that the architecture goes with, empty for any
     fields: what the family reads beside `FIELDS`
     default_head_dim, default_kv_heads: where config.json has none; None for `hidden // heads` and
@@ -126,11 +129,13 @@ def decoder_config(
         w if w is not None and w < max_position else None
         for w in windows or uniform_windows(hf, None)
     ]
+    convs = convs or [None] * count
     # A group a window: a window group frees the pages behind its window (decision 0005).
-    groups = _make_kv_groups(windows, kv_heads, head_dim)
+    groups = _make_kv_groups(windows, convs, kv_heads, head_dim)
     layers = make_layers(
         windows,
         experts or [None] * count,
+        convs,
         groups,
         head_dim**-0.5 if scale is None else scale,
         softcap,
@@ -185,6 +190,7 @@ def read_layer_count(hf: Json) -> int:
 def make_layers(
     windows: Sequence[int | None],
     experts: Sequence[Experts | None],
+    convs: Sequence[ShortConv | None],
     groups: tuple[KVGroup, ...],
     scale: float,
     softcap: float,
@@ -202,23 +208,37 @@ def make_layers(
             softcap=softcap,
             rope=ropes[index],
             experts=experts[index],
+            conv=convs[index],
         )
         for index in range(len(windows))
     )
 
 
 def _make_kv_groups(
-    windows: Sequence[int | None], kv_heads: int, head_dim: int
+    windows: Sequence[int | None],
+    convs: Sequence[ShortConv | None],
+    kv_heads: int,
+    head_dim: int,
 ) -> tuple[KVGroup, ...]:
-    """One group for each different window, full attention first."""
-    return tuple(
+    """One group for each different window, full attention first, and one for each convolution."""
+    attention = [index for index, conv in enumerate(convs) if conv is None]
+    tokens = (
         KVGroup(
-            layers=tuple(index for index, w in enumerate(windows) if w == window),
+            layers=tuple(index for index in attention if windows[index] == window),
             layout=FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim),
             window=window,
         )
-        for window in sorted(set(windows), key=lambda w: w or 0)
+        for window in sorted({windows[index] for index in attention}, key=lambda w: w or 0)
     )
+    states = (
+        KVGroup(
+            layers=tuple(index for index, other in enumerate(convs) if other == conv),
+            layout=conv.layout,
+        )
+        for conv in dict.fromkeys(convs)
+        if conv is not None
+    )
+    return (*tokens, *states)
 
 
 def complete_fields(hf: Json, defaults: Json) -> Json:
@@ -263,20 +283,19 @@ def read_cap(hf: Json, name: str) -> float:
     return 0.0 if hf.get(name) is None else read_number(hf, name)
 
 
-def read_layer_types(hf: Json) -> list[str] | None:
+def read_layer_types(hf: Json, served: Sequence[str] = LAYER_TYPES) -> list[str] | None:
     """Each layer's type as `layer_types` has it; None where the field is absent or null."""
     types = hf.get("layer_types")
     if types is None:
         return None
-    count, allowed = read_layer_count(hf), (*LAYER_TYPES, *_RENAMED_TYPES)
+    count, allowed = read_layer_count(hf), (*served, *_RENAMED_TYPES)
     if (
         not isinstance(types, list)
         or len(types) != count
         or not all(type(t) is str and t in allowed for t in types)
     ):
         raise ValueError(
-            f"layer_types is {quoted(types)}, wanted {count} entries out of "
-            f"{', '.join(LAYER_TYPES)}"
+            f"layer_types is {quoted(types)}, wanted {count} entries out of {', '.join(served)}"
         )
     return [_RENAMED_TYPES.get(name, name) for name in types]
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.nn.param_specs import (
+    NamedSpecs,
+    chain_transforms,
+    first_shard_transform,
+    make_linear_specs,
+    make_norm_spec,
+    norm_dtype,
+    norm_transform,
+    row_transform,
+)
 from headstock.nn.rope import rope_table
-from headstock.spi import Experts, LayerConfig, ModelConfig, ParamSpec, QkNorm, Role, Rope
-
-_NamedSpecs = Iterator[tuple[str, ParamSpec]]
-
-_Transform = Callable[[Tensor], Tensor]
+from headstock.spi import (
+    Experts,
+    LayerConfig,
+    ModelConfig,
+    ParamSpec,
+    QkNorm,
+    Role,
+    Rope,
+    ShortConv,
+)
 
 
 @frozen(kw_only=True)
@@ -28,6 +42,7 @@ class TensorNames:
     whole_gate_up, whole_down: one tensor for all experts, where the checkpoint has it
     router_bias: the whole name
     router_bias_shape: the dimensions that it is stored with before that of the experts
+    final_norm: the name of the norm after all layers, the whole of it but `.weight`
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -51,6 +66,10 @@ class TensorNames:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    conv_in: str = "conv.in_proj"
+    conv: str = "conv.conv"
+    conv_out: str = "conv.out_proj"
+    final_norm: str = "model.norm"
 
 
 LLAMA_NAMES = TensorNames()
@@ -58,9 +77,13 @@ LLAMA_NAMES = TensorNames()
 
 def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[str, ParamSpec]:
     """Every parameter of the decoder, by name."""
-    specs = dict(_outer_parameters(config))
+    specs = dict(_outer_parameters(config, names))
     for layer in config.layers:
-        specs |= _attention_parameters(config, layer, names)
+        specs |= (
+            _attention_parameters(config, layer, names)
+            if layer.conv is None
+            else _conv_parameters(config, layer, layer.conv, names)
+        )
         specs |= (
             _mlp_parameters(config, layer, names)
             if layer.experts is None
@@ -69,7 +92,7 @@ def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[st
     return specs
 
 
-def _outer_parameters(config: ModelConfig) -> _NamedSpecs:
+def _outer_parameters(config: ModelConfig, names: TensorNames) -> NamedSpecs:
     """Parameters outside layers."""
     # Checkpoints with tied embeddings often hold the same matrix twice; older ones the rope
     # frequencies too.
@@ -92,7 +115,7 @@ def _outer_parameters(config: ModelConfig) -> _NamedSpecs:
                 sources=(("lm_head.weight",),),
             ),
         )
-    yield "norm", _norm_spec(config, config.hidden, "model.norm")
+    yield "norm", make_norm_spec(config, config.hidden, names.final_norm)
     for index, rope in enumerate(config.ropes):
         yield (
             f"rope.{index}",
@@ -116,15 +139,14 @@ def _compute_rope(rope: Rope, config: ModelConfig, max_seq_len: int) -> Tensor:
 
 def _attention_parameters(
     config: ModelConfig, layer: LayerConfig, names: TensorNames
-) -> _NamedSpecs:
+) -> NamedSpecs:
     """Parameters of a layer's attention: q, k and v merged in this order."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
-    turn = _transform_rows(config, layer)
-    if config.pre_norm:
-        yield f"{prefix}attn_norm", _norm_spec(config, config.hidden, f"{source}{names.attn_norm}")
+    turn = row_transform(config, layer)
+    yield from _attn_norm_specs(config, layer, names)
     # Merged, so that keys and values lie side by side in the product and one operation stores them.
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}qkv",
         config.hidden,
         tuple(f"{source}{name}" for name in names.qkv),
@@ -132,22 +154,17 @@ def _attention_parameters(
         config.qkv_bias,
         turn,
     )
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}attn_out",
         width,
         (f"{source}{names.out}",),
         (config.hidden,),
         config.out_bias,
-        bias_transform=_once(config),
+        bias_transform=first_shard_transform(config),
     )
-    if config.post_norm:
-        yield (
-            f"{prefix}attn_post_norm",
-            _norm_spec(config, config.hidden, f"{source}{names.attn_post_norm}"),
-        )
     if config.qk_norm is QkNorm.WHOLE:
-        yield f"{prefix}q_norm", _norm_spec(config, width, f"{source}{names.q_norm}", turn)
-        yield f"{prefix}k_norm", _norm_spec(config, kv_width, f"{source}{names.k_norm}", turn)
+        yield f"{prefix}q_norm", make_norm_spec(config, width, f"{source}{names.q_norm}", turn)
+        yield f"{prefix}k_norm", make_norm_spec(config, kv_width, f"{source}{names.k_norm}", turn)
     if config.qk_norm is QkNorm.HEAD:
         # One row a head, so that queries and keys are normalized together.
         q, k = ((f"{source}{name}.weight",) for name in (names.q_norm, names.k_norm))
@@ -159,36 +176,93 @@ def _attention_parameters(
                 sources=(q,) * config.heads + (k,) * config.kv_heads,
                 stacked=True,
                 dummy=0.0 if config.norm_offset else 1.0,
-                dtype=_norm_dtype(config),
-                transform=_chain(_norm_transform(config), turn),
+                dtype=norm_dtype(config),
+                transform=chain_transforms(norm_transform(config), turn),
             ),
         )
 
 
-def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> _NamedSpecs:
+def _attn_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
+    """The norms before and after a layer's attention, or what it has in the place of that."""
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    if config.pre_norm:
+        yield (
+            f"{prefix}attn_norm",
+            make_norm_spec(config, config.hidden, f"{source}{names.attn_norm}"),
+        )
+    if config.post_norm:
+        yield (
+            f"{prefix}attn_post_norm",
+            make_norm_spec(config, config.hidden, f"{source}{names.attn_post_norm}"),
+        )
+
+
+def _conv_parameters(
+    config: ModelConfig, layer: LayerConfig, conv: ShortConv, names: TensorNames
+) -> NamedSpecs:
+    """Parameters of a gated convolution: the gate before, the one after and its input merged."""
+    source, prefix, width = f"model.layers.{layer.index}.", layer.prefix, conv.width
+    yield from _attn_norm_specs(config, layer, names)
+    yield from make_linear_specs(
+        f"{prefix}conv_in",
+        config.hidden,
+        (f"{source}{names.conv_in}",),
+        (width,) * 3,
+        conv.bias,
+    )
+    yield (
+        f"{prefix}conv",
+        ParamSpec(
+            shape=(conv.taps, width),
+            sources=((f"{source}{names.conv}.weight",),),
+            source_shape=(width, 1, conv.taps),
+            transform=_by_tap,
+        ),
+    )
+    if conv.bias:
+        yield (
+            f"{prefix}conv.bias",
+            ParamSpec(shape=(width,), sources=((f"{source}{names.conv}.bias",),)),
+        )
+    yield from make_linear_specs(
+        f"{prefix}conv_out",
+        width,
+        (f"{source}{names.conv_out}",),
+        (config.hidden,),
+        conv.bias,
+        bias_transform=first_shard_transform(config),
+    )
+
+
+def _by_tap(weight: Tensor) -> Tensor:
+    """A convolution's weight with a row for each tap.   weight: [width, 1, taps]"""
+    return weight[:, 0].t().contiguous()
+
+
+def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, config.intermediate
     yield from _mlp_norm_specs(config, layer, names)
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}gate_up",
         config.hidden,
         tuple(f"{source}{name}" for name in names.gate_up),
         (inner, inner),
         config.mlp_bias,
     )
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}down",
         inner,
         (f"{source}{names.down}",),
         (config.hidden,),
         config.mlp_bias,
-        bias_transform=_once(config),
+        bias_transform=first_shard_transform(config),
     )
 
 
 def _moe_parameters(
     config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
-) -> _NamedSpecs:
+) -> NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.intermediate
     each = [f"{source}{names.expert.format(expert)}" for expert in range(experts.count)]
@@ -242,10 +316,10 @@ def _moe_parameters(
 
 def _shared_expert_parameters(
     config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
-) -> _NamedSpecs:
+) -> NamedSpecs:
     """Parameters of the expert that every token uses."""
     source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.shared
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}shared_gate_up",
         config.hidden,
         tuple(f"{source}{name}" for name in names.shared_gate_up),
@@ -253,132 +327,29 @@ def _shared_expert_parameters(
         config.mlp_bias,
     )
     down = (f"{source}{names.shared_down}",)
-    yield from _linear_specs(
+    yield from make_linear_specs(
         f"{prefix}shared_down",
         inner,
         down,
         (config.hidden,),
         config.mlp_bias,
-        bias_transform=_once(config),
+        bias_transform=first_shard_transform(config),
     )
     if experts.shared_gate:
         gate = (f"{source}{names.shared_gate}",)
-        yield from _linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
+        yield from make_linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
 
 
-def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> _NamedSpecs:
+def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
     """The norms before and after a layer's feed-forward part."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
     if config.pre_norm:
-        yield f"{prefix}mlp_norm", _norm_spec(config, config.hidden, f"{source}{names.mlp_norm}")
+        yield (
+            f"{prefix}mlp_norm",
+            make_norm_spec(config, config.hidden, f"{source}{names.mlp_norm}"),
+        )
     if config.post_norm:
         yield (
             f"{prefix}mlp_post_norm",
-            _norm_spec(config, config.hidden, f"{source}{names.mlp_post_norm}"),
-        )
-
-
-def _norm_spec(
-    config: ModelConfig, width: int, source: str, turn: _Transform | None = None
-) -> ParamSpec:
-    """A norm's weight."""
-    return ParamSpec(
-        shape=(width,),
-        roles=frozenset((Role.NORM,)),
-        sources=((f"{source}.weight",),),
-        dummy=0.0 if config.norm_offset else 1.0,
-        dtype=_norm_dtype(config),
-        transform=_chain(_norm_transform(config), turn),
-    )
-
-
-def _norm_dtype(config: ModelConfig) -> str | None:
-    """The type of norms' weights: 1 + w in 16 bits would lose most of w."""
-    return "float32" if config.wide_norms or config.norm_offset else None
-
-
-def _norm_transform(config: ModelConfig) -> _Transform | None:
-    """What makes a norm's weight out of the stored one."""
-    return _add_one if config.norm_offset else None
-
-
-def _add_one(weight: Tensor) -> Tensor:
-    return weight.add_(1)
-
-
-def _transform_rows(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
-    """What brings rows that are turned in neighbouring pairs into halves; None if they are."""
-    rope = None if layer.rope is None else config.ropes[layer.rope]
-    return (
-        None
-        if rope is None or not rope.interleaved
-        else partial(_pairs_to_halves, rope.dim, config.head_dim, config.heads + config.kv_heads)
-    )
-
-
-# Once, at load: which number of a query stands where changes no product with a key, as long as
-# both are reordered alike.
-def _pairs_to_halves(dim: int, head_dim: int, heads: int, rows: Tensor) -> Tensor:
-    """The rows of the first heads with neighbouring pairs brought into halves.
-
-    rows: [n, ...] or [heads, head_dim]    writes: rows
-    """
-    pairs = rows.view(-1, head_dim, *rows.shape[1:]) if rows.shape[1:] != (head_dim,) else rows
-    turned = pairs[:heads, :dim]
-    turned.copy_(torch.cat((turned[:, 0::2], turned[:, 1::2]), 1))
-    return rows
-
-
-def _chain(*transforms: _Transform | None) -> _Transform | None:
-    """The transforms one after the other; None where there are none."""
-    found = [transform for transform in transforms if transform is not None]
-    if not found:
-        return None
-
-    def apply(tensor: Tensor) -> Tensor:
-        for transform in found:
-            tensor = transform(tensor)
-        return tensor
-
-    return apply
-
-
-def _once(config: ModelConfig) -> _Transform | None:
-    """What makes a bias that is added before a sum over shards: the first shard has it alone."""
-    return torch.zero_ if config.shard.index else None
-
-
-def _linear_specs(
-    name: str,
-    width: int,
-    sources: tuple[str, ...],
-    parts: tuple[int, ...],
-    bias: bool,
-    transform: _Transform | None = None,
-    bias_transform: _Transform | None = None,
-) -> _NamedSpecs:
-    """A linear map of `width` inputs, its sources one above the other, and its bias if any.
-
-    bias_transform: that of the bias; None for the weight's
-    """
-    rows = sum(parts)
-    weights = (tuple(f"{source}.weight" for source in sources),)
-    roles = frozenset((Role.LINEAR,))
-    yield (
-        name,
-        ParamSpec(
-            shape=(rows, width), roles=roles, sources=weights, parts=parts, transform=transform
-        ),
-    )
-    if bias:
-        biases = (tuple(f"{source}.bias" for source in sources),)
-        yield (
-            f"{name}.bias",
-            ParamSpec(
-                shape=(rows,),
-                roles=roles,
-                sources=biases,
-                parts=parts,
-                transform=bias_transform or transform,
-            ),
+            make_norm_spec(config, config.hidden, f"{source}{names.mlp_post_norm}"),
         )

@@ -6,14 +6,15 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from headstock.spi import Experts, FullKV, KVGroup, ModelConfig, Shard
+from headstock.spi import Experts, FullKV, KVGroup, LayerConfig, ModelConfig, Shard, ShortConv
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     """The part of the decoder that one rank computes.
 
-    Its heads, the widths of its feed-forward parts and its vocabulary are those of the rank. Where
-    there are fewer heads of keys and values than ranks, several ranks hold the same one.
+    Its heads, the widths of its feed-forward parts, the channels of its convolutions and its
+    vocabulary are those of the rank. Where there are fewer heads of keys and values than ranks,
+    several ranks hold the same one.
     raises: ValueError for sizes that the ranks do not divide, and layouts that cannot be cut
     """
     if shard.count == 1:
@@ -27,6 +28,14 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
             "nor is divided by them"
         )
     kv_heads = max(1, config.kv_heads // shard.count)
+    layers = tuple(
+        evolve(
+            layer,
+            experts=_shard_experts(layer.experts, shard.count),
+            conv=_shard_conv(layer.conv, shard.count),
+        )
+        for layer in config.layers
+    )
     has_dense = any(layer.experts is None for layer in config.layers)
     return evolve(
         config,
@@ -35,11 +44,8 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
         heads=config.heads // shard.count,
         kv_heads=kv_heads,
         intermediate=config.intermediate // shard.count if has_dense else config.intermediate,
-        layers=tuple(
-            evolve(layer, experts=_shard_experts(layer.experts, shard.count))
-            for layer in config.layers
-        ),
-        kv_groups=tuple(_shard_group(group, kv_heads) for group in config.kv_groups),
+        layers=layers,
+        kv_groups=tuple(_shard_group(group, layers, kv_heads) for group in config.kv_groups),
     )
 
 
@@ -48,6 +54,8 @@ def _list_sizes(config: ModelConfig) -> Iterator[tuple[str, int]]:
     yield "num_attention_heads", config.heads
     yield "vocab_size", config.vocab
     for layer in config.layers:
+        if layer.conv is not None:
+            yield "hidden_size", layer.conv.width
         if layer.experts is None:
             yield "intermediate_size", config.intermediate
         else:
@@ -64,8 +72,20 @@ def _shard_experts(experts: Experts | None, count: int) -> Experts | None:
     )
 
 
-def _shard_group(group: KVGroup, kv_heads: int) -> KVGroup:
-    """The group with the heads of one rank.   raises: ValueError"""
+def _shard_conv(conv: ShortConv | None, count: int) -> ShortConv | None:
+    """The convolution of a part of the channels: each is convolved by itself."""
+    return None if conv is None else evolve(conv, width=conv.width // count)
+
+
+def _shard_group(group: KVGroup, layers: tuple[LayerConfig, ...], kv_heads: int) -> KVGroup:
+    """The group with the heads or the channels of one rank.
+
+    layers: of the rank
+    raises: ValueError
+    """
+    conv = layers[group.layers[0]].conv
+    if conv is not None:
+        return evolve(group, layout=conv.layout)
     if not isinstance(group.layout, FullKV):
         raise ValueError(
             f"KV in the layout {type(group.layout).__name__} cannot be cut into shards"

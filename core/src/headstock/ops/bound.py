@@ -88,6 +88,7 @@ class BoundOps(Ops):
         # One dictionary an operation: a look-up by name as well would be felt in a small step.
         self._qkv_rope_store = chosen["qkv_rope_store"]
         self._attn_out = chosen["attn_out"]
+        self._short_conv = chosen["short_conv"]
         self._mlp, self._moe = chosen["mlp"], chosen["moe"]
         # In the place of the methods below where there is nothing to choose by layer: each call
         # that is spared is felt in a step of one token on a CPU.
@@ -146,6 +147,13 @@ class BoundOps(Ops):
     ) -> Stream:
         """See `Ops.attn_out`."""
         y: Stream = self._attn_out[layer.index](x, attention, params, config, layer, batch)
+        return y
+
+    def short_conv(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """See `Ops.short_conv`."""
+        y: Stream = self._short_conv[layer.index](x, params, config, layer, batch)
         return y
 
     def mlp(
@@ -215,7 +223,8 @@ def _list_layers(operation: str, config: ModelConfig) -> Sequence[LayerConfig | 
     if operation not in LAYER_OPERATIONS:
         return (None,)
     if operation not in ("mlp", "moe"):
-        return config.layers
+        is_conv = operation == "short_conv"
+        return [each for each in config.layers if is_conv == (each.conv is not None)]
     return [each for each in config.layers if (operation == "moe") == (each.experts is not None)]
 
 

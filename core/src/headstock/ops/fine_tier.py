@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
+from headstock.nn.short_conv import ConvInputs
 from headstock.spi import (
     Activation,
     Batch,
@@ -86,6 +87,14 @@ class FineTierOps(Ops):
 
         kv: [tokens, 2, kv_heads, head_dim]
         writes: pool
+        """
+
+    @abstractmethod
+    def convolve_(self, x: Tensor, weight: Weight, state: Tensor, inputs: ConvInputs) -> Tensor:
+        """Each channel convolved over its row's latest tokens, plus the bias.
+
+        x, result: [tokens, width]    weight: [taps, width], of role RAW
+        writes: state [pages, taps - 1, width], at the rows' pages
         """
 
     @abstractmethod
@@ -173,6 +182,24 @@ class FineTierOps(Ops):
         """
         out = self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
         return self._add(x, out, params, config, f"{layer.prefix}attn_post_norm")
+
+    def short_conv(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The stream with the layer's gated convolution added.
+
+        writes: x; the states of the batch's rows
+        """
+        assert layer.conv is not None
+        prefix = layer.prefix
+        normed = self._normalize(x, params, config, f"{prefix}attn_norm")
+        projected = self.linear(normed, params[f"{prefix}conv_in"], batch)
+        before, after, inner = projected.chunk(3, -1)
+        state = batch.kv[layer.index].state["conv"]
+        inputs = _conv_inputs(x, layer, layer.conv.taps, batch)
+        inner = self.convolve_(before * inner, params[f"{prefix}conv"], state, inputs)
+        out = self.linear(inner.mul_(after), params[f"{prefix}conv_out"], batch)
+        return self._add(x, out, params, config, f"{prefix}attn_post_norm")
 
     def mlp(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
@@ -307,6 +334,15 @@ def _rotations(x: Stream, params: Params, rope: int, batch: Batch) -> CosSin:
         table = params[f"rope.{rope}"].tensor
         found = CosSin.at_positions(table, batch.positions, x.total.dtype)
         x.shared["rope", rope] = found
+    return found
+
+
+def _conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> ConvInputs:
+    """Where the inputs of the step's tokens lie in layers of the group.   writes: x.shared"""
+    found: ConvInputs | None = x.shared.get(("conv", layer.group, taps))
+    if found is None:
+        found = ConvInputs.of(batch, layer.group, taps)
+        x.shared["conv", layer.group, taps] = found
     return found
 
 

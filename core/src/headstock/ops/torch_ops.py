@@ -11,6 +11,7 @@ from headstock.nn.moe import mix_experts, route
 from headstock.nn.norm import head_norm, rms_norm
 from headstock.nn.rope import CosSin, rotate_
 from headstock.nn.sampler import sample
+from headstock.nn.short_conv import ConvInputs, convolve_
 from headstock.ops.fine_tier import FineTierOps
 from headstock.spi import Activation, Batch, Experts, Sample, Sampling, Weight
 
@@ -41,6 +42,10 @@ class TorchOps(FineTierOps):
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
         """See `headstock.nn.kv.store_kv_`."""
         store_kv_(pool, cells, kv)
+
+    def convolve_(self, x: Tensor, weight: Weight, state: Tensor, inputs: ConvInputs) -> Tensor:
+        """See `headstock.nn.short_conv.convolve_`."""
+        return convolve_(x, weight.tensor, weight.bias, state, inputs)
 
     def route(self, scores: Tensor, experts: Experts, bias: Weight | None) -> tuple[Tensor, Tensor]:
         """See `headstock.nn.moe.route`."""

@@ -21,6 +21,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
             "headstock-gemma",
             {"model": ("Gemma2ForCausalLM", "Gemma3ForCausalLM")},
         ),
+        "models/lfm2": ("headstock-lfm2", {"model": ("Lfm2ForCausalLM",)}),
         "models/llama": (
             "headstock-llama",
             {

@@ -42,6 +42,7 @@ from headstock.spi.model_config import (
     Rope,
     Scoring,
     Shard,
+    ShortConv,
 )
 from headstock.spi.ops import (
     LAYER_OPERATIONS,
@@ -144,6 +145,7 @@ __all__ = [
     "Scoring",
     "Shard",
     "SharedPrefixes",
+    "ShortConv",
     "SpiRange",
     "StateKV",
     "StateTensor",

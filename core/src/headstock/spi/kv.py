@@ -60,7 +60,10 @@ class StateTensor:
 
 @frozen(kw_only=True)
 class StateKV:
-    """Tensors of a fixed shape for each sequence, however long it is: one page a sequence."""
+    """Tensors of a fixed shape for each sequence, however long it is: one page a sequence.
+
+    Operations read and write them (`Batch.state_pages`); attention backends see none.
+    """
 
     kind: ClassVar[LayoutKind] = LayoutKind.STATE
     tensors: tuple[StateTensor, ...]

@@ -10,7 +10,7 @@ from attrs import field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.attention import Feature
-from headstock.spi.kv import KVGroup
+from headstock.spi.kv import KVGroup, StateKV, StateTensor
 
 
 class Activation(Enum):
@@ -92,6 +92,28 @@ class Experts:
 
 
 @frozen(kw_only=True)
+class ShortConv:
+    """A gated convolution over the latest tokens, in the place of a layer's attention.
+
+    Its input is projected to three times `width`: a gate before, a gate after, and what is
+    convolved, each channel by itself.
+
+    taps: the tokens that one sees, itself included; at least 2
+    width: channels
+    bias: whether both projections and the convolution have one
+    """
+
+    taps: int
+    width: int
+    bias: bool = False
+
+    @property
+    def layout(self) -> StateKV:
+        """What its layer keeps: `conv`, the inputs of the latest tokens, the newest last."""
+        return StateKV(tensors=(StateTensor("conv", (self.taps - 1, self.width)),))
+
+
+@frozen(kw_only=True)
 class Head:
     """What happens to a product with the output matrix before it is a score.
 
@@ -127,6 +149,7 @@ class LayerConfig:
     scale, window, softcap: as in `LayerInfo`
     rope: which of `ModelConfig.ropes`; None for a layer that turns nothing
     experts: None for a dense layer
+    conv: what the layer has in the place of attention; None for attention
     """
 
     index: int
@@ -137,6 +160,7 @@ class LayerConfig:
     softcap: float = 0.0
     rope: int | None = 0
     experts: Experts | None = None
+    conv: ShortConv | None = None
 
 
 @frozen(kw_only=True)

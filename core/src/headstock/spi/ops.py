@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from headstock.spi.weight import Params, Weight
 
 
-LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "mlp", "moe")
+LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "short_conv", "mlp", "moe")
 OPERATIONS = ("embed", *LAYER_OPERATIONS, "final_norm", "lm_head", "lm_head_sample")
 """The operations that `Ops.takes` is asked about: those of a layer, and all in a step's order."""
 
@@ -79,8 +79,8 @@ class Ops(ABC):
     """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
     They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head),
-    attn_out, mlp_norm, gate_up, down, router, experts_gate_up, experts_down. Outside layers: embed,
-    norm, lm_head, rope.
+    attn_out, conv_in, conv, conv_out, mlp_norm, gate_up, down, router, experts_gate_up,
+    experts_down. Outside layers: embed, norm, lm_head, rope.
     """
 
     @abstractmethod
@@ -127,6 +127,18 @@ class Ops(ABC):
         batch: Batch,
     ) -> Stream:
         """The stream with the projected attention added.   attention: [tokens, heads, head_dim]"""
+
+    def short_conv(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The stream with the layer's gated convolution added (`layer.conv`).
+
+        Sets without it serve no model that asks for it.
+
+        writes: the states of the batch's rows, in batch.kv[layer.index] at
+            batch.state_pages[layer.group]
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no short_conv")
 
     @abstractmethod
     def mlp(

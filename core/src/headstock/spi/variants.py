@@ -119,6 +119,8 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
             Variant.PARTIAL_ROPE: rope is not None and rope.dim < config.head_dim,
             Variant.ROPE_BY_LAYER: len(config.ropes) > 1,
         }
+    if operation == "short_conv":
+        return found | added
     found |= added | {
         Variant.GELU: config.activation is Activation.GELU,
         Variant.GELU_TANH: config.activation is Activation.GELU_TANH,

@@ -46,6 +46,11 @@ def find_group_fault(model: ModelConfig) -> str:
             )
         if layer.index not in model.kv_groups[layer.group].layers:
             return f"layer {layer.index} names group {layer.group}, which does not list it"
+        if layer.conv is not None and layer.conv.layout != model.kv_groups[layer.group].layout:
+            return (
+                f"layer {layer.index} has a convolution that keeps {layer.conv.layout}, and its "
+                f"group keeps {model.kv_groups[layer.group].layout}"
+            )
         if fault := _find_window_fault(layer, model.kv_groups[layer.group]):
             return fault
     stray = sorted(counts.keys() - set(indices))

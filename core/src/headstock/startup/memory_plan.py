@@ -147,7 +147,9 @@ def estimate_memory_use(
     kernels: bytes of what libraries compile while steps run
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
-    width = 2 * model.hidden + max(heads, 3 * model.intermediate)
+    # Both gates and the input, their product, it again behind the states, a tap's, and the sum.
+    channels = max((7 * layer.conv.width for layer in model.layers if layer.conv), default=0)
+    width = 2 * model.hidden + max(heads, channels, 3 * model.intermediate)
     return MemoryUse(
         activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels
     )

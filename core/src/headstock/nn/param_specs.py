@@ -1,0 +1,121 @@
+"""Declarations of single parameters, of which those of a decoder are made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from headstock.spi import LayerConfig, ModelConfig, ParamSpec, Role
+
+NamedSpecs = Iterator[tuple[str, ParamSpec]]
+
+Transform = Callable[[Tensor], Tensor]
+
+
+def make_norm_spec(
+    config: ModelConfig, width: int, source: str, turn: Transform | None = None
+) -> ParamSpec:
+    """A norm's weight."""
+    return ParamSpec(
+        shape=(width,),
+        roles=frozenset((Role.NORM,)),
+        sources=((f"{source}.weight",),),
+        dummy=0.0 if config.norm_offset else 1.0,
+        dtype=norm_dtype(config),
+        transform=chain_transforms(norm_transform(config), turn),
+    )
+
+
+def norm_dtype(config: ModelConfig) -> str | None:
+    """The type of norms' weights: 1 + w in 16 bits would lose most of w."""
+    return "float32" if config.wide_norms or config.norm_offset else None
+
+
+def norm_transform(config: ModelConfig) -> Transform | None:
+    """What makes a norm's weight out of the stored one."""
+    return _add_one if config.norm_offset else None
+
+
+def _add_one(weight: Tensor) -> Tensor:
+    return weight.add_(1)
+
+
+def row_transform(config: ModelConfig, layer: LayerConfig) -> Transform | None:
+    """What brings rows that are turned in neighbouring pairs into halves; None if they are."""
+    rope = None if layer.rope is None else config.ropes[layer.rope]
+    return (
+        None
+        if rope is None or not rope.interleaved
+        else partial(_pairs_to_halves, rope.dim, config.head_dim, config.heads + config.kv_heads)
+    )
+
+
+# Once, at load: which number of a query stands where changes no product with a key, as long as
+# both are reordered alike.
+def _pairs_to_halves(dim: int, head_dim: int, heads: int, rows: Tensor) -> Tensor:
+    """The rows of the first heads with neighbouring pairs brought into halves.
+
+    rows: [n, ...] or [heads, head_dim]    writes: rows
+    """
+    pairs = rows.view(-1, head_dim, *rows.shape[1:]) if rows.shape[1:] != (head_dim,) else rows
+    turned = pairs[:heads, :dim]
+    turned.copy_(torch.cat((turned[:, 0::2], turned[:, 1::2]), 1))
+    return rows
+
+
+def chain_transforms(*transforms: Transform | None) -> Transform | None:
+    """The transforms one after the other; None where there are none."""
+    found = [transform for transform in transforms if transform is not None]
+    if not found:
+        return None
+
+    def apply(tensor: Tensor) -> Tensor:
+        for transform in found:
+            tensor = transform(tensor)
+        return tensor
+
+    return apply
+
+
+def first_shard_transform(config: ModelConfig) -> Transform | None:
+    """What makes a bias that is added before a sum over shards: the first shard has it alone."""
+    return torch.zero_ if config.shard.index else None
+
+
+def make_linear_specs(
+    name: str,
+    width: int,
+    sources: tuple[str, ...],
+    parts: tuple[int, ...],
+    bias: bool,
+    transform: Transform | None = None,
+    bias_transform: Transform | None = None,
+) -> NamedSpecs:
+    """A linear map of `width` inputs, its sources one above the other, and its bias if any.
+
+    bias_transform: that of the bias; None for the weight's
+    """
+    rows = sum(parts)
+    weights = (tuple(f"{source}.weight" for source in sources),)
+    roles = frozenset((Role.LINEAR,))
+    yield (
+        name,
+        ParamSpec(
+            shape=(rows, width), roles=roles, sources=weights, parts=parts, transform=transform
+        ),
+    )
+    if bias:
+        biases = (tuple(f"{source}.bias" for source in sources),)
+        yield (
+            f"{name}.bias",
+            ParamSpec(
+                shape=(rows,),
+                roles=roles,
+                sources=biases,
+                parts=parts,
+                transform=bias_transform or transform,
+            ),
+        )
