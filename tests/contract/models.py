@@ -30,6 +30,7 @@ from headstock.spi import (
     Rope,
     Scoring,
     Shard,
+    ShortConv,
     Stream,
     Weight,
 )
@@ -56,6 +57,7 @@ EXPERTS = Experts(
     group_best=2,
     scale=0.7,
 )
+CONV = ShortConv(taps=3, width=16, bias=True)
 LAYERS = (
     LayerConfig(index=0, prefix="0.", group=0, scale=0.3),
     LayerConfig(index=1, prefix="1.", group=1, scale=0.4, window=3, softcap=0.05, rope=1),
@@ -126,6 +128,14 @@ def score(config: ModelConfig, family: Model = FAMILY) -> object:
 def score_layer(layer: LayerConfig) -> object:
     """The same with this as the second layer."""
     return score(attrs.evolve(CONFIG, layers=(LAYERS[0], layer, LAYERS[2])))
+
+
+def score_conv(conv: ShortConv) -> object:
+    """The same with this convolution as the second layer."""
+    layer = LayerConfig(index=1, prefix="1.", group=1, scale=0.4, conv=conv)
+    groups = (CONFIG.kv_groups[0], KVGroup(layers=(1,), layout=conv.layout))
+    layers = (LAYERS[0], layer, LAYERS[2])
+    return score(attrs.evolve(CONFIG, layers=layers, kv_groups=groups))
 
 
 def score_experts(experts: Experts) -> object:
@@ -243,8 +253,10 @@ CASES: dict[str, Case] = {
             "softcap": 0.0,
             "rope": None,
             "experts": EXPERTS,
+            "conv": CONV,
         },
     ),
+    **vary(CONV, score_conv, {"taps": 4, "width": 8, "bias": False}),
     **vary(
         EXPERTS,
         score_experts,

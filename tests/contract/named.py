@@ -143,13 +143,8 @@ WAITING: Mapping[str, str] = {
     "AttentionContext.kv": _VIEWS,
     "Batch.kv": _VIEWS,
     **dict.fromkeys(
-        (
-            f"Batch.{name}"
-            for name in ("state_pages", "row_ids", "starts", "query_start", "max_query_len")
-        ),
-        "state groups, which continue each row where its last step ended",
+        ("Batch.row_ids", "Batch.token_rows"), "adapters, which differ from row to row"
     ),
-    "Batch.token_rows": "adapters, which differ from row to row",
     "GraphSupport.UNIFORM": "replayed steps of several tokens a row, which verify drafts",
     "GroupQuery.window": "workspaces for the tokens that a group keeps",
     **dict.fromkeys(

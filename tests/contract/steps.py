@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headstock.nn.eager_step import run_eager_step
 from headstock.nn.sampler import sample
+from headstock.nn.short_conv import ConvInputs, convolve_
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     AttentionContext,
@@ -165,6 +166,25 @@ STEP = Batch(
 )
 
 
+# The second row has no tokens, as rows that pad a replay have none.
+STATE_STEP = attrs.evolve(
+    STEP,
+    tokens=torch.tensor([1]),
+    positions=torch.tensor([4]),
+    starts=torch.tensor([4, 0]),
+    query_start=torch.tensor([0, 1, 1], dtype=torch.int32),
+    max_query_len=2,
+    state_pages=(torch.tensor([2, 0]),),
+)
+
+
+def convolve(batch: Batch) -> object:
+    """A convolution of its tokens, and the states after it."""
+    state, x = torch.arange(24.0).view(4, 2, 3), torch.ones(len(batch.tokens), 3)
+    weight = torch.tensor([[1.0], [10.0], [100.0]]).expand(3, 3)
+    return [convolve_(x, weight, None, state, ConvInputs.of(batch, 0, 3)), state]
+
+
 def first_tokens(sample: Sample) -> object:
     """The first of what was sampled, as a runner takes it out of what padding sampled."""
     return sample.first(1)
@@ -269,5 +289,24 @@ CASES: dict[str, Case] = {
             "logit_indices": None,
             "sampling": Sampling(),
         },
+    ),
+    **vary(
+        STATE_STEP,
+        convolve,
+        {
+            "starts": torch.tensor([0, 0]),
+            "query_start": torch.tensor([0, 0, 1], dtype=torch.int32),
+            "state_pages": (torch.tensor([3, 0]),),
+        },
+    ),
+    **vary(
+        attrs.evolve(
+            STATE_STEP,
+            tokens=torch.tensor([1, 2]),
+            positions=torch.tensor([4, 5]),
+            query_start=torch.tensor([0, 2, 2], dtype=torch.int32),
+        ),
+        convolve,
+        {"max_query_len": 1},
     ),
 }

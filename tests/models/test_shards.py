@@ -188,7 +188,8 @@ def assert_joined(
             if biases[0].shape == weight.bias.shape:
                 assert torch.equal(torch.stack(biases).sum(0), weight.bias), name
             else:
-                ordered = zip(*(each.split(sizes) for each in biases), strict=True)
+                rows = specs[name].parts or (len(biases[0]),)
+                ordered = zip(*(each.split(rows) for each in biases), strict=True)
                 assert torch.equal(torch.cat([torch.cat(each) for each in ordered]), weight.bias)
     # The embeddings, and at least queries, keys, values, output and two maps of each layer.
     assert cut >= 1 + 6 * len(config.layers)
