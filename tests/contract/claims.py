@@ -237,7 +237,11 @@ CASES: dict[str, Case] = {
             "whole": "all",
         },
     ),
-    **vary(attrs.evolve(READ, ignored=("other",)), load_file, {"copies": ("all",)}),
+    **vary(
+        attrs.evolve(READ, ignored=("other",)),
+        load_file,
+        {"copies": ("all",), "left_out": ("al",)},
+    ),
     **vary(
         PACKED,
         unpacked,

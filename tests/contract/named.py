@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from headstock.spi import Variant
+
 _CLAIMS = "tests/core/startup/test_capabilities.py::"
 _GROUPS = "tests/core/startup/test_kv_groups.py::"
 _BROKEN = "tests/core/registry/test_broken.py::"
@@ -120,15 +122,7 @@ SHOWN: Mapping[str, str] = {
     "Stream.normed": _LAYERS + "test_whole_layers",
     "Stream.shared": "tests/plugins/triton_ops/interpreted/layers.py::test_whole_layers",
     **dict.fromkeys(
-        (
-            f"Variant.{name}"
-            for name in (
-                "WIDE_NORM NO_PRE_NORM POST_NORM SCALED_EMBEDDING VOCAB_SHARD SCALED_RESIDUAL "
-                "HEAD_QK_NORM WHOLE_QK_NORM NO_ROPE PARTIAL_ROPE ROPE_BY_LAYER GELU GELU_TANH "
-                "SHARED_EXPERT GATED_SHARED_EXPERT BIASED_CHOICE NORM_FLOOR SIGMOID_SCORES "
-                "WIDE_SCORES GROUPED_CHOICE SCALED_WEIGHTS HEAD_SCALE HEAD_SOFTCAP"
-            ).split()
-        ),
+        (f"Variant.{each.name}" for each in Variant),
         "tests/core/ops/test_bound.py::"
         "test_each_variant_is_named_to_the_operations_that_it_changes",
     ),

@@ -26,6 +26,7 @@ from headstock.spi import (
     QkNorm,
     Rope,
     Scoring,
+    Shard,
     Stream,
     Variant,
     Weight,
@@ -156,8 +157,10 @@ VARIANTS = [
     ({}, {"experts": evolve(EXPERTS, norm_floor=0.1)}, {"moe": "NORM_FLOOR"}),
     ({}, {"experts": evolve(EXPERTS, scoring=Scoring.SIGMOID)}, {"moe": "SIGMOID_SCORES"}),
     ({}, {"experts": evolve(EXPERTS, wide_scores=True)}, {"moe": "WIDE_SCORES"}),
-    ({}, {"experts": evolve(EXPERTS, groups=2)}, {"moe": "GROUPED_CHOICE"}),
+    ({}, {"experts": evolve(EXPERTS, groups=3)}, {"moe": "GROUPED_CHOICE"}),
     ({}, {"experts": evolve(EXPERTS, scale=2.0)}, {"moe": "SCALED_WEIGHTS"}),
+    ({"shard": Shard(index=0, count=2)}, {}, {"embed": "VOCAB_SHARD"}),
+    ({"qk_norm": QkNorm.HEAD}, {}, {"qkv_rope_store": "HEAD_QK_NORM"}),
 ]
 
 
@@ -176,3 +179,8 @@ def test_each_variant_is_named_to_the_operations_that_it_changes(
         name: frozenset((Variant[value],)) for name, value in expected.items()
     }
     assert any(found.values()) == bool(expected)
+
+
+def test_every_variant_is_asked_for_by_some_configuration() -> None:
+    asked = {value for _, _, expected in VARIANTS for value in expected.values()}
+    assert asked == {each.name for each in Variant}

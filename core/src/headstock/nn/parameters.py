@@ -43,6 +43,8 @@ class TensorNames:
     router_bias: the whole name
     router_bias_shape: the dimensions that it is stored with before that of the experts
     final_norm: the name of the norm after all layers, the whole of it but `.weight`
+    left_out: beginnings of whole names of parts that are not computed, with `{}` for the number of
+        layers
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -70,6 +72,7 @@ class TensorNames:
     conv: str = "conv.conv"
     conv_out: str = "conv.out_proj"
     final_norm: str = "model.norm"
+    left_out: tuple[str, ...] = ()
 
 
 LLAMA_NAMES = TensorNames()
@@ -104,6 +107,7 @@ def _outer_parameters(config: ModelConfig, names: TensorNames) -> NamedSpecs:
             roles=frozenset((Role.EMBEDDING, Role.HEAD)[: 1 + config.tied_embeddings]),
             sources=(("model.embed_tokens.weight",),),
             copies=twin,
+            left_out=tuple(name.format(len(config.layers)) for name in names.left_out),
         ),
     )
     if not config.tied_embeddings:

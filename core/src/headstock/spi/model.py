@@ -53,6 +53,8 @@ class ParamSpec:
         empty for equal sizes
     whole: one tensor that is used in place of the sources where the checkpoint has it
     ignored: names that the checkpoint may have and that are not read
+    left_out: beginnings of the names of parts of a model that are not computed here, such as layers
+        that predict further tokens; the engine says at its start that it leaves them out
     copies: names that may hold the first source once more
     dummy: what dummy weights hold everywhere; None for noise
     source_shape: the shape that the sources make, where `transform` gives it another one
@@ -71,6 +73,7 @@ class ParamSpec:
     parts: tuple[int, ...] = ()
     whole: str | None = None
     ignored: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
     copies: tuple[str, ...] = ()
     dummy: float | None = None
     source_shape: tuple[int, ...] | None = None

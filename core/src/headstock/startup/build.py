@@ -38,6 +38,7 @@ from headstock.startup.memory_plan import (
     plan_memory,
 )
 from headstock.startup.model_loading import (
+    describe_left_out,
     describe_weights,
     load_onto_device,
     locate_model,
@@ -107,9 +108,11 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     device = torch.device(env.device)
     directory = locate_model(config.model, revision=config.revision)
     family, model = read_model(directory)
+    notes: list[str] = []
     if config.load_format != "dummy":
         model = untie_embeddings(directory, family, model)
-    notes: list[str] = []
+        left_out = describe_left_out(directory, family, model)
+        notes += [left_out] if left_out else []
     dtype = resolve_model_dtype(config.dtype, model, env)
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len)

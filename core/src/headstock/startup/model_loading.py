@@ -202,6 +202,20 @@ def describe_weights(config: EngineConfig, directory: Path, dtype: str, kv_dtype
     return text
 
 
+def describe_left_out(directory: Path, family: Model, model: ModelConfig) -> str:
+    """Describe which tensors the family leaves out; empty when it uses all of them.
+
+    raises: ModelError
+    """
+    names = weights.find_left_out(directory, family.params(model))
+    if not names:
+        return ""
+    return (
+        f"{format_count(len(names), 'tensor')} of the checkpoint left out, as this version does "
+        f"not compute what they are for: {shorten(names[0])}{', ...' if len(names) > 1 else ''}"
+    )
+
+
 def load_onto_device(
     config: EngineConfig,
     directory: Path,

@@ -8,6 +8,7 @@ from headstock.weights.hub import NotDownloaded, download_model, find_cached, re
 from headstock.weights.load import (
     check_headers,
     find_differing_copies,
+    find_left_out,
     list_kv_scales,
     load_weights,
     weight_bytes,
@@ -23,6 +24,7 @@ __all__ = [
     "download_model",
     "find_cached",
     "find_differing_copies",
+    "find_left_out",
     "list_kv_scales",
     "load_weights",
     "read_config",

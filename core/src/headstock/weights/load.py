@@ -23,6 +23,7 @@ from headstock.weights.reader import (
     CheckpointReader,
     Piece,
     list_differing_copies,
+    list_left_out,
     plan_pieces,
     read_quantization,
 )
@@ -104,6 +105,17 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
             return tuple(list_differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read the weights in {directory}: {shorten(error)}") from error
+
+
+def find_left_out(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
+    """List the tensors of parts of the model that are not computed, from headers alone.
+
+    raises: ModelError
+    """
+    if not any(spec.left_out for spec in specs.values()):
+        return ()
+    with CheckpointReader.open(directory, read_quantization(directory)) as checkpoint:
+        return tuple(sorted(list_left_out(specs, checkpoint)))
 
 
 def list_kv_scales(directory: Path) -> tuple[str, ...]:

@@ -283,8 +283,11 @@ def plan_pieces(
     ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}
     where = f"the weights in {checkpoint.directory} do not fit the model: "
     missing = [name for name in declared if name not in checkpoint.tensors]
+    left_out = set(list_left_out(specs, checkpoint))
     unexpected = [
-        name for name in checkpoint.tensors if name not in declared and name not in ignored
+        name
+        for name in checkpoint.tensors
+        if name not in declared and name not in ignored and name not in left_out
     ]
     if missing or unexpected:
         problems = [
@@ -306,6 +309,12 @@ def plan_pieces(
                 f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(_FLOAT_DTYPES)}"
             )
     return pieces_by_parameter
+
+
+def list_left_out(specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader) -> list[str]:
+    """List the stored tensors of parts that are declared as left out."""
+    beginnings = tuple({name for spec in specs.values() for name in spec.left_out})
+    return [name for name in checkpoint.tensors if name.startswith(beginnings)]
 
 
 def list_differing_copies(

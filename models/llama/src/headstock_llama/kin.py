@@ -37,6 +37,8 @@ MIXTRAL_NAMES = TensorNames(
 ERNIE_NAMES = TensorNames(
     shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_down="mlp.shared_experts.down_proj",
+    # A layer that predicts the token after the next.
+    left_out=("model.mtp_",),
 )
 ERNIE_EXPERT_FIELDS = (
     *("moe_intermediate_size", "moe_k", "moe_num_experts", "moe_num_shared_experts"),
@@ -194,7 +196,8 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
         "moe_norm_min": 1e-12,
     }
     hf = without_nulls(complete_fields(hf, defaults), "use_bias")
-    # Here it gives the output matrix a bias as well.
+    # transformers gives attention, dense parts, shared experts and scores a bias then, and routed
+    # experts none, though a checkpoint made so has theirs. No published one is.
     if read_flag(hf, "use_bias", False):
         raise ValueError("use_bias is true, which is not supported; wanted false")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
