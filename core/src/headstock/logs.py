@@ -15,6 +15,8 @@ from typing import TextIO
 
 from attrs import frozen
 
+__all__ = ["LogEvent", "StderrHandler", "log_event", "show_logs"]
+
 ROOT_LOGGER = "headstock"
 MAX_LINE_LENGTH = 400
 """Characters of a line above DEBUG: the error of a compiler alone may have a hundred thousand."""

@@ -8,6 +8,15 @@ from __future__ import annotations
 
 from attrs import frozen
 
+__all__ = [
+    "CompletionOutput",
+    "Logprob",
+    "RequestMetrics",
+    "RequestOutput",
+    "TokenLogprob",
+    "Update",
+]
+
 
 @frozen
 class Logprob:

@@ -27,10 +27,14 @@ class Loop:
     KeyboardInterrupt may be raised in a caller at any point. So this class uses plain Locks alone:
     an interrupt within `with` of a Condition or an Event, which is Python code, may leave its lock
     taken for good; that of a Lock is one C call.
+
+    `after_step` is called on the thread when the sinks have had a step's updates, before the thread
+    sleeps, each second of its sleep, and at its end.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, after_step: Callable[[], None] | None = None) -> None:
         self.engine = engine
+        self.after_step = after_step
         self.sinks: dict[str, Sink] = {}
         self.failure: HeadstockError | None = None
         self.heartbeat = time.monotonic()
@@ -108,7 +112,7 @@ class Loop:
         try:
             while self._wait_for_work():
                 self._emit(self.engine.step())
-                self.heartbeat = time.monotonic()
+                self._report_step()
             self._emit(self.engine.final_updates())
         except BaseException as error:
             # Even SystemExit, from a plugin: the callers wait for updates of this thread alone.
@@ -117,6 +121,8 @@ class Loop:
             finally:
                 self._fail_requests(error)
         finally:
+            with contextlib.suppress(Exception):
+                self._report_step()
             self.has_ended = True
             self.run_lock.release()
             if self.is_abandoned:
@@ -125,9 +131,15 @@ class Loop:
     def _wait_for_work(self) -> bool:
         """Sleep until there is work; return False when the loop is closing."""
         while not self.closing and not self.engine.has_work:
+            self._report_step()
             self.wakeup.acquire(timeout=1.0)
-            self.heartbeat = time.monotonic()
         return not self.closing
+
+    def _report_step(self) -> None:
+        """Note that the thread lives, and call `after_step`."""
+        self.heartbeat = time.monotonic()
+        if self.after_step is not None:
+            self.after_step()
 
     def _emit(self, updates: Sequence[Update]) -> None:
         """Call the sinks; a sink that raises ends its own request and no other."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import cast
 
@@ -48,14 +48,26 @@ class InputProcessor:
         self.request_numbers = itertools.count()
         self.seeds = random.Random(seed)
 
-    def render_chat(self, messages: Sequence[Message], template: str | None = None) -> Prompt:
+    def render_chat(
+        self,
+        messages: Sequence[Message],
+        template: str | None = None,
+        *,
+        add_generation_prompt: bool = True,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> Prompt:
         """The prompt that `template`, the engine's or the model's makes of `messages`.
 
+        The template sees the variables in `template_kwargs`.
         raises: UsageError, RequestError, ModelError
         """
         with self.spelling.render_errors():
             text = render_chat(
-                self.tokenizer, messages, template=self.template if template is None else template
+                self.tokenizer,
+                messages,
+                template=self.template if template is None else template,
+                add_generation_prompt=add_generation_prompt,
+                template_kwargs=template_kwargs,
             )
         # The template has written the special tokens out already.
         return tokenize_prompt(text, self.tokenizer, add_special_tokens=False)

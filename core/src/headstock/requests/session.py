@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from collections.abc import AsyncGenerator, Generator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from types import TracebackType
 
@@ -27,10 +27,13 @@ LOG = logging.getLogger(__name__)
 
 
 def start_engine(
-    config: EngineConfig, on_progress: ProgressCallback | None = None
+    config: EngineConfig,
+    on_progress: ProgressCallback | None = None,
+    after_step: Callable[[], None] | None = None,
 ) -> tuple[StartedEngine, EngineLoop]:
     """An engine for `config` in this process, and the loop that steps it on a thread of its own.
 
+    `after_step` is called on that thread, as `headstock.engine.loop.Loop` says.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     from headstock.engine.engine import Engine
@@ -38,7 +41,7 @@ def start_engine(
 
     engine = Engine(config, on_progress)
     try:
-        return engine, Loop(engine)
+        return engine, Loop(engine, after_step)
     except BaseException:  # Ctrl-C
         engine.close()
         raise

@@ -1,1 +1,5 @@
 """From a configuration to an engine's parts: choose, check, negotiate, size, assemble."""
+
+from __future__ import annotations
+
+__all__ = ["summary"]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from attrs import frozen
 
-from headstock.startup.build import EngineBuild
+if TYPE_CHECKING:
+    # A process that only shows a summary needs neither torch nor an engine.
+    from headstock.startup.build import EngineBuild
 
 
 @frozen(kw_only=True)

@@ -1,1 +1,40 @@
-"""Between text and tokens: tokenizer, chat template, incremental detokenizer, stop strings."""
+"""Between text and tokens: tokenizer, chat template, incremental detokenizer, stop strings.
+
+Names are imported when they are first used.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from headstock.text.completion import join_pieces
+    from headstock.text.detokenizer import Detokenizer
+    from headstock.text.prompt import Prompt, tokenize_prompt
+    from headstock.text.tokenizer import NoTokenizer, Tokenizer
+
+__all__ = [
+    "Detokenizer",
+    "NoTokenizer",
+    "Prompt",
+    "Tokenizer",
+    "join_pieces",
+    "tokenize_prompt",
+]
+
+_HOMES = {
+    "Detokenizer": "headstock.text.detokenizer",
+    "NoTokenizer": "headstock.text.tokenizer",
+    "Prompt": "headstock.text.prompt",
+    "Tokenizer": "headstock.text.tokenizer",
+    "join_pieces": "headstock.text.completion",
+    "tokenize_prompt": "headstock.text.prompt",
+}
+
+
+def __getattr__(name: str) -> object:
+    """The exported name, from the module where it lives."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'headstock.text' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

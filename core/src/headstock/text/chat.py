@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from headstock.errors import (
@@ -30,10 +31,12 @@ def render_chat(
     *,
     template: str | None = None,
     add_generation_prompt: bool = True,
+    template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
     """The prompt that the template makes of `messages`, with its special tokens spelled out.
 
-    `template` takes the place of the model's. Either runs in transformers' sandbox.
+    `template` takes the place of the model's. Either runs in transformers' sandbox, and sees the
+    variables in `template_kwargs`, such as `enable_thinking`.
     raises: UsageError without a template, RequestError where it does not take these messages,
         ModelError where it is broken or there is no tokenizer
     """
@@ -43,6 +46,7 @@ def render_chat(
             "this model has no chat template; give it a plain prompt, --chat-template, or choose "
             "a chat model"
         )
+    variables = _check_template_kwargs(template_kwargs, hf_tokenizer.apply_chat_template)
     options = {} if template is None else {"chat_template": template}
     try:
         text = hf_tokenizer.apply_chat_template(
@@ -50,11 +54,29 @@ def render_chat(
             tokenize=False,
             add_generation_prompt=add_generation_prompt,
             **options,
+            **variables,
         )
     # A template is a program: it can divide by zero, or call a value that is no function.
     except Exception as error:
         raise explain_failure(error, checked_messages, is_users=template is not None) from error
     return str(text)
+
+
+def _check_template_kwargs(
+    values: Mapping[str, object] | None, render: Callable[..., object]
+) -> Mapping[str, object]:
+    """The variables, if none of them is a parameter of `render`.   raises: RequestError"""
+    # transformers passes what it does not know on to the template. What it knows would change how
+    # the template is rendered, or which one.
+    taken = {"conversations", "messages", "self", *inspect.signature(render).parameters}
+    for name in values or ():
+        if not isinstance(name, str) or name in taken:
+            raise RequestError(
+                f"chat_template_kwargs may not set {shorten(name)}; give it variables that the "
+                "chat template reads",
+                parameter="chat_template_kwargs",
+            )
+    return values or {}
 
 
 def read_template(template: str | Path, name: str = "chat_template") -> str:

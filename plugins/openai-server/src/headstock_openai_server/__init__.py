@@ -1,0 +1,1 @@
+"""The command `headstock serve`: an OpenAI-compatible server."""

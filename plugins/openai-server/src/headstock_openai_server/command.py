@@ -1,0 +1,118 @@
+"""`headstock serve`: a model over HTTP, as OpenAI's API does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from headstock.cli import ProgressBars, print_note, print_summary, start_logs
+from headstock.config import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
+from headstock.errors import RequestError, UsageError
+from headstock_openai_server.settings import (
+    add_server_flags,
+    check_defaults,
+    read_settings,
+)
+
+if TYPE_CHECKING:
+    from headstock.requests import EngineSession
+
+EPILOG = """
+Sampling flags are what a request has that says nothing of them. SIGTERM or Ctrl-C lets running
+requests finish, for --drain-timeout seconds; a second one ends at once.
+
+exit codes:
+    0  ended by a signal            5  cannot run here
+    2  usage, or a port in use      6  a model or file cannot be read
+    3  a broken plugin             70  the engine died
+    4  a plugin for another SPI
+"""
+
+
+def main(arguments: list[str], engine_module: str | None = None) -> int:
+    """Run `headstock serve ARGUMENTS` and return the exit code.
+
+    `engine_module` is what the engine process runs in place of an engine.
+    raises: HeadstockError
+    """
+    options = make_parser().parse_args(arguments)
+    resolved = resolve_flags(options, os.environ)
+    for line in resolved.notes:
+        print_note(f"note: {line}")
+    settings = read_settings(options, os.environ, resolved.engine.model)
+    try:
+        check_defaults(resolved.sampling)
+    except RequestError as error:
+        raise UsageError(str(error)) from error
+    start_logs(resolved, quiet=options.quiet)
+    # Late: `--help` and the Tab key need none of it.
+    from headstock_openai_server.access_log import AccessLog
+    from headstock_openai_server.remote_engine import PROCESS_MODULE
+    from headstock_openai_server.server import ServerProcess, bind
+    from headstock_openai_server.service import Service
+
+    access_log = AccessLog(settings.access_log)
+    listener = bind(settings)
+    host, port = listener.getsockname()[:2]
+    print_note(f"listening on {format_address(host, port)}, loading {resolved.engine.model}")
+    if settings.is_open:
+        print_note(
+            f"warning: {host} may be reached from other machines, and no --api-key is set: "
+            "everyone who reaches it may use the model"
+        )
+    is_quiet = options.quiet and resolved.origins["log_level"] != "flag --log-level"
+
+    async def serve() -> int:
+        """Serve; how many chat templates still run."""
+        service = Service(resolved.engine, settings, resolved.sampling)
+        server = ServerProcess(
+            service,
+            access_log,
+            listener,
+            engine_module=engine_module or PROCESS_MODULE,
+            log_levels=(resolved.engine.log_level, "WARNING" if is_quiet else "NOTSET"),
+        )
+        with ProgressBars(shown=not options.quiet) as bars:
+
+            def show_ready(session: EngineSession) -> None:
+                bars.__exit__(None, None, None)
+                if not options.quiet:
+                    print_summary(session.engine.summary.lines())
+                names = ", ".join(settings.model_names)
+                print_note(f"ready: {names} at {format_address(host, port)}/v1")
+
+            await server.run(bars.update, show_ready)
+        return service.num_overdue
+
+    try:
+        num_overdue = asyncio.run(serve())
+    finally:
+        access_log.close()
+        listener.close()
+    if num_overdue:
+        # Threads in a chat template that does not end; the interpreter would wait for them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    return 0
+
+
+def format_address(host: str, port: int) -> str:
+    """The address as a client writes it."""
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def make_parser() -> FlagParser:
+    """The parser of `headstock serve`."""
+    root = FlagParser(
+        prog="headstock serve",
+        description="Serve a model over HTTP, as OpenAI's API does.",
+        epilog=EPILOG,
+    )
+    add_server_flags(root)
+    root.add_argument("--quiet", action="store_true", help="no summary, no log line below WARNING")
+    add_sampling_flags(root)
+    add_engine_flags(root)
+    return root

@@ -1,0 +1,249 @@
+"""`/v1/completions`."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstock import SamplingParams
+from headstock.outputs import CompletionOutput
+from headstock.requests import PromptRequest
+from headstock_openai_server.answering import (
+    RECORD,
+    Identity,
+    LoggedStream,
+    UsageReport,
+    encode_event,
+    json_response,
+    make_identity,
+    note_generation,
+)
+from headstock_openai_server.api_errors import refuse
+from headstock_openai_server.decoding import read_body
+from headstock_openai_server.event_stream import run_for_client
+from headstock_openai_server.generation import Generation, Piece
+from headstock_openai_server.logprobs import CompletionLogprobWriter, LogprobTable
+from headstock_openai_server.responses import (
+    Chunk,
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+)
+from headstock_openai_server.sampling import make_completion_params, named_for_client
+from headstock_openai_server.schema import CompletionBody
+from headstock_openai_server.service import Service
+
+OBJECT = "text_completion"
+
+
+async def answer_completion(service: Service, request: Request) -> Response:
+    """Answer `/v1/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
+    body = await read_body(request, CompletionBody, service.settings.max_body_bytes)
+    service.check_serving()
+    identity = make_identity("cmpl", service.check_model(body.model))
+    record = request.scope[RECORD]
+    record["model"] = identity.model
+    with named_for_client(body):
+        params = make_completion_params(body, service.default_params, service.settings.max_n)
+        prompts = list_prompts(body.prompt, service.settings.max_prompts)
+        check_stream(body, params)
+        prompt_requests = await asyncio.to_thread(prepare_prompts, service, body, prompts, params)
+        if body.stream:
+            generation = await service.start_generation(prompt_requests, streams=True)
+            usage = UsageReport(generation, body)
+            stream = CompletionStream(service, identity, body, usage)
+            return LoggedStream(generation, stream, record)  # type: ignore[return-value]
+        whole = complete_prompts(service, identity, prompt_requests, body, record)
+        return await run_for_client(request, whole)
+
+
+def list_prompts(prompt: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
+    """The prompts: one text, one list of ids, or several of either.   raises: ApiError"""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise refuse("prompt is an empty list; give at least one prompt", "prompt")
+    if all(isinstance(each, int) for each in prompt):
+        return [[each for each in prompt if isinstance(each, int)]]
+    if len(prompt) > most:
+        raise refuse(f"prompt has {len(prompt)} entries; at most {most} are taken", "prompt")
+    if len({type(each) for each in prompt}) > 1:
+        raise refuse(
+            "prompt mixes forms; give texts, or lists of token ids, or token ids", "prompt"
+        )
+    return [each for each in prompt if not isinstance(each, int)]
+
+
+def check_stream(body: CompletionBody, params: SamplingParams) -> None:
+    """Raise ApiError for what a stream cannot show."""
+    if not body.stream or not body.echo:
+        return
+    if body.max_tokens == 0:
+        raise refuse("max_tokens 0 leaves nothing to stream; leave stream out", "stream")
+    if params.n > 1 and body.logprobs is not None:
+        raise refuse(
+            "echo with logprobs and several answers cannot be streamed; leave stream out", "stream"
+        )
+
+
+def prepare_prompts(
+    service: Service, body: CompletionBody, prompts: list[str | list[int]], params: SamplingParams
+) -> list[PromptRequest]:
+    """The checked requests.   raises: RequestError that names the prompt at fault"""
+    processor = service.session.input_processor
+    salted: list[Any] = list(prompts)
+    if body.cache_salt is not None:
+        salted = [
+            {
+                "prompt" if isinstance(each, str) else "prompt_token_ids": each,
+                "cache_salt": body.cache_salt,
+            }
+            for each in prompts
+        ]
+    return processor.process_batch(salted, params, [body.priority or 0] * len(prompts))
+
+
+class ChoiceText:
+    """The text and the log-probabilities of one choice, with the prompt before them if asked."""
+
+    def __init__(
+        self, service: Service, body: CompletionBody, prompt_request: PromptRequest
+    ) -> None:
+        tokenizer, params = service.session.tokenizer, prompt_request.params
+        self.prompt_request = prompt_request
+        self.echo = bool(body.echo)
+        self.drops_output = body.max_tokens == 0
+        self.tokenizer = tokenizer
+        self.skips = params.skip_special_tokens
+        self.is_open = False
+        self.writer = (
+            None
+            if body.logprobs is None
+            else CompletionLogprobWriter(
+                tokenizer, body.logprobs, skip_special_tokens=params.skip_special_tokens
+            )
+        )
+
+    def add_output(self, output: CompletionOutput) -> tuple[str, CompletionLogprobs | None]:
+        """The text and the log-probabilities that `output` adds."""
+        text = "" if self.drops_output else output.text
+        tokens = [] if self.drops_output else list(output.token_ids)
+        tables: list[LogprobTable | None] = []
+        if not self.drops_output:
+            tables += output.logprobs or ()
+        prompt = self.prompt_request.prompt
+        if self.echo and not self.is_open:
+            known = prompt.text
+            if known is None:
+                known = self.tokenizer.decode(prompt.tokens, skip_special_tokens=self.skips)
+            text = known + text
+            tokens = [*prompt.tokens, *tokens]
+            tables = [*(self.prompt_request.prompt_logprobs or ()), *tables]
+        self.is_open = True
+        if self.writer is None:
+            return text, None
+        return text, self.writer.write(tokens, tables)
+
+
+async def complete_prompts(
+    service: Service,
+    identity: Identity,
+    prompt_requests: list[PromptRequest],
+    body: CompletionBody,
+    record: dict[str, object],
+) -> Response:
+    """The whole answer.   raises: ApiError, RequestError, EngineDied"""
+    async with service.open_generation(prompt_requests, streams=False) as generation:
+        await generation.collect()
+        note_generation(record, generation)
+        # Long prompts with log-probabilities take many milliseconds to write out.
+        make = partial(make_choices, service, body, prompt_requests)
+        choices = await asyncio.to_thread(make) if body.echo else make()
+        usage = UsageReport(generation, body)
+        usage.drops_output = body.max_tokens == 0
+        return json_response(
+            Completion(
+                id=identity.id,
+                created=identity.created,
+                model=identity.model,
+                choices=choices,
+                usage=usage.count(),
+            )
+        )
+
+
+def make_choices(
+    service: Service, body: CompletionBody, prompt_requests: list[PromptRequest]
+) -> list[CompletionChoice]:
+    """All answers: those to the first prompt, then those to the next."""
+    choices: list[CompletionChoice] = []
+    for prompt_request in prompt_requests:
+        for output in prompt_request.final_output().outputs:
+            text, logprobs = ChoiceText(service, body, prompt_request).add_output(output)
+            choices.append(
+                CompletionChoice(
+                    index=len(choices),
+                    text=text,
+                    logprobs=logprobs,
+                    finish_reason="length" if body.max_tokens == 0 else output.finish_reason,
+                    stop_reason=None if body.max_tokens == 0 else output.stop_reason,
+                )
+            )
+    return choices
+
+
+class CompletionStream:
+    """Writes the chunks of completions: text, and a chunk without text that has the reason."""
+
+    def __init__(
+        self, service: Service, identity: Identity, body: CompletionBody, usage: UsageReport
+    ) -> None:
+        self.usage = usage
+        self.identity = identity
+        generation: Generation = usage.generation
+        self.texts = {
+            choice: ChoiceText(service, body, prompt_request)
+            for choice, prompt_request in generation.choices.values()
+        }
+        self.make_chunk = partial(
+            Chunk,
+            id=identity.id,
+            object=OBJECT,
+            created=identity.created,
+            model=identity.model,
+        )
+
+    def open_stream(self) -> bytes:
+        """Nothing: there is no role."""
+        return b""
+
+    def write_pieces(self, pieces: list[Piece]) -> bytes:
+        """A chunk for each answer that has news, and one more where it ends."""
+        return b"".join(map(self._write_piece, pieces))
+
+    def _write_piece(self, piece: Piece) -> bytes:
+        output, events = piece.output, b""
+        text, logprobs = self.texts[piece.choice].add_output(output)
+        if text or (logprobs is not None and logprobs.tokens):
+            events = self._write(CompletionChoice(index=piece.choice, text=text, logprobs=logprobs))
+        if output.finish_reason is not None:
+            events += self._write(
+                CompletionChoice(
+                    index=piece.choice,
+                    text="",
+                    finish_reason=output.finish_reason,
+                    stop_reason=output.stop_reason,
+                )
+            )
+        return events
+
+    def close_stream(self) -> bytes:
+        """The usage, if it was asked for."""
+        return self.usage.write_last(self.identity, OBJECT)
+
+    def _write(self, choice: CompletionChoice) -> bytes:
+        return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))

@@ -1,0 +1,273 @@
+"""The engine process: an engine, its loop, and one socket to the process that started it.
+
+Run as `python -m headstock_openai_server.engine_process FD`. It ends when the other end of the
+socket closes, so no engine outlives its server.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import Any
+
+import msgspec
+
+from headstock import CapacityError, EngineConfig, EngineDied, HeadstockError, RequestError
+from headstock.config import Surface
+from headstock.errors import describe_error
+from headstock.logs import log_event, show_logs
+from headstock.outputs import Update
+from headstock.requests import EngineLoop, StartedEngine, start_engine
+from headstock.scheduler import find_refusal
+from headstock_openai_server.messages import (
+    Abort,
+    Accepted,
+    Close,
+    Failed,
+    FrameReader,
+    FromEngine,
+    Message,
+    Progress,
+    Ready,
+    Refused,
+    ResetPrefixCache,
+    Start,
+    Stats,
+    Step,
+    Submit,
+    ToEngine,
+    WireUpdate,
+    encode_frame,
+    pack_update,
+    record_fields,
+    unpack_request,
+)
+
+LOG = logging.getLogger("headstock.serve")
+
+STATS_SECONDS = 0.25
+"""How often a busy engine reports its counts."""
+PROGRESS_SECONDS = 0.1
+"""How often a stage of the start reports how far it is."""
+EXIT_SECONDS = 20
+"""How long freeing the device may take before the process ends without it."""
+CHUNK = 1 << 16
+
+
+class Channel:
+    """A socket on which any thread may send messages and one thread receives them."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.socket = sock
+        self.lock = threading.Lock()
+        self.reader = FrameReader()
+        self.decoder = msgspec.msgpack.Decoder(ToEngine)
+        self.frames: list[bytes] = []
+        # Not a shutdown of the socket: what is on its way to the other end would be lost there.
+        self.wake_reader, self.wake_writer = os.pipe()
+
+    def send(self, message: Message) -> None:
+        """Send a message; it waits while the other end does not read.   raises: OSError"""
+        frame = encode_frame(message)
+        with self.lock:
+            self.socket.sendall(frame)
+
+    def receive(self) -> ToEngine | None:
+        """The next message; None at the end of the stream or after `stop_receiving`.
+
+        An invalid one is logged and dropped.
+        """
+        while True:
+            while not self.frames:
+                watched = [self.socket.fileno(), self.wake_reader]
+                ready, _, _ = select.select(watched, [], [])
+                data = b"" if self.wake_reader in ready else self.socket.recv(CHUNK)
+                if not data:
+                    return None
+                self.frames = list(self.reader.feed(data))
+            try:
+                message: ToEngine = self.decoder.decode(self.frames.pop(0))
+            except msgspec.MsgspecError as error:
+                LOG.error(log_event("a message was dropped", reason=describe_error(error)))
+                continue
+            return message
+
+    def stop_receiving(self) -> None:
+        """Have `receive` return None, from any thread."""
+        os.write(self.wake_writer, b"x")
+
+
+class StepReporter:
+    """Sends one message a step: the sinks of all requests only add to it.
+
+    It is called on the engine's thread alone.
+    """
+
+    # One message a row costs the reader three times as much: it is the wake-up that is dear, not
+    # the bytes.
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.updates: list[WireUpdate] = []
+        self.engine: StartedEngine | None = None
+        self.loop: EngineLoop | None = None
+        self.stats_due = 0.0
+
+    def add_update(self, update: Update) -> None:
+        """Note an update; the sink of every request."""
+        self.updates.append(pack_update(update))
+
+    def send_step(self) -> None:
+        """Send the updates of a step, and the engine's counts now and then."""
+        updates, self.updates = self.updates, []
+        try:
+            if updates:
+                self.channel.send(Step(updates))
+            if self.engine is None or self.loop is None:
+                return
+            self.loop.check_alive()
+            now = time.monotonic()
+            if now >= self.stats_due or not self.engine.has_work:
+                self.stats_due = now + STATS_SECONDS
+                counts = record_fields(self.engine.stats())
+                self.channel.send(Stats({name: int(count) for name, count in counts.items()}))
+        except (OSError, EngineDied):  # the server has gone, or the loop ends
+            self.channel.stop_receiving()
+
+
+class ProgressReporter:
+    """Sends how far the start is, a few times a second."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.next_report = 0.0
+        self.stage = ""
+
+    def __call__(self, stage: str, completed: int, total: int) -> None:
+        now = time.monotonic()
+        if stage != self.stage or completed >= total or now >= self.next_report:
+            self.stage, self.next_report = stage, now + PROGRESS_SECONDS
+            self.channel.send(Progress(stage, completed, total))
+
+
+def main(arguments: list[str]) -> int:
+    """Serve the engine on the socket with the file descriptor ARGUMENTS[0]; the exit code."""
+    # The server decides when the engine ends: it drains first. A terminal sends Ctrl-C to both, and
+    # a service manager SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=int(arguments[0])))
+    start = channel.receive()
+    if not isinstance(start, Start):
+        return EngineDied.exit_code
+    show_logs(start.log_level, least=start.least_level)
+    reporter = StepReporter(channel)
+    try:
+        try:
+            engine, loop = start_engine(
+                make_config(start), ProgressReporter(channel), reporter.send_step
+            )
+        except HeadstockError as error:
+            channel.send(Failed(type(error).__name__, str(error)))
+            return error.exit_code
+        except Exception as error:
+            LOG.error(log_event("the engine did not start"), exc_info=error)
+            channel.send(Failed("EngineDied", f"internal error: {describe_error(error)}"))
+            return EngineDied.exit_code
+        return serve_engine(channel, engine, loop, reporter)
+    except OSError:  # the server has gone
+        return EngineDied.exit_code
+
+
+def make_config(start: Start) -> EngineConfig:
+    """The configuration that the server resolved."""
+    # msgpack has no tuples, of which the settings are made.
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in start.config.items()
+    }
+    return EngineConfig(**values, surface=Surface(**start.surface))
+
+
+def serve_engine(
+    channel: Channel, engine: StartedEngine, loop: EngineLoop, reporter: StepReporter
+) -> int:
+    """Do what messages say until the server closes or goes; the exit code.   raises: OSError"""
+    channel.send(
+        Ready(
+            str(engine.directory),
+            engine.model.vocab,
+            engine.max_seq_len,
+            engine.length_hint,
+            engine.eos_ids,
+            record_fields(engine.summary),
+        )
+    )
+    reporter.engine, reporter.loop = engine, loop
+    code = 0
+    while True:
+        message = channel.receive()
+        match message:
+            case None | Close():
+                break
+            case Submit():
+                channel.send(submit_batch(message, engine, loop, reporter))
+            case Abort(ids=ids):
+                for request_id in ids:
+                    loop.abort(request_id)
+            case ResetPrefixCache():
+                with contextlib.suppress(EngineDied):
+                    loop.reset_prefix_cache()
+            case Start():
+                LOG.error(log_event("a message was dropped", reason="the engine runs already"))
+    # A thread in C ends the process if a device hangs, whoever holds the interpreter.
+    faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
+    try:
+        loop.check_alive()
+    except EngineDied as error:
+        code = error.exit_code
+        with contextlib.suppress(OSError):
+            channel.send(Failed("EngineDied", str(error)))
+    loop.close()
+    engine.close()
+    return code
+
+
+def submit_batch(
+    message: Submit, engine: Any, loop: EngineLoop, reporter: StepReporter
+) -> FromEngine:
+    """The answer to a batch: all of its requests are queued, or none."""
+    submitted: list[str] = []
+    try:
+        for wire in message.requests:
+            request = unpack_request(wire)
+            loop.submit(request, reporter.add_update, stream_tokens=message.stream_tokens)
+            submitted.append(request.id)
+    except (RequestError, EngineDied) as error:
+        for request_id in submitted:
+            loop.abort(request_id)
+        is_full = isinstance(error, CapacityError)
+        return Refused(
+            message.batch,
+            str(error),
+            getattr(error, "parameter", None),
+            capacity=is_full,
+            # The same error for what never fits and for what does not fit now.
+            retry=is_full and find_refusal(request, engine.limits) is None,
+        )
+    return Accepted(message.batch)
+
+
+if __name__ == "__main__":
+    exit_code = main(sys.argv[1:])
+    logging.shutdown()
+    # Not sys.exit: all is closed, and taking torch apart would take half a second.
+    os._exit(exit_code)

@@ -1,0 +1,117 @@
+"""A stream of server-sent events, and the wait for a whole answer: both end with their client."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine
+from typing import Any, Protocol, TypeVar
+
+from starlette.requests import Request
+from starlette.types import Receive, Scope, Send
+
+from headstock.logs import log_event
+from headstock_openai_server.api_errors import ApiError, translate_error
+from headstock_openai_server.generation import ClientGoneError, Generation, Piece
+
+LOG = logging.getLogger("headstock.serve")
+
+PING_SECONDS = 15.0
+"""Silence after which a comment is sent, so that nothing between takes the stream for dead."""
+PING = b": ping\n\n"
+DONE = b"data: [DONE]\n\n"
+HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+ABORT = "headstock.abort"
+"""Where a scope has the function that drops the connection."""
+
+Result = TypeVar("Result")
+
+
+class StreamFormat(Protocol):
+    """Writes a stream's events; each is `data: JSON` and an empty line."""
+
+    def open_stream(self) -> bytes:
+        """The events that come before any token."""
+
+    def write_pieces(self, pieces: list[Piece]) -> bytes:
+        """The events of what is new; may be empty."""
+
+    def close_stream(self) -> bytes:
+        """The events between the last token and `[DONE]`."""
+
+
+class EventStream:
+    """The response that streams a generation; it closes the generation."""
+
+    def __init__(self, generation: Generation, stream_format: StreamFormat) -> None:
+        self.generation = generation
+        self.format = stream_format
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream; an error in its middle is its last event but `[DONE]`."""
+        generation = self.generation
+        generation.abort_connection = scope.get(ABORT, generation.abort_connection)
+        watcher = asyncio.create_task(stop_with_client(receive, generation))
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            await self._send(send, self.format.open_stream())
+            while not generation.is_finished:
+                pieces = await generation.next_pieces(PING_SECONDS)
+                await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
+            await send({"type": "http.response.body", "body": self.format.close_stream() + DONE})
+        except ClientGoneError:
+            pass
+        except Exception as error:
+            api_error = translate_error(error)
+            if not isinstance(error, ApiError) and api_error.status == 500:
+                LOG.error(log_event("a stream failed"), exc_info=error)
+            body = b"data: " + api_error.body + b"\n\n" + DONE
+            await send({"type": "http.response.body", "body": body})
+        finally:
+            watcher.cancel()
+            generation.close()
+
+    async def _send(self, send: Send, events: bytes) -> None:
+        """Send a chunk; it waits while the client is far behind."""
+        if not events:
+            return
+        self.generation.send_began = time.monotonic()
+        await send({"type": "http.response.body", "body": events, "more_body": True})
+        self.generation.send_began = None
+
+
+async def stop_with_client(receive: Receive, generation: Generation) -> None:
+    """Stop the generation when the client goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    generation.stop(ClientGoneError())
+
+
+async def run_for_client(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
+    """What `work` returns; it is cancelled when the client goes.
+
+    raises: what `work` raises, ClientGoneError
+    """
+    task = asyncio.ensure_future(work)
+    watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
+    try:
+        await asyncio.wait([task, watcher], return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        watcher.cancel()
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client goes."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,207 @@
+"""The requests of one HTTP request on their way through the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from headstock.outputs import CompletionOutput, Update
+from headstock.requests import PromptRequest
+from headstock.text import join_pieces
+from headstock_openai_server.api_errors import ApiError
+
+if TYPE_CHECKING:
+    from headstock_openai_server.service import Service
+
+LONG_PROMPT = 256
+"""Tokens from which the log-probabilities of a prompt are written out on another thread."""
+
+
+class ClientGoneError(Exception):
+    """The client has closed its connection; nothing can be answered."""
+
+
+@frozen
+class Piece:
+    """What is new of one choice."""
+
+    choice: int
+    prompt_request: PromptRequest
+    output: CompletionOutput
+
+
+class Generation:
+    """Runs prompt requests for one client, and hands on what is new of them.
+
+    Choice k * n + i is answer i to prompt k. It must be closed: that ends what still runs, and
+    gives back its place in the queue.
+
+    send_began: when the chunk that waits for the client's reading was handed over, if one does
+    abort_connection: drops the client's connection, with what it has not read
+    """
+
+    # Updates wait here until the client has taken what came before, and then go out together. So a
+    # slow client costs a few bytes a token and delays nobody.
+
+    def __init__(
+        self, service: Service, prompt_requests: Sequence[PromptRequest], *, streams: bool
+    ) -> None:
+        self.service = service
+        self.prompt_requests = prompt_requests
+        self.streams = streams
+        requests = [
+            (prompt_request, request)
+            for prompt_request in prompt_requests
+            for request in prompt_request.requests
+        ]
+        self.choices = {
+            request.id: (index, prompt_request)
+            for index, (prompt_request, request) in enumerate(requests)
+        }
+        self.unstarted = {request.id: len(request.prompt) for _, request in requests}
+        self.live = set(self.choices)
+        self.pending: list[tuple[Update, float]] = []
+        self.waiter: asyncio.Future[None] | None = None
+        self.stop_error: Exception | None = None
+        self.num_output_tokens = 0
+        self.finish_reasons: list[str] = []
+        self.arrival = self.last_news = time.monotonic()
+        self.last_update: dict[str, float] = {}
+        self.send_began: float | None = None
+        self.abort_connection: Callable[[], None] = lambda: None
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether every choice has ended."""
+        return not self.live
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        """The tokens of all prompts."""
+        return sum(len(each.prompt.tokens) for each in self.prompt_requests)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        """The prompt tokens that came from the prefix index."""
+        return sum(each.metrics.cached_tokens or 0 for each in self.prompt_requests)
+
+    async def submit(self) -> None:
+        """Hand all requests to the engine.   raises: RequestError, EngineDied"""
+        requests = []
+        for prompt_request in self.prompt_requests:
+            for request in prompt_request.requests:
+                prompt_request.mark_submitted(request, self.arrival)
+                requests.append(request)
+        # Stop strings end an answer here, so they must be seen at once.
+        must_stream = self.streams or any(each.params.stop for each in self.prompt_requests)
+        await self.service.loop.submit_batch(requests, self.on_update, stream_tokens=must_stream)
+
+    def on_update(self, update: Update) -> None:
+        """Keep an update until it is asked for; the sink of every request."""
+        now = self.last_news = time.monotonic()
+        if update.tokens:
+            self._note_tokens(update, now)
+        self.pending.append((update, now))
+        self._wake()
+
+    def _note_tokens(self, update: Update, now: float) -> None:
+        """Count tokens and times for the metrics."""
+        metrics, last = self.service.metrics, self.last_update.get(update.id)
+        if last is None:
+            self.service.waiting_tokens -= self.unstarted.pop(update.id, 0)
+            metrics.observe_first_token(now - self.arrival)
+        elif self.streams:
+            metrics.observe_token_gap(now - last)
+        self.last_update[update.id] = now
+
+    def stop(self, error: Exception) -> None:
+        """Have `next_pieces` raise `error`; a later one changes nothing."""
+        self.stop_error = self.stop_error or error
+        self._wake()
+
+    def _wake(self) -> None:
+        if self.waiter is not None and not self.waiter.done():
+            self.waiter.set_result(None)
+
+    async def next_pieces(self, patience: float | None = None) -> list[Piece]:
+        """What is new, one piece for each choice; empty after `patience` seconds without news.
+
+        raises: ApiError when a request fails, ClientGoneError, what `stop` was given
+        """
+        if not self.pending and self.stop_error is None:
+            self.waiter = asyncio.get_running_loop().create_future()
+            timer = (
+                None
+                if patience is None
+                else asyncio.get_running_loop().call_later(patience, self._wake)
+            )
+            try:
+                await self.waiter
+            finally:
+                self.waiter = None
+                if timer is not None:
+                    timer.cancel()
+        if self.stop_error is not None:
+            raise self.stop_error
+        pending, self.pending = self.pending, []
+        outputs: dict[str, list[CompletionOutput]] = {}
+        for update, seconds in pending:
+            # A stop string may have ended a choice whose last tokens were on their way.
+            if update.id in self.live:
+                output = await self._apply_update(update, seconds)
+                outputs.setdefault(update.id, []).append(output)
+        return [
+            Piece(*self.choices[id], pieces[0] if len(pieces) == 1 else join_pieces(pieces))
+            for id, pieces in outputs.items()
+        ]
+
+    async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
+        """What the update adds to its completion.   raises: ApiError"""
+        if update.finish_reason == "error":
+            raise ApiError(
+                500,
+                "the engine could not compute an answer to this request"
+                if self.service.is_alive
+                else "the engine has stopped",
+            )
+        if update.finish_reason == "abort":
+            raise ApiError(503, "the server is ending", code="shutting_down")
+        _, prompt_request = self.choices[update.id]
+        if update.prompt_logprobs is not None and len(update.prompt_logprobs) > LONG_PROMPT:
+            whole = await asyncio.to_thread(prompt_request.apply_update, update, seconds)
+        else:
+            whole = prompt_request.apply_update(update, seconds)
+        output = whole.outputs[0]
+        self.num_output_tokens += len(output.token_ids)
+        if output.finish_reason is not None:
+            self.finish_reasons.append(output.finish_reason)
+            self._end_choice(update.id)
+            if update.finish_reason is None:  # a stop string, which the engine knows nothing of
+                self.service.loop.drop([update.id])
+            self.service.metrics.count_end(output.finish_reason, seconds - self.arrival)
+        return output
+
+    def _end_choice(self, request_id: str) -> None:
+        self.live.discard(request_id)
+        self.service.num_sequences -= 1
+        self.service.waiting_tokens -= self.unstarted.pop(request_id, 0)
+
+    async def collect(self) -> None:
+        """Wait until every choice has ended.   raises: as `next_pieces`"""
+        while not self.is_finished:
+            await self.next_pieces()
+
+    def close(self) -> None:
+        """End the choices that still run; a second call does nothing."""
+        self.service.generations.discard(self)
+        live = list(self.live)
+        if live:
+            self.service.loop.drop(live)
+            outcome = "abort" if isinstance(self.stop_error, ClientGoneError) else "error"
+            for request_id in live:
+                self._end_choice(request_id)
+                self.service.metrics.count_end(outcome, time.monotonic() - self.arrival)

@@ -1,0 +1,97 @@
+"""Log-probabilities in the two forms of OpenAI's API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from headstock import Logprob
+from headstock.text import Detokenizer, Tokenizer
+from headstock_openai_server.responses import (
+    LEAST_LOGPROB,
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprobs,
+    TopLogprob,
+)
+
+LogprobTable = dict[int, Logprob]
+
+REPLACEMENT = "\ufffd"
+"""What a tokenizer writes for bytes that are no whole character."""
+
+
+def make_chat_logprobs(
+    tokens: Sequence[int], tables: Iterable[LogprobTable], most: int
+) -> ChatLogprobs:
+    """The form of chats: each token with its `most` likeliest alternatives."""
+    return ChatLogprobs(
+        content=[
+            TokenLogprobs(
+                token=table[token].decoded_token,
+                logprob=clamp(table[token].logprob),
+                bytes=list_bytes(table[token].decoded_token),
+                top_logprobs=[
+                    TopLogprob(
+                        token=entry.decoded_token,
+                        logprob=clamp(entry.logprob),
+                        bytes=list_bytes(entry.decoded_token),
+                    )
+                    for entry in list_top(table, most)
+                ],
+            )
+            for token, table in zip(tokens, tables, strict=True)
+        ]
+    )
+
+
+def list_top(table: LogprobTable, most: int) -> Iterator[Logprob]:
+    """The `most` likeliest tokens of a position, best first."""
+    ranked = [entry for entry in table.values() if entry.rank is not None and entry.rank <= most]
+    return iter(sorted(ranked, key=lambda entry: entry.rank or 0))
+
+
+def clamp(logprob: float) -> float:
+    """The log-probability, with a number for minus infinity."""
+    return max(logprob, LEAST_LOGPROB)
+
+
+def list_bytes(text: str) -> list[int] | None:
+    """The bytes of a token's text; None where the text does not show them."""
+    return None if REPLACEMENT in text else list(text.encode())
+
+
+class CompletionLogprobWriter:
+    """Writes the log-probabilities of one completion, piece by piece, with offsets in its text."""
+
+    def __init__(self, tokenizer: Tokenizer, most: int, *, skip_special_tokens: bool) -> None:
+        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
+        self.tokenizer = tokenizer
+        self.most = most
+        self.offset = 0
+
+    def write(
+        self, tokens: Sequence[int], tables: Sequence[LogprobTable | None]
+    ) -> CompletionLogprobs:
+        """The form of completions; a position without a table, as the first of a prompt, is null.
+
+        A token in the middle of a character begins where the character does.
+        """
+        result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
+        for token, table in zip(tokens, tables, strict=True):
+            result.text_offset.append(self.offset)
+            self.offset += len(self.detokenizer.add_token(token))
+            if table is None:
+                text = self.tokenizer.decode([token], skip_special_tokens=False)
+                result.tokens.append(text)
+                result.token_logprobs.append(None)
+                result.top_logprobs.append(None)
+                continue
+            entry = table[token]
+            result.tokens.append(entry.decoded_token)
+            result.token_logprobs.append(clamp(entry.logprob))
+            top: dict[str, float] = {}
+            # Several tokens may have one text, such as parts of characters: the likeliest stays.
+            for each in (*list_top(table, self.most), entry):
+                top.setdefault(each.decoded_token, clamp(each.logprob))
+            result.top_logprobs.append(top)
+        return result

@@ -1,0 +1,264 @@
+"""What the HTTP process and the engine process say to each other, as typed msgpack messages.
+
+One message is a frame: its length in 4 bytes, big-endian, and msgpack. Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import numpy as np
+from attrs import asdict, fields
+
+from headstock import SamplingParams
+from headstock.outputs import TokenLogprob, Update
+from headstock.scheduler import Request
+
+HEADER = struct.Struct(">I")
+MAX_FRAME = 1 << 30
+"""Bytes of a frame at most; a longer one is a stream that was read out of step."""
+
+
+class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
+    """A message in either direction."""
+
+
+class WireRequest(msgspec.Struct, array_like=True, frozen=True):
+    """A `Request`: its prompt as int32 bytes, its parameters where they differ from the default."""
+
+    id: str
+    prompt: bytes
+    max_tokens: int
+    min_tokens: int
+    stop_ids: tuple[int, ...]
+    priority: int
+    namespace: str
+    wait_for_sample: bool
+    prompt_logprobs: bool
+    params: dict[str, Any]
+
+
+WireLogprob = tuple[int, float, tuple[tuple[int, float], ...]]
+"""The fields of a `TokenLogprob`."""
+
+
+class WireUpdate(msgspec.Struct, array_like=True, frozen=True):
+    """The fields of an `Update`."""
+
+    id: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[WireLogprob, ...] | None
+    prompt_logprobs: tuple[WireLogprob | None, ...] | None
+    finish_reason: str | None
+    stop_token: int | None
+    error: str | None
+    cached_tokens: int | None
+    preemptions: int
+
+
+class Start(Message, frozen=True):
+    """The first message to an engine process: the fields of an EngineConfig, and its logs."""
+
+    config: dict[str, Any]
+    surface: dict[str, Any]
+    log_level: str
+    least_level: str
+
+
+class Submit(Message, frozen=True):
+    """Requests that are accepted or refused together; the answer has the batch's number."""
+
+    batch: int
+    requests: list[WireRequest]
+    stream_tokens: bool
+
+
+class Abort(Message, frozen=True):
+    """End these requests; unknown ids are ignored."""
+
+    ids: list[str]
+
+
+class ResetPrefixCache(Message, frozen=True):
+    """Empty the prefix index."""
+
+
+class Close(Message, frozen=True):
+    """Stop after the step that runs, free the device and exit."""
+
+
+class Progress(Message, frozen=True):
+    """How far the start is."""
+
+    stage: str
+    completed: int
+    total: int
+
+
+class Ready(Message, frozen=True):
+    """The engine takes requests; the fields are those of `StartedEngine`."""
+
+    directory: str
+    vocab: int
+    max_seq_len: int
+    length_hint: str
+    eos_ids: tuple[int, ...]
+    summary: dict[str, Any]
+
+
+class Failed(Message, frozen=True):
+    """The engine could not start, or cannot go on: a HeadstockError by its type's name."""
+
+    kind: str
+    text: str
+
+
+class Accepted(Message, frozen=True):
+    """The requests of a batch are queued."""
+
+    batch: int
+
+
+class Refused(Message, frozen=True):
+    """None of a batch's requests is queued; `retry` says whether they may fit later."""
+
+    batch: int
+    text: str
+    parameter: str | None
+    capacity: bool
+    retry: bool
+
+
+class Step(Message, frozen=True):
+    """The news of one step."""
+
+    updates: list[WireUpdate]
+
+
+class Stats(Message, frozen=True):
+    """The fields of an `EngineStats`; also the sign that the engine's thread lives."""
+
+    counts: dict[str, int]
+
+
+ToEngine = Start | Submit | Abort | ResetPrefixCache | Close
+FromEngine = Progress | Ready | Failed | Accepted | Refused | Step | Stats
+
+
+class FrameReader:
+    """Cuts a stream of bytes into the contents of its frames."""
+
+    def __init__(self) -> None:
+        self.buffer = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The contents of each frame that `data` completes.   raises: ValueError"""
+        self.buffer += data
+        start = 0
+        while len(self.buffer) - start >= HEADER.size:
+            (length,) = HEADER.unpack_from(self.buffer, start)
+            if length > MAX_FRAME:
+                raise ValueError(f"a frame of {length} bytes; at most {MAX_FRAME} are valid")
+            stop = start + HEADER.size + length
+            if len(self.buffer) < stop:
+                break
+            yield bytes(memoryview(self.buffer)[start + HEADER.size : stop])
+            start = stop
+        del self.buffer[:start]
+
+
+def encode_frame(message: Message) -> bytes:
+    """The frame of a message."""
+    content = msgspec.msgpack.encode(message)
+    return HEADER.pack(len(content)) + content
+
+
+def pack_request(request: Request) -> WireRequest:
+    """The message form of a request."""
+    return WireRequest(
+        request.id,
+        np.ascontiguousarray(request.prompt, np.int32).tobytes(),
+        request.max_tokens,
+        request.min_tokens,
+        request.stop_ids,
+        request.priority,
+        request.namespace,
+        request.wait_for_sample,
+        request.prompt_logprobs,
+        _list_changes(request.params),
+    )
+
+
+def _list_changes(params: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ from their defaults."""
+    plain = SamplingParams()
+    return {
+        field.name: getattr(params, field.name)
+        for field in fields(SamplingParams)
+        if getattr(params, field.name) != getattr(plain, field.name)
+    }
+
+
+def unpack_request(wire: WireRequest) -> Request:
+    """The request of a message, with its parameters checked again.   raises: RequestError"""
+    return Request(
+        id=wire.id,
+        prompt=np.frombuffer(wire.prompt, np.int32),
+        max_tokens=wire.max_tokens,
+        min_tokens=wire.min_tokens,
+        stop_ids=wire.stop_ids,
+        priority=wire.priority,
+        namespace=wire.namespace,
+        wait_for_sample=wire.wait_for_sample,
+        prompt_logprobs=wire.prompt_logprobs,
+        params=SamplingParams(**wire.params),
+    )
+
+
+def pack_update(update: Update) -> WireUpdate:
+    """The message form of an update."""
+    logprobs, prompt_logprobs = update.logprobs, update.prompt_logprobs
+    return WireUpdate(
+        update.id,
+        update.tokens,
+        None if logprobs is None else tuple(map(_pack_logprob, logprobs)),
+        None
+        if prompt_logprobs is None
+        else tuple(None if each is None else _pack_logprob(each) for each in prompt_logprobs),
+        update.finish_reason,
+        update.stop_token,
+        update.error,
+        update.cached_tokens,
+        update.preemptions,
+    )
+
+
+def _pack_logprob(logprob: TokenLogprob) -> WireLogprob:
+    return logprob.token, logprob.logprob, logprob.top
+
+
+def unpack_update(wire: WireUpdate) -> Update:
+    """The update of a message."""
+    return Update(
+        id=wire.id,
+        tokens=wire.tokens,
+        logprobs=None
+        if wire.logprobs is None
+        else tuple(TokenLogprob(*each) for each in wire.logprobs),
+        prompt_logprobs=None
+        if wire.prompt_logprobs is None
+        else tuple(None if each is None else TokenLogprob(*each) for each in wire.prompt_logprobs),
+        finish_reason=wire.finish_reason,
+        stop_token=wire.stop_token,
+        error=wire.error,
+        cached_tokens=wire.cached_tokens,
+        preemptions=wire.preemptions,
+    )
+
+
+def record_fields(record: Any) -> dict[str, Any]:
+    """The fields of a flat record, by name."""
+    return asdict(record, recurse=False)

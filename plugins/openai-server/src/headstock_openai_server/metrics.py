@@ -1,0 +1,177 @@
+"""What `/metrics` says: counts and times of requests, and the latest counts of the engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+if TYPE_CHECKING:
+    from headstock_openai_server.service import Service
+
+FIRST_TOKEN = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
+    *(5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+BETWEEN_TOKENS = (
+    *(0.0005, 0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5),
+    *(0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+END_TO_END = (
+    *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
+    *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+"""Upper bounds in seconds: vLLM's, so that boards fit, and smaller ones for small models."""
+
+VLLM = "vllm"
+"""The prefix under which series also have vLLM's names."""
+
+GAUGES = (
+    ("requests_running", "num_requests_running", "requests that have a row"),
+    ("requests_waiting", "num_requests_waiting", "requests that wait for a row"),
+    ("kv_usage_ratio", "kv_cache_usage_perc", "share of KV pages that requests hold"),
+    ("kv_pages_live", "kv_pages_live", "KV pages that requests hold"),
+    ("kv_pages_cached", "kv_pages_cached", "KV pages that the prefix index alone holds"),
+    ("kv_pages_free", "kv_pages_free", "KV pages that nothing holds"),
+)
+COUNTERS = (
+    ("prompt_tokens", "prompt_tokens", "prompt tokens of ended requests"),
+    ("cached_prompt_tokens", "prompt_tokens_cached", "those from the prefix index"),
+    ("output_tokens", "generation_tokens", "generated tokens"),
+    ("preemptions", "num_preemptions", "preempted requests"),
+    ("engine_steps", "engine_steps", "scheduling steps"),
+    ("failed_requests", "corrupted_requests", "requests whose step failed, or was not finite"),
+)
+"""Our name, vLLM's name, and the meaning."""
+
+
+class EngineCollector(Collector):
+    """The series that follow from an engine's latest counts."""
+
+    def __init__(self, prefix: str, model: str, service: Service) -> None:
+        self.prefix = prefix
+        self.model = model
+        self.service = service
+
+    def collect(self) -> Iterator[Metric]:
+        """The series; none before the engine is ready."""
+        session = self.service.opened
+        if session is None:
+            return
+        stats, summary = session.engine.stats(), session.engine.summary
+        live = stats.total_pages - stats.free_pages - stats.cached_pages
+        values: dict[str, float] = {
+            "requests_running": stats.running,
+            # What the engine has not heard of yet waits too.
+            "requests_waiting": max(stats.waiting, self.service.num_sequences - stats.running),
+            "kv_usage_ratio": live / stats.total_pages if stats.total_pages else 0.0,
+            "kv_pages_live": live,
+            "kv_pages_cached": stats.cached_pages,
+            "kv_pages_free": stats.free_pages,
+            "prompt_tokens": stats.prompt_tokens,
+            "cached_prompt_tokens": stats.cached_tokens,
+            "output_tokens": stats.output_tokens,
+            "preemptions": stats.preemptions,
+            "engine_steps": stats.steps,
+            "failed_requests": stats.failed,
+        }
+        yield from self._make_families(GaugeMetricFamily, GAUGES, values)
+        yield from self._make_families(CounterMetricFamily, COUNTERS, values)
+        info = InfoMetricFamily(f"{self.prefix}_engine", "what serves the model")
+        parts = ("attention", "cache", "scheduler", "runner", "ops", "device", "dtype", "kv_dtype")
+        facts = {name: str(getattr(summary, name)) for name in parts}
+        info.add_metric([], {"model_name": self.model, **facts})
+        yield info
+        cache = InfoMetricFamily(self._name("cache_config", "cache_config"), "the KV pool")
+        sizes = {
+            "block_size": str(summary.page_size),
+            "num_gpu_blocks": str(stats.total_pages),
+        }
+        cache.add_metric([], {"model_name": self.model, **sizes})
+        yield cache
+
+    def _make_families(
+        self,
+        kind: type[GaugeMetricFamily] | type[CounterMetricFamily],
+        names: Iterable[tuple[str, str, str]],
+        values: dict[str, float],
+    ) -> Iterator[Metric]:
+        for ours, theirs, text in names:
+            family = kind(self._name(ours, theirs), text, labels=["model_name"])
+            family.add_metric([self.model], values[ours])
+            yield family
+
+    def _name(self, ours: str, theirs: str) -> str:
+        return name_series(self.prefix, ours, theirs)
+
+
+def name_series(prefix: str, ours: str, theirs: str) -> str:
+    """The name of a series: vLLM's own, with its colon, under vLLM's prefix."""
+    return f"{VLLM}:{theirs}" if prefix == VLLM else f"{prefix}_{ours}"
+
+
+class ServerMetrics:
+    """The series of a server, in a registry of its own."""
+
+    def __init__(self, prefix: str, model: str, service: Service) -> None:
+        self.registry = CollectorRegistry()
+        self.registry.register(EngineCollector(prefix, model, service))
+        labels = {"model_name": model}
+
+        def histogram(ours: str, theirs: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            name = name_series(prefix, ours, theirs)
+            family = Histogram(name, text, ["model_name"], buckets=buckets, registry=self.registry)
+            return family.labels(**labels)
+
+        self.first_token = histogram(
+            "time_to_first_token_seconds",
+            "time_to_first_token_seconds",
+            "seconds from a request's arrival to its first token",
+            FIRST_TOKEN,
+        )
+        self.token_gap = histogram(
+            "inter_token_latency_seconds",
+            "inter_token_latency_seconds",
+            "seconds between the tokens of a stream",
+            BETWEEN_TOKENS,
+        )
+        self.end_to_end = histogram(
+            "request_seconds",
+            "e2e_request_latency_seconds",
+            "seconds from a request's arrival to its end",
+            END_TO_END,
+        )
+        outcome = "outcome" if prefix != VLLM else "finished_reason"
+        self.outcomes = Counter(
+            name_series(prefix, "requests", "request_success"),
+            "answers by how they ended",
+            ["model_name", outcome],
+            registry=self.registry,
+        )
+        self.http = Counter(
+            name_series(prefix, "http_responses", "http_responses"),
+            "HTTP responses by status",
+            ["status"],
+            registry=self.registry,
+        )
+        self.connections = Gauge(
+            name_series(prefix, "http_requests_open", "http_requests_open"),
+            "HTTP requests that are being answered",
+            registry=self.registry,
+        )
+        self.model = model
+        self.observe_first_token = self.first_token.observe
+        self.observe_token_gap = self.token_gap.observe
+
+    def count_end(self, outcome: str, seconds: float) -> None:
+        """Count an answer that ended, `seconds` after its arrival."""
+        self.outcomes.labels(self.model, outcome).inc()
+        self.end_to_end.observe(seconds)
+
+    def render(self) -> bytes:
+        """The text of `/metrics`."""
+        return generate_latest(self.registry)

@@ -1,0 +1,87 @@
+"""From the fields of a body to sampling parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from headstock import RequestError, SamplingParams
+from headstock.config import name_parameters
+from headstock_openai_server.api_errors import refuse
+from headstock_openai_server.schema import ChatBody, CompletionBody, SamplingBody
+
+COMPLETION_TOKENS = 16
+"""OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
+
+PASSED_ON = (
+    *("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
+    *("stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"),
+    *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids"),
+)
+"""Fields that mean what the sampling parameter of their name means."""
+
+
+def make_chat_params(body: ChatBody, defaults: SamplingParams, most_n: int) -> SamplingParams:
+    """The parameters of a chat.   raises: ApiError, RequestError"""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
+    if None not in (body.max_tokens, body.max_completion_tokens) and (
+        body.max_tokens != body.max_completion_tokens
+    ):
+        raise refuse("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
+    max_tokens = (
+        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    )
+    changes: dict[str, Any] = {"max_tokens": max_tokens}
+    if body.logprobs:
+        changes["logprobs"] = body.top_logprobs or 0
+    return _make_params(body, defaults, most_n, changes)
+
+
+def make_completion_params(
+    body: CompletionBody, defaults: SamplingParams, most_n: int
+) -> SamplingParams:
+    """The parameters of a completion.   raises: ApiError, RequestError"""
+    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    # Only the prompt is wanted back, with its log-probabilities: one token is made and left out.
+    if max_tokens == 0 and body.echo:
+        max_tokens = 1
+    changes: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": body.logprobs}
+    if body.echo:
+        changes["prompt_logprobs"] = body.logprobs
+    return _make_params(body, defaults, most_n, changes)
+
+
+def _make_params(
+    body: SamplingBody, defaults: SamplingParams, most_n: int, changes: Mapping[str, Any]
+) -> SamplingParams:
+    if body.n is not None and body.n > most_n:
+        raise refuse(f"n is {body.n}; at most {most_n} answers are given", "n")
+    given = {name: getattr(body, name) for name in PASSED_ON}
+    return defaults.replace(
+        {name: value for name, value in given.items() if value is not None} | dict(changes)
+    )
+
+
+def client_names(body: SamplingBody) -> dict[str, str]:
+    """The names by which this client gave parameters, where they are not headstock's."""
+    names = {"prompt_logprobs": "logprobs"}
+    if isinstance(body, ChatBody):
+        names |= {"logprobs": "top_logprobs"}
+        if body.max_completion_tokens is not None:
+            names["max_tokens"] = "max_completion_tokens"
+    return names
+
+
+@contextmanager
+def named_for_client(body: SamplingBody) -> Iterator[None]:
+    """RequestErrors that leave this block name parameters as the client did."""
+    try:
+        yield
+    except RequestError as error:
+        names = client_names(body)
+        parameter = error.parameter
+        raise type(error)(
+            name_parameters(str(error), names), names.get(parameter or "", parameter)
+        ) from error

@@ -1,0 +1,229 @@
+"""The bodies of requests. Fields that nothing serves are refused by name, never ignored.
+
+Names are OpenAI's, and vLLM's for what OpenAI lacks. `null` is as good as leaving a field out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from inspect import get_annotations
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+
+class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A body; a field that it does not declare is refused."""
+
+
+class StreamOptions(Body, kw_only=True):
+    """What a stream reports beside text."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Any = None
+
+
+class SamplingBody(Body, kw_only=True):
+    """What completions and chats share. The second half is refused unless it changes nothing."""
+
+    model: str | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    user: str | None = None
+
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    bad_words: Any = None
+    best_of: Any = None
+    logits_processors: Any = None
+    prompt_logprobs: Any = None
+    request_id: Any = None
+    response_format: Any = None
+    return_token_ids: Any = None
+    return_tokens_as_token_ids: Any = None
+    spaces_between_special_tokens: Any = None
+    structured_outputs: Any = None
+    truncate_prompt_tokens: Any = None
+    use_beam_search: Any = None
+
+
+class ChatMessage(Body, kw_only=True):
+    """One message of a conversation."""
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    name: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    annotations: Any = None
+    audio: Any = None
+    function_call: Any = None
+    refusal: Any = None
+    tool_call_id: Any = None
+    tool_calls: Any = None
+
+
+class ChatBody(SamplingBody, kw_only=True):
+    """The body of `/v1/chat/completions`."""
+
+    messages: list[ChatMessage]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    add_special_tokens: Any = None
+    audio: Any = None
+    chat_template: Any = None
+    continue_final_message: Any = None
+    documents: Any = None
+    echo: Any = None
+    function_call: Any = None
+    functions: Any = None
+    metadata: Any = None
+    modalities: Any = None
+    parallel_tool_calls: Any = None
+    prediction: Any = None
+    reasoning_effort: Any = None
+    service_tier: Any = None
+    store: Any = None
+    tool_choice: Any = None
+    tools: Any = None
+    verbosity: Any = None
+    web_search_options: Any = None
+
+
+class CompletionBody(SamplingBody, kw_only=True):
+    """The body of `/v1/completions`; `prompt` is text, token ids, or a list of either."""
+
+    prompt: str | list[str | int | list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    add_special_tokens: Any = None
+    suffix: Any = None
+
+
+class TokenizeBody(Body, kw_only=True):
+    """The body of `/tokenize`: a prompt or a conversation."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = None
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeBody(Body, kw_only=True):
+    """The body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: list[int]
+
+
+SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "add_special_tokens": (),
+        "annotations": ([],),
+        "audio": (),
+        "bad_words": ([],),
+        "best_of": (1,),
+        "chat_template": (),
+        "continue_final_message": (False,),
+        "documents": (),
+        "echo": (False,),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "include_obfuscation": (False,),
+        "logits_processors": ([],),
+        "metadata": ({},),
+        "modalities": (["text"],),
+        "parallel_tool_calls": (True, False),
+        "prediction": (),
+        "prompt_logprobs": (),
+        "reasoning_effort": (),
+        "refusal": (),
+        "request_id": (),
+        "response_format": ({"type": "text"},),
+        "return_token_ids": (False,),
+        "return_tokens_as_token_ids": (False,),
+        "service_tier": ("auto", "default"),
+        "spaces_between_special_tokens": (True,),
+        "store": (False,),
+        "structured_outputs": (),
+        "suffix": ("",),
+        "tool_call_id": (),
+        "tool_calls": ([],),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "truncate_prompt_tokens": (),
+        "use_beam_search": (False,),
+        "verbosity": ("medium",),
+        "web_search_options": (),
+    }
+)
+"""Fields that are not served -> the values, beside null, that ask for what is so anyway."""
+
+HINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "best_of": "ask for n answers and choose among them",
+        "chat_template": "the server's own template is used; --chat-template sets it",
+        "prompt_logprobs": "/v1/completions has them with echo and logprobs",
+        "reasoning_effort": "templates that know it read chat_template_kwargs",
+        "request_id": "send an X-Request-Id header",
+    }
+)
+"""What to do in place of a field that is not served."""
+
+
+UNSERVED: Mapping[type[Body], tuple[str, ...]] = MappingProxyType(
+    {
+        kind: tuple(
+            name
+            for each in kind.__mro__
+            for name, annotation in get_annotations(each).items()
+            if annotation == "Any"
+        )
+        for kind in (StreamOptions, ChatMessage, ChatBody, CompletionBody)
+    }
+)
+"""The fields of each body that are declared for the sake of a refusal."""
+
+
+def find_unserved(body: Body) -> tuple[str, str] | None:
+    """The first field that asks for what is not served, and what to do; None when all is served."""
+    for name in UNSERVED.get(type(body), ()):
+        value = getattr(body, name)
+        # By type too: 1 == True, and a server must not take one for the other.
+        if value is not None and not any(
+            type(value) is type(same) and value == same for same in SAME[name]
+        ):
+            return name, HINTS.get(name, "leave it out")
+    return None

@@ -1,0 +1,250 @@
+"""The engine as the routes use it: its health, its queue, and what runs for which client."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import TypeVar
+
+from headstock import EngineConfig, HeadstockError, SamplingParams
+from headstock.logs import log_event
+from headstock.requests import EngineSession, PromptRequest
+from headstock_openai_server.api_errors import ApiError, busy, not_found, refuse, unavailable
+from headstock_openai_server.generation import ClientGoneError, Generation
+from headstock_openai_server.metrics import ServerMetrics
+from headstock_openai_server.remote_engine import RemoteEngine, RemoteLoop
+from headstock_openai_server.settings import ServerSettings
+
+LOG = logging.getLogger("headstock.serve")
+
+SWEEP_SECONDS = 1.0
+QUEUED_POOLS = 4
+"""How many times the KV pool the prompts that wait may hold."""
+
+Result = TypeVar("Result")
+
+
+class Service:
+    """One engine for all clients. Everything but `run_limited` work happens on the event loop.
+
+    generations: those that run
+    num_sequences: answers that have not ended
+    waiting_tokens: prompt tokens of answers without a token yet
+    """
+
+    def __init__(
+        self, config: EngineConfig, settings: ServerSettings, sampling: Mapping[str, object]
+    ) -> None:
+        self.config = config
+        self.settings = settings
+        self.sampling = sampling
+        self.metrics = ServerMetrics(settings.metrics_prefix, settings.model_names[0], self)
+        self.progress = ("start", 0, 0)
+        self.remote_loop: RemoteLoop | None = None
+        self.opened: EngineSession | None = None
+        self.draining = False
+        self.started = time.time()
+        self.generations: set[Generation] = set()
+        self.num_sequences = 0
+        self.waiting_tokens = 0
+        self.num_overdue = 0
+
+    # the engine
+
+    @property
+    def loop(self) -> RemoteLoop:
+        """The engine's loop, once it is connected."""
+        assert self.remote_loop is not None, "internal error: no engine is connected"
+        return self.remote_loop
+
+    @property
+    def session(self) -> EngineSession:
+        """The session of the engine.   raises: ApiError while it loads, and after its end"""
+        self.check_serving()
+        assert self.opened is not None, "internal error: a ready engine has a session"
+        return self.opened
+
+    @property
+    def default_params(self) -> SamplingParams:
+        """What a request has that says nothing: flags over the model's generation_config.json."""
+        return self.session.default_params.replace(self.sampling)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether an engine is there, or on its way."""
+        return self.remote_loop is None or not (
+            self.remote_loop.has_ended or self.remote_loop.failure is not None
+        )
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine said anything."""
+        return 0.0 if self.remote_loop is None else time.monotonic() - self.remote_loop.last_heard
+
+    def note_progress(self, stage: str, completed: int, total: int) -> None:
+        """Remember how far the start is."""
+        self.progress = (stage, completed, total)
+
+    async def open_session(self, loop: RemoteLoop) -> EngineSession:
+        """Wait for the engine of `loop` and open a session on it.   raises: HeadstockError"""
+        ready = await loop.ready
+        engine = RemoteEngine(ready, loop)
+        # The tokenizer takes half a second to load.
+        session = await asyncio.to_thread(EngineSession, self.config, lambda _: (engine, loop))
+        self.opened = session
+        return session
+
+    # health
+
+    def find_trouble(self) -> tuple[str, str] | None:
+        """The word and the text for what keeps the server from serving; None when it serves."""
+        if not self.is_alive:
+            return "engine_dead", "the engine has stopped; the server is ending"
+        if self.draining:
+            return "shutting_down", "the server is ending"
+        if self.opened is None:
+            return "loading", "the model is being loaded; try again soon"
+        if self.silence > self.settings.watchdog:
+            return "engine_stalled", f"the engine has been silent for {self.silence:.0f} s"
+        return None
+
+    def check_serving(self) -> None:
+        """Raise ApiError (503) unless requests can be served."""
+        trouble = self.find_trouble()
+        # A silent engine may be compiling a kernel: its requests wait, and /health says so.
+        if trouble is not None and trouble[0] != "engine_stalled":
+            raise unavailable(trouble[1], trouble[0])
+
+    def check_model(self, name: str | None) -> str:
+        """The name under which a request asks for the model.   raises: ApiError (404)"""
+        names = self.settings.model_names
+        if name is not None and name not in names:
+            raise not_found(
+                f"the model {name[:64]!r} does not exist; served: {', '.join(names)}",
+                "model",
+                "model_not_found",
+            )
+        return name or names[0]
+
+    # requests
+
+    @contextlib.asynccontextmanager
+    async def open_generation(
+        self, prompt_requests: Sequence[PromptRequest], *, streams: bool
+    ) -> AsyncIterator[Generation]:
+        """The requests, submitted; they end with the context.
+
+        raises: ApiError, RequestError, EngineDied
+        """
+        generation = await self.start_generation(prompt_requests, streams=streams)
+        try:
+            yield generation
+        finally:
+            generation.close()
+
+    async def start_generation(
+        self, prompt_requests: Sequence[PromptRequest], *, streams: bool
+    ) -> Generation:
+        """The requests, submitted; the caller must close it.
+
+        raises: ApiError, RequestError, EngineDied
+        """
+        self.check_serving()
+        generation = Generation(self, prompt_requests, streams=streams)
+        self.check_room(len(generation.live), sum(generation.unstarted.values()))
+        self.num_sequences += len(generation.live)
+        self.waiting_tokens += sum(generation.unstarted.values())
+        self.generations.add(generation)
+        try:
+            await generation.submit()
+        except BaseException:
+            generation.close()
+            raise
+        return generation
+
+    @property
+    def max_sequences(self) -> int:
+        """Answers that may run or wait."""
+        return self.config.max_running_requests + self.config.max_queued_requests
+
+    @property
+    def max_waiting_tokens(self) -> int:
+        """Prompt tokens that may wait."""
+        pool = self.session.engine.summary.kv_tokens
+        return int(self.settings.max_queued_tokens or QUEUED_POOLS * pool)
+
+    def check_room(self, num_sequences: int, num_tokens: int) -> None:
+        """Raise ApiError: 400 for what never fits the queue, 429 for what does not fit now."""
+        most, most_tokens = self.max_sequences, self.max_waiting_tokens
+        if num_sequences > most:
+            raise refuse(
+                f"the request asks for {num_sequences} answers, and {most} may run and wait at "
+                "once; send several requests"
+            )
+        if num_tokens > most_tokens:
+            raise refuse(
+                f"the prompts have {num_tokens} tokens, and {most_tokens} may wait at once; send "
+                "several requests"
+            )
+        if self.num_sequences + num_sequences > most:
+            raise busy(f"{self.num_sequences} of {most} answers run or wait; try again soon")
+        if self.waiting_tokens + num_tokens > most_tokens:
+            raise busy(f"{self.waiting_tokens} of {most_tokens} prompt tokens wait; try again soon")
+
+    async def run_limited(self, work: Callable[[], Result]) -> Result:
+        """What `work` returns, on another thread.
+
+        raises: what it raises; ApiError (400) when it takes longer than a chat template may
+        """
+        task = asyncio.ensure_future(asyncio.to_thread(work))
+        done, _ = await asyncio.wait([task], timeout=self.settings.template_timeout)
+        if done:
+            return task.result()
+        # A thread cannot be ended: the server only stops waiting for it.
+        self.num_overdue += 1
+        task.add_done_callback(self._note_overdue_end)
+        raise refuse("the chat template takes too long for these messages", "messages")
+
+    def _note_overdue_end(self, task: asyncio.Task[Result]) -> None:
+        self.num_overdue -= 1
+        if not task.cancelled():
+            task.exception()  # it comes too late for anyone
+
+    # what goes on in the background
+
+    async def sweep(self, on_silence: Callable[[], None]) -> None:
+        """Stop generations without news or without a reader; call `on_silence` for a lost engine.
+
+        It runs until it is cancelled.
+        """
+        while True:
+            await asyncio.sleep(SWEEP_SECONDS)
+            now = time.monotonic()
+            for generation in list(self.generations):
+                idle = now - generation.last_news
+                if idle > self.settings.idle_timeout:
+                    generation.stop(ApiError(500, f"no token for {idle:.0f} s", code="timeout"))
+                began = generation.send_began
+                if began is not None and now - began > self.settings.unread_timeout:
+                    # Closing would wait until the client has read what it was sent.
+                    generation.abort_connection()
+            if self.silence > self.settings.watchdog_exit and self.is_alive:
+                LOG.critical(log_event("the engine is silent", seconds=round(self.silence)))
+                on_silence()
+
+    def stop_all(self, error: Exception) -> None:
+        """End everything that runs with `error`."""
+        for generation in list(self.generations):
+            generation.stop(error)
+
+    async def close(self) -> None:
+        """End the engine process and free what it holds."""
+        self.stop_all(ClientGoneError())
+        if self.opened is not None:
+            with contextlib.suppress(HeadstockError):
+                await asyncio.to_thread(self.opened.close)
+        elif self.remote_loop is not None:
+            await asyncio.to_thread(self.remote_loop.close)

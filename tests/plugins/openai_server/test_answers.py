@@ -1,0 +1,288 @@
+"""Chats and completions over a real socket, from the demo model in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from served import Served
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+QUESTION = {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}
+STORY = "Once upon a time"
+
+
+def chat_of(events: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [each for event in events for each in event["choices"] if each["index"] == index]
+    return "".join(each["delta"].get("content", "") for each in choices)
+
+
+def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
+    choices = [each for event in events for each in event["choices"] if each["index"] == index]
+    return "".join(each["text"] for each in choices)
+
+
+def test_a_chat_has_openais_form(server: Served) -> None:
+    answer = server.post(CHAT, QUESTION | {"model": "demo", "seed": 1})
+    body = answer.json
+    assert (answer.status, body["object"], body["model"]) == (200, "chat.completion", "demo")
+    assert body["id"].startswith("chatcmpl-") and isinstance(body["created"], int)
+    assert body["choices"] == [
+        {
+            "index": 0,
+            "message": {"role": "assistant", "content": "5", "refusal": None},
+            "logprobs": None,
+            "finish_reason": "stop",
+            "stop_reason": None,
+        }
+    ]
+    usage = body["usage"]
+    assert (usage["completion_tokens"], usage["total_tokens"]) == (2, usage["prompt_tokens"] + 2)
+
+
+def test_a_stream_of_a_chat_has_openais_chunks(server: Served) -> None:
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    answer = server.post(CHAT, QUESTION | options)
+    assert answer.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert answer.headers["cache-control"] == "no-cache"
+    first, *middle, last, usage = answer.events
+    same = ("id", "object", "created", "model")
+    assert len({tuple(each[name] for name in same) for each in answer.events}) == 1
+    assert first["object"] == "chat.completion.chunk"
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert [each["choices"][0]["delta"] for each in middle] == [{"content": "5"}]
+    assert [each["choices"][0]["finish_reason"] for each in (first, *middle)] == [None, None]
+    assert last["choices"][0]["delta"] == {} and last["choices"][0]["finish_reason"] == "stop"
+    assert usage["choices"] == [] and usage["usage"]["completion_tokens"] == 2
+    assert all(each["usage"] is None for each in (first, *middle, last))
+
+
+def test_usage_is_in_no_chunk_or_in_each(server: Served) -> None:
+    plain = server.post(CHAT, QUESTION | {"stream": True}).events
+    assert not any("usage" in each for each in plain)
+    options = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    counts = [
+        each["usage"]["completion_tokens"] for each in server.post(CHAT, QUESTION | options).events
+    ]
+    assert counts == [0, 1, 2] or counts == [0, 2, 2]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 30},
+        {"max_tokens": 30, "temperature": 1.0, "seed": 5, "n": 3, "top_p": 0.9},
+        {"max_tokens": 60, "stop": ["girl", "zebra"]},
+        {"max_tokens": 60, "stop": "girl", "include_stop_str_in_output": True, "n": 2},
+        {"max_tokens": 9, "temperature": 1.5, "seed": 2, "ignore_eos": True, "min_p": 0.01},
+    ],
+    ids=str,
+)
+def test_a_stream_adds_up_to_the_whole_answer(server: Served, fields: dict[str, Any]) -> None:
+    body = {"prompt": STORY, **fields}
+    whole = server.post(TEXT, body).json
+    events = server.post(TEXT, body | {"stream": True}).events
+    for choice in whole["choices"]:
+        index = choice["index"]
+        assert text_of(events, index) == choice["text"]
+        (end,) = (
+            each
+            for event in events
+            for each in event["choices"]
+            if each["index"] == index and each["finish_reason"]
+        )
+        assert (end["finish_reason"], end["stop_reason"], end["text"]) == (
+            choice["finish_reason"],
+            choice["stop_reason"],
+            "",
+        )
+    assert len(whole["choices"]) == fields.get("n", 1)
+    if "stop" in fields:
+        assert whole["choices"][0]["stop_reason"] == "girl"
+        keeps = "include_stop_str_in_output" in fields
+        assert ("girl" in whole["choices"][0]["text"]) == keeps
+
+
+def test_prompts_come_in_four_forms_and_answers_in_their_order(server: Served) -> None:
+    ids = server.post("/tokenize", {"prompt": STORY}).json["tokens"]
+    other = server.post("/tokenize", {"prompt": "23 + 48 ="}).json["tokens"]
+    options = {"max_tokens": 5}
+    one = server.post(TEXT, options | {"prompt": STORY}).json["choices"][0]["text"]
+    sums = server.post(TEXT, options | {"prompt": "23 + 48 ="}).json["choices"][0]["text"]
+    assert sums.startswith(" 71")
+    for prompt in (ids, [STORY], [ids]):
+        assert server.post(TEXT, options | {"prompt": prompt}).json["choices"][0]["text"] == one
+    both = server.post(TEXT, options | {"prompt": [ids, other], "n": 2}).json
+    assert [each["text"] for each in both["choices"]] == [one, one, sums, sums]
+    assert [each["index"] for each in both["choices"]] == [0, 1, 2, 3]
+    assert both["usage"]["prompt_tokens"] == len(ids) + len(other)
+    events = server.post(TEXT, options | {"prompt": [STORY, "23 + 48 ="], "stream": True}).events
+    assert [text_of(events, 0), text_of(events, 1)] == [one, sums]
+
+
+def test_list_content_and_template_variables_reach_the_template(server: Served) -> None:
+    plain = server.post(CHAT, QUESTION).json
+    parts = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 3?"}]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    kwargs = {"chat_template_kwargs": {"enable_thinking": False}}
+    assert (
+        server.post(CHAT, body | kwargs).json["usage"]["prompt_tokens"]
+        == (plain["usage"]["prompt_tokens"])
+    )
+    error = server.post(CHAT, body | {"chat_template_kwargs": {"tokenize": True}}).error
+    assert error["param"] == "chat_template_kwargs"
+    assert "may not set tokenize" in error["message"]
+
+
+def test_cached_tokens_are_in_the_usage_and_salts_keep_them_apart(server: Served) -> None:
+    prompt = "The king and the queen lived in a castle by the sea, and every day they sang. " * 2
+
+    def cached(**fields: Any) -> int:
+        body = {"prompt": prompt, "max_tokens": 3, **fields}
+        details = server.post(TEXT, body).json["usage"]["prompt_tokens_details"]
+        return int(details["cached_tokens"])
+
+    assert cached(cache_salt="one") == 0
+    assert cached(cache_salt="one") >= 32
+    assert cached(cache_salt="two") == 0
+
+
+def test_logprobs_of_a_chat(server: Served) -> None:
+    body = QUESTION | {"logprobs": True, "top_logprobs": 3}
+    whole = server.post(CHAT, body).json["choices"][0]["logprobs"]["content"]
+    assert [each["token"] for each in whole] == ["5", "<|im_end|>"]
+    for each in whole:
+        top = each["top_logprobs"]
+        assert len(top) == 3 and top[0]["token"] == each["token"]
+        assert each["logprob"] == top[0]["logprob"] > top[1]["logprob"] > top[2]["logprob"]
+        assert bytes(each["bytes"]).decode() == each["token"]
+    events = server.post(CHAT, body | {"stream": True}).events
+    parts = [each["choices"][0]["logprobs"] for each in events]
+    streamed = [token for part in parts if part for token in part["content"]]
+    assert [each["token"] for each in streamed] == [each["token"] for each in whole]
+    none = server.post(CHAT, QUESTION | {"logprobs": True}).json["choices"][0]["logprobs"]
+    assert [each["top_logprobs"] for each in none["content"]] == [[], []]
+
+
+def test_echo_scores_the_prompt_as_generating_it_did(server: Served) -> None:
+    made = server.post(
+        TEXT, {"prompt": STORY, "max_tokens": 8, "logprobs": 1, "temperature": 0}
+    ).json["choices"][0]
+    ids = server.post("/tokenize", {"prompt": STORY + made["text"]}).json["tokens"]
+    # as lm-eval asks: one token more than the prompt, which it leaves out
+    body = {"prompt": [ids], "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+    echoed = server.post(TEXT, body | {"seed": 1234}).json["choices"][0]
+    logprobs = echoed["logprobs"]
+    sizes = {name: len(values) for name, values in logprobs.items()}
+    assert set(sizes.values()) == {len(ids) + 1}
+    assert logprobs["token_logprobs"][0] is None and logprobs["top_logprobs"][0] is None
+    scores = logprobs["token_logprobs"][-9:-1]
+    assert scores == pytest.approx(made["logprobs"]["token_logprobs"], abs=1e-4)
+    greedy = [
+        score == max(top.values())
+        for score, top in zip(scores, logprobs["top_logprobs"][-9:-1], strict=True)
+    ]
+    assert greedy == [True] * 8
+    text = echoed["text"]
+    assert text.startswith(STORY + made["text"])
+    ends = [*logprobs["text_offset"][1:], len(text)]
+    cut = [text[a:b] for a, b in zip(logprobs["text_offset"], ends, strict=True)]
+    assert cut == logprobs["tokens"]
+
+
+def test_echo_alone_gives_the_prompt_back(server: Served) -> None:
+    body = {"prompt": STORY, "echo": True, "max_tokens": 0, "logprobs": 0}
+    answer = server.post(TEXT, body).json
+    (choice,) = answer["choices"]
+    assert (choice["text"], choice["finish_reason"]) == (STORY, "length")
+    assert answer["usage"]["completion_tokens"] == 0
+    assert len(choice["logprobs"]["tokens"]) == answer["usage"]["prompt_tokens"]
+    streamed = {"prompt": STORY, "echo": True, "max_tokens": 4, "stream": True, "logprobs": 1}
+    whole = server.post(TEXT, streamed | {"stream": False}).json["choices"][0]
+    events = server.post(TEXT, streamed).events
+    assert text_of(events) == whole["text"]
+    offsets = [
+        at
+        for event in events
+        for at in (event["choices"][0]["logprobs"] or {"text_offset": []})["text_offset"]
+    ]
+    assert offsets == whole["logprobs"]["text_offset"]
+
+
+def test_minus_infinity_is_a_number(server: Served) -> None:
+    body = {"prompt": STORY, "max_tokens": 1, "allowed_token_ids": [5], "logprobs": 3}
+    answer = server.post(TEXT, body)
+    (top,) = answer.json["choices"][0]["logprobs"]["top_logprobs"]
+    assert all(math.isfinite(each) for each in top.values())
+    assert min(top.values()) >= -9999.0
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "status", "param"),
+    [
+        (TEXT, {"prompt": ""}, 400, "prompt"),
+        (TEXT, {"prompt": []}, 400, "prompt"),
+        (TEXT, {"prompt": [768]}, 400, "prompt"),
+        (TEXT, {"prompt": [-1]}, 400, "prompt"),
+        (TEXT, {"prompt": "\ud800"}, 400, None),
+        (TEXT, {"prompt": "a", "max_tokens": 0}, 400, "max_tokens"),
+        (TEXT, {"prompt": "a", "temperature": 2.1}, 400, "temperature"),
+        (TEXT, {"prompt": "a", "logprobs": 21}, 400, "logprobs"),
+        (TEXT, {"prompt": "a", "allowed_token_ids": [768]}, 400, "allowed_token_ids"),
+        (TEXT, {"prompt": "a", "logit_bias": {"768": 1}}, 400, "logit_bias"),
+        (TEXT, {"prompt": "a", "logit_bias": {"5": 1e39}}, 400, "logit_bias"),
+        (TEXT, {"prompt": "a", "min_tokens": 99}, 400, "min_tokens"),
+        (TEXT, {"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
+        (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "model"),
+        (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, QUESTION | {"max_completion_tokens": 0}, 400, "max_completion_tokens"),
+        (CHAT, QUESTION | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
+        (CHAT, QUESTION | {"tools": [{"type": "function"}]}, 400, "tools"),
+        (CHAT, QUESTION | {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        (CHAT, {"messages": [{"role": "user"}]}, 400, "messages"),
+    ],
+    ids=lambda each: json.dumps(each)[:60] if isinstance(each, dict) else "",
+)
+def test_what_cannot_be_served_is_an_error_that_names_it(
+    server: Served, path: str, fields: dict[str, Any], status: int, param: str | None
+) -> None:
+    answer = server.post(path, fields)
+    assert (answer.status, answer.error["param"]) == (status, param), answer.body
+    assert answer.error["type"] == "invalid_request_error"
+    assert "0x" not in answer.error["message"] and "/work" not in answer.error["message"]
+    if param in ("max_completion_tokens", "top_logprobs"):
+        assert answer.error["message"].startswith(param)
+
+
+def test_a_streamed_request_that_is_refused_is_a_plain_error(server: Served) -> None:
+    answer = server.post(TEXT, {"prompt": [768], "stream": True})
+    assert answer.status == 400 and answer.error["param"] == "prompt"
+    assert answer.headers["content-type"] == "application/json"
+
+
+def test_models_tokens_and_versions(server: Served) -> None:
+    cards = server.get("/v1/models").json
+    assert [each["id"] for each in cards["data"]] == ["demo", "org/demo"]
+    card = server.get("/v1/models/org/demo").json
+    assert (card["object"], card["max_model_len"]) == ("model", 2048)
+    missing = server.get("/v1/models/org/other")
+    assert (missing.status, missing.error["code"]) == (404, "model_not_found")
+    tokens = server.post(
+        "/tokenize", {"prompt": "Once upon", "return_token_strs": True, "model": "demo"}
+    ).json
+    assert (tokens["count"], tokens["token_strs"]) == (2, ["Once", " upon"])
+    text = server.post("/detokenize", {"tokens": tokens["tokens"]}).json
+    assert text == {"prompt": "Once upon"}
+    rendered = server.post("/tokenize", QUESTION).json
+    shown = server.post("/detokenize", {"tokens": rendered["tokens"]}).json["prompt"]
+    assert shown == "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    assert server.post("/detokenize", {"tokens": [768]}).error["param"] is not None
+    assert server.post("/tokenize", {}).status == 400
+    assert server.get("/version").json.keys() == {"version"}
+    assert server.get("/health").json == {"status": "ok"}
+    assert server.get("/v1/engines").error["message"] == "there is nothing at /v1/engines"
+    wrong = server.get(CHAT)
+    assert wrong.status == 405 and wrong.headers["allow"] == "POST" and wrong.error

@@ -1,0 +1,180 @@
+"""Bodies of requests: what is wrong is refused by name, and nothing is ignored."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from headstock import SamplingParams
+from headstock_openai_server.api_errors import ApiError
+from headstock_openai_server.chat import make_messages
+from headstock_openai_server.completions import list_prompts
+from headstock_openai_server.decoding import decode_body
+from headstock_openai_server.sampling import make_chat_params, make_completion_params
+from headstock_openai_server.schema import (
+    SAME,
+    UNSERVED,
+    ChatBody,
+    ChatMessage,
+    CompletionBody,
+    StreamOptions,
+)
+
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def refusal(body: Any, kind: type = ChatBody) -> ApiError:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    with pytest.raises(ApiError) as caught:
+        decode_body(data, kind)
+    assert caught.value.status == 400
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "text"),
+    [
+        ({"temprature": 1}, "temprature", "did you mean temperature?"),
+        ({"guided_json": {}}, "guided_json", "is not a known field; leave it out"),
+        ({"n": "2"}, "n", "n is not valid: expected int | null, got str"),
+        ({"n": True}, "n", "expected int | null, got bool"),
+        ({"temperature": "warm"}, "temperature", "expected float | null, got str"),
+        ({"stop": [1]}, "stop[0]", "expected str, got int"),
+        ({"messages": "hi"}, "messages", "expected array, got str"),
+        ({"messages": [{"content": "hi"}]}, "messages[0].role", "is missing"),
+        ({"messages": [{"role": "user", "colour": 1}]}, "messages[0].colour", "not a known field"),
+        ({"stream_options": {"usage": True}}, "stream_options.usage", "is not a known field"),
+        ({"logit_bias": {"5": "x"}}, "logit_bias[...]", "expected float, got str"),
+    ],
+)
+def test_a_wrong_field_is_named(change: dict[str, Any], param: str, text: str) -> None:
+    error = refusal(CHAT | change)
+    assert error.param == param
+    assert text in error.message
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "not valid JSON"),
+        (b"{", "not valid JSON"),
+        (b'{"tools": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"messages": [], "temperature": NaN}', "not valid JSON"),
+        (b'{"messages": [], "temperature": 1e999}', "temperature|JSON"),
+        (b'{"messages": [], "n": 1' + b"0" * 5000 + b"}", "n is not valid|JSON"),
+        (b'{"messages": [{"role": "\xff"}]}', "JSON|not valid"),
+        (b"[]", "expected object, got array"),
+        (b"{}", "messages is missing"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused(data: bytes, text: str) -> None:
+    error = refusal(data)
+    assert any(each in error.message for each in text.split("|")), error.message
+
+
+@pytest.mark.parametrize("kind", UNSERVED, ids=lambda each: each.__name__)
+def test_each_field_that_is_not_served_is_refused_unless_it_changes_nothing(
+    kind: type[msgspec.Struct],
+) -> None:
+    required = {ChatBody: CHAT, CompletionBody: {"prompt": "hi"}}
+
+    def body_with(name: str, value: object) -> tuple[dict[str, Any], type, str]:
+        if kind is StreamOptions:
+            return CHAT | {"stream_options": {name: value}}, ChatBody, f"stream_options.{name}"
+        if kind is ChatMessage:
+            message = {"role": "user", "content": "hi", name: value}
+            return {"messages": [message]}, ChatBody, f"messages[0].{name}"
+        return required[kind] | {name: value}, kind, name
+
+    for name in UNSERVED[kind]:
+        for same in (None, *SAME[name]):
+            body, decoded, _ = body_with(name, same)
+            decode_body(json.dumps(body).encode(), decoded)
+        for other in ("else", 7, 1.0, [1], {"a": 1}):
+            if other in SAME[name] and not isinstance(other, float):
+                continue
+            body, decoded, param = body_with(name, other)
+            error = refusal(body, decoded)
+            assert error.param == param and error.code == "unsupported"
+            assert error.message.startswith(f"{param} is not supported; ")
+
+
+def test_roles_and_parts_that_are_not_served_are_named() -> None:
+    def refused(**message: Any) -> str:
+        with pytest.raises(ApiError) as caught:
+            make_messages([ChatMessage(**message)], 10)
+        assert caught.value.status == 400
+        return f"{caught.value.param}: {caught.value.message}"
+
+    assert "messages[0].role: messages[0].role 'tool' is not" in refused(role="tool", content="x")
+    image = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]
+    assert "messages[0].content[1].type 'image_url'" in refused(role="user", content=image)
+    cached = [{"type": "text", "text": "see", "cache_control": {}}]
+    assert "content[0].cache_control is not" in refused(role="user", content=cached)
+    assert make_messages([ChatMessage(role="developer", content="x", reasoning="r")], 1) == [
+        {"role": "system", "content": "x", "reasoning_content": "r"}
+    ]
+
+
+def test_every_form_of_a_prompt_is_told_from_the_others() -> None:
+    assert list_prompts("a", 2) == ["a"]
+    assert list_prompts([1, 2, 3], 2) == [[1, 2, 3]]
+    assert list_prompts(["a", "b"], 2) == ["a", "b"]
+    assert list_prompts([[1], [2, 3]], 2) == [[1], [2, 3]]
+    for wrong, text in (([], "empty list"), (["a", [1]], "mixes forms"), ([1, "a"], "mixes forms")):
+        with pytest.raises(ApiError, match=text):
+            list_prompts(wrong, 2)  # type: ignore[arg-type]
+    with pytest.raises(ApiError, match="prompt has 3 entries; at most 2"):
+        list_prompts(["a", "b", "c"], 2)
+
+
+def test_sampling_fields_mean_what_the_parameters_of_their_names_mean() -> None:
+    values = {
+        "n": 2,
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "frequency_penalty": 0.1,
+        "presence_penalty": 0.2,
+        "seed": 3,
+        "stop": ["x"],
+        "top_k": 4,
+        "min_p": 0.1,
+        "repetition_penalty": 1.1,
+        "min_tokens": 1,
+        "stop_token_ids": [5],
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "include_stop_str_in_output": True,
+        "allowed_token_ids": [5, 6],
+    }
+    bias = {"logit_bias": {"7": 1.5}}
+    body = decode_body(
+        json.dumps(CHAT | values | bias | {"max_completion_tokens": 9}).encode(), ChatBody
+    )
+    wanted = SamplingParams(**values, logit_bias={7: 1.5}, max_tokens=9)
+    assert make_chat_params(body, SamplingParams(), 2) == wanted
+    for name, value in values.items():
+        assert getattr(wanted, name) != getattr(SamplingParams(), name), f"{name}={value}"
+
+
+def test_defaults_are_the_models_but_for_the_number_of_tokens() -> None:
+    defaults = SamplingParams(temperature=0.3, max_tokens=256)
+    chat = decode_body(json.dumps(CHAT).encode(), ChatBody)
+    assert make_chat_params(chat, defaults, 1) == defaults.replace({"max_tokens": None})
+    plain = decode_body(b'{"prompt": "hi"}', CompletionBody)
+    assert make_completion_params(plain, defaults, 1) == defaults.replace({"max_tokens": 16})
+
+
+def test_fields_that_contradict_each_other_are_refused() -> None:
+    def refused(**fields: Any) -> str:
+        body = decode_body(json.dumps(CHAT | fields).encode(), ChatBody)
+        with pytest.raises(ApiError) as caught:
+            make_chat_params(body, SamplingParams(), 4)
+        return caught.value.message
+
+    assert refused(top_logprobs=2) == "top_logprobs needs logprobs: true"
+    assert "differ" in refused(max_tokens=2, max_completion_tokens=3)
+    assert refused(n=5) == "n is 5; at most 4 answers are given"

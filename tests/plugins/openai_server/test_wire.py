@@ -1,0 +1,119 @@
+"""What the two processes say to each other arrives as it was said."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from attrs import fields
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock import RequestError, SamplingParams
+from headstock.outputs import TokenLogprob, Update
+from headstock.scheduler import Request
+from headstock_openai_server import messages
+from headstock_openai_server.messages import (
+    Close,
+    FrameReader,
+    Step,
+    ToEngine,
+    WireRequest,
+    WireUpdate,
+    encode_frame,
+    pack_request,
+    pack_update,
+    unpack_request,
+    unpack_update,
+)
+
+PARAMS = SamplingParams(
+    temperature=0.5,
+    seed=-7,
+    max_tokens=None,
+    stop=("a", "é"),
+    logit_bias={3: -100.0, 5: 2.5},
+    allowed_token_ids=(1, 2, 3),
+    logprobs=4,
+)
+
+
+def test_a_request_arrives_with_every_field() -> None:
+    request = Request(
+        id="12-3",
+        prompt=np.array([5, 0, 767], np.int32),
+        max_tokens=9,
+        min_tokens=2,
+        stop_ids=(0, 2),
+        priority=-4,
+        namespace="salt",
+        wait_for_sample=True,
+        prompt_logprobs=True,
+        params=PARAMS,
+    )
+    plain = Request(id="", prompt=np.zeros(1, np.int32), max_tokens=1)
+    names = [each.name for each in fields(Request)]
+    assert names == list(WireRequest.__struct_fields__), "a new field needs its place in a message"
+    decoder = msgspec.msgpack.Decoder(WireRequest)
+    found = unpack_request(decoder.decode(msgspec.msgpack.encode(pack_request(request))))
+    for name in names:
+        sent = getattr(request, name)
+        assert np.array_equal(getattr(found, name), sent), name
+        assert name == "prompt" or sent != getattr(plain, name), f"{name} has its default"
+    assert found.prompt.dtype == np.int32
+
+
+def test_parameters_are_checked_again_where_they_arrive() -> None:
+    wire = pack_request(
+        Request(id="1", prompt=np.ones(1, np.int32), max_tokens=1, params=SamplingParams())
+    )
+    bad = msgspec.structs.replace(wire, params={"temperature": 3.0})
+    with pytest.raises(RequestError, match="temperature must be between"):
+        unpack_request(bad)
+
+
+def test_an_update_arrives_with_every_field() -> None:
+    update = Update(
+        id="3",
+        tokens=(4, 2),
+        logprobs=(TokenLogprob(4, -0.5, ((4, -0.5), (9, -1.5))), TokenLogprob(2, -2.0)),
+        prompt_logprobs=(None, TokenLogprob(8, -0.25, ((8, -0.25),))),
+        finish_reason="stop",
+        stop_token=2,
+        error="none",
+        cached_tokens=16,
+        preemptions=1,
+    )
+    assert [each.name for each in fields(Update)] == list(WireUpdate.__struct_fields__)
+    data = msgspec.msgpack.encode(pack_update(update))
+    assert unpack_update(msgspec.msgpack.Decoder(WireUpdate).decode(data)) == update
+    assert update != Update(id="3")
+
+
+@given(
+    sizes=st.lists(st.integers(0, 40), max_size=6), cuts=st.lists(st.integers(0, 400), max_size=8)
+)
+def test_frames_are_the_same_however_the_stream_is_cut(sizes: list[int], cuts: list[int]) -> None:
+    updates = [
+        Step([pack_update(Update(id=str(i), tokens=tuple(range(n))))]) for i, n in enumerate(sizes)
+    ]
+    stream = b"".join(map(encode_frame, updates))
+    reader, found, begin = FrameReader(), [], 0
+    for end in [*sorted(min(cut, len(stream)) for cut in cuts), len(stream)]:
+        found += reader.feed(stream[begin:end])
+        begin = end
+    assert [msgspec.msgpack.decode(each, type=Step) for each in found] == updates
+
+
+def test_a_stream_out_of_step_is_noticed() -> None:
+    with pytest.raises(ValueError, match="frame of 4294967295 bytes"):
+        list(FrameReader().feed(b"\xff" * 8))
+
+
+@given(st.binary(max_size=60))
+def test_garbage_is_no_message_and_runs_nothing(data: bytes) -> None:
+    try:
+        message = msgspec.msgpack.decode(data, type=ToEngine)
+    except msgspec.MsgspecError:
+        return
+    assert isinstance(message, messages.Message | Close)

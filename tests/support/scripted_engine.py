@@ -1,0 +1,199 @@
+"""An engine process without a model: it says what `SCRIPT` in the environment tells it to.
+
+Run by a server in place of its engine. Every request gets the tokens of TEXT in turns, one a step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from attrs import Factory, define, frozen
+
+import headstock_demo
+from headstock.text import Tokenizer
+from headstock_openai_server.engine_process import Channel
+from headstock_openai_server.messages import (
+    Abort,
+    Accepted,
+    Close,
+    Failed,
+    Progress,
+    Ready,
+    Refused,
+    Start,
+    Stats,
+    Step,
+    Submit,
+    WireRequest,
+    WireUpdate,
+)
+
+TEXT = "Once upon a time, there was a little girl named Sara. "
+DIRECTORY = Path(headstock_demo.__file__).parent / "checkpoint"
+SUMMARY = {
+    "model": "demo",
+    "architecture": "none",
+    "device": "cpu",
+    "device_name": "none",
+    "dtype": "float32",
+    "kv_dtype": "float32",
+    "attention": "none",
+    "cache": "none",
+    "scheduler": "none",
+    "runner": "none",
+    "ops": "none",
+    "page_size": 16,
+    "kv_tokens": 4096,
+    "max_seq_len": 4096,
+    "max_running_requests": 64,
+    "table": [["device", "none", "the script"]],
+    "memory": [],
+    "notes": [],
+}
+
+
+@frozen(kw_only=True)
+class Script:
+    """What the engine does: seconds a step, and the steps after which it changes its mind.
+
+    die_at: the process ends at once; fail_at: it says why first; hang_at: it says nothing more
+    """
+
+    interval: float = 0.002
+    load_seconds: float = 0.0
+    start_error: str = ""
+    die_at: int = -1
+    fail_at: int = -1
+    hang_at: int = -1
+    refuse: str = ""
+    garbage: bool = False
+
+
+@define
+class Running:
+    """A request, and how many tokens it has had."""
+
+    wire: WireRequest
+    stream_tokens: bool
+    sent: int = 0
+    held: list[int] = Factory(list)
+
+
+def main(descriptor: int, script: Script) -> int:
+    """Serve the script; the exit code."""
+    import socket
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    channel = Channel(socket.socket(fileno=descriptor))
+    assert isinstance(channel.receive(), Start)
+    channel.send(Progress("weights", 1, 2))
+    time.sleep(script.load_seconds)
+    if script.start_error:
+        channel.send(Failed(script.start_error, "the script says so"))
+        return 6
+    if script.garbage:
+        channel.socket.sendall(b"\0\0\0\3abc")  # a frame that is no message
+    channel.send(Ready(str(DIRECTORY), 768, 4096, "", (0, 2), SUMMARY))
+    tokens = Tokenizer(DIRECTORY).encode(TEXT)
+    running: dict[str, Running] = {}
+    step, due = 0, time.monotonic()
+    send_stats(channel, running, step)
+    while True:
+        wait = max(0.0, due - time.monotonic()) if running else 1.0
+        ready, _, _ = select.select([channel.socket], [], [], wait)
+        if ready and not take_message(channel, running, script):
+            return 0
+        if not running:
+            send_stats(channel, running, step)
+            due = time.monotonic()
+            continue
+        if time.monotonic() < due:
+            continue
+        due = time.monotonic() + script.interval
+        step += 1
+        if step == script.die_at:
+            os._exit(9)
+        if step == script.fail_at:
+            channel.send(Failed("EngineDied", "the script says so"))
+            return 70
+        if step == script.hang_at:
+            time.sleep(1e6)
+        channel.send(Step(make_updates(running, tokens)))
+        if step % 100 == 0:
+            send_stats(channel, running, step)
+
+
+def take_message(channel: Channel, running: dict[str, Running], script: Script) -> bool:
+    """Do what messages say; False at the end."""
+    while True:
+        message = channel.receive()
+        if message is None or isinstance(message, Close):
+            return False
+        if isinstance(message, Submit):
+            if script.refuse:
+                channel.send(
+                    Refused(message.batch, script.refuse, "prompt", capacity=True, retry=True)
+                )
+            else:
+                for wire in message.requests:
+                    running[wire.id] = Running(wire, message.stream_tokens)
+                channel.send(Accepted(message.batch))
+        elif isinstance(message, Abort):
+            for request_id in message.ids:
+                running.pop(request_id, None)
+            if not running:
+                send_stats(channel, running, 0)
+        if not channel.frames:
+            return True
+
+
+def make_updates(running: dict[str, Running], tokens: list[int]) -> list[WireUpdate]:
+    """The news of one step: a token for each request."""
+    updates = []
+    for request_id, one in list(running.items()):
+        token = tokens[one.sent % len(tokens)]
+        is_first, one.sent = one.sent == 0, one.sent + 1
+        is_last = one.sent == one.wire.max_tokens
+        one.held.append(token)
+        if one.stream_tokens or is_first or is_last:
+            updates.append(
+                WireUpdate(
+                    request_id,
+                    tuple(one.held),
+                    None,
+                    None,
+                    "length" if is_last else None,
+                    None,
+                    None,
+                    0 if is_first else None,
+                    0,
+                )
+            )
+            one.held = []
+        if is_last:
+            del running[request_id]
+    return updates
+
+
+def send_stats(channel: Channel, running: dict[str, Any], step: int) -> None:
+    """Send counts, as an engine does."""
+    names = "waiting preemptions cached_pages prompt_tokens cached_tokens output_tokens failed"
+    counts = dict.fromkeys(f"{names} peak_held_pages".split(), 0)
+    live = len(running)
+    channel.send(
+        Stats(
+            counts | {"running": live, "steps": step, "free_pages": 256 - live, "total_pages": 256}
+        )
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), Script(**json.loads(os.environ.get("SCRIPT", "{}")))))
