@@ -146,6 +146,22 @@ def test_a_sink_that_raises_loses_its_request_and_disturbs_nobody(engine: Engine
         loop.submit(request("c"), seen.append)
 
 
+def test_a_loop_says_when_the_sinks_have_had_a_step(engine: Engine) -> None:
+    seen: list[Update] = []
+    batches: list[int] = []
+    loop = Loop(engine, after_step=lambda: batches.append(len(seen)))
+    loop.submit(request("a", 10, 5), seen.append)
+    for _ in range(500):
+        if seen and seen[-1].finish_reason:
+            break
+        loop.thread.join(0.02)
+    loop.close()
+
+    assert batches[-1] == len(seen) == 5
+    # each token came with a step of its own, and was not reported before it was there
+    assert sorted(set(batches)) == [0, 1, 2, 3, 4, 5]
+
+
 def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     loop = Loop(engine)
     seen: list[Update] = []

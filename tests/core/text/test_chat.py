@@ -167,3 +167,15 @@ def test_a_given_template_runs_in_the_sandbox_and_its_failures_are_its_own(
 def test_without_a_tokenizer_no_template_is_blamed() -> None:
     with pytest.raises(ModelError, match=r"^there is no tokenizer$"):
         render_chat(NoTokenizer("there is no tokenizer"), HELLO, template="{{ messages }}")
+
+
+def test_variables_reach_the_template_and_nothing_else(tokenizer: Tokenizer) -> None:
+    template = "{{ messages[0].content }}{% if not thinking %} now{% endif %}"
+    assert render_chat(tokenizer, HELLO, template=template) == "hello now"
+    variables: dict[str, object] = {"thinking": True, "unread": [1]}
+    shown = render_chat(tokenizer, HELLO, template=template, template_kwargs=variables)
+    assert shown == "hello"
+    for name in ("tokenize", "chat_template", "messages", "conversation", "self", "tools"):
+        with pytest.raises(RequestError, match=f"may not set {name}; give it variables") as caught:
+            render_chat(tokenizer, HELLO, template_kwargs={name: True})
+        assert caught.value.parameter == "chat_template_kwargs"
