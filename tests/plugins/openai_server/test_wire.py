@@ -14,6 +14,7 @@ from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import Request
 from headstock_openai_server import messages
 from headstock_openai_server.messages import (
+    INVALID,
     Close,
     FrameReader,
     Step,
@@ -114,6 +115,6 @@ def test_a_stream_out_of_step_is_noticed() -> None:
 def test_garbage_is_no_message_and_runs_nothing(data: bytes) -> None:
     try:
         message = msgspec.msgpack.decode(data, type=ToEngine)
-    except msgspec.MsgspecError:
+    except INVALID:
         return
     assert isinstance(message, messages.Message | Close)

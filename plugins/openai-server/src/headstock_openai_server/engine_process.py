@@ -28,6 +28,7 @@ from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
 from headstock_openai_server.messages import (
+    INVALID,
     Abort,
     Accepted,
     Close,
@@ -95,7 +96,7 @@ class Channel:
                 self.frames = list(self.reader.feed(data))
             try:
                 message: ToEngine = self.decoder.decode(self.frames.pop(0))
-            except msgspec.MsgspecError as error:
+            except INVALID as error:
                 LOG.error(log_event("a message was dropped", reason=describe_error(error)))
                 continue
             return message

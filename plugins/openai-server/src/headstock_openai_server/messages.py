@@ -144,6 +144,9 @@ class Stats(Message, frozen=True):
     counts: dict[str, int]
 
 
+INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What decoding raises for bytes that are no message."""
+
 ToEngine = Start | Submit | Abort | ResetPrefixCache | Close
 FromEngine = Progress | Ready | Failed | Accepted | Refused | Step | Stats
 

@@ -33,6 +33,7 @@ from headstock.requests import EngineLoop, StartedEngine
 from headstock.scheduler import Request
 from headstock.startup import summary as engine_summary
 from headstock_openai_server.messages import (
+    INVALID,
     Abort,
     Accepted,
     Close,
@@ -153,7 +154,7 @@ class RemoteLoop(asyncio.Protocol):
             for frame in self.reader.feed(data):
                 try:
                     message: FromEngine = self.decoder.decode(frame)
-                except msgspec.MsgspecError as error:
+                except INVALID as error:
                     LOG.error(log_event("a message was dropped", reason=describe_error(error)))
                     continue
                 self._receive(message)
