@@ -34,7 +34,12 @@ class Toys:
     folder: Path
 
     def engine(
-        self, *, window: int | None = None, report: ProgressCallback | None = None, **settings: Any
+        self,
+        *,
+        window: int | None = None,
+        state: bool = False,
+        report: ProgressCallback | None = None,
+        **settings: Any,
     ) -> Engine:
         """A small engine; every step is checked unless `settings` say otherwise."""
         small = {
@@ -50,7 +55,7 @@ class Toys:
             "load_format": "dummy",
             "max_seq_len": LONGEST,
         }
-        model = str(toy_plugins.install(self.folder, window))
+        model = str(toy_plugins.install(self.folder, window, state=state))
         return Engine(
             EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)),
             report,

@@ -51,6 +51,7 @@ from headstock.spi import (
     Rope,
     Sample,
     Sampling,
+    ShortConv,
     SpiRange,
     Stream,
 )
@@ -69,9 +70,9 @@ ToyForCausalLM = toy_plugins:model
 """
 
 
-def install(folder: Path, window: int | None = None) -> Path:
+def install(folder: Path, window: int | None = None, *, state: bool = False) -> Path:
     """Make `folder`, which is to be on `sys.path`, a distribution with these plugins; a checkpoint
-    of the toy model.
+    of the toy model, with a window and with a state if asked for.
     """
     info = folder / "headstock_toy-0.dist-info"
     info.mkdir(parents=True, exist_ok=True)
@@ -79,9 +80,9 @@ def install(folder: Path, window: int | None = None) -> Path:
         "Metadata-Version: 2.1\nName: headstock-toy\nVersion: 0\n", encoding="utf-8"
     )
     (info / "entry_points.txt").write_text(ENTRY_POINTS, encoding="utf-8")
-    checkpoint = folder / f"toy-{window}"
+    checkpoint = folder / f"toy-{window}-{state}"
     checkpoint.mkdir(exist_ok=True)
-    config = {"architectures": ["ToyForCausalLM"], "window": window}
+    config = {"architectures": ["ToyForCausalLM"], "window": window, "state": state}
     (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
     return checkpoint
 
@@ -138,7 +139,9 @@ def ops() -> OpsSpec:
         summary="stores tokens and positions",
         implementation="toy_plugins:ToyOps",
         capabilities=OpsCapabilities(
-            devices=CPU, dtypes=frozenset({"float32"}), layouts=frozenset({LayoutKind.FULL})
+            devices=CPU,
+            dtypes=frozenset({"float32"}),
+            layouts=frozenset({LayoutKind.FULL, LayoutKind.STATE}),
         ),
     )
 
@@ -154,8 +157,13 @@ def model() -> ModelSpec:
 
 
 def config(hf: Mapping[str, Any]) -> ModelConfig:
-    """One layer that sees everything and, with a `window`, another that sees the latest tokens."""
+    """One layer that sees everything, with a `window` another that sees the latest tokens, and with
+    a `state` another that keeps the hash of all tokens and their number.
+    """
     windows = (None,) if hf.get("window") is None else (None, int(hf["window"]))
+    conv, last = ShortConv(taps=2, width=2), len(windows)
+    state = LayerConfig(index=last, prefix="", group=last, scale=1.0, conv=conv)
+    kept = KVGroup(layers=(last,), layout=conv.layout)
     return ModelConfig(
         architecture="ToyForCausalLM",
         vocab=VOCAB,
@@ -170,11 +178,13 @@ def config(hf: Mapping[str, Any]) -> ModelConfig:
         layers=tuple(
             LayerConfig(index=i, prefix="", group=i, scale=1.0, window=w)
             for i, w in enumerate(windows)
-        ),
+        )
+        + ((state,) if hf.get("state") else ()),
         kv_groups=tuple(
             KVGroup(layers=(i,), layout=FullKV(kv_heads=1, k_dim=2, v_dim=2), window=w)
             for i, w in enumerate(windows)
-        ),
+        )
+        + ((kept,) if hf.get("state") else ()),
     )
 
 
@@ -222,6 +232,32 @@ class ToyOps(Ops):
     ) -> Stream:
         """The stream with the layer's hash added (a window layer's is 0)."""
         return Stream(x.total + attention[:, 0, :1])
+
+    def short_conv(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The mean of the stream and the hashes that states give, which are the same if all is
+        right. A row that was NaN leaves NaN.
+
+        writes: the states of the batch's rows
+        """
+        state, pages = batch.kv[layer.index].state["conv"], batch.state_pages[layer.group]
+        assert pages is not None
+        found = torch.zeros_like(x.total)
+        ends = batch.query_start.tolist()
+        for start, page, first, last in zip(
+            batch.starts.tolist(), pages.tolist(), ends, ends[1:], strict=False
+        ):
+            assert page or not start, "a row that pads a batch begins"
+            total, count = state[page, 0].tolist() if start else (0.0, 0.0)
+            for at in range(first, last):
+                # Not the row's own, or not up to date: a hash that is not right.
+                total = (total * 31 + int(batch.tokens[at]) + 7) % PRIME if count == start else 0.5
+                found[at] = total % VOCAB
+            is_sound = bool(x.total[first:last].isfinite().all())
+            state[page, 0, 0] = total if is_sound else np.nan
+            state[page, 0, 1] = start + last - first
+        return Stream((x.total + found) / 2)
 
     def mlp(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch

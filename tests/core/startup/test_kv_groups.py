@@ -178,7 +178,7 @@ def test_each_part_must_serve_the_layout(
     assert "--attn toy cannot serve" in (line := refuse())
     assert "latent KV is not supported; supported: full" in line
     monkeypatch.setattr(toy_plugins, "attention", reads_all)
-    assert "--ops toy writes full KV alone, and the model keeps latent KV" in refuse()
+    assert "--ops toy writes full and state KV alone, and the model keeps latent KV" in refuse()
 
 
 EVERY = frozenset(LayoutKind)

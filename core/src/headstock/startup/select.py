@@ -186,9 +186,9 @@ def check_layouts(
     """Raise CannotRun when the model has a layout that is not served: `who` and a verb."""
     missing = sorted(kind.value for kind in needs.layouts - served)
     if missing:
-        kinds = ", ".join(sorted(kind.value for kind in served)) or "no"
+        kinds = " and ".join(sorted(kind.value for kind in served)) or "no"
         raise CannotRun(
-            f"{who} {kinds} KV alone, and the model keeps {', '.join(missing)} KV; use {instead}"
+            f"{who} {kinds} KV alone, and the model keeps {' and '.join(missing)} KV; use {instead}"
         )
 
 

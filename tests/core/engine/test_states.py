@@ -1,0 +1,179 @@
+"""A model that keeps a state beside its keys and values, on the real engine and the toy model: a
+state that is another row's, stale or not there shows as a wrong token.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import rerun
+import torch
+import toy_plugins
+from attrs import evolve
+from often import often
+from toy_engine import (
+    EngineHarness,
+    Toys,
+    installed,
+    random_requests,
+    random_settings,
+    request,
+)
+
+from headstock.debug.canary import PATTERN
+from headstock.errors import CannotRun
+from headstock.execution.buffers import Buffers
+from headstock.spi import LayoutKind
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[Toys]:
+    """The toy model and its parts."""
+    with installed(tmp_path) as folder:
+        yield folder
+
+
+def count_replays(runner: Any, name: str, counts: Counter[str]) -> None:
+    """Count the steps that this method of the runner replays."""
+    replay = getattr(runner, name)
+
+    def counted(step: Any) -> Any:
+        sample = replay(step)
+        counts[name] += sample is not None
+        return sample
+
+    setattr(runner, name, counted)
+
+
+@pytest.mark.feature("T6", "P11")
+@pytest.mark.parametrize("seed", often(4, range(20)))
+def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    settings = random_settings(rng) | {"debug_canary": True, "kv_cache": bool(rng.random() < 0.8)}
+    engine = toys.engine(state=True, **settings)
+    harness = EngineHarness(engine).run(random_requests(rng, 25))
+
+    assert set(harness.reasons.values()) == {"stop", "length"}
+    assert engine.stats().cached_tokens == 0
+    states = engine.limits.num_pages[-1]
+    assert states == settings["max_running_requests"] != engine.limits.num_pages[0]
+    words = engine.canary.pools_as_words(len(engine.limits.groups) - 1)
+    assert all((pool[0] == PATTERN).all() for pool in words.values()), "the dummy page was written"
+    engine.close()
+
+
+@pytest.mark.feature("T6")
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_preempted_row_computes_its_state_again(toys: Toys, overlap: bool) -> None:
+    sizes = {"max_running_requests": 6, "max_batch_tokens": 13, "num_pages": 41}
+    engine = toys.engine(state=True, overlap=overlap, debug_canary=True, **sizes)
+    harness = EngineHarness(engine).run(random_requests(np.random.default_rng(3), 30))
+
+    assert engine.stats().preemptions > 2
+    assert set(harness.reasons.values()) == {"stop", "length"}
+    engine.close()
+
+
+@pytest.mark.feature("G2")
+@pytest.mark.parametrize("attn", often(2, ["toy", "toy-planned", "toy,toy-planned"]))
+@pytest.mark.parametrize("window", often(1, [None, 7]))
+def test_replayed_steps_and_what_pads_them_change_no_state(
+    toys: Toys, attn: str, window: int | None
+) -> None:
+    sizes = {"max_running_requests": 17, "max_batch_tokens": 50, "num_pages": 120}
+    engine = toys.engine(
+        state=True, window=window, attn=attn, runner="rerun", debug_canary=True, **sizes
+    )
+    counts = Counter[str]()
+    executor: Any = engine.executor
+    while not hasattr(executor, "runner"):
+        executor = executor.inner
+    for name in ("decode", "prompt"):
+        count_replays(executor.runner, name, counts)
+    harness = EngineHarness(engine).run(random_requests(np.random.default_rng(5), 40))
+
+    assert set(harness.reasons.values()) == {"stop", "length"}
+    assert counts["decode"] > 20 and counts["prompt"] > 20 and engine.stats().preemptions
+    engine.close()
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
+    toys: Toys,
+    runner: str,
+    overlap: bool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    faults = tuple(f"nan@{step}:{row}" for step, row in ((4, 1), (9, 3), (15, 0), (30, 2)))
+    sizes = {"num_pages": 60, "max_running_requests": 5, "max_batch_tokens": 23}
+    engine = toys.engine(
+        state=True, faults=faults, runner=runner, overlap=overlap, debug_canary=True, **sizes
+    )
+    left, clean = [], Buffers.zero_non_finite
+
+    def watched(buffers: Buffers, rows: np.ndarray, tables: tuple[torch.Tensor, ...]) -> None:
+        states = buffers.kv[1].state["conv"][tables[1][rows, 0].long()]
+        left.append(bool(states.isnan().any()))
+        clean(buffers, rows, tables)
+        assert buffers.kv[1].state["conv"][tables[1][rows, 0].long()].isfinite().all()
+
+    monkeypatch.setattr(Buffers, "zero_non_finite", watched)
+    harness = EngineHarness(engine).run(random_requests(np.random.default_rng(7), 40, greedy=True))
+
+    assert Counter(harness.reasons.values())["error"] == len(left) == 4
+    assert any(left), "no state was NaN, so nothing was put to the test"
+    engine.close()
+
+
+@pytest.mark.feature("T13", "T16")
+def test_nothing_is_reused_and_the_start_up_table_says_so(toys: Toys) -> None:
+    prompt = np.arange(40)
+    for settings in ({}, {"paged_attn": "off", "num_pages": None}):
+        engine = toys.engine(state=True, **settings)
+        for name in "ab":
+            EngineHarness(engine).run([request(name, prompt, 5)])
+        harness = EngineHarness(engine)
+        harness.run([request("c", np.concatenate([prompt, np.arange(5)]), 5)])
+
+        assert ("prefix reuse", "off", "KV group 1 keeps a state") in engine.summary.table
+        assert engine.stats().cached_tokens == engine.stats().cached_pages == 0
+        engine.close()
+
+
+def test_the_memory_plan_has_a_page_a_row_beside_the_others(toys: Toys) -> None:
+    engine = toys.engine(state=True, num_pages=100, page_size=4, max_running_requests=8)
+
+    # A key and a value of two float32 numbers, four tokens a page; two numbers, in 16 bytes.
+    assert [line.strip() for line in engine.summary.memory[2:]] == [
+        "KV pool   400 tokens in 2 groups",
+        "full, 1 layer: 100 pages of 4, 64 B a page, 6.3 KiB",
+        "state, 1 layer: 8 pages, 16 B a page, 144 B",
+    ]
+    engine.close()
+
+
+@pytest.mark.parametrize("part", ["ops", "runner"])
+def test_a_part_that_knows_no_states_is_refused_by_name(
+    toys: Toys, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name = {"ops": (toy_plugins, "ops"), "runner": (rerun, "spec")}[part]
+    spec = getattr(module, name)()
+    narrow = evolve(spec.capabilities, layouts=frozenset({LayoutKind.FULL}))
+    monkeypatch.setattr(module, name, lambda: evolve(spec, capabilities=narrow))
+
+    with pytest.raises(
+        CannotRun, match=f"--{part} {spec.name} .* full KV alone, and the model keeps state"
+    ) as e:
+        toys.engine(state=True, runner="rerun")
+
+    assert e.value.exit_code == 5
