@@ -26,6 +26,7 @@ from headstock.spi import (
     LayoutKind,
     ModelConfig,
     Phase,
+    ShortConv,
     StateKV,
     StateTensor,
 )
@@ -36,6 +37,7 @@ from headstock.startup.negotiate import negotiate_terms
 from headstock.startup.select import check_layouts, select_plugins
 
 FULL = FullKV(kv_heads=2, k_dim=8, v_dim=8)
+CONV = ShortConv(taps=3, width=8)
 STATE = StateKV(tensors=(StateTensor("conv", (16, 2)),))
 LATENT = LatentKV(dim=24, rope_dim=8)
 
@@ -63,6 +65,13 @@ def with_groups(*groups: KVGroup, windows: tuple[int | None, ...] = (None,) * 3)
     return evolve(one, kv_groups=groups, layers=layers)
 
 
+def with_conv(conv: ShortConv, *groups: KVGroup) -> ModelConfig:
+    """The decoder with these groups, its second layer a convolution."""
+    one = with_groups(*groups)
+    first, second, *others = one.layers
+    return evolve(one, layers=(first, evolve(second, conv=conv), *others))
+
+
 NEEDS = AttentionNeeds(
     model=model(), dtype="float32", kv_dtype="float32", page_size=16, contiguous=False,
     max_rows=1, max_seq_len=9,
@@ -71,6 +80,7 @@ GOOD = [
     model(),
     with_groups(group(0, 2), group(1)),
     with_groups(group(0), group(1, layout=LATENT), group(2, layout=STATE)),
+    with_conv(CONV, group(0, 2), group(1, layout=CONV.layout)),
     # tokens that stay though the layer does not look back at them
     with_groups(group(0, 1, 2), windows=(4, None, 6)),
     with_groups(group(0, 1, 2, window=6), windows=(4, 6, 6)),
@@ -103,6 +113,14 @@ BAD = [
             group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3,), "int8"),)))
         ),
         "a state of int8; wanted a floating",
+    ),
+    (
+        with_conv(ShortConv(taps=3, width=8), group(0), group(1, 2)),
+        "layer 1 has a convolution that keeps .* its group keeps FullKV",
+    ),
+    (
+        with_conv(ShortConv(taps=4, width=8), group(0), group(1, 2, layout=CONV.layout)),
+        "convolution that keeps .*\\(3, 8\\).* keeps .*\\(2, 8\\)",
     ),
     (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; wanted FullKV"),
     (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; wanted 0, 1"),

@@ -1,0 +1,269 @@
+"""LFM2 through the whole engine: the tokens and log-probabilities of transformers, however steps
+are cut, whoever is beside a row and whatever fails.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import replayed_sdpa
+import torch
+from attrs import frozen
+from often import often
+from parity import tokens, write
+from transformers import AutoModelForCausalLM
+
+from headstock import LLM, SamplingParams
+from headstock.errors import CannotRun, ModelError
+from headstock.execution.buffers import Buffers
+from headstock.spi import Shard
+from headstock.startup.model_loading import read_model, shard_model
+from headstock_cuda_graph.runner import CudaGraphRunner
+
+HF: dict[str, Any] = {
+    "model_type": "lfm2",
+    "architectures": ["Lfm2ForCausalLM"],
+    "vocab_size": 96,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "layer_types": ["conv", "full_attention", "conv", "full_attention"],
+    "conv_L_cache": 4,
+    "conv_bias": True,
+    "block_multiple_of": 8,
+    "norm_eps": 1e-4,
+    "rope_theta": 300.0,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.3,
+    "pad_token_id": 0,
+}
+MAX_TOKENS = 10
+TIE = 1e-4
+"""A margin between the two best tokens under which float32 may fall on either side."""
+PROMPTS = [tokens(length, seed=length) for length in (1, 2, 3, 5, 8, 13, 21, 30)]
+SMALL = {"attn": "sdpa", "page_size": 4, "num_pages": 128, "max_seq_len": 48, "debug_canary": True}
+
+
+@frozen
+class Answer:
+    """Greedy tokens, the log-probability of each, and how far it is ahead of the second best."""
+
+    tokens: list[int]
+    logprobs: list[float]
+    margins: list[float]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small LFM2 whose first layer has no attention."""
+    folder = tmp_path_factory.mktemp("lfm2")
+    write(folder, HF)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path) -> list[Answer]:
+    """What transformers makes of each prompt alone, every token from the whole sequence anew."""
+    model = AutoModelForCausalLM.from_pretrained(
+        checkpoint, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    answers = []
+    for prompt in PROMPTS:
+        answer, ids = Answer([], [], []), list(prompt)
+        for _ in range(MAX_TOKENS):
+            with torch.inference_mode():
+                scores = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
+            (best, second), (token, _) = scores.log_softmax(-1).topk(2)
+            answer.tokens.append(int(token))
+            answer.logprobs.append(float(best))
+            answer.margins.append(float(best - second))
+            ids.append(int(token))
+        answers.append(answer)
+    return answers
+
+
+@pytest.fixture
+def replayed(tmp_path: Path) -> Iterator[None]:
+    """A backend and a runner for graphs that compute again."""
+    with replayed_sdpa.installed(tmp_path):
+        yield
+
+
+def generate(checkpoint: Path, **settings: Any) -> tuple[list[Any], Any]:
+    """The greedy outputs of all prompts at once, and the engine that made them (closed)."""
+    with LLM(str(checkpoint), debug_invariants=True, **(SMALL | settings)) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=1)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
+    return [output.outputs[0] for output in outputs], llm._session.engine
+
+
+def assert_equal(output: Any, answer: Answer, number: int) -> None:
+    """The tokens and log-probabilities, up to a margin under TIE."""
+    for at, token in enumerate(output.token_ids):
+        if token != answer.tokens[at]:
+            assert answer.margins[at] < TIE, f"prompt {number}, token {at}"
+            return
+        assert abs(output.logprobs[at][token].logprob - answer.logprobs[at]) < TIE
+
+
+WAYS: Sequence[dict[str, Any]] = (
+    {},
+    {"max_batch_tokens": 3, "max_running_requests": 2},
+    {"max_batch_tokens": 9, "max_running_requests": 7, "overlap": False},
+    {"ops": "torch", "max_batch_tokens": 17, "max_running_requests": 5},
+    {"ops": "onednn", "scheduler": "prefill-first", "page_size": 1, "num_pages": 300},
+    {"ops": "fbgemm", "scheduler": "decode-first", "cache_type": "naive"},
+    {"kv_cache": False, "max_batch_tokens": 40},
+    {"scheduler": "equal-length", "max_running_requests": 3, "attn": "sdpa,sdpa"},
+    {"paged_attn": "off", "page_size": "auto", "num_pages": None, "max_running_requests": 3},
+)
+
+
+@pytest.mark.feature("T6", "P11")
+@pytest.mark.parametrize("settings", WAYS, ids=str)
+def test_tokens_are_those_of_transformers(
+    settings: dict[str, Any], checkpoint: Path, reference: list[Answer]
+) -> None:
+    outputs, engine = generate(checkpoint, **settings)
+
+    for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
+        assert len(output.token_ids) == MAX_TOKENS
+        assert_equal(output, answer, number)
+    assert engine.stats().cached_tokens == 0
+
+
+@pytest.mark.feature("T6")
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
+def test_preempted_rows_compute_their_states_again(
+    overlap: bool, checkpoint: Path, reference: list[Answer]
+) -> None:
+    settings = {"page_size": 2, "num_pages": 26, "max_seq_len": 41, "max_batch_tokens": 11}
+    outputs, engine = generate(checkpoint, overlap=overlap, **settings)
+
+    assert engine.stats().preemptions > 0
+    for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
+        assert_equal(output, answer, number)
+
+
+def counted(name: str, counts: Counter[str]) -> Any:
+    """The runner's method of that name, which counts the steps that it replays."""
+    replay = getattr(CudaGraphRunner, name)
+
+    def count(runner: CudaGraphRunner, step: Any) -> Any:
+        sample = replay(runner, step)
+        counts[name] += sample is not None
+        return sample
+
+    return count
+
+
+@pytest.mark.feature("G2")
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"max_batch_tokens": 11, "max_running_requests": 7, "num_pages": 26, "overlap": False}],
+    ids=str,
+)
+def test_replayed_steps_give_the_tokens_of_transformers(
+    settings: dict[str, Any],
+    checkpoint: Path,
+    reference: list[Answer],
+    replayed: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    counts: Counter[str] = Counter()
+    for name in ("decode", "prompt"):
+        monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
+    outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner="rerun", **settings)
+
+    assert counts["decode"] > 5 and counts["prompt"]
+    for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
+        assert_equal(output, answer, number)
+
+
+@pytest.mark.feature("P7")
+@pytest.mark.parametrize("runner", ["eager", "rerun"])
+def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
+    runner: str,
+    checkpoint: Path,
+    reference: list[Answer],
+    replayed: None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.CRITICAL)
+    states: list[bool] = []
+    clean = Buffers.zero_non_finite
+
+    def watched(buffers: Buffers, rows: Any, tables: Any) -> None:
+        pages = tables[1][torch.from_numpy(rows), 0].long()
+        states.append(bool(buffers.kv[2].state["conv"][pages].isnan().any()))
+        clean(buffers, rows, tables)
+        assert buffers.kv[2].state["conv"].isfinite().all()
+
+    monkeypatch.setattr(Buffers, "zero_non_finite", watched)
+    settings = {"attn": "sdpa-replayed", "ops": "torch", "max_batch_tokens": 19}
+    outputs, _ = generate(
+        checkpoint, runner=runner, max_running_requests=3, faults=("nan@3:1", "nan@9:0"), **settings
+    )
+
+    failed = [output for output in outputs if output.finish_reason == "error"]
+    assert len(failed) == 2 and states == [True, True]
+    for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
+        assert_equal(output, answer, number)
+        assert output in failed or len(output.token_ids) == MAX_TOKENS
+
+
+@pytest.mark.feature("T13", "T17")
+def test_the_summary_has_the_states_and_no_reuse(checkpoint: Path) -> None:
+    _, engine = generate(checkpoint, max_running_requests=5, num_pages=40)
+    summary = engine.summary
+
+    assert ("prefix reuse", "off", "KV group 1 keeps a state") in summary.table
+    # Keys and values of two heads of 16 and four tokens, in two layers; three inputs of 32
+    # channels, in two layers.
+    assert [line.strip() for line in summary.memory[2:]] == [
+        "KV pool   160 tokens in 2 groups",
+        "full, 2 layers: 40 pages of 4, 2.0 KiB a page, 82.0 KiB",
+        "state, 2 layers: 5 pages, 768 B a page, 4.5 KiB",
+    ]
+    operations = [value for name, value, _ in summary.table if name == "operations"]
+    assert operations == ["all composed"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"conv_L_cache": 1}, "conv_L_cache is 1, wanted 2 to 1024"),
+        ({"layer_types": ["conv"] * 4}, "no layer is of type 'full_attention'"),
+        ({"layer_types": ["mamba"] * 4}, "wanted 4 entries out of full_attention, conv"),
+    ],
+    ids=str,
+)
+def test_bad_input_is_refused_in_a_line_before_weights_load(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(HF | changes), encoding="utf-8")
+
+    with pytest.raises(ModelError, match=r"^[^\n]*$") as error:
+        LLM(str(tmp_path), **SMALL)
+
+    assert message in str(error.value)
+
+
+def test_channels_that_shards_do_not_divide_are_refused(tmp_path: Path) -> None:
+    changes = {"hidden_size": 33, "num_attention_heads": 6, "num_key_value_heads": 3}
+    (tmp_path / "config.json").write_text(json.dumps(HF | changes), encoding="utf-8")
+    family, config = read_model(tmp_path)
+
+    with pytest.raises(CannotRun, match="hidden_size is 33, which 2 shards do not") as error:
+        shard_model(family, config, Shard(index=0, count=2))
+    assert error.value.exit_code == 5
