@@ -35,6 +35,23 @@ COMMAND = (
 """What `headstock serve` does, with an engine of one's choice."""
 
 
+LIMITS = {
+    "--max-body-bytes": 4000,
+    "--max-header-bytes": 2000,
+    "--max-headers": 12,
+    "--max-prompts": 3,
+    "--max-messages": 3,
+    "--max-n": 3,
+    "--max-running-requests": 4,
+    "--max-queued-requests": 8,
+    "--max-queued-tokens": 300,
+    "--header-timeout": 0.5,
+    "--body-timeout": 0.5,
+    "--keep-alive": 1,
+}
+"""Small limits, of the server that most tests share."""
+
+
 @frozen
 class Answer:
     """A response: its status, its headers in lower case, its body."""
@@ -116,7 +133,7 @@ class Served:
         key = f"authorization: Bearer {self.key}\r\n" if self.key else ""
         head = (
             f"POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
-            f"{key}content-length: {len(data)}\r\n\r\n"
+            f"{key}connection: close\r\ncontent-length: {len(data)}\r\n\r\n"
         )
         return self.connect(head.encode() + data)
 
@@ -132,6 +149,16 @@ class Served:
         end = time.monotonic() + seconds
         while (found := self.metric(name)) != value:
             assert time.monotonic() < end, f"{name} is {found} after {seconds} s, not {value}"
+            time.sleep(0.02)
+
+    def wait_for_line(self, **facts: Any) -> dict[str, Any]:
+        """The first line of the access log with these facts; waits for it."""
+        end = time.monotonic() + 10
+        while True:
+            for line in list(self.log):
+                if facts.items() <= line.items():
+                    return line
+            assert time.monotonic() < end, f"no line with {facts}"
             time.sleep(0.02)
 
     def wait(self, seconds: float = 30) -> int:

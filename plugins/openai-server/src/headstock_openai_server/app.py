@@ -12,11 +12,11 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 from uuid import uuid4
 
-from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.exceptions import ExceptionMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 import headstock
@@ -75,8 +75,8 @@ def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
         )
         return error_response(ApiError(error.status_code, text, headers=dict(error.headers or {})))
 
-    app = Starlette(
-        routes=[
+    router = Router(
+        [
             route("/v1/chat/completions", "POST", answer_chat),
             route("/v1/completions", "POST", answer_completion),
             route("/v1/models", "GET", list_models),
@@ -88,10 +88,10 @@ def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
             route("/version", "GET", show_version),
             route("/metrics", "GET", show_metrics),
         ],
-        exception_handlers={HTTPException: refuse_http},
+        redirect_slashes=False,  # it would build an address out of the Host header
     )
-    app.router.redirect_slashes = False  # it would build an address out of the Host header
-    return Gate(app, service, access_log)
+    # Not a Starlette: that answers an unknown error itself, also one that says the client has gone.
+    return Gate(ExceptionMiddleware(router, {HTTPException: refuse_http}), service, access_log)
 
 
 def error_response(error: ApiError) -> Response:
@@ -225,6 +225,7 @@ class Gate:
         request_id = read_request_id(scope)
         record: MutableMapping[str, Any] = {"status": CLIENT_GONE}
         scope[RECORD] = record
+        scope["app"] = self.app  # or the router would write errors itself, as plain text
         is_open = False
 
         async def send_named(message: Message) -> None:

@@ -133,8 +133,10 @@ async def complete_chat(
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
     async with service.open_generation([prompt_request], streams=False) as generation:
-        await generation.collect()
-        note_generation(record, generation)
+        try:
+            await generation.collect()
+        finally:
+            note_generation(record, generation)
         output = prompt_request.final_output()
         params = prompt_request.params
         choices = [

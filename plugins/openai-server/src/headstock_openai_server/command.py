@@ -50,11 +50,11 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     # Late: `--help` and the Tab key need none of it.
     from headstock_openai_server.access_log import AccessLog
     from headstock_openai_server.remote_engine import PROCESS_MODULE
-    from headstock_openai_server.server import ServerProcess, bind
+    from headstock_openai_server.server import ServerProcess, listen
     from headstock_openai_server.service import Service
 
     access_log = AccessLog(settings.access_log)
-    listener = bind(settings)
+    listener = listen(settings)
     host, port = listener.getsockname()[:2]
     print_note(f"listening on {format_address(host, port)}, loading {resolved.engine.model}")
     if settings.is_open:

@@ -158,8 +158,10 @@ async def complete_prompts(
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
     async with service.open_generation(prompt_requests, streams=False) as generation:
-        await generation.collect()
-        note_generation(record, generation)
+        try:
+            await generation.collect()
+        finally:
+            note_generation(record, generation)
         # Long prompts with log-probabilities take many milliseconds to write out.
         make = partial(make_choices, service, body, prompt_requests)
         choices = await asyncio.to_thread(make) if body.echo else make()

@@ -42,8 +42,11 @@ class HttpServer(uvicorn.Server):
         yield
 
 
-def bind(settings: ServerSettings) -> socket.socket:
-    """A socket that is bound to the server's address.   raises: UsageError"""
+def listen(settings: ServerSettings) -> socket.socket:
+    """A socket that listens on the server's address; who connects now is answered later.
+
+    raises: UsageError
+    """
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             settings.host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -52,6 +55,7 @@ def bind(settings: ServerSettings) -> socket.socket:
         try:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.bind(address)
+            bound.listen(BACKLOG)
         except OSError:
             bound.close()
             raise

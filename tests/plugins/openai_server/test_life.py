@@ -1,0 +1,214 @@
+"""A server begins, ends and fails as documented, whatever its engine does."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+import pytest
+from served import Answer, Served, read_until_closed, serve
+
+TEXT = "/v1/completions"
+STREAM = {"prompt": "a", "max_tokens": 400, "stream": True}
+
+
+def events_of(data: bytes) -> list[dict[str, Any]]:
+    """The events of a raw response in chunks."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200")
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return Answer(200, {}, body).events
+
+
+def health(server: Served) -> tuple[int, str]:
+    answer = server.get("/health")
+    return answer.status, answer.json["status"]
+
+
+def wait_for_health(server: Served, wanted: tuple[int, str], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while (found := health(server)) != wanted:
+        assert time.monotonic() < end, f"/health is {found}, not {wanted}"
+        time.sleep(0.02)
+
+
+def test_sigterm_lets_streams_end_and_refuses_what_is_new() -> None:
+    script = {"interval": 0.01}
+    with serve("--drain-delay", "0.3", script=script) as server:
+        with server.post_raw(TEXT, STREAM | {"max_tokens": 100}) as connection:
+            assert connection.recv(10) == b"HTTP/1.1 2"
+            server.process.send_signal(signal.SIGTERM)
+            wait_for_health(server, (503, "shutting_down"))
+            late = server.post(TEXT, STREAM)
+            assert (late.status, late.error["code"]) == (503, "shutting_down")
+            events = events_of(b"HTTP/1.1 2" + read_until_closed(connection))
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.wait() == 0
+        with pytest.raises(ConnectionRefusedError):
+            server.get("/health")
+
+
+def test_an_engine_that_dies_fails_what_runs_and_ends_the_server_with_70() -> None:
+    with serve("--drain-delay", "1", script={"die_at": 20, "interval": 0.01}) as server:
+        with server.post_raw(TEXT, STREAM) as stream, server.post_raw(TEXT, {"prompt": "a"}):
+            *some, last = events_of(read_until_closed(stream))
+        assert len(some) > 5 and all(each["choices"] for each in some)
+        assert last["error"]["type"] == "server_error"
+        assert last["error"]["message"] == "the engine has stopped"
+        assert health(server) == (503, "engine_dead")
+        late = server.post(TEXT, STREAM)
+        assert (late.status, late.error["code"]) == (503, "engine_dead")
+        assert server.wait() == 70
+    assert "the engine process ended" in server.errors[-1]
+
+
+@pytest.mark.full
+def test_a_server_that_loads_says_so_and_an_engine_that_does_not_start_ends_it() -> None:
+    script = {"load_seconds": 1.0, "start_error": "ModelError"}
+    with serve(script=script, wait_ready=False) as server:
+        first = server.get("/health")
+        assert first.status == 503 and first.json["status"] == "loading"
+        answer = server.post(TEXT, {"prompt": "a"})
+        assert (answer.status, answer.error["code"]) == (503, "loading")
+        assert answer.headers["retry-after"] == "1"
+        assert server.get("/v1/models").status == 503
+        assert server.get("/version").status == 200
+        assert server.wait() == 6
+    assert server.errors[-1].strip() == "the script says so"
+
+
+@pytest.mark.full
+def test_a_silent_engine_is_unhealthy_and_then_killed() -> None:
+    limits = ("--watchdog", "0.5", "--watchdog-exit", "3", "--drain-delay", "0.5")
+    with serve(*limits, script={"hang_at": 20}) as server:
+        with server.post_raw(TEXT, STREAM) as stream:
+            wait_for_health(server, (503, "engine_stalled"))
+            *_, last = events_of(read_until_closed(stream))
+        assert last["error"]["message"] == "the engine has stopped"
+        assert server.wait() == 70
+
+
+@pytest.mark.full
+def test_an_engine_that_says_why_it_fails_is_quoted_in_the_log_alone() -> None:
+    with serve("--drain-delay", "0.5", script={"fail_at": 5}) as server:
+        with server.post_raw(TEXT, STREAM) as stream:
+            *_, last = events_of(read_until_closed(stream))
+        assert last["error"]["message"] == "the engine has stopped"
+        assert server.wait() == 70
+    assert "the script says so" in server.errors[-1]
+
+
+@pytest.mark.full
+def test_a_second_signal_ends_at_once_with_an_error_for_what_runs() -> None:
+    with serve(script={"interval": 0.05}) as server:
+        with server.post_raw(TEXT, STREAM | {"max_tokens": 2000}) as stream:
+            assert stream.recv(10) == b"HTTP/1.1 2"
+            server.process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert server.process.poll() is None
+            server.process.send_signal(signal.SIGINT)
+            *_, last = events_of(b"HTTP/1.1 2" + read_until_closed(stream))
+        assert last["error"]["code"] == "shutting_down"
+        assert server.wait(10) == 0
+
+
+@pytest.mark.full
+def test_the_drain_has_an_end() -> None:
+    with serve("--drain-timeout", "0.5", script={"interval": 0.05}) as server:
+        with server.post_raw(TEXT, STREAM | {"max_tokens": 2000}) as stream:
+            assert stream.recv(10) == b"HTTP/1.1 2"
+            server.process.send_signal(signal.SIGTERM)
+            *_, last = events_of(b"HTTP/1.1 2" + read_until_closed(stream))
+        assert last["error"]["code"] == "shutting_down"
+        assert server.wait(15) == 0
+
+
+@pytest.mark.full
+def test_no_engine_outlives_its_server() -> None:
+    with serve("--num-pages", "64") as server:
+        children = f"/proc/{server.process.pid}/task/{server.process.pid}/children"
+        with open(children) as file:
+            (engine,) = map(int, file.read().split())
+        server.process.kill()
+        end = time.monotonic() + 20
+        while is_running(engine):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+
+def is_running(process: int) -> bool:
+    """Whether a process is there and no zombie."""
+    with contextlib.suppress(FileNotFoundError), open(f"/proc/{process}/stat") as file:
+        return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    return False
+
+
+@pytest.mark.full
+def test_garbage_from_an_engine_is_dropped_and_a_full_pool_is_429() -> None:
+    with serve(script={"garbage": True, "refuse": "no room"}) as server:
+        answer = server.post(TEXT, {"prompt": "a"})
+        assert (answer.status, answer.error["message"]) == (429, "no room")
+        assert answer.headers["retry-after"] == "1"
+        assert any("a message was dropped" in line for line in server.errors)
+        assert server.metric("headstock_requests_running") == 0
+
+
+@pytest.mark.full
+def test_tokens_that_wait_fill_the_queue() -> None:
+    with serve("--max-queued-tokens", "10", script={"interval": 3}) as server:
+        with server.post_raw(TEXT, {"prompt": [5] * 8, "max_tokens": 1}):
+            time.sleep(0.5)
+            assert server.post(TEXT, {"prompt": [5] * 2, "max_tokens": 1}).status == 200
+        with server.post_raw(TEXT, {"prompt": [5] * 8, "max_tokens": 1}):
+            time.sleep(0.5)
+            full = server.post(TEXT, {"prompt": [5] * 3, "max_tokens": 1})
+            assert full.status == 429
+            assert "8 of 10 prompt tokens wait" in full.error["message"]
+
+
+@pytest.mark.full
+def test_a_client_that_reads_nothing_is_dropped_and_others_are_not_slowed() -> None:
+    with serve("--unread-timeout", "1", script={"interval": 0.0005}) as server:
+        body = STREAM | {"max_tokens": 4000, "n": 60, "logit_bias": {"5": 0}}
+        with socket.socket() as deaf:
+            deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            deaf.connect(("127.0.0.1", server.port))
+            data = json.dumps(body).encode()
+            head = (
+                f"POST {TEXT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"content-length: {len(data)}\r\n\r\n"
+            )
+            deaf.sendall(head.encode() + data)
+            server.wait_for("headstock_requests_running", 60)
+            server.wait_for("headstock_requests_running", 0, 60)
+        assert server.metric("headstock_requests_total") == 60
+
+
+@pytest.mark.full
+def test_connections_that_come_and_go_leave_nothing_behind() -> None:
+    with serve("--header-timeout", "1", script={"interval": 0.002}) as server:
+        assert server.post(TEXT, {"prompt": "a"}).status == 200
+        for _ in range(500):
+            server.connect().close()
+        halves = [server.connect(b"GET /health HT") for _ in range(200)]
+        streams = [server.post_raw(TEXT, STREAM) for _ in range(50)]
+        for index, stream in enumerate(streams):
+            time.sleep(0.002)
+            if index % 3:
+                stream.recv(100)
+            stream.close()
+        for half in halves:
+            assert read_until_closed(half) == b""
+            half.close()
+        server.wait_for("headstock_requests_running", 0)
+        server.wait_for("headstock_http_requests_open", 1)
+        with open(f"/proc/{server.process.pid}/status") as file:
+            (threads,) = (line.split()[1] for line in file if line.startswith("Threads"))
+        assert int(threads) < 40

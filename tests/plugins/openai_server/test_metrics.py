@@ -1,0 +1,57 @@
+"""What `/metrics` says is what happened."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from served import Served
+
+from headstock_openai_server.metrics import BETWEEN_TOKENS, TimeHistogram, name_series
+
+
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_a_histogram_counts_what_is_at_most_each_bound(seconds: list[float]) -> None:
+    histogram = TimeHistogram("a", "b", "m", BETWEEN_TOKENS)
+    for each in seconds:
+        histogram.observe(each)
+    (family,) = histogram.collect()
+    found = {each.labels.get("le", each.name): each.value for each in family.samples}
+    for bound in BETWEEN_TOKENS:
+        assert found[str(bound)] == sum(each <= bound for each in seconds)
+    assert found["+Inf"] == found["a_count"] == len(seconds)
+    assert found["a_sum"] == pytest.approx(sum(seconds))
+
+
+def test_vllms_prefix_gives_vllms_names() -> None:
+    assert name_series("vllm", "kv_usage_ratio", "kv_cache_usage_perc") == (
+        "vllm:kv_cache_usage_perc"
+    )
+    assert name_series("mine", "kv_usage_ratio", "kv_cache_usage_perc") == "mine_kv_usage_ratio"
+
+
+def test_requests_tokens_and_times_are_counted(server: Served) -> None:
+    names = {
+        "headstock_requests_total": 2.0,
+        "headstock_time_to_first_token_seconds_count": 2.0,
+        "headstock_request_seconds_count": 2.0,
+        "headstock_output_tokens_total": 10.0,
+        "headstock_prompt_tokens_total": 8.0,
+        "headstock_inter_token_latency_seconds_count": 8.0,
+    }
+    server.wait_for("headstock_requests_running", 0)
+    before = {name: server.metric(name) for name in names if server.get("/metrics")}
+    body = {"prompt": [[5, 6, 7, 8]] * 2, "max_tokens": 5, "ignore_eos": True, "stream": True}
+    assert server.post("/v1/completions", body).status == 200
+    server.wait_for("headstock_output_tokens_total", before["headstock_output_tokens_total"] + 10)
+    for name, rise in names.items():
+        assert server.metric(name) == before[name] + rise, name
+    text = server.get("/metrics").body.decode()
+    assert 'outcome="length"' in text and 'http_responses_total{status="200"}' in text
+    (facts,) = re.findall(r"headstock_engine_info{(.*)}", text)
+    assert 'attention="sdpa"' in facts and 'model_name="demo"' in facts
+    pages = [server.metric(f"headstock_kv_pages_{kind}") for kind in ("live", "cached", "free")]
+    assert pages[0] == 0 and sum(pages) == 128
+    assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=")
