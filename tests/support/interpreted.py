@@ -9,20 +9,24 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 
 
-def run_interpreted(part: Path, which: str = "not full") -> None:
-    """Run the tests of a file that have the markers; raises AssertionError if one fails."""
+def run_interpreted(parts: Iterable[Path], which: str = "not full") -> None:
+    """Run the tests of some files that have the markers; raises AssertionError if one fails.
+
+    Files that run together import torch and Triton once.
+    """
     # each of its tests
     limit = ("-o", "faulthandler_timeout=120", "-o", "faulthandler_exit_on_timeout=true")
     command = [
         sys.executable,
         "-m",
         "pytest",
-        str(part),
+        *map(str, parts),
         "-m",
         which,
         "-p",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import attention_cases as cases
@@ -10,8 +9,6 @@ import pytest
 import torch
 from attention_cases import Case
 from attrs import evolve
-from interpreted import run_interpreted
-from often import often
 from plugins.triton_ops.test_compile import Compiled, compiled
 
 from headstock.errors import UsageError
@@ -25,11 +22,6 @@ from headstock_fa.step import FlashPlan
 __all__ = ["compiled"]
 
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
-
-
-@pytest.mark.parametrize("which", often(1, ["not full", "full"]))
-def test_interpreted(which: str) -> None:
-    run_interpreted(Path(__file__).parent / "interpreted" / "split_kernel.py", which)
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (8, 1, 256), (7, 1, 80)])

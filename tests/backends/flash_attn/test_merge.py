@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
-from interpreted import run_interpreted
 from plugins.triton_ops.test_compile import compiled
 
 from headstock_fa.merge import merge_prefixes
 
 __all__ = ["compiled"]
-
-
-def test_interpreted() -> None:
-    run_interpreted(Path(__file__).parent / "interpreted" / "merge.py")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -6,12 +6,19 @@ from pathlib import Path
 
 import pytest
 from interpreted import run_interpreted
-from often import often
 
-PARTS = sorted((Path(__file__).parent / "interpreted").glob("*.py"))
+FOLDER = Path(__file__).parent / "interpreted"
+PARTS = sorted(path.stem for path in FOLDER.glob("*.py"))
+SAMPLING = {"families", "sampling", "truncation"}
+"""The parts that take as long together as the others do."""
 
 
-@pytest.mark.parametrize("which", often(1, ["not full", "full"]))
-@pytest.mark.parametrize("part", PARTS, ids=lambda part: part.stem)
-def test_interpreted(part: Path, which: str) -> None:
-    run_interpreted(part, which)
+@pytest.mark.parametrize("sampling", [False, True])
+def test_interpreted(sampling: bool) -> None:
+    run_interpreted(FOLDER / f"{part}.py" for part in PARTS if (part in SAMPLING) is sampling)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("part", PARTS)
+def test_more_cases_interpreted(part: str) -> None:
+    run_interpreted([FOLDER / f"{part}.py"], "full")
