@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
 
@@ -106,13 +106,18 @@ def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugi
     )
 
 
-def find_plugin(kind: str, name: str) -> InstalledPlugin:
+def find_plugin(
+    kind: str, name: str, installed: Sequence[InstalledPlugin] | None = None
+) -> InstalledPlugin:
     """Find the one plugin that `name` stands for; `DISTRIBUTION:NAME` picks among several.
+
+    installed: the plugins of `kind`, where they have been listed already
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken (a name that cannot be used)
     """
     distribution, _, plugin_name = name.rpartition(":")
-    installed = list_installed(kind)
+    if installed is None:
+        installed = list_installed(kind)
     matches = [plugin for plugin in installed if plugin.name == plugin_name]
     # PEP 503: "headstock_flash_attn" and "headstock-flash-attn" are one distribution.
     if distribution:

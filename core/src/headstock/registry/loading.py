@@ -8,6 +8,7 @@ the whole program.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -81,16 +82,22 @@ def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
     )
 
 
-def load_spec(kind: str, name: str, contract: Contract = SPI) -> Any:
+def load_spec(
+    kind: str,
+    name: str,
+    contract: Contract = SPI,
+    installed: Sequence[InstalledPlugin] | None = None,
+) -> Any:
     """Load the spec of a plugin and check it against the contract.
 
     Only the light module of the spec is imported, not the implementation.
 
     contract: the versions that this core offers
+    installed: the plugins of `kind`, where they have been listed already
 
     raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch
     """
-    plugin = find_plugin(kind, name)
+    plugin = find_plugin(kind, name, installed)
     try:
         spec = PluginDriver(plugin).spec
     except PluginBroken as error:
@@ -105,13 +112,15 @@ def load_spec(kind: str, name: str, contract: Contract = SPI) -> Any:
 
 def load_specs(kind: str) -> tuple[tuple[InstalledPlugin, Any], ...]:
     """Load every spec of `kind`; one that fails is replaced by the HeadstockError it raised."""
-    return tuple((plugin, _load_spec_or_error(plugin)) for plugin in list_installed(kind))
+    # Listing reads the metadata of every distribution, so it is done once and not for each plugin.
+    installed = list_installed(kind)
+    return tuple((plugin, _load_spec_or_error(plugin, installed)) for plugin in installed)
 
 
-def _load_spec_or_error(plugin: InstalledPlugin) -> Any:
+def _load_spec_or_error(plugin: InstalledPlugin, installed: Sequence[InstalledPlugin]) -> Any:
     """Load a plugin's spec, or return the error that loading it raises."""
     try:
-        return load_spec(plugin.kind, plugin.name)
+        return load_spec(plugin.kind, plugin.name, installed=installed)
     except HeadstockError as error:
         return error
 
