@@ -134,7 +134,7 @@ def padding_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | 
     )
     alone = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way)
     token = torch.arange(case.tokens, device=device)
-    slots = torch.where(token % 3 == 0, token % 4, 4 + token)
+    slots = torch.where(token % 3 == 0, token % 4, 3 + token)  # from the first of page 1
     padding = token % 3 == 0
     x[padding], scores[padding] = torch.nan, torch.nan
     found = fused_mix_experts(
