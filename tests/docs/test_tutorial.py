@@ -1,11 +1,8 @@
-"""What the tutorial and the README show can be done: their Python runs, and the tutorial's plugin
-builds and serves.
-"""
+"""What the tutorial shows can be done: its Python runs, and its plugin builds and serves."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -19,11 +16,11 @@ from headstock.spi import FullKV, KVGroup
 TUTORIAL = ROOT / "docs" / "tutorial.md"
 
 
-def examples(page: Path) -> list[str]:
-    """The Python of a page that belongs to no file."""
+def examples() -> list[str]:
+    """The Python of the tutorial that belongs to no file."""
     return [
         text
-        for language, name, text in FENCE.findall(page.read_text())
+        for language, name, text in FENCE.findall(TUTORIAL.read_text())
         if language == "python" and not name
     ]
 
@@ -112,15 +109,14 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
     assert ended[-1] != "0", "the long prompt that came first waited for everyone"
 
 
-@pytest.mark.parametrize("page", [ROOT / "README.md", TUTORIAL], ids=lambda page: page.name)
-def test_the_python_of_a_page_runs_and_says_what_the_page_shows(
-    page: Path, capsys: pytest.CaptureFixture[str]
+def test_the_python_of_the_tutorial_runs_and_says_what_the_page_shows(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    codes = examples(page)
+    codes = examples()
     assert codes
-    shown = page.read_text()
+    shown = TUTORIAL.read_text()
     for code in codes:
-        exec(compile(code, page.name, "exec"), {})
+        exec(compile(code, TUTORIAL.name, "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     assert printed
     assert [line for line in printed if f"    {line}\n" not in shown] == []

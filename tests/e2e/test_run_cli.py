@@ -1,4 +1,6 @@
-"""`headstock run` as a real process with the bundled model."""
+"""`headstock run` with the bundled model: as a real process where a process or a terminal
+matters.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pexpect
@@ -20,6 +22,7 @@ from often import often
 from terminal import PROMPTS, headstock, shown
 
 from headstock import LLM, SamplingParams
+from headstock.cli.main import main
 
 COMMAND = [
     sys.executable,
@@ -40,6 +43,20 @@ def run(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def run_here(capsys: pytest.CaptureFixture[str]) -> Run:
+    """`headstock run` in this process, which has imported torch."""
+
+    def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+        code = main(["run", *arguments])
+        return subprocess.CompletedProcess(arguments, code, *capsys.readouterr())
+
+    return call
 
 
 def text_of(llm: LLM, prompt: str, tokens: int) -> str:
@@ -65,7 +82,7 @@ def test_standard_input_and_quiet(llm: LLM) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, text_of(llm, STORY, 10) + "\n", "")
 
 
-def test_lines_may_have_a_priority_and_a_cache_salt(llm: LLM, tmp_path: Path) -> None:
+def test_lines_may_have_a_priority_and_a_cache_salt(run_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     common = {"prompt": STORY * 20, "max_tokens": 4}
     lines = [
@@ -81,7 +98,9 @@ def test_lines_may_have_a_priority_and_a_cache_salt(llm: LLM, tmp_path: Path) ->
         },
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
-    done = run("--input", str(file), "--json", "--quiet", "--max-running-requests", "1", *SMALL)
+    done = run_here(
+        "--input", str(file), "--json", "--quiet", "--max-running-requests", "1", *SMALL
+    )
     found = {entry["where"]: entry for entry in map(json.loads, done.stdout.splitlines())}
 
     cached = {
@@ -117,13 +136,13 @@ def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_pat
 
 @pytest.mark.feature("S22")
 def test_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_others_are_answered(
-    tmp_path: Path,
+    run_here: Run, tmp_path: Path
 ) -> None:
     file = tmp_path / "prompts.jsonl"
     file.write_text(
         "\n".join(json.dumps({"prompt": prompt, "max_tokens": 4}) for prompt in (STORY * 40, STORY))
     )
-    done = run("--input", str(file), "--json", "--quiet", "--max-seq-len", "64", *SMALL)
+    done = run_here("--input", str(file), "--json", "--quiet", "--max-seq-len", "64", *SMALL)
 
     refused, answered = map(json.loads, done.stdout.splitlines())
     assert done.returncode == 1 and refused["where"] == "prompts.jsonl:1" and answered["text"]
@@ -134,7 +153,9 @@ def test_a_prompt_longer_than_max_seq_len_is_one_line_with_both_numbers_and_othe
 
 
 @pytest.mark.feature("H16", "T17")
-def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path) -> None:
+def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(
+    run_here: Run, tmp_path: Path
+) -> None:
     file = tmp_path / "prompts.jsonl"
     one, other = (f"{name} had a boat. " * 8 for name in ("Anna", "Otto"))
     file.write_text(
@@ -153,7 +174,7 @@ def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path)
         "--temperature",
         "0",
     ]
-    done = run("--input", str(file), "--json", "--quiet", *flags, *pool)
+    done = run_here("--input", str(file), "--json", "--quiet", *flags, *pool)
     found = sorted(
         (json.loads(line) for line in done.stdout.splitlines()), key=lambda entry: entry["where"]
     )
@@ -187,9 +208,9 @@ def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(tmp_path: Path)
     ),
 )
 def test_each_error_is_one_clear_line_with_its_exit_code(
-    arguments: list[str], code: int, said: str
+    run_here: Run, arguments: list[str], code: int, said: str
 ) -> None:
-    done = run(*arguments, "--num-pages", "256", "--quiet")
+    done = run_here(*arguments, "--num-pages", "256", "--quiet")
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
@@ -285,14 +306,14 @@ def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> Non
 
 
 @pytest.mark.feature("T6")
-def test_preemptions_are_told_of_each_answer_and_of_all(tmp_path: Path) -> None:
+def test_preemptions_are_told_of_each_answer_and_of_all(run_here: Run, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lines = [
         {"prompt": f"{name} had a boat.", "max_tokens": 60, "ignore_eos": True}
         for name in ("Anna", "Otto", "Tim")
     ]
     file.write_text("\n".join(map(json.dumps, lines)))
-    done = run(
+    done = run_here(
         "--input",
         str(file),
         "--json",

@@ -17,10 +17,10 @@ from headstock.record.file import HEADER, write_frame
 from headstock.record.recorder import MAX_BLOCK_STEPS, MAX_CRASH_RECORDINGS, MAX_KEPT
 
 
-@pytest.fixture
-def file_bytes(tmp_path: Path) -> bytes:
+@pytest.fixture(scope="module")
+def file_bytes(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """A recording of 600 steps."""
-    path = tmp_path / "whole.recording"
+    path = tmp_path_factory.mktemp("whole") / "whole.recording"
     record_run(path, make_run_limits(), make_requests(300), 600)
     return path.read_bytes()
 
