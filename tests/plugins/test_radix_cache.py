@@ -208,6 +208,6 @@ class Rows(RuleBasedStateMachine):
 @pytest.mark.feature("I24")
 def test_radix_locked_pages_never_evicted_and_all_else_as_a_dictionary_would() -> None:
     quick = settings(
-        max_examples=250, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+        max_examples=125, stateful_step_count=30, suppress_health_check=list(HealthCheck)
     )
     run_state_machine_as_test(Rows, settings=quick)

@@ -172,4 +172,4 @@ class Serving(RuleBasedStateMachine):
 
 @pytest.mark.feature("I12", "I13", "I15")
 def test_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
-    run_state_machine_as_test(Serving, settings=settings(max_examples=50, stateful_step_count=25))
+    run_state_machine_as_test(Serving, settings=settings(max_examples=25, stateful_step_count=25))

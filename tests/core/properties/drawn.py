@@ -16,7 +16,7 @@ from toy_workloads import FULL, SCHEDULERS, STATE, limits, request, window
 from headstock.scheduler import Limits, Request, State
 from headstock_radix_cache.policy import RadixCache
 
-EXAMPLES = settings(max_examples=200)
+EXAMPLES = settings(max_examples=100)
 LONGEST = 48
 """Tokens of a drawn request at most."""
 HEAD = list(range(20))

@@ -51,7 +51,7 @@ def test_a_recording_of_the_engine_replays(
 ) -> None:
     path = tmp_path / "run.recording"
     with LLM(record=str(path), **TIGHT, **settings) as llm:
-        llm.generate(prompts(32), SamplingParams(max_tokens=24, temperature=0.0))
+        llm.generate(prompts(16), SamplingParams(max_tokens=24, temperature=0.0))
         stats = llm._session.engine.stats()
     assert stats.preemptions > 0
 

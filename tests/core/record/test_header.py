@@ -100,7 +100,7 @@ def test_a_field_of_a_wrong_type_or_an_absurd_size_is_refused_in_one_line(
         assert "header is not as this version writes it" in err
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_no_header_ends_in_a_traceback(
     data: st.DataObject, recording: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

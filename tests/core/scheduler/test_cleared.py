@@ -49,7 +49,7 @@ def test_it_does_nothing_without_an_index() -> None:
     assert state.num_free[0] == 100 and not len(plan.rows)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(seed=st.integers(0, 2**32 - 1))
 def test_running_requests_keep_their_pages_and_their_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -151,7 +151,7 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
 
 @pytest.mark.feature("T16")
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
-@settings(max_examples=200)
+@settings(max_examples=100)
 def test_conversations_of_many_turns_say_what_each_turn_says_alone(
     seed: int, overlap: bool, two: bool
 ) -> None:
