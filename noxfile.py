@@ -170,6 +170,22 @@ def browser(session: nox.Session) -> None:
     session.run("pytest", "tests/plugins/replay_view/browser", *LIMITED, *session.posargs)
 
 
+@nox.session(requires=["build"], reuse_venv=False)
+def clients(session: nox.Session) -> None:
+    """Run OpenAI's own client against a server with the demo model, each installed from wheels."""
+    served = ("backends/sdpa", "plugins/radix-cache", "plugins/openai-server")
+    models = ("models/qwen", "models/demo")
+    install_wheels(session, [ROOT / each for each in ("core", *served, *models)], "tests")
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), "openai")
+    session.run(
+        "pytest",
+        "tests/plugins/openai_server/clients",
+        *LIMITED,
+        *session.posargs,
+        env=SWIFT | SUPPORT,
+    )
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def bench(session: nox.Session) -> None:
     """Record in docs/benchmarks what a scheduling step costs, and the demo model's speed beside
@@ -215,12 +231,13 @@ def gpu(session: nox.Session) -> None:
 # `build` for `perfetto`: notify() brings no prerequisites
 @nox.session(venv_backend="none", requires=["dev", "build"])
 def full(session: nox.Session) -> None:
-    """Run the long tests too (soak, all pairs, several seeds, Perfetto); by hand, before a
-    release.
+    """Run the long tests too (soak, all pairs, several seeds, Perfetto, OpenAI's client); by hand,
+    before a release.
     """
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
     session.notify("perfetto")
+    session.notify("clients")
 
 
 @nox.session(venv_backend="none", requires=["dev"])

@@ -17,9 +17,8 @@ from headstock_openai_server.generation import ClientGoneError, Generation, Piec
 
 LOG = logging.getLogger("headstock.serve")
 
-PING_SECONDS = 15.0
-"""Silence after which a comment is sent, so that nothing between takes the stream for dead."""
 PING = b": ping\n\n"
+"""A comment, sent in long silences, so that nothing between takes the stream for dead."""
 DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -61,7 +60,7 @@ class EventStream:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._send(send, self.format.open_stream())
             while not generation.is_finished:
-                pieces = await generation.next_pieces(PING_SECONDS)
+                pieces = await generation.next_pieces()
                 await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
             await send({"type": "http.response.body", "body": self.format.close_stream() + DONE})
         except ClientGoneError:
@@ -80,9 +79,10 @@ class EventStream:
         """Send a chunk; it waits while the client is far behind."""
         if not events:
             return
-        self.generation.send_began = time.monotonic()
+        generation = self.generation
+        generation.send_began = generation.last_sent = time.monotonic()
         await send({"type": "http.response.body", "body": events, "more_body": True})
-        self.generation.send_began = None
+        generation.send_began = None
 
 
 async def stop_with_client(receive: Receive, generation: Generation) -> None:

@@ -40,6 +40,7 @@ class Generation:
     Choice k * n + i is answer i to prompt k. It must be closed: that ends what still runs, and
     gives back its place in the queue.
 
+    last_sent: when the client was last sent anything
     send_began: when the chunk that waits for the client's reading was handed over, if one does
     abort_connection: drops the client's connection, with what it has not read
     """
@@ -72,6 +73,7 @@ class Generation:
         self.arrival = self.last_news = time.monotonic()
         self.last_update: dict[str, float] = {}
         self.send_began: float | None = None
+        self.last_sent = self.arrival
         self.abort_connection: Callable[[], None] = lambda: None
 
     @property
@@ -127,24 +129,21 @@ class Generation:
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    async def next_pieces(self, patience: float | None = None) -> list[Piece]:
-        """What is new, one piece for each choice; empty after `patience` seconds without news.
+    def ping(self) -> None:
+        """Have `next_pieces` return, with nothing if there is nothing."""
+        self._wake()
+
+    async def next_pieces(self) -> list[Piece]:
+        """What is new, one piece for each choice; empty after `ping`.
 
         raises: ApiError when a request fails, ClientGoneError, what `stop` was given
         """
         if not self.pending and self.stop_error is None:
             self.waiter = asyncio.get_running_loop().create_future()
-            timer = (
-                None
-                if patience is None
-                else asyncio.get_running_loop().call_later(patience, self._wake)
-            )
             try:
                 await self.waiter
             finally:
                 self.waiter = None
-                if timer is not None:
-                    timer.cancel()
         if self.stop_error is not None:
             raise self.stop_error
         pending, self.pending = self.pending, []
@@ -171,11 +170,21 @@ class Generation:
         if update.finish_reason == "abort":
             raise ApiError(503, "the server is ending", code="shutting_down")
         _, prompt_request = self.choices[update.id]
+        if self.streams and update.cached_tokens is None and update.finish_reason is None:
+            # Most updates: nothing but text, of which nothing is kept. It saves half of the time.
+            return self._count_output(
+                update, prompt_request.completions[update.id].apply_update(update), seconds
+            )
         if update.prompt_logprobs is not None and len(update.prompt_logprobs) > LONG_PROMPT:
             whole = await asyncio.to_thread(prompt_request.apply_update, update, seconds)
         else:
             whole = prompt_request.apply_update(update, seconds)
-        output = whole.outputs[0]
+        return self._count_output(update, whole.outputs[0], seconds)
+
+    def _count_output(
+        self, update: Update, output: CompletionOutput, seconds: float
+    ) -> CompletionOutput:
+        """`output`, which `update` gave, after its tokens and its end are counted."""
         self.num_output_tokens += len(output.token_ids)
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason)

@@ -21,6 +21,8 @@ from headstock_openai_server.settings import ServerSettings
 LOG = logging.getLogger("headstock.serve")
 
 SWEEP_SECONDS = 1.0
+PING_SECONDS = 15.0
+"""Silence after which a stream sends a comment."""
 QUEUED_POOLS = 4
 """How many times the KV pool the prompts that wait may hold."""
 
@@ -216,7 +218,8 @@ class Service:
     # what goes on in the background
 
     async def sweep(self, on_silence: Callable[[], None]) -> None:
-        """Stop generations without news or without a reader; call `on_silence` for a lost engine.
+        """Stop generations without news or without a reader, and keep silent streams alive; call
+        `on_silence` for a lost engine.
 
         It runs until it is cancelled.
         """
@@ -227,6 +230,8 @@ class Service:
                 idle = now - generation.last_news
                 if idle > self.settings.idle_timeout:
                     generation.stop(ApiError(500, f"no token for {idle:.0f} s", code="timeout"))
+                if now - generation.last_sent > PING_SECONDS:
+                    generation.ping()
                 began = generation.send_began
                 if began is not None and now - began > self.settings.unread_timeout:
                     # Closing would wait until the client has read what it was sent.

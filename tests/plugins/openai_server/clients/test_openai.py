@@ -1,0 +1,147 @@
+"""OpenAI's own client, unchanged, against a server with the demo model."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+from served import Served, serve
+
+KEY = "secret"
+QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+STORY = "Once upon a time"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serve("--num-pages", "256", key=KEY) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(server: Served) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=url(server), api_key=KEY, max_retries=0) as client:
+        yield client
+
+
+def url(server: Served) -> str:
+    return f"http://127.0.0.1:{server.port}/v1"
+
+
+def test_the_models_are_listed(client: openai.OpenAI) -> None:
+    assert [model.id for model in client.models.list()] == ["demo"]
+    assert client.models.retrieve("demo").owned_by == "headstock"
+    with pytest.raises(openai.NotFoundError, match="served: demo"):
+        client.models.retrieve("other")
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"max_tokens": 40},
+        {"max_completion_tokens": 30, "temperature": 1.2, "seed": 7, "n": 3},
+        {"max_tokens": 60, "stop": ["girl"], "frequency_penalty": 0.5},
+        {"max_tokens": 12, "logprobs": True, "top_logprobs": 2, "extra_body": {"top_k": 5}},
+    ],
+    ids=str,
+)
+def test_a_streamed_chat_is_the_whole_chat(client: openai.OpenAI, fields: dict[str, Any]) -> None:
+    messages: Any = [{"role": "user", "content": "Tell a story about a girl."}]
+    whole = client.chat.completions.create(model="demo", messages=messages, **fields)
+    texts, reasons, logprobs = {}, {}, {}
+    usage = None
+    for chunk in client.chat.completions.create(
+        model="demo",
+        messages=messages,
+        stream=True,
+        stream_options={"include_usage": True},
+        **fields,
+    ):
+        usage = chunk.usage or usage
+        for choice in chunk.choices:
+            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
+            reasons[choice.index] = choice.finish_reason
+            if choice.logprobs:
+                logprobs.setdefault(choice.index, []).extend(choice.logprobs.content or [])
+    assert len(whole.choices) == fields.get("n", 1)
+    for choice in whole.choices:
+        assert texts[choice.index] == choice.message.content
+        assert reasons[choice.index] == choice.finish_reason
+        if "logprobs" in fields:
+            content = choice.logprobs.content
+            assert [each.token for each in logprobs[0]] == [each.token for each in content]
+            assert all(len(each.top_logprobs) == 2 for each in content)
+    assert usage is not None and whole.usage is not None
+    assert usage.completion_tokens == whole.usage.completion_tokens
+    assert usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_the_streaming_helper_gives_the_final_message(client: openai.OpenAI) -> None:
+    with client.chat.completions.stream(model="demo", messages=QUESTION) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_completion()
+    assert final.choices[0].message.content == "5"
+    assert final.choices[0].finish_reason == "stop"
+    assert {"chunk", "content.delta", "content.done"} <= kinds
+
+
+def test_a_streamed_completion_is_the_whole_completion(client: openai.OpenAI) -> None:
+    prompts: Any = [STORY, "23 + 48 ="]
+    fields: Any = {"model": "demo", "prompt": prompts, "max_tokens": 10, "echo": True}
+    whole = client.completions.create(**fields, logprobs=1)
+    texts = {0: "", 1: ""}
+    for chunk in client.completions.create(**fields, logprobs=1, stream=True):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert [choice.text for choice in whole.choices] == [texts[0], texts[1]]
+    assert whole.choices[1].text.startswith("23 + 48 = 71")
+    assert whole.choices[0].logprobs.token_logprobs[0] is None
+
+
+def test_errors_are_the_clients_own_kinds(client: openai.OpenAI, server: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.chat.completions.create(model="demo", messages=QUESTION, temperature=3)
+    assert caught.value.param == "temperature" and "between 0 and 2" in caught.value.message
+    tool: Any = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    with pytest.raises(openai.BadRequestError, match="tools is not supported"):
+        client.chat.completions.create(model="demo", messages=QUESTION, tools=[tool])
+    with pytest.raises(openai.NotFoundError):
+        client.chat.completions.create(model="gpt-4o", messages=QUESTION)
+    wrong = openai.OpenAI(base_url=url(server), api_key="wrong", max_retries=0)
+    with wrong, pytest.raises(openai.AuthenticationError):
+        wrong.models.list()
+
+
+def test_many_clients_at_once_each_get_their_own_answer(server: Served) -> None:
+    async def ask() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=url(server), api_key=KEY) as client:
+
+            async def add(a: int) -> str:
+                answer = await client.completions.create(
+                    model="demo", prompt=f"{a} + {a} =", max_tokens=4
+                )
+                return answer.choices[0].text
+
+            return await asyncio.gather(*map(add, range(10, 42)))
+
+    alone = [
+        server.post("/v1/completions", {"prompt": f"{a} + {a} =", "max_tokens": 4}).json
+        for a in range(10, 42)
+    ]
+    assert asyncio.run(ask()) == [each["choices"][0]["text"] for each in alone]
+
+
+def test_a_stream_that_is_closed_frees_its_pages(client: openai.OpenAI, server: Served) -> None:
+    stream = client.completions.create(
+        model="demo",
+        prompt=STORY,
+        max_tokens=2000,
+        stream=True,
+        extra_body={"ignore_eos": True},
+    )
+    next(iter(stream))
+    stream.close()
+    server.wait_for("headstock_kv_pages_live", 0)
