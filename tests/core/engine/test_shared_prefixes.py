@@ -78,7 +78,15 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> tuple[EngineHar
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 @pytest.mark.parametrize(
     "settings",
-    often(1, [{}, {"num_pages": 60}, {"page_size": 1}, {"cuda_graph_max_tokens": 0}]),
+    often(
+        1,
+        [
+            {},
+            {"num_pages": 60},
+            {"page_size": 1, "num_pages": 1200},
+            {"cuda_graph_max_tokens": 0},
+        ],
+    ),
     ids=str,
 )
 def test_grouped_rows_make_the_tokens_of_rows_by_themselves(
