@@ -82,8 +82,8 @@ class Findings:
         self.largest_error[who] = max(error, self.largest_error.get(who, 0.0))
 
 
-OWN = Contestant("fa", ("fa.few_rows=64",))
-"""The kernel of `fa` for few decode rows, in all decode steps of the cases."""
+OWN = Contestant("fa", ("fa.triton_rows=64",))
+"""The plugin's own kernel in all decode steps of the cases, also where `auto` has it not."""
 FIRST = (Contestant("sdpa"), Contestant("fa"), OWN, Contestant("fa", ("fa.num_splits=5",)))
 COMPILED = (
     Contestant("fi"),

@@ -25,7 +25,6 @@ from headstock.spi import (
     SharedPrefixes,
 )
 from headstock_fa import kernels
-from headstock_fa.few_rows import FewRows, load_few_rows
 from headstock_fa.options import FlashOptions
 from headstock_fa.providers import FA3_HINT, REQUIRE, Provider, choose_provider, installed_versions
 from headstock_fa.step import (
@@ -35,6 +34,7 @@ from headstock_fa.step import (
     choose_prefix_splits,
     count_worthwhile_tokens,
 )
+from headstock_fa.triton_decode import TritonDecode, load_triton_decode
 
 EIGHT_BIT = "float8_e4m3fn"
 
@@ -71,7 +71,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.eight_bit = self.group.kv_dtype == EIGHT_BIT
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
-        self.few_rows: FewRows | None = load_few_rows(context)
+        self.triton_decode: TritonDecode | None = load_triton_decode(context)
         self.static: StaticRows | None = None
         self.merge = _load_merge(context.device)
         # For graphs alone: see `attend_shared`.
@@ -119,10 +119,6 @@ class FlashAttentionBackend(AttentionBackend):
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
-        if self.few_rows is not None and self.few_rows.serves(plan, layer):
-            keys, values = self.keys[layer.index], self.values[layer.index]
-            self.few_rows.attend(q, keys, values, plan, layer, out, lse)
-            return
         if self.eight_bit:
             # Scores are linear in the keys and results in the values, so a layer's two scales go
             # into the scale of scores and into the result.
@@ -130,18 +126,34 @@ class FlashAttentionBackend(AttentionBackend):
         if plan.shared is not None and layer.window is None:
             self.attend_shared(q, layer, plan.shared, out, lse)
         else:
-            sums = self.attend(q, layer, plan, out, lse is not None)
-            if lse is not None and sums is not None:
-                lse.copy_(sums)
+            self.attend(q, layer, plan, out, lse, needs_lse=lse is not None)
         if self.eight_bit and layer.v_scale != 1.0:
             out.mul_(layer.v_scale)
 
     def attend(
-        self, q: Tensor, layer: LayerInfo, plan: FlashPlan, out: Tensor, needs_lse: bool
+        self,
+        q: Tensor,
+        layer: LayerInfo,
+        plan: FlashPlan,
+        out: Tensor,
+        lse: Tensor | None = None,
+        *,
+        needs_lse: bool,
     ) -> Tensor | None:
-        """Call the library.   returns: LSE [tokens, heads] if needed, or None   writes: out"""
-        k, v = self.keys[layer.index], self.values[layer.index]
-        return self.kernel(q, k, v, plan, layer, out, needs_lse)
+        """Call this plugin's kernel where it serves the plan, else the library's.
+
+        returns: LSE [tokens, heads] if needed, `lse` where that is given, or None
+        writes: out, lse
+        """
+        keys, values = self.keys[layer.index], self.values[layer.index]
+        own = self.triton_decode
+        if own is not None and own.serves(plan):
+            if needs_lse and lse is None:
+                lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+            own.attend(q, keys, values, plan, layer, out, lse)
+            return lse
+        sums = self.kernel(q, keys, values, plan, layer, out, needs_lse)
+        return sums if lse is None or sums is None else lse.copy_(sums)
 
     def attend_shared(
         self, q: Tensor, layer: LayerInfo, plan: SharedPlan, out: Tensor, lse: Tensor | None
@@ -155,12 +167,10 @@ class FlashAttentionBackend(AttentionBackend):
         # 512 shared tokens takes 54 us so for 62 one after the other. Launched one by one, the host
         # takes longer than the device.
         with self.branch() as join:
-            prefix_lse = self.attend(q, layer, plan.prefixes, prefix_out, True)
-        rest_lse = self.attend(q, layer, plan.rest, out, True)
+            prefix_lse = self.attend(q, layer, plan.prefixes, prefix_out, needs_lse=True)
+        rest_lse = self.attend(q, layer, plan.rest, out, lse, needs_lse=True)
         join()
         assert prefix_lse is not None and rest_lse is not None, "kernels give what is needed"
-        if lse is not None:
-            rest_lse = lse.copy_(rest_lse)
         self.merge(out, rest_lse, prefix_out, prefix_lse, plan.shared_lens)
 
     @contextmanager
@@ -209,13 +219,13 @@ class FlashAttentionBackend(AttentionBackend):
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs, and what parts of a row's keys leave for their merge."""
-        parts = 0 if self.few_rows is None else self.few_rows.memory_bytes()
+        parts = 0 if self.triton_decode is None else self.triton_decode.memory_bytes()
         return parts + (0 if self.static is None else self.static.memory_bytes())
 
     def close(self) -> None:
         """Forget the pools and the buffers."""
         self.keys, self.values = {}, {}
-        self.static = self.side = self.few_rows = None
+        self.static = self.side = self.triton_decode = None
 
 
 def _load_merge(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:

@@ -7,16 +7,18 @@ from typing import Literal
 from attrs import Attribute, field, frozen
 from attrs.validators import ge, in_, instance_of, le
 
-FewRows = Literal["auto", "off"] | int
+TritonRows = Literal["auto", "off"] | int
 
-MOST_FEW_ROWS = 64
+MOST_TRITON_ROWS = 1024
 
 
-def _check_few_rows(options: object, attribute: Attribute[FewRows], value: FewRows) -> None:
+def _check_triton_rows(
+    options: object, attribute: Attribute[TritonRows], value: TritonRows
+) -> None:
     """Raise ValueError unless the value is auto, off or a number of rows."""
-    if value in ("auto", "off") or (type(value) is int and 1 <= value <= MOST_FEW_ROWS):
+    if value in ("auto", "off") or (type(value) is int and 1 <= value <= MOST_TRITON_ROWS):
         return
-    raise ValueError(f"few_rows is {value!r}; wanted: auto, off or 1 to {MOST_FEW_ROWS}")
+    raise ValueError(f"triton_rows is {value!r}; wanted: auto, off or 1 to {MOST_TRITON_ROWS}")
 
 
 @frozen(kw_only=True)
@@ -30,13 +32,13 @@ class FlashOptions:
     `shared_prefix`: whether decode rows that share leading pages read these once a step, which
     needs a FlashAttention-3. auto: where that spares enough; on: wherever it spares anything.
 
-    `few_rows`: rows up to which decode steps use this plugin's kernel in place of FlashAttention's.
-    off: none; auto: 8 where that was measured to be faster at every length: on GPUs from Hopper
-    on, with keys of 16 bits and up to 2 query heads a KV head.
+    `triton_rows`: rows up to which decode steps use this plugin's Triton kernel in place of
+    FlashAttention's. off: none; auto: 256 where that was measured: on GPUs from Hopper on, with
+    keys of 16 bits and up to 8 query heads a KV head.
     """
 
     num_splits: int = field(default=0, validator=[instance_of(int), ge(0), le(128)])
     shared_prefix: Literal["auto", "on", "off"] = field(
         default="auto", validator=in_(("auto", "on", "off"))
     )
-    few_rows: FewRows = field(default="auto", validator=_check_few_rows)
+    triton_rows: TritonRows = field(default="auto", validator=_check_triton_rows)

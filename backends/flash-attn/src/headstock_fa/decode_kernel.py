@@ -1,8 +1,8 @@
-"""Attention of a few decode rows: each row's keys are shared out among programs, merged in place.
+"""Attention of decode rows: a row's keys are shared out among programs, merged in place.
 
-A library's kernels for decode take several launches and microseconds before their first load. Here
-a program is one KV head of one row and a part of its keys. The last program of a row to end merges
-the parts, so that one launch does all.
+A library's kernels for decode take several launches and microseconds before their first load, and
+read short rows at half the memory's speed. Here a program is one KV head of one row and a part of
+its keys. The last program of a row to end merges the parts, so that one launch does all.
 """
 
 from __future__ import annotations
@@ -17,26 +17,13 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import LayerInfo
+from headstock_fa.decode_merge import LN_2, merge_parts
+from headstock_fa.decode_tile import DecodeTile
 from headstock_fa.pdl import INTERPRETED, begin_next, wait_for_previous
-from headstock_fa.split_merge import LN_2, merge_parts
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 MERGED_NUMBERS = 8192
 """Float32 numbers of parts that a program merges at once: 64 registers a thread of four warps."""
-
-
-@frozen(kw_only=True)
-class SplitTile:
-    """Tokens that a program reads at once, its warps, and the loads that run ahead of a sum."""
-
-    tokens: int = 128
-    warps: int = 4
-    stages: int = 2
-
-
-def choose_tile(head_dim: int) -> SplitTile:
-    """The tile whose keys and values, of several loads ahead, fit in shared memory."""
-    return SplitTile() if head_dim <= 128 else SplitTile(tokens=64, stages=2)
 
 
 @frozen(kw_only=True, eq=False)
@@ -153,8 +140,11 @@ def _load_block(
 
 
 # How many columns a table has differs from step to step, and its lines begin anywhere.
-@triton.jit(do_not_specialize=("columns",), do_not_specialize_on_alignment=("lens", "table"))
-def few_rows_kernel(
+@triton.jit(
+    do_not_specialize=("columns", "least_blocks"),
+    do_not_specialize_on_alignment=("lens", "table"),
+)
+def decode_kernel(
     q,
     keys,
     values,
@@ -167,6 +157,7 @@ def few_rows_kernel(
     counters,
     scale,
     columns,
+    least_blocks,
     page_stride,
     slot_stride,
     head_stride,
@@ -199,7 +190,7 @@ def few_rows_kernel(
         first = tl.maximum(length - WINDOW, 0)
     begin = first // BLOCK
     blocks = tl.maximum(tl.cdiv(past, BLOCK) - begin, 0)
-    share = tl.maximum(tl.cdiv(blocks, SPLITS), 1)
+    share = tl.maximum(tl.cdiv(blocks, SPLITS), least_blocks)
     used = tl.maximum(tl.cdiv(blocks, share), 1)
     group, d = tl.arange(0, GROUP), tl.arange(0, DIM)
     in_head = d < HEAD_DIM
@@ -288,7 +279,7 @@ def few_rows_kernel(
                 )
 
 
-def attend_few_rows(
+def attend_decode_rows(
     q: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -299,15 +290,13 @@ def attend_few_rows(
     lse: Tensor | None,
     parts: PartialSums,
     *,
-    splits: int,
+    tile: DecodeTile,
     pdl: bool = False,
-    tile: SplitTile = SplitTile(),
 ) -> None:
     """Attention of one query a row over the row's pages.
 
     q: [rows, heads, head_dim]    keys, values: [pages, page_size, kv_heads, head_dim], views alike
     lens: [rows] int32, at least 1    table: [rows, columns] int32
-    splits: a power of two, in how many parts a row's keys are read at most
     pdl: begin while the kernel before still works, and read lengths, tables and the keys of earlier
         tokens before waiting for it: these must be older
     writes: out [rows, heads, head_dim]; lse [rows, heads] float32, natural logarithm; parts
@@ -318,7 +307,7 @@ def attend_few_rows(
     # Triton's interpreter runs one kernel after the other and knows neither option nor instruction.
     pdl = pdl and not INTERPRETED
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
-    few_rows_kernel[(splits, kv_heads, rows)](
+    decode_kernel[(tile.splits, kv_heads, rows)](
         q,
         keys,
         values,
@@ -331,6 +320,7 @@ def attend_few_rows(
         parts.counters,
         layer.scale,
         table.stride(0),
+        -(-tile.least_tokens // tile.tokens),
         *keys.stride()[:3],
         q.stride(0),
         HEADS=heads,
@@ -342,9 +332,9 @@ def attend_few_rows(
         PAGE=keys.shape[1],
         WINDOW=layer.window or 0,
         SOFTCAP=layer.softcap,
-        SPLITS=splits,
+        SPLITS=tile.splits,
         BLOCK=tile.tokens,
-        MERGED=min(max(MERGED_NUMBERS // (merged_group * dim), 1), splits),
+        MERGED=min(max(MERGED_NUMBERS // (merged_group * dim), 1), tile.splits),
         MERGED_GROUP=merged_group,
         LSE=lse is not None,
         STAGES=tile.stages,

@@ -1,4 +1,4 @@
-"""Decode steps of a few rows by this plugin's own kernel, where it is measured to be faster."""
+"""Decode steps by this plugin's own kernel, where it is measured to be faster."""
 
 from __future__ import annotations
 
@@ -11,46 +11,41 @@ from torch import Tensor
 
 from headstock.nn.attention.device import count_processors
 from headstock.spi import AttentionContext, FullKV, LayerInfo
+from headstock_fa.decode_tile import DecodeTile, choose_tile
 from headstock_fa.step import FlashPlan
 
 if TYPE_CHECKING:
-    from headstock_fa.split_kernel import PartialSums, SplitTile
+    from headstock_fa.decode_kernel import PartialSums
 
-MEASURED_ROWS = 8
+MEASURED_ROWS = 256
 """What `auto` means, where the kernel was measured: GPUs from Hopper on."""
 MEASURED_CAPABILITY = (9, 0)
-MEASURED_GROUP = 2
-"""Query heads of a KV head up to which it was faster at every length, up to 32,768 tokens.
-
-With 8 of them one row of 4,096 tokens took 20 us for FlashAttention-3's 14, of 640 tokens 8 for 11.
-"""
-MOST_SPLITS = 32
+MEASURED_GROUP = 8
+"""Query heads of a KV head up to which it was measured."""
 MOST_GROUP = 64
 """Query heads of a KV head that a program has registers for."""
 
 
 @frozen(kw_only=True, eq=False)
-class FewRows:
-    """The kernel of `split_kernel` for decode steps of up to `rows` rows, and what it keeps.
+class TritonDecode:
+    """The kernel of `decode_kernel` for decode steps of up to `rows` rows, and what it keeps.
 
+    tiles: by number of rows
     pdl: whether launches overlap, which GPUs from Hopper on can do
     """
 
     rows: int
-    kv_heads: int
-    processors: int
-    tile: SplitTile
+    tiles: tuple[DecodeTile, ...]
     parts: PartialSums
     pdl: bool
 
-    def serves(self, plan: FlashPlan, layer: LayerInfo) -> bool:
-        """Whether the plan is a decode step of few enough rows that share no pages here."""
-        is_shared = plan.shared is not None and layer.window is None
+    def serves(self, plan: FlashPlan) -> bool:
+        """Whether the plan is one query each of so many rows, over all that the row has."""
         return (
             plan.is_decode
+            and plan.is_causal
             and plan.max_query_len == 1
             and plan.num_rows <= self.rows
-            and not is_shared
         )
 
     def attend(
@@ -63,10 +58,10 @@ class FewRows:
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        """See `split_kernel.attend_few_rows`.   writes: out, lse"""
-        from headstock_fa.split_kernel import attend_few_rows
+        """See `decode_kernel.attend_decode_rows`.   writes: out, lse"""
+        from headstock_fa.decode_kernel import attend_decode_rows
 
-        attend_few_rows(
+        attend_decode_rows(
             q,
             keys,
             values,
@@ -76,9 +71,8 @@ class FewRows:
             out,
             lse,
             self.parts,
-            splits=choose_splits(plan.num_rows, self.kv_heads, self.processors),
+            tile=self.tiles[plan.num_rows],
             pdl=self.pdl,
-            tile=self.tile,
         )
 
     def memory_bytes(self) -> int:
@@ -86,21 +80,12 @@ class FewRows:
         return self.parts.memory_bytes()
 
 
-def choose_splits(rows: int, kv_heads: int, processors: int) -> int:
-    """In how many parts at most to read a row's keys: a power of two.
-
-    Two programs a processor, by the number of rows alone, so that a graph stays valid as rows grow.
-    """
-    share = max(2 * processors // (rows * kv_heads), 1)
-    return min(MOST_SPLITS, 1 << (share.bit_length() - 1))
-
-
-def load_few_rows(context: AttentionContext) -> FewRows | None:
+def load_triton_decode(context: AttentionContext) -> TritonDecode | None:
     """The kernel for as many rows as the option says; None where FlashAttention serves all steps.
 
     raises: ValueError with the reason, where the option names a number and the kernel cannot serve
     """
-    wanted = context.options.few_rows
+    wanted = context.options.triton_rows
     if wanted == "off":
         return None
     reason = _find_obstacle(context, is_measured=wanted == "auto")
@@ -108,30 +93,29 @@ def load_few_rows(context: AttentionContext) -> FewRows | None:
         if wanted == "auto":
             return None
         raise ValueError(
-            f"fa.few_rows={wanted} cannot serve: {reason}; use --opt fa.few_rows=auto, which "
+            f"fa.triton_rows={wanted} cannot serve: {reason}; use --opt fa.triton_rows=auto, which "
             "leaves such steps to FlashAttention"
         )
-    return make_few_rows(MEASURED_ROWS if wanted == "auto" else wanted, context)
+    return make_triton_decode(MEASURED_ROWS if wanted == "auto" else wanted, context)
 
 
-def make_few_rows(rows: int, context: AttentionContext) -> FewRows:
+def make_triton_decode(rows: int, context: AttentionContext) -> TritonDecode:
     """The kernel for up to so many rows, with room for its partial sums."""
-    from headstock_fa.split_kernel import PartialSums, choose_tile
+    from headstock_fa.decode_kernel import PartialSums
 
     device, (heads, kv_heads, head_dim) = context.device, _find_shape(context)
+    shape = {"heads": heads, "kv_heads": kv_heads, "head_dim": head_dim}
     processors = count_processors(device)
-    counts = range(1, rows + 1)
-    return FewRows(
+    tiles = [
+        choose_tile(max(count, 1), **shape, processors=processors) for count in range(rows + 1)
+    ]
+    return TritonDecode(
         rows=rows,
-        kv_heads=kv_heads,
-        processors=processors,
-        tile=choose_tile(head_dim),
+        tiles=tuple(tiles),
         parts=PartialSums.new(
             rows=rows,
-            parts=max(count * choose_splits(count, kv_heads, processors) for count in counts),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
+            parts=max(count * tile.splits for count, tile in enumerate(tiles)),
+            **shape,
             device=device,
         ),
         pdl=_capability(device) >= MEASURED_CAPABILITY,

@@ -1,4 +1,4 @@
-"""The kernel for few decode rows against attention written out in float64."""
+"""The kernel for decode rows against attention written out in float64."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from attrs import evolve
 from often import often
 
 from headstock.spi import LayerInfo, Phase
-from headstock_fa.split_kernel import PartialSums, SplitTile, attend_few_rows
+from headstock_fa.decode_kernel import PartialSums, attend_decode_rows
+from headstock_fa.decode_tile import DecodeTile
 
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
-SMALL = SplitTile(tokens=16)
+SMALL = DecodeTile(tokens=16, splits=4)
 
 
 def attend(
     lens: list[int],
     *,
     layer: LayerInfo = LAYER,
-    splits: int = 4,
-    tile: SplitTile = SMALL,
+    tile: DecodeTile = SMALL,
     dtype: torch.dtype = torch.bfloat16,
     **shape: Any,
 ) -> None:
@@ -32,7 +32,7 @@ def attend(
     (rows, heads, head_dim), kv_heads = case.q.shape, case.pool.shape[3]
     parts = PartialSums.new(
         rows=rows,
-        parts=rows * splits,
+        parts=rows * tile.splits,
         heads=heads,
         kv_heads=kv_heads,
         head_dim=head_dim,
@@ -45,7 +45,7 @@ def attend(
     for _ in range(2):
         out.fill_(math.nan)
         lse.fill_(math.nan)
-        attend_few_rows(
+        attend_decode_rows(
             case.q,
             case.pool[:, 0],
             case.pool[:, 1],
@@ -55,7 +55,6 @@ def attend(
             out,
             lse,
             parts,
-            splits=splits,
             tile=tile,
         )
         cases.compare(out, answer)
@@ -78,7 +77,13 @@ def test_shapes(heads: int, kv_heads: int, head_dim: int) -> None:
 
 @pytest.mark.parametrize("splits", often(2, [1, 32, 2, 8]))
 def test_any_number_of_splits_gives_the_same(splits: int) -> None:
-    attend([1, 40, 100], splits=splits, heads=2, kv_heads=1, head_dim=16)
+    attend([1, 40, 100], tile=evolve(SMALL, splits=splits), heads=2, kv_heads=1, head_dim=16)
+
+
+@pytest.mark.parametrize("least_tokens", often(1, [40, 16, 1000]))
+def test_parts_have_a_least_size(least_tokens: int) -> None:
+    tile = evolve(SMALL, least_tokens=least_tokens)
+    attend([1, 33, 100, 49], tile=tile, heads=2, kv_heads=1, head_dim=16)
 
 
 @pytest.mark.parametrize("window", [1, 7, 16, 1000])
@@ -92,4 +97,4 @@ def test_a_soft_cap_bites() -> None:
 
 
 def test_more_parts_than_are_merged_at_once() -> None:
-    attend([16 * 10 + 3], splits=32, heads=1, kv_heads=1, head_dim=16)
+    attend([16 * 10 + 3], tile=evolve(SMALL, splits=32), heads=1, kv_heads=1, head_dim=16)
