@@ -68,7 +68,11 @@ def context(**options: Any) -> AttentionContext:
 def hopper(monkeypatch: pytest.MonkeyPatch) -> torch.device:
     """A device that says of itself that it is a Hopper; nothing can be put on it."""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
-    monkeypatch.setattr(triton_decode, "make_triton_decode", lambda rows, context: rows)
+    monkeypatch.setattr(
+        triton_decode,
+        "make_triton_decode",
+        lambda rows, context, least_rows=1: (least_rows, rows),
+    )
     return torch.device("cuda")
 
 
@@ -87,13 +91,26 @@ def test_auto_serves_on_a_hopper_and_nowhere_else(
     hopper: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on_gpu = evolve(context(), device=hopper)
-    assert load_triton_decode(on_gpu) == triton_decode.MEASURED_ROWS
+    assert load_triton_decode(on_gpu) == (1, triton_decode.MEASURED_ROWS)
     assert load_triton_decode(context()) is None
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert load_triton_decode(on_gpu) is None
     asked = evolve(context(triton_rows=3), device=hopper)
-    assert load_triton_decode(asked) == 3
+    assert load_triton_decode(asked) == (1, 3)
     assert load_triton_decode(evolve(asked, options=FlashOptions(triton_rows="off"))) is None
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "least_rows"), [(16, 8, 1), (32, 8, 8), (32, 4, 16), (7, 1, 64)]
+)
+def test_auto_leaves_few_rows_of_many_query_heads_to_the_library(
+    hopper: torch.device, heads: int, kv_heads: int, least_rows: int
+) -> None:
+    query = cases.query(heads=heads, kv_heads=kv_heads)
+    auto = evolve(context(), device=hopper, query=query)
+    assert load_triton_decode(auto) == (least_rows, triton_decode.MEASURED_ROWS)
+    asked = evolve(auto, options=FlashOptions(triton_rows=5))
+    assert load_triton_decode(asked) == (1, 5)
 
 
 @pytest.mark.parametrize(
@@ -136,6 +153,8 @@ def test_it_serves_decode_steps_of_so_many_rows() -> None:
         )
     ]
     assert served == [True, True, False, False, False]
+    plan = FlashPlan.of(made(5).step, num_splits=1)
+    assert not make_triton_decode(2, context(), least_rows=2).serves(plan)
 
 
 SHAPES = [(16, 8, 128), (32, 8, 128), (32, 4, 128), (8, 1, 256), (7, 1, 80), (2, 2, 64)]

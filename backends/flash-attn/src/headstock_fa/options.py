@@ -34,7 +34,8 @@ class FlashOptions:
 
     `triton_rows`: rows up to which decode steps use this plugin's Triton kernel in place of
     FlashAttention's. off: none; auto: 256 where that was measured: on GPUs from Hopper on, with
-    keys of 16 bits and up to 8 query heads a KV head.
+    keys of 16 bits and up to 8 query heads a KV head; with more than 2, from 64 programs (rows
+    times KV heads) on.
     """
 
     num_splits: int = field(default=0, validator=[instance_of(int), ge(0), le(128)])
