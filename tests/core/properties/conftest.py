@@ -1,4 +1,7 @@
-"""Engines of the toy model that live through all examples of a property."""
+"""Engines of the toy model that live through all examples of the properties of a module.
+
+The loop of a scripted LLM looks for work 2,000 times a second, so it ends with the module.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,21 @@ from headstock.config import EngineConfig
 from headstock.text.tokenizer import Tokenizer
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def toys() -> Iterator[Toys]:
     """The toy plugins, installed."""
     with tempfile.TemporaryDirectory() as folder, installed(Path(folder)) as found:
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def llm(toys: Toys) -> Iterator[LLM]:
     """The toy model with text, its steps overlapping and its prefixes shared."""
     with toy_llm(toys.folder) as made:
         yield made
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, ScriptedLoop]]:
     """An LLM that says what the loop's `script` tells it."""
     directory = tmp_path_factory.mktemp("told")

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from core.properties.drawn import EXAMPLES, engines, free, held, requests, run
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_schedule import Drive, alone
+from toy_workloads import limits, request
 
 from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
 
@@ -86,9 +87,13 @@ def without_the_padding_page(drive: Drive, last: Sizes) -> None:
         assert not any(0 in pages for pages in held(drive.state, group).values())
 
 
+HALF_A_PAGE_ALIKE = [request("0", range(8), 30), request("1", [0, 1, 2, 3, 4, 9, 9, 9, 1], 30)]
+
+
 @pytest.mark.feature("I2", "I3", "I4", "I5", "I23")
 @EXAMPLES
 @given(bounds=engines(), asked=requests(), gap=st.integers(1, 4))
+@example(bounds=limits(page_size=4, check=False), asked=HALF_A_PAGE_ALIKE, gap=4)
 def test_pages_are_as_many_as_needed_distinct_and_never_lost(
     bounds: Limits, asked: list[Request], gap: int
 ) -> None:
