@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from families import FAMILIES, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from parity import ARCHITECTURES, add_tensors, computed, expected, shape, tokens, write
@@ -52,6 +53,70 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+REQUIRED: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    # Scores are not scaled by default, and float32 has no four digits of their softmax then.
+    "granite": {
+        "attention_multiplier": st.sampled_from([0.02, 0.1]),
+        "logits_scaling": st.sampled_from([1.0, 2.5]),
+    },
+}
+REFUSED = {"lfm2": ("rms_norm_eps", "sliding_window", "partial_rotary_factor")}
+"""Fields of most families whose drawn values this one refuses."""
+
+KINDS = {"lfm2": st.sampled_from(["conv", "full_attention"])}
+CAPS = st.sampled_from([None, 0.5, 3.0, 1000.0])
+FACTORS = st.sampled_from([0.3, 1.0, 2.5])
+FAMILY_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
+    "qwen3_moe": {
+        "num_experts": st.sampled_from([2, 4]),
+        "num_local_experts": st.sampled_from([2, 4]),
+        "norm_topk_prob": st.booleans(),
+        "decoder_sparse_step": st.integers(1, 2),
+        "mlp_only_layers": st.sampled_from([None, [], [0], [1]]),
+    },
+    "qwen2_moe": {
+        "norm_topk_prob": st.booleans(),
+        "decoder_sparse_step": st.integers(1, 2),
+        "mlp_only_layers": st.sampled_from([[], [0], [1]]),
+        "qkv_bias": st.booleans(),
+        "shared_expert_intermediate_size": st.sampled_from([8, 28]),
+    },
+    "mixtral": {"num_local_experts": st.sampled_from([2, 4]), "num_experts": st.just(3)},
+    "ernie4_5": {"use_bias": st.booleans()},
+    "ernie4_5_moe": {
+        "moe_k": st.integers(1, 3),
+        "moe_num_shared_experts": st.integers(0, 2),
+        "moe_layer_start_index": st.integers(0, 2),
+        "moe_layer_end_index": st.integers(-1, 2),
+        "moe_layer_interval": st.integers(1, 2),
+    },
+    "gemma2": {
+        "attn_logit_softcapping": CAPS,
+        "final_logit_softcapping": CAPS,
+        "query_pre_attn_scalar": st.sampled_from([2, 16, 100]),
+        "hidden_activation": st.sampled_from(["gelu_pytorch_tanh", "gelu", "silu"]),
+    },
+    "gemma3_text": {
+        "final_logit_softcapping": CAPS,
+        "query_pre_attn_scalar": st.sampled_from([2, 16, 100]),
+        "sliding_window_pattern": st.integers(1, 3),
+        "rope_local_base_freq": VALUES["rope_theta"],
+    },
+    "granite": {"embedding_multiplier": FACTORS, "residual_multiplier": FACTORS},
+    "smollm3": {
+        "no_rope_layer_interval": st.integers(1, 3),
+        "no_rope_layers": st.none() | st.lists(st.integers(0, 1), min_size=1, max_size=3),
+    },
+    "seed_oss": {"attention_out_bias": st.booleans()},
+    "lfm2": {
+        "norm_eps": st.sampled_from([1e-6, 1e-2]),
+        "conv_bias": st.booleans(),
+        "conv_L_cache": st.integers(1, 4),
+    },
+}
+"""`model_type` -> fields of its own, or of families like it."""
+
+
 @st.composite
 def rope_tables(draw: st.DrawFn) -> dict[str, Any]:
     """A table of rotary positions, in the spelling of any release."""
@@ -74,11 +139,11 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
     """config.json of a small model of any family, with fields that its family reads and fields that
     it does not.
     """
-    model_type = draw(st.sampled_from(sorted(ARCHITECTURES)))
+    model_type = draw(st.sampled_from(sorted({*ARCHITECTURES, *FAMILIES})))
     layers, heads = draw(st.integers(1, 3)), draw(st.sampled_from([2, 4, 6]))
     rope = st.none() | st.just({}) | rope_tables()
     types = st.sampled_from(["full_attention", "sliding_attention", "attention"])
-    changes = {
+    changes: dict[str, st.SearchStrategy[Any]] = {
         "num_hidden_layers": st.just(layers),
         "num_attention_heads": st.just(heads),
         "num_key_value_heads": st.sampled_from([n for n in (1, 2, 3) if heads % n == 0]),
@@ -87,7 +152,7 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         "max_position_embeddings": st.sampled_from([40, 64]),
         "rms_norm_eps": st.sampled_from([1e-6, 1e-2]),
     }
-    optional = {
+    optional: dict[str, st.SearchStrategy[Any]] = {
         "tie_word_embeddings": st.booleans(),
         "rope_theta": VALUES["rope_theta"],
         "rope_scaling": rope,
@@ -97,24 +162,21 @@ def configurations(draw: st.DrawFn) -> dict[str, Any]:
         "sliding_window": st.sampled_from([1, 2, 5, 16, 4096, None]),
         "use_sliding_window": st.booleans(),
         "max_window_layers": st.integers(0, 3),
-        "layer_types": st.none() | st.lists(types, min_size=layers, max_size=layers),
+        "layer_types": st.none()
+        | st.lists(KINDS.get(model_type, types), min_size=layers, max_size=layers),
         "attention_bias": st.booleans(),
         "mlp_bias": st.booleans(),
         "hidden_act": st.sampled_from(["silu", "swish"]),
     }
-    experts = {
-        "num_experts": st.sampled_from([2, 4]),
-        "num_local_experts": st.sampled_from([2, 4]),
-        "norm_topk_prob": st.booleans(),
-        "decoder_sparse_step": st.integers(1, 2),
-        "mlp_only_layers": st.sampled_from([None, [], [0], [1]]),
-    }
+    for name in REFUSED.get(model_type, ()):
+        (changes if name in changes else optional).pop(name)
     drawn = draw(
         st.fixed_dictionaries(
-            changes, optional=optional | (experts if model_type == "qwen3_moe" else {})
+            changes | REQUIRED.get(model_type, {}),
+            optional=optional | FAMILY_FIELDS.get(model_type, {}),
         )
     )
-    return shape(model_type, **drawn)
+    return Case(model_type, drawn).hf if model_type in FAMILIES else shape(model_type, **drawn)
 
 
 def assert_parity_or_refusal(

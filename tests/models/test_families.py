@@ -69,6 +69,12 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
             "rope_scaling is 'linear', wanted a table",
         ),
         (
+            Case("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
+            "the rope of full attention has 'type' without 'rope_type'",
+        ),
+        (Case("gemma3_text", {"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, but"),
+        (Case("gemma3_text", {"layer_types": ["attention"] * 3}), "layer_types has 'attention'"),
+        (
             Case("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
             "rope_type is 'linear'",
         ),
@@ -77,6 +83,7 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
             "short_factor is null, wanted a list",
         ),
         (Case("phi3", {"partial_rotary_factor": 0.2}), "turns 3 of 16"),
+        (Case("phi3", {"partial_rotary_factor": None}), "partial_rotary_factor is null"),
         (Case("mixtral", {"num_experts_per_tok": 9}), "num_experts_per_tok is 9, wanted at most"),
         (Case("granite", {"logits_scaling": 0}), "logits_scaling is 0, wanted a number above 0"),
         (Case("granite", {"residual_multiplier": None}), "residual_multiplier is null, wanted"),

@@ -178,6 +178,7 @@ CASES = (
     Case("olmo2", {"num_key_value_heads": None, "tie_word_embeddings": True, **OLD}),
     Case("ernie4_5", {"use_bias": True, **NEW}),
     Case("ernie4_5", {"tie_word_embeddings": False, "head_dim": 128, **OLD}),
+    Case("ernie4_5", {"hidden_size": 16, "head_dim": 16}),  # matrices as wide as a head
     Case("ernie4_5_moe", {"moe_num_shared_experts": 1, **NEW}),
     Case(
         "ernie4_5_moe",

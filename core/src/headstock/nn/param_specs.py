@@ -58,12 +58,18 @@ def row_transform(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
 def _pairs_to_halves(dim: int, head_dim: int, heads: int, rows: Tensor) -> Tensor:
     """The rows of the first heads with neighbouring pairs brought into halves.
 
-    rows: [n, ...] or [heads, head_dim]    writes: rows
+    rows: [heads * head_dim, ...]    writes: rows
     """
-    pairs = rows.view(-1, head_dim, *rows.shape[1:]) if rows.shape[1:] != (head_dim,) else rows
+    pairs = rows.view(-1, head_dim, *rows.shape[1:])
     turned = pairs[:heads, :dim]
     turned.copy_(torch.cat((turned[:, 0::2], turned[:, 1::2]), 1))
     return rows
+
+
+def head_transform(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
+    """`row_transform` for weights with a row a head, [heads, head_dim]."""
+    turn = row_transform(config, layer)
+    return None if turn is None else lambda rows: turn(rows.view(-1)).view(rows.shape)
 
 
 def chain_transforms(*transforms: _Transform | None) -> _Transform | None:

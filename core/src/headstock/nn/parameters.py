@@ -12,6 +12,7 @@ from headstock.nn.param_specs import (
     NamedSpecs,
     chain_transforms,
     first_shard_transform,
+    head_transform,
     make_linear_specs,
     make_norm_spec,
     norm_dtype,
@@ -181,7 +182,7 @@ def _attention_parameters(
                 stacked=True,
                 dummy=0.0 if config.norm_offset else 1.0,
                 dtype=norm_dtype(config),
-                transform=chain_transforms(norm_transform(config), turn),
+                transform=chain_transforms(norm_transform(config), head_transform(config, layer)),
             ),
         )
 

@@ -69,7 +69,9 @@ def read_rope(
     part = table.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     # transformers drops the factor under plain positions and fails under scaled ones; others turn a
     # part of the head.
-    is_null = "partial_rotary_factor" in table and part is None
+    is_null = part is None and (
+        "partial_rotary_factor" in table or (partial and "partial_rotary_factor" in hf)
+    )
     if is_null or not (partial or part in (None, 1)):
         raise ValueError(
             f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0"

@@ -72,6 +72,9 @@ def gemma3_config(hf: Json) -> ModelConfig:
     `attn_logit_softcapping` is stored and used by nothing, in transformers too.
     """
     hf = complete_fields(hf, GEMMA3_DEFAULTS)
+    if isinstance(hf.get("layer_types"), list) and "attention" in hf["layer_types"]:
+        # No table of rotary positions is for this name.
+        raise ValueError("layer_types has 'attention'; wanted full_attention, sliding_attention")
     pattern = read_positive(hf, "sliding_window_pattern", 6)
     return _read_gemma(
         hf, "Gemma3ForCausalLM", "gemma3_text", pattern=pattern, qk_norm=QkNorm.HEAD, several=True
@@ -154,7 +157,16 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
             if not isinstance(scaling, dict):
                 raise ValueError(f"rope_scaling is {quoted(scaling)}, wanted a table")
             table = {**table, **scaling}
-        sources[kind] = {"rope_parameters": {"rope_theta": hf.get(theta, default), **table}}
+        if "type" in table and "rope_type" not in table:
+            # transformers ignores the older name here, and with it the scaling.
+            raise ValueError(
+                f"the rope of {kind.replace('_', ' ')} has 'type' without 'rope_type'; wanted "
+                "rope_type"
+            )
+        # What stands outside counts for both kinds.
+        outside = {name: hf[name] for name in ("partial_rotary_factor",) if name in hf}
+        numbers = {"rope_theta": hf.get(theta, default), **outside, **table}
+        sources[kind] = {"rope_parameters": numbers}
     return sources
 
 
