@@ -257,7 +257,7 @@ def measure_workload(llm: LLM, work: Workload) -> Any:
 @pytest.mark.feature("T3")
 @pytest.mark.alone
 def test_more_at_once_is_more_throughput_and_more_pages() -> None:
-    work = make_workload(64, 0, 16, 4)
+    work = make_workload(32, 0, 16, 4)
     results = {}
     for cap in (1, 64):
         with LLM("demo", num_pages=1024, max_running_requests=cap) as llm:
