@@ -9,7 +9,7 @@ from core.mutants.broken_rules import NEGLECTED
 from core.mutants.table import PAGE, ROW, TABLE, catches
 from feature_table import all_tests
 
-CLASSES = "P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 C1 C2 C3 C4 C5 C6 S8 S9 S10 O1 O2 O3 O4".split()
+CLASSES = "P1 P2 P3 P4 P5 P6 P7 P8 P9 P10 P11 P12 C1 C2 C3 C4 C5 C6 S8 S9 S10 O1 O2 O3 O4".split()
 
 
 def test_every_class_has_tests_each_with_a_broken_engine_that_it_notices() -> None:

@@ -1,5 +1,5 @@
 """Engines that each neglect a rule: of aborts, of padding, of what is refused, of who waits, of
-what is closed, of the order of steps.
+what is closed, of the order of steps, of states.
 """
 
 from __future__ import annotations
@@ -9,11 +9,14 @@ from concurrent.futures import Future
 from typing import Any
 
 import pytest
+import torch
+from attrs import evolve
 
 from headstock.engine import engine
-from headstock.execution import threaded
+from headstock.execution import row_tables, threaded
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.execution.row_tables import DeviceTables
+from headstock.nn.short_conv import ConvInputs
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
 from headstock_cuda_graph import runner
@@ -54,6 +57,27 @@ def one_page_more(count_tokens_to_admit: Any, state: Any, head: Any) -> int:
 def by_what_is_free(can_reserve: Any, state: Any, group: int, stop: int, below: Any) -> bool:
     """A row is admitted to a window or a state when a page of it is free now."""
     return bool(state.num_free[group]) or bool(can_reserve(state, group, stop, below))
+
+
+def of_a_neighbour(look_up_state_pages: Any, *arguments: Any) -> Any:
+    """A row reads and writes the state of the one before it."""
+    found = look_up_state_pages(*arguments)
+    return tuple(None if pages is None else torch.roll(pages, 1) for pages in found)
+
+
+def as_the_page_was(of: Any, *arguments: Any) -> ConvInputs:
+    """A row that begins reads what its page holds."""
+    found: ConvInputs = of(*arguments)
+    return evolve(found, is_first=torch.zeros_like(found.is_first))
+
+
+def of_the_chunk_alone(of: Any, *arguments: Any) -> ConvInputs:
+    """A chunk is convolved as if nothing had come before it."""
+    found: ConvInputs = of(*arguments)
+    if found.sources is None:
+        return found
+    size = len(found.pages) * (len(found.sources) - 1)
+    return evolve(found, sources=found.sources.masked_fill(found.sources <= size, 0))
 
 
 def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
@@ -166,5 +190,14 @@ NEGLECTED = {
         around(client.RequestClient, "close", lambda close, self: None), "runs on"
     ),
     "threads stay": Mutant(threads_stay, "threads and files"),
+    "the state of a neighbour": Mutant(
+        around(row_tables, "look_up_state_pages", of_a_neighbour), r"said \[|prompt \d+, token"
+    ),
+    "a new row reads its page": Mutant(
+        around(ConvInputs, "of", as_the_page_was), r"prompt \d+, token|not close"
+    ),
+    "chunks forget": Mutant(
+        around(ConvInputs, "of", of_the_chunk_alone), r"prompt \d+, token|not close"
+    ),
 }
 """What is neglected -> how, and in which words it is noticed."""

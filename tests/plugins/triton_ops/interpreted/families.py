@@ -15,7 +15,9 @@ from headstock.ops.torch_ops import TorchOps
 from headstock_triton.ops import TritonOps
 
 PROMPT = tokens(9)
-FIRST = [next(case for case in CASES if case.model_type == name) for name in ("gemma2", "phi3")]
+FIRST = [
+    next(case for case in CASES if case.model_type == name) for name in ("gemma2", "lfm2", "phi3")
+]
 
 
 ONE_EACH = {case.model_type: case for case in CASES}
