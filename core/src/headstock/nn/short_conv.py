@@ -71,15 +71,20 @@ def convolve_(
     x, result: [tokens, width]    weight: [taps, width]    bias: [width] or None
     writes: state [pages, taps - 1, width], at the rows' pages
     """
-    old = state[inputs.pages]
+    old, rows = state[inputs.pages], weight.float()
     if inputs.sources is None or inputs.kept is None:
         # By `where` and not a product with 0: what another sequence left behind may be NaN.
         parts = [*torch.where(inputs.is_first, 0, old).unbind(1), x]
         state[inputs.pages] = torch.stack(parts[1:], 1)
+        products = (part.float() * row for part, row in zip(parts, rows, strict=True))
     else:
         known = torch.cat((x.new_zeros(1, x.shape[1]), old.flatten(0, 1), x))
-        parts = [known.index_select(0, source) for source in inputs.sources]
         state[inputs.pages] = known[inputs.kept]
-    products = [part.float() * row for part, row in zip(parts, weight.float(), strict=True)]
+        # One after the other, each in place of what was gathered: for a long prompt the copies
+        # are the largest tensors of the layer.
+        products = (
+            known.index_select(0, source).float().mul_(row)
+            for source, row in zip(inputs.sources, rows, strict=True)
+        )
     total: Tensor = reduce(torch.Tensor.add_, products)
     return (total if bias is None else total.add_(bias)).to(x.dtype)
