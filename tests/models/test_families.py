@@ -38,6 +38,36 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=lambda m: f"{ops}: {m}")  # noqa: B023
 
 
+WINDOWED = {"gemma2", "gemma3_text", "phi3", "mixtral", "smollm3", "qwen2_moe"}
+BIASED = {
+    *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "ernie4_5", "seed_oss"),
+    "qwen2_moe",
+}
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_cases_leave_nothing_of_a_family_neutral(model_type: str) -> None:
+    cases = [case for case in CASES if case.model_type == model_type]
+    configs = [case.family.config(case.hf) for case in cases]
+
+    # The spellings of rope before and after transformers 5.
+    assert any("rope_parameters" in case.changes for case in cases)
+    assert any({"rope_theta", "rope_scaling"} & case.changes.keys() for case in cases)
+    assert {config.tied_embeddings for config in configs} == {False, True}
+    assert any(64 <= config.head_dim <= 256 for config in configs)
+    biases = {(each.qkv_bias, each.out_bias, each.mlp_bias) for each in configs}
+    assert (biases > {(False, False, False)}) == (model_type in BIASED)
+    windows = {layer.window for config in configs for layer in config.layers}
+    assert (windows > {None}) == (model_type in WINDOWED)
+    assert all(window is None or window < len(PROMPT) for window in windows)
+    # What layers may be, they are, in one model or another.
+    assert {layer.experts is None for config in configs for layer in config.layers} == {
+        "mixtral": {False},
+        "ernie4_5_moe": {False, True},
+        "qwen2_moe": {False, True},
+    }.get(model_type, {True})
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_what_transformers_saves_again_in_parts_is_read_alike(
     model_type: str, tmp_path: Path

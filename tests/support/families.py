@@ -151,7 +151,17 @@ CASES = (
         },
     ),
     Case("phi3", {"sliding_window": 5, "rope_theta": 400.0}),
-    Case("phi3", {"partial_rotary_factor": 0.75, **NEW, "num_key_value_heads": None}),
+    Case(
+        "phi3",
+        {
+            "partial_rotary_factor": 0.75,
+            "num_key_value_heads": None,
+            "num_attention_heads": 2,
+            "hidden_size": 256,
+            "initializer_range": 0.1,  # smaller weights in a wider model
+            **NEW,
+        },
+    ),
     Case("phi3", {"rope_scaling": {**LONGROPE, **ORIGINAL, "type": "su"}}),
     Case("phi3", {"rope_parameters": LONGROPE, **ORIGINAL}),
     Case("phi3", {"rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5, **HALF_LISTS}}),
@@ -164,22 +174,27 @@ CASES = (
         },
     ),
     Case("phi3", {"rope_scaling": {**LONGROPE, "attention_factor": 1.3}}),
-    Case("mixtral", {"sliding_window": 5, **NEW}),
+    Case("mixtral", {"sliding_window": 5, "head_dim": 96, **NEW}),
     Case("mixtral", {"tie_word_embeddings": True, "head_dim": None, **OLD}),
     Case("granite", {**GRANITE_FACTORS, "attention_bias": True, "mlp_bias": True, **NEW}),
-    Case("granite", {**GRANITE_FACTORS, "tie_word_embeddings": True, **OLD}),
+    Case("granite", {**GRANITE_FACTORS, "tie_word_embeddings": True, "head_dim": 64, **OLD}),
     Case("smollm3", {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True, **NEW}),
     Case("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": False, **OLD}),
     Case(
         "smollm3",
-        {"no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 5},
+        {
+            "no_rope_layer_interval": 2,
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "head_dim": 128,
+        },
     ),
-    Case("olmo2", {"attention_bias": True, **NEW}),
+    Case("olmo2", {"attention_bias": True, "head_dim": 128, **NEW}),
     Case("olmo2", {"num_key_value_heads": None, "tie_word_embeddings": True, **OLD}),
     Case("ernie4_5", {"use_bias": True, **NEW}),
     Case("ernie4_5", {"tie_word_embeddings": False, "head_dim": 128, **OLD}),
     Case("ernie4_5", {"hidden_size": 16, "head_dim": 16}),  # matrices as wide as a head
-    Case("ernie4_5_moe", {"moe_num_shared_experts": 1, **NEW}),
+    Case("ernie4_5_moe", {"moe_num_shared_experts": 1, "head_dim": 64, **NEW}),
     Case(
         "ernie4_5_moe",
         {
@@ -195,8 +210,16 @@ CASES = (
     Case("seed_oss", {"attention_out_bias": True, "mlp_bias": True, **NEW}),
     Case("seed_oss", {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 80, **OLD}),
     Case("qwen2_moe", {"norm_topk_prob": True, "mlp_only_layers": [1], **NEW}),
-    Case("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False, **OLD}),
-    Case("qwen2_moe", {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}),
+    Case("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False, "head_dim": 64, **OLD}),
+    Case(
+        "qwen2_moe",
+        {
+            "use_sliding_window": True,
+            "sliding_window": 5,
+            "max_window_layers": 2,
+            "tie_word_embeddings": True,
+        },
+    ),
     Case(
         "lfm2",
         {

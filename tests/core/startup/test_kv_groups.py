@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -146,26 +147,46 @@ def test_each_contradiction_is_named(bad: ModelConfig, fault: str) -> None:
     assert re.search(fault, find_group_fault(bad)), find_group_fault(bad)
 
 
+def look_too_far(config: ModelConfig) -> ModelConfig:
+    """The toy model, whose second layer sees more than its group keeps."""
+    full, seen = config.layers
+    return evolve(config, layers=(full, evolve(seen, window=10)))
+
+
+def leave_out_a_group(config: ModelConfig) -> ModelConfig:
+    """The toy model, whose second layer is in no group."""
+    return evolve(config, kv_groups=config.kv_groups[:1])
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (look_too_far, "layer 1 of group 1 sees 10 tokens, and the group keeps 9"),
+        (leave_out_a_group, "layer 1 is in no group; wanted exactly one"),
+    ],
+)
 def test_a_family_with_wrong_groups_is_refused_in_one_line_before_weights_load(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[ModelConfig], ModelConfig],
+    fault: str,
 ) -> None:
     checkpoint = toy_plugins.install(tmp_path, window=9)
     write_tokenizer(checkpoint)
     monkeypatch.syspath_prepend(str(tmp_path))
     served = toy_plugins.config
 
-    def looks_too_far(hf: dict[str, Any]) -> ModelConfig:
-        config = served(hf)
-        full, seen = config.layers
-        return evolve(config, layers=(full, evolve(seen, window=10)))
+    def change_served(hf: dict[str, Any]) -> ModelConfig:
+        return change(served(hf))
 
-    monkeypatch.setattr(toy_plugins, "TOY", evolve(toy_plugins.TOY, config=looks_too_far))
+    monkeypatch.setattr(toy_plugins, "TOY", evolve(toy_plugins.TOY, config=change_served))
     # The checkpoint has no weights, so what refuses it comes before they are read.
     code = main(["run", "--model", str(checkpoint), "--prompt", "x"])
     out, err = capsys.readouterr()
     assert (code, out) == (3, "")
     (line,) = err.strip().splitlines()
-    assert "'ToyForCausalLM'" in line and "layer 1 of group 1 sees 10 tokens" in line
+    assert "'ToyForCausalLM'" in line and fault in line
 
 
 def test_each_part_must_serve_the_layout(
