@@ -191,7 +191,6 @@ def test_replayed_steps_give_the_tokens_of_transformers(
         assert_equal(output, answer, number)
 
 
-@pytest.mark.feature("P7")
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
     runner: str,
@@ -224,7 +223,6 @@ def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
         assert output in failed or len(output.token_ids) == MAX_TOKENS
 
 
-@pytest.mark.feature("T13", "T17")
 def test_the_summary_has_the_states_and_no_reuse(checkpoint: Path) -> None:
     _, engine = generate(checkpoint, max_running_requests=5, num_pages=40)
     summary = engine.summary

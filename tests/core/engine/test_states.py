@@ -27,7 +27,7 @@ from toy_engine import (
 )
 
 from headstock.debug.canary import PATTERN
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, EngineDied
 from headstock.execution.buffers import Buffers
 from headstock.spi import LayoutKind
 
@@ -103,7 +103,6 @@ def test_replayed_steps_and_what_pads_them_change_no_state(
     engine.close()
 
 
-@pytest.mark.feature("P7")
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
@@ -135,7 +134,6 @@ def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     engine.close()
 
 
-@pytest.mark.feature("T13", "T16")
 def test_nothing_is_reused_and_the_start_up_table_says_so(toys: Toys) -> None:
     prompt = np.arange(40)
     for settings in ({}, {"paged_attn": "off", "num_pages": None}):
@@ -177,3 +175,14 @@ def test_a_part_that_knows_no_states_is_refused_by_name(
         toys.engine(state=True, runner="rerun")
 
     assert e.value.exit_code == 5
+
+
+def test_nan_in_the_dummy_page_of_a_state_ends_the_engine(toys: Toys) -> None:
+    engine = toys.engine(state=True, runner="rerun", debug_canary=True, overlap=False)
+    engine.submit(request("a", range(20), 30))
+    for value in (1.0, np.nan):
+        engine.step()
+        engine.canary.buffers.kv[1].state["conv"][0, 0, 1] = value
+
+    with pytest.raises(EngineDied, match="the dummy page of layer 1 is not finite"):
+        engine.step()

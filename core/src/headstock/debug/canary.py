@@ -89,10 +89,16 @@ class Canary(Executor):
                 )
             # Padding rows may write the dummy page at any time, so finiteness is all it can
             # promise.
-            if self.padded and not self.buffers.pools[layer][0].to(torch.float32).isfinite().all():
+            if self.padded and not self._is_dummy_page_finite(layer):
                 raise EngineDied(
                     f"before step {number} the dummy page of layer {layer} is not finite"
                 )
+
+    def _is_dummy_page_finite(self, layer: int) -> bool:
+        """Whether all numbers of the layer's dummy page are finite, each as what it is."""
+        # The pool of a state is bytes, which are always finite.
+        parts = self.buffers.kv[layer].state.values() or (self.buffers.pools[layer],)
+        return all(bool(part[0].to(torch.float32).isfinite().all()) for part in parts)
 
     @torch.inference_mode()
     def _fill_pages(self, group: int, pages: Tensor) -> Tensor:
