@@ -18,7 +18,7 @@ def make_limits(page_size: int, rows: int, overlap: bool = False) -> Limits:
     from headstock_radix_cache.plugin import spec
 
     module, name = spec().implementation.split(":")
-    policy = getattr(__import__(module, fromlist=[name]), name)(page_size)
+    policy = getattr(__import__(module, fromlist=[name]), name)(page_size, (GROUP,))
     pages = rows * (7000 // page_size) * 2
     return Limits(
         max_rows=rows,

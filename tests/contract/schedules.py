@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 import numpy as np
 from toy_schedule import Drive
-from toy_workloads import SCHEDULERS, limits, request
+from toy_workloads import FULL, SCHEDULERS, limits, request
 
 from headstock.builtin import mixed
 from headstock.spi import Budget, CachePolicy, Inserted, Match, ScheduleDecision, View
@@ -116,13 +116,13 @@ class ChangedCache(RadixCache):
     """The prefix tree, whose every match and insertion is changed."""
 
     def __init__(self, change: Callable[[Any], Any]) -> None:
-        super().__init__(4)
-        self.inner, self.change = RadixCache(4), change
+        super().__init__(4, (FULL,))
+        self.inner, self.change = RadixCache(4, (FULL,)), change
         self.roots: list[bool] = []
 
-    def match_prefix(self, index: Any, tokens: np.ndarray, namespace: str) -> Match:
+    def match_prefix(self, index: Any, keys: np.ndarray, namespace: str) -> Match:
         """The match, changed."""
-        return self.change(self.inner.match_prefix(index, tokens, namespace))  # type: ignore[no-any-return]
+        return self.change(self.inner.match_prefix(index, keys, namespace))  # type: ignore[no-any-return]
 
     def insert(self, *arguments: Any) -> Inserted:
         """The insertion, changed."""
@@ -186,8 +186,8 @@ CASES: dict[str, Case] = {
         rows=lambda made: made.rows[:-1],
         counts=lambda made: made.counts[:-1],
     ),
-    "Match.pages": answered(Match, "pages", lambda pages: pages[:1]),
+    "Match.pages": answered(Match, "pages", lambda pages: pages[:, :1]),
     "Match.handle": answered(Match, "handle", lambda handle: None),
-    "Inserted.canonical": answered(Inserted, "canonical", lambda pages: pages[:0]),
+    "Inserted.canonical": answered(Inserted, "canonical", lambda pages: pages[:, :0]),
     "Inserted.handle": answered(Inserted, "handle", lambda handle: None),
 }

@@ -171,12 +171,16 @@ def plan_of_state(tensor: StateTensor) -> list[object]:
     return plan_of_layout(StateKV(tensors=(tensor, StateTensor("other", (3,)))))
 
 
-def terms_of(cache: CacheCapabilities, claims: AttentionCapabilities = CLAIMS) -> object:
+def terms_of(
+    cache: CacheCapabilities,
+    claims: AttentionCapabilities = CLAIMS,
+    last_window: int | None = None,
+) -> object:
     """The common terms of a backend and a cache policy with these claims."""
     one = SimpleNamespace(spec=SDPA, capabilities=claims)
     policy = SimpleNamespace(name="mine", capabilities=cache)
     parts: Any = SimpleNamespace(attention=(one,), cache=policy)
-    config = decoder_config(HF, "LlamaForCausalLM", windows=(None,) * 3)
+    config = decoder_config(HF, "LlamaForCausalLM", windows=(None, None, last_window))
     return negotiate_terms(EngineConfig(page_size=16), parts, config, "float32", CPU)
 
 
@@ -287,6 +291,7 @@ CASES: dict[str, Case] = {
         terms_of,
         {"page_sizes": FEW, "layouts": frozenset({LayoutKind.LATENT}), "reuse": False},
     ),
+    **vary(RADIX, lambda cache: terms_of(cache, last_window=7), {"windows": False}),
     **offer(
         registry.load_spec("ops", "torch"),
         {"devices": CUDA, "layouts": frozenset({LayoutKind.STATE})},

@@ -19,6 +19,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from headstock.spi import FullKV, KVGroup
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.policy import RadixCache
 
@@ -86,6 +87,7 @@ class Model:
 
 
 PAGES = 40
+FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 TOKENS = st.lists(st.integers(0, 1), max_size=8).map(tuple)
 NAMESPACES = st.sampled_from(["", "tenant"])
 
@@ -102,7 +104,7 @@ class Rows(RuleBasedStateMachine):
 
     @initialize(page_size=st.integers(1, 3))
     def start(self, page_size: int) -> None:
-        self.policy = RadixCache(page_size, RadixOptions(debug=True))
+        self.policy = RadixCache(page_size, (FULL,), RadixOptions(debug=True))
         self.index = self.policy.new_index()
         self.model = Model(page_size)
         self.rows: list[tuple[Path, Any]] = []
@@ -113,9 +115,9 @@ class Rows(RuleBasedStateMachine):
         version = self.index.version
         match = self.policy.match_prefix(self.index, ints(tokens), namespace)
         assert match.pages.dtype == np.int32
-        assert match.pages.tolist() == self.model.match((namespace, tokens))
+        assert match.pages.tolist()[0] == self.model.match((namespace, tokens))
         assert self.index.version == version
-        path = (namespace, tokens[: len(match.pages) * self.model.page_size])
+        path = (namespace, tokens[: match.pages.size * self.model.page_size])
         self.policy.hold(self.index, match.handle)
         if path[1]:
             self.model.holds.append(path)
@@ -129,10 +131,10 @@ class Rows(RuleBasedStateMachine):
         size = count * self.model.page_size
         tokens = tuple(data.draw(st.lists(st.integers(0, 1), min_size=size, max_size=size)))
         pages = [self.free.pop() for _ in range(count)]
-        inserted = self.policy.insert(self.index, handle, ints(tokens), ints(pages), path[0])
+        inserted = self.policy.insert(self.index, handle, ints(tokens), ints([pages]), path[0])
         canonical = self.model.insert(path, tokens, pages)
         assert inserted.canonical.dtype == np.int32
-        assert inserted.canonical.tolist() == canonical
+        assert inserted.canonical.tolist() == [canonical]
         self.free += [page for page, kept in zip(pages, canonical, strict=True) if page != kept]
         self.rows.append(((path[0], path[1] + tokens), inserted.handle))
 
@@ -148,9 +150,10 @@ class Rows(RuleBasedStateMachine):
         tokens = [data.draw(page) for _ in pages]
         handles, namespaces = [handle for _, handle in rows], [path[0] for path, _ in rows]
         canonical, ends = self.policy.insert_each(
-            self.index, handles, counts, ints(tokens), ints(pages), namespaces
+            self.index, handles, counts, ints(tokens), ints([pages]), namespaces
         )
         assert canonical.dtype == np.int32
+        canonical = canonical[0]
         stop = 0
         for (path, _), count, end in zip(rows, counts, ends, strict=True):
             start, stop = stop, stop + count
@@ -181,7 +184,7 @@ class Rows(RuleBasedStateMachine):
     @rule(count=st.integers(0, PAGES))
     def evict(self, count: int) -> None:
         expected = self.model.evict(count)
-        evicted = self.policy.evict(self.index, count)
+        (evicted,) = self.policy.evict(self.index, 0, count)
         assert evicted.dtype == np.int32
         assert evicted.tolist() == expected
         self.free += expected
@@ -189,20 +192,21 @@ class Rows(RuleBasedStateMachine):
     @rule()
     def reset(self) -> None:
         expected = self.model.evict(PAGES)
-        assert sorted(self.policy.evict_all(self.index).tolist()) == sorted(expected)
+        (evicted,) = self.policy.evict_all(self.index)
+        assert sorted(evicted.tolist()) == sorted(expected)
         self.free += expected
 
     @invariant()
     def agrees(self) -> None:
         self.policy.check_index(self.index)
-        pages = self.policy.indexed_pages(self.index).tolist()
+        pages = self.policy.indexed_pages(self.index, 0).tolist()
         held = self.model.held()
         stats = self.policy.stats(self.index)
         assert sorted(pages + self.free) == list(range(1, PAGES + 1))
         assert sorted(pages) == sorted(self.model.page.values())
         assert {self.model.page[path] for path in held} <= set(pages)
-        assert (stats.pages, stats.held) == (len(pages), len(held))
-        assert self.policy.count_evictable(self.index) == len(pages) - len(held)
+        assert (stats.pages, stats.held) == ((len(pages),), (len(held),))
+        assert self.policy.count_evictable(self.index, 0) == len(pages) - len(held)
 
 
 @pytest.mark.feature("I24")

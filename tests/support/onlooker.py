@@ -36,8 +36,8 @@ class Onlooker:
     owners: np.ndarray = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # by page, a place in `tenants`
-        self.owners = np.zeros(self.limits.num_pages[0] + 1, np.int32)
+        # by group and page, a place in `tenants`
+        self.owners = [np.zeros(count + 1, np.int32) for count in self.limits.num_pages]
 
     def see(self, state: State) -> None:
         """Raise AssertionError when the state may not follow those seen before."""
@@ -52,7 +52,8 @@ class Onlooker:
             self.judge_preemptions(state, request_states)
         self.judge_tenants(state)
         if state.num_admitted != self.num_admitted:
-            judge_beginnings(state, self.limits.page_size)
+            for group in range(len(self.owners)):
+                judge_beginnings(state, group, self.limits.page_size)
         self.num_arrived, self.num_admitted = state.num_arrived, state.num_admitted
         self.num_preempted = state.num_preempted
 
@@ -114,15 +115,18 @@ class Onlooker:
             if request_state.request.namespace not in self.tenants:
                 self.tenants.append(request_state.request.namespace)
             tenant = self.tenants.index(request_state.request.namespace)
-            pages = state.table[0, row, : state.spans[0, row]]
-            assert (self.owners[pages[:start]] == tenant).all(), (
-                f"{request_state.request.id} reads what another tenant computed"
-            )
-            self.owners[pages[start:]] = tenant
+            for group, owners in enumerate(self.owners if self.limits.policy is not None else []):
+                first = int(state.first_pages[group, row])
+                pages = state.table[group, row, first : state.spans[group, row]]
+                end = max(start - first, 0)
+                assert (owners[pages[:end]] == tenant).all(), (
+                    f"{request_state.request.id} reads what another tenant computed"
+                )
+                owners[pages[end:]] = tenant
 
 
-def judge_beginnings(state: State, size: int) -> None:
-    """Check that rows that begin alike share their pages, as far as both are indexed."""
+def judge_beginnings(state: State, group: int, size: int) -> None:
+    """Check that rows that begin alike share their pages, as far as both are indexed and held."""
     indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
@@ -135,5 +139,7 @@ def judge_beginnings(state: State, size: int) -> None:
                 state.tokens[row, : count * size] != state.tokens[other, : count * size]
             )
             pages = int(unlike[0]) // size if len(unlike) else count
-            same = state.table[0, row, :pages] == state.table[0, other, :pages]
+            first = int(state.first_pages[group, [row, other]].max())
+            own, others = (state.table[group, at, first:pages] for at in (row, other))
+            same = own == others
             assert same.all(), f"{one.id} and {two.id} begin alike on pages of their own"

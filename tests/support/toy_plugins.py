@@ -313,7 +313,12 @@ class ToyAttention(AttentionBackend):
         check_tails(table, lens, self.page_size)
         tokens = self.contexts(layer, table, lens, queries)
         if layer.window is not None:
+            # Its pages are shared apart from the full layer's, and must be of the same tokens.
+            whole = self.table(self.full_layer, plan).numpy()
+            wanted = self.contexts(self.full_layer, whole, lens, queries)
+            assert ((tokens == 0) | (tokens == wanted)).all(), "a window has another row's tokens"
             return
+        self.full_layer = layer
         ends = np.cumsum(queries)
         query_positions = q[:, 0, 0].numpy()
         for row, (end, count, length) in enumerate(

@@ -51,7 +51,7 @@ def fewest_pages(group: KVGroup, **sizes: int) -> int:
 
 
 def limits(**changes: Any) -> Limits:
-    """Return small limits; radix index on unless `policy` or several groups say otherwise.
+    """Return small limits; radix index on unless `policy` or a state group says otherwise.
 
     A number of pages is that of every group; a state group has a page for each row.
     """
@@ -64,7 +64,7 @@ def limits(**changes: Any) -> Limits:
             pages if group.layout is FULL.layout else rows for group in groups
         )
     scheduler = changes.setdefault("scheduler", "mixed")
-    policy: CachePolicy | None = RadixCache(size) if len(groups) == 1 else None
+    policy: CachePolicy | None = None if STATE in groups else RadixCache(size, groups)
     defaults = {
         "max_rows": 8,
         "max_batch_tokens": 64,
@@ -94,7 +94,7 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
     """
     size = int(rng.choice([1, 4, 16]))
     groups = random_groups(rng)
-    reuse = len(groups) == 1 and rng.random() < 0.7
+    reuse = STATE not in groups and rng.random() < 0.7
     recompute = rng.random() < 0.1
     rows = int(rng.integers(1, 17))
     tokens = 512 if recompute else int(rng.choice([3, 17, 64, 512]))
@@ -109,7 +109,7 @@ def random_limits(rng: np.random.Generator, scheduler: str) -> Limits:
         ),
         groups=groups,
         scheduler=scheduler,
-        policy=RadixCache(size) if reuse and not recompute else None,
+        policy=RadixCache(size, groups) if reuse and not recompute else None,
         recompute=recompute,
         overlap=bool(rng.random() < 0.5),
         check=False,

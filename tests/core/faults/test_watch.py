@@ -155,7 +155,7 @@ def test_an_index_that_keeps_a_hold_is_noticed_when_idle(toys: Toys) -> None:
     policy, index = engine.limits.policy, engine.state.index
     policy.hold(index, policy.match_prefix(index, PROMPT.astype(np.int32), "").handle)
     engine.abort("nobody")
-    with pytest.raises(EngineDied, match="idle, yet 5 of 5 indexed pages cannot be evicted"):
+    with pytest.raises(EngineDied, match="idle, yet group 0: 5 of 5 indexed pages cannot be"):
         engine.step()
     engine.close()
 

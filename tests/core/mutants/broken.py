@@ -86,14 +86,16 @@ def with_part(
     found = match(policy, index, tokens, namespace)
     node, rest = (
         found.handle or index.roots.get(namespace),
-        tokens[len(found.pages) * policy.page_size :],
+        tokens[found.pages.size * policy.page_size :],
     )
     if node is None or len(rest) < policy.page_size:
         return found
     child = next(
         (child for child in node.children.values() if child.key[:4] == rest[:1].tobytes()), None
     )
-    return found if child is None else Match(np.append(found.pages, np.int32(child.page)), child)
+    if child is None:
+        return found
+    return Match(np.append(found.pages, np.int32([[child.page]]), axis=1), child)
 
 
 def whole_prompt(match_prefix: Any, state: Any, entry: Any) -> Any:
@@ -251,7 +253,8 @@ MUTANTS = {
         "(free|indexed) twice|not its own|free page is in use",
     ),
     "pages lost": Mutant(
-        around(page_pool, "free_pages", lose_one), "a page is lost|evict without a cache policy"
+        around(page_pool, "free_pages", lose_one),
+        "a page is lost|evict without a cache policy|are evictable",
     ),
     "duplicates freed behind the table's back": Mutant(
         around(prefix_insert, "dedup_pages", without_writing), "not its own"
@@ -265,7 +268,7 @@ MUTANTS = {
     ),
     "held pages evicted": Mutant(
         around(RadixCache, "hold", lambda hold, *_: None),
-        r"Node\(.* refs=|evicted a page that a running row holds",
+        r"Node\(.* refs=|evicted a page that a running row holds|pages can be evicted, and no row",
     ),
     "promise dropped": Mutant(
         around(planning, "mark_logits", without_promise),

@@ -19,6 +19,7 @@ from headstock.execution.row_tables import DeviceTables
 from headstock.nn.short_conv import ConvInputs
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
+from headstock.scheduler.page_pool import count_available_pages
 from headstock_cuda_graph import runner
 
 from .broken import DIFFERS, Mutant, around
@@ -56,7 +57,8 @@ def one_page_more(count_tokens_to_admit: Any, state: Any, head: Any) -> int:
 
 def by_what_is_free(can_reserve: Any, state: Any, group: int, stop: int, below: Any) -> bool:
     """A row is admitted to a window or a state when a page of it is free now."""
-    return bool(state.num_free[group]) or bool(can_reserve(state, group, stop, below))
+    is_free = count_available_pages(state, group) > 0
+    return is_free or bool(can_reserve(state, group, stop, below))
 
 
 def of_a_neighbour(look_up_state_pages: Any, *arguments: Any) -> Any:
@@ -170,7 +172,8 @@ NEGLECTED = {
         around(admission, "count_tokens_to_admit", one_page_more), "still busy"
     ),
     "windows not reserved": Mutant(
-        around(admission, "can_reserve_pages", by_what_is_free), "preempted|evict without"
+        around(admission, "can_reserve_pages", by_what_is_free),
+        "preempted|evict without|are evictable",
     ),
     "padding rows stay as they were": Mutant(
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"

@@ -77,7 +77,9 @@ def engines(draw: st.DrawFn, **fixed: object) -> Limits:
         groups.append(STATE)
     drawn["groups"] = tuple(groups)
     drawn["num_pages"] = draw(page_counts(drawn))
-    return limits(**(drawn | {"policy": RadixCache(size) if kind == "index" else None} | fixed))
+    reuse = kind == "index" or (kind == "window" and draw(st.booleans()))
+    policy = RadixCache(size, drawn["groups"]) if reuse else None
+    return limits(**(drawn | {"policy": policy} | fixed))
 
 
 def run(

@@ -70,7 +70,7 @@ def conserved(drive: Drive, last: Sizes) -> None:
         idle = free(drive.state, group)
         used = {page for pages in held(drive.state, group).values() for page in pages}
         if policy is not None:
-            used |= set(policy.indexed_pages(drive.state.index).tolist())
+            used |= set(policy.indexed_pages(drive.state.index, group).tolist())
         assert len(set(idle)) == len(idle) == drive.state.num_free[group], (
             "a page is free twice, or miscounted"
         )

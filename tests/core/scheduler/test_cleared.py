@@ -19,13 +19,13 @@ def test_an_idle_engine_has_every_page_free_afterwards() -> None:
     for number in range(5):
         drive.submit(request(str(number), prompt(rng, 30)))
     drive.drain()
-    cached = bounds.policy.stats(drive.state.index).pages
+    (cached,) = bounds.policy.stats(drive.state.index).pages
     assert cached > 0 and drive.state.num_free[0] == 100 - cached
 
     drive.events.append(Cleared())
     drive.step()
     check_state(drive.state, bounds)
-    assert drive.state.num_free[0] == 100 and bounds.policy.stats(drive.state.index).pages == 0
+    assert drive.state.num_free[0] == 100 and bounds.policy.stats(drive.state.index).pages == (0,)
 
 
 def test_a_request_that_arrives_with_it_finds_no_prefix() -> None:

@@ -7,25 +7,34 @@ from typing import Any
 import numpy as np
 import pytest
 from toy_schedule import Drive
-from toy_workloads import limits, prompt, random_requests, request
+from toy_workloads import FULL, limits, prompt, random_requests, request, window
 
 from headstock.builtin import mixed
 from headstock.errors import PluginBroken
-from headstock.spi import Budget, CachePolicy, CacheStats, Inserted, Match, ScheduleDecision, View
+from headstock.spi import (
+    Budget,
+    CachePolicy,
+    CacheStats,
+    Inserted,
+    KVGroup,
+    Match,
+    ScheduleDecision,
+    View,
+)
 from headstock_radix_cache.policy import RadixCache
 
 
 class Stranger(CachePolicy):
     """A policy as the first version of the contract had it: pages are indexed by `insert` alone."""
 
-    def __init__(self, page_size: int, options: Any = None) -> None:
-        self.inner = RadixCache(page_size)
+    def __init__(self, page_size: int, groups: Any, options: Any = None) -> None:
+        self.inner = RadixCache(page_size, groups)
 
     def new_index(self) -> Any:
         return self.inner.new_index()
 
-    def match_prefix(self, index: Any, tokens: np.ndarray, namespace: str) -> Match:
-        return self.inner.match_prefix(index, tokens, namespace)
+    def match_prefix(self, index: Any, keys: np.ndarray, namespace: str) -> Match:
+        return self.inner.match_prefix(index, keys, namespace)
 
     def hold(self, index: Any, handle: Any) -> None:
         self.inner.hold(index, handle)
@@ -34,18 +43,24 @@ class Stranger(CachePolicy):
         self.inner.release(index, handle)
 
     def insert(
-        self, index: Any, handle: Any, tokens: np.ndarray, pages: np.ndarray, namespace: str
+        self, index: Any, handle: Any, keys: np.ndarray, pages: np.ndarray, namespace: str
     ) -> Inserted:
-        assert tokens.shape == (len(pages) * self.inner.page_size,)
-        return self.inner.insert(index, handle, tokens, pages, namespace)
+        assert keys.shape == (pages.shape[1] * self.inner.page_size,)
+        return self.inner.insert(index, handle, keys, pages, namespace)
 
-    def evict(self, index: Any, count: int) -> np.ndarray:
-        return self.inner.evict(index, count)
+    def hold_pages(self, index: Any, group: int, pages: np.ndarray) -> None:
+        self.inner.hold_pages(index, group, pages)
 
-    def count_evictable(self, index: Any) -> int:
-        return self.inner.count_evictable(index)
+    def release_pages(self, index: Any, group: int, pages: np.ndarray) -> None:
+        self.inner.release_pages(index, group, pages)
 
-    def evict_all(self, index: Any) -> np.ndarray:
+    def evict(self, index: Any, group: int, count: int) -> Any:
+        return self.inner.evict(index, group, count)
+
+    def count_evictable(self, index: Any, group: int) -> int:
+        return self.inner.count_evictable(index, group)
+
+    def evict_all(self, index: Any) -> Any:
         return self.inner.evict_all(index)
 
     def stats(self, index: Any) -> CacheStats:
@@ -54,16 +69,19 @@ class Stranger(CachePolicy):
     def check_index(self, index: Any) -> None:
         self.inner.check_index(index)
 
-    def indexed_pages(self, index: Any) -> np.ndarray:
-        return self.inner.indexed_pages(index)
+    def indexed_pages(self, index: Any, group: int) -> np.ndarray:
+        return self.inner.indexed_pages(index, group)
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (FULL, window(9))], ids=["one group", "a window"])
 @pytest.mark.parametrize("seed", range(6))
-def test_a_policy_without_insert_each_leads_to_the_same_plans(seed: int) -> None:
+def test_a_policy_without_insert_each_leads_to_the_same_plans(
+    seed: int, groups: tuple[KVGroup, ...]
+) -> None:
     plans = []
-    for policy in (RadixCache(4), Stranger(4)):
+    for policy in (RadixCache(4, groups), Stranger(4, groups)):
         rng = np.random.default_rng(seed)
-        drive = Drive(limits(policy=policy, num_pages=60, overlap=seed % 2 == 0))
+        drive = Drive(limits(policy=policy, groups=groups, num_pages=60, overlap=seed % 2 == 0))
         for one in random_requests(rng, wait_for_sample=False):
             drive.submit(one)
             drive.step()

@@ -264,7 +264,7 @@ REUSE = [
     (group(0, 1, 2), "radix", "on", "takes over"),
     (group(0, 1, 2, layout=LATENT), "radix", "on", "takes over"),
     (group(0, 1, 2), "naive", "--cache-type naive", "--cache-type naive"),
-    (group(0, 1, 2, window=6), "radix", "KV group 0 keeps a window of 6", "takes over"),
+    (group(0, 1, 2, window=6), "radix", "on", "takes over"),
     (group(0, 1, 2, layout=STATE), "radix", "KV group 0 keeps a state", "KV group 0 keeps a state"),
 ]
 

@@ -240,7 +240,7 @@ def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
                 history.prefixes.parents[node.page] == parent
                 and history.prefixes.depths[node.page] == node.depth
             )
-        tree = history.prefixes.make_tree(history.list_indexed_pages(state), state.refs[0])
+        tree = history.make_tree(history.prefixes, state)
         assert (
             sum(segment[1] * segment[4] for segment in tree[:-1]) + tree[-1][1]
             == len(nodes) * limits.page_size

@@ -14,10 +14,10 @@ class EngineStats:
     """Counts since the start, and the present state.
 
     running, waiting: requests now
-    free_pages, cached_pages, total_pages: of the first KV group now; cached ones are held by the
-        prefix index alone
-    peak_held_pages: the most that requests held since the start, or since the last reset of the
-        prefix cache
+    free_pages, cached_pages, total_pages: of all KV groups together, now; cached ones are held by
+        the prefix index alone
+    peak_held_pages: the most that requests held at once, in all KV groups together, since the start
+        or the last reset of the prefix cache
     """
 
     running: int
@@ -36,8 +36,8 @@ class EngineStats:
 
 def collect_stats(state: State, limits: Limits, output_tracker: OutputTracker) -> EngineStats:
     """Collect the counts of an engine in this state."""
-    total, free = limits.num_pages[0], state.num_free[0]
-    num_held = int(np.count_nonzero(state.refs[0]))
+    total, free = sum(limits.num_pages), sum(state.num_free)
+    num_held = sum(int(np.count_nonzero(refs)) for refs in state.refs)
     return EngineStats(
         running=state.num_running,
         waiting=len(state.waiting),

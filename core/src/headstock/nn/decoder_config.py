@@ -130,7 +130,7 @@ def decoder_config(
         for w in windows or uniform_windows(hf, None)
     ]
     convs = convs or [None] * count
-    # A group a window: a window group frees the pages behind its window (decision 0005).
+    # A group a window: a window group frees the pages behind its window (decision 0025).
     groups = _make_kv_groups(windows, convs, kv_heads, head_dim)
     layers = make_layers(
         windows,

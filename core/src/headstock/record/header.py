@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
@@ -90,7 +90,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
             **plain,
             groups=groups,
             schedule=schedule,
-            policy=_restore_cache_policy(header, int(plain["page_size"])),
+            policy=_restore_cache_policy(header, int(plain["page_size"]), groups),
         )
     except UnknownPlugin as error:
         raise CannotRun(str(error)) from error
@@ -106,7 +106,9 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         ) from error
 
 
-def _restore_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePolicy | None:
+def _restore_cache_policy(
+    header: Mapping[str, Any], page_size: int, groups: Sequence[KVGroup]
+) -> CachePolicy | None:
     """Return the cache policy with its recorded options; None where there was none."""
     if header["cache"] is None:
         return None
@@ -115,5 +117,5 @@ def _restore_cache_policy(header: Mapping[str, Any], page_size: int) -> CachePol
     options = registry.make_options(spec, header["options"])
     if header["prefix_cache_n"] is not None:
         options = evolve(options, max_prefixes=header["prefix_cache_n"])
-    cache_policy: CachePolicy = registry.import_implementation(spec)(page_size, options)
+    cache_policy: CachePolicy = registry.import_implementation(spec)(page_size, groups, options)
     return cache_policy

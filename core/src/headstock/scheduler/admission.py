@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.errors import PluginBroken
 from headstock.scheduler.contiguous import Region, match_region
 from headstock.scheduler.page_pool import (
     append_row_pages,
@@ -107,6 +108,8 @@ def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Re
     """Return the longest prefix that need not be computed, or None.
 
     The last token is left out of the search: its logits are needed, so it is computed.
+
+    raises: PluginBroken
     """
     limits = state.limits
     # Cached pages hold no logits, so a request for prompt_logprobs computes its whole prompt.
@@ -116,7 +119,14 @@ def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Re
         else request_state.tokens[:-1]
     )
     if limits.policy is not None:
-        return limits.policy.match_prefix(state.index, searched, request_state.request.namespace)
+        match = limits.policy.match_prefix(state.index, searched, request_state.request.namespace)
+        if match.pages.ndim != 2 or len(match.pages) != len(limits.groups):
+            raise PluginBroken(
+                f"the cache plugin {type(limits.policy).__name__} matched pages of shape "
+                f"{match.pages.shape}; wanted [{len(limits.groups)}, n], a row for each KV group; "
+                "report it there"
+            )
+        return match
     return match_region(state.regions, searched, request_state.request.namespace)
 
 
@@ -124,7 +134,7 @@ def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) 
     """Return how many tokens the prefix hit covers."""
     if isinstance(prefix_hit, Region):
         return len(prefix_hit.tokens)
-    return len(prefix_hit.pages) * state.limits.page_size if prefix_hit is not None else 0
+    return prefix_hit.pages.shape[1] * state.limits.page_size if prefix_hit is not None else 0
 
 
 def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
@@ -171,9 +181,9 @@ def has_room(
         if isinstance(prefix_hit, Region):
             # The region is the request's first page, and available pages count it already.
             need, num_available = need - 1, num_available - 1
-        elif prefix_hit is not None and group == 0:
+        elif prefix_hit is not None:
             # Matched pages that someone holds cost nothing; the others stop being evictable.
-            need -= int(np.count_nonzero(state.refs[0][prefix_hit.pages]))
+            need -= int(np.count_nonzero(state.refs[group][prefix_hit.pages[group]]))
         staying = counters[RowCounter.ACTIVE] > 0
         if below is not None:
             preempted = staying & (counters[RowCounter.PRIORITY] < below)
@@ -225,8 +235,8 @@ def _count_freed_pages(
     refs = state.refs[group]
     # A shared page becomes free only when every row that holds it is preempted.
     alone = (np.bincount(pages, minlength=len(refs)) == refs) & (refs > 0)
-    if isinstance(prefix_hit, Match) and group == 0:
-        alone[prefix_hit.pages] = False
+    if isinstance(prefix_hit, Match):
+        alone[prefix_hit.pages[group]] = False
     return int(np.count_nonzero(alone))
 
 

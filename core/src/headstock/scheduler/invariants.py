@@ -32,8 +32,15 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
     free = np.bincount(np.concatenate([NONE, *state.free[group]]), minlength=total + 1)
     assert free.sum() == state.num_free[group], f"group {group}: the free pages are miscounted"
     indexed = np.zeros(total + 1, np.int64)
-    if limits.policy is not None and group == 0:
-        indexed = np.bincount(limits.policy.indexed_pages(state.index), minlength=total + 1)
+    if limits.policy is not None:
+        numbers = limits.policy.indexed_pages(state.index, group)
+        indexed = np.bincount(numbers, minlength=total + 1)
+        unheld = np.count_nonzero(refs[numbers] == 0)
+        evictable = limits.policy.count_evictable(state.index, group)
+        assert evictable == unheld, (
+            f"group {group}: {evictable} pages can be evicted, and no row holds {unheld} of the "
+            "indexed ones"
+        )
     region_pages = np.array([region.pages[group] for region in state.regions], np.int64)
     assert not refs[region_pages].any(), (
         f"group {group}: a row holds a region that is kept for another"
@@ -79,7 +86,7 @@ def _check_rows(state: State, limits: Limits) -> None:
             assert span * limits.page_tokens[group] >= computed, (
                 f"row {row} computed tokens without a page of group {group}"
             )
-        assert int(values[RowCounter.NUM_INDEXED]) <= len(live[0][row]), (
+        assert (values[RowCounter.NUM_INDEXED] <= state.spans[:, row]).all(), (
             f"row {row} indexed more pages than it holds"
         )
     special = np.count_nonzero(
@@ -117,13 +124,13 @@ def check_idle(state: State, limits: Limits) -> None:
             f"group {group}: a page is free twice"
         )
         cached = len(state.regions)
-        if limits.policy is not None and group == 0:
+        if limits.policy is not None:
             indexed, evictable = (
-                limits.policy.stats(state.index).pages,
-                limits.policy.count_evictable(state.index),
+                limits.policy.stats(state.index).pages[group],
+                limits.policy.count_evictable(state.index, group),
             )
             assert indexed == evictable, (
-                f"{indexed - evictable} of {indexed} indexed pages cannot be evicted"
+                f"group {group}: {indexed - evictable} of {indexed} indexed pages cannot be evicted"
             )
             cached += indexed
         assert len(free) + cached == total, (

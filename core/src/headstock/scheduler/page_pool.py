@@ -7,12 +7,14 @@ belongs to one row.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from headstock.errors import PluginBroken
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import RowCounter, any_set, indices, writeable_copy
+from headstock.scheduler.row_counters import RowCounter, all_set, any_set, indices, writeable_copy
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
 from headstock.spi.arrays import Ints
@@ -23,19 +25,24 @@ _MAX_PARTS = 256
 
 
 def count_available_pages(state: WorkingState, group: int) -> int:
-    """Return how many pages of `group` are free, evictable or in retained regions."""
+    """Return how many pages of `group` are free, evictable, in retained regions or held back."""
     count = state.num_free[group] + len(state.regions)
-    if state.limits.policy is not None and group == 0:
-        count += state.limits.policy.count_evictable(state.index)
+    if state.limits.policy is not None:
+        count += state.limits.policy.count_evictable(state.index, group)
+    if group in state.held_back:
+        rows = indices(state.row_counters[RowCounter.ACTIVE])
+        ends = _first_pages_in_window(state, group, rows)
+        count += int(np.maximum(ends - state.first_pages[group, rows], 0).sum())
     return count
 
 
 def count_held_pages(state: State, limits: Limits) -> int:
-    """Return how many pages of the first group are neither free nor cached."""
-    cached = len(state.regions) + (
-        0 if limits.policy is None else limits.policy.count_evictable(state.index)
-    )
-    return limits.num_pages[0] - state.num_free[0] - cached
+    """Return how many pages of all groups together are neither free nor cached."""
+    count = sum(limits.num_pages) - sum(state.num_free) - len(state.regions) * len(limits.groups)
+    if limits.policy is not None:
+        for group in range(len(limits.groups)):
+            count -= limits.policy.count_evictable(state.index, group)
+    return count
 
 
 def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
@@ -47,7 +54,7 @@ def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
         _drop_region(state)
     short = count - state.num_free[group]
     if short > 0:
-        free_pages(state, group, _evict_pages(state, short))
+        _evict_pages(state, group, short)
     state.num_free[group] -= count
     stack, parts = state.free[group], []
     while count:
@@ -75,21 +82,30 @@ def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
         state.free[group] = [np.concatenate(stack)]
 
 
-def _evict_pages(state: WorkingState, count: int) -> Ints:
-    """Evict `count` pages from the prefix index.
+def _evict_pages(state: WorkingState, group: int, count: int) -> None:
+    """Free `count` pages of `group` that the prefix index keeps, or that wait to be indexed.
 
     raises: PluginBroken when the cache policy gives fewer, or one that a row holds
     """
     policy = state.limits.policy
     assert policy is not None, "evict without a cache policy"
-    pages = policy.evict(state.index, count)
-    _check_not_held(state, policy, pages)
-    if len(pages) < count:
+    if group in state.held_back and count > policy.count_evictable(state.index, group):
+        state.held_back.discard(group)
+        before = state.num_free[group]
+        rows = indices(state.row_counters[RowCounter.ACTIVE])
+        _free_pages_before(state, group, rows, _first_pages_in_window(state, group, rows))
+        count -= state.num_free[group] - before
+        if count <= 0:
+            return
+    before, evictable = state.num_free[group], policy.count_evictable(state.index, group)
+    assert evictable >= count, f"group {group}: {count} pages wanted, and {evictable} are evictable"
+    _free_evicted(state, policy, policy.evict(state.index, group, count))
+    evicted = state.num_free[group] - before
+    if evicted < count:
         raise PluginBroken(
             f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave "
-            f"{len(pages)}; report it there"
+            f"{evicted}; report it there"
         )
-    return pages
 
 
 def clear_index(state: WorkingState) -> None:
@@ -99,9 +115,18 @@ def clear_index(state: WorkingState) -> None:
     policy = state.limits.policy
     if policy is None:
         return
-    pages = policy.evict_all(state.index)
-    _check_not_held(state, policy, pages)
-    free_pages(state, 0, pages)
+    _free_evicted(state, policy, policy.evict_all(state.index))
+
+
+def _free_evicted(state: WorkingState, policy: CachePolicy, pages: Sequence[Ints]) -> None:
+    """Free what the index has dropped of each group.   raises: PluginBroken if a row holds it"""
+    for group, numbers in enumerate(pages):
+        if state.refs[group][numbers].any():
+            raise PluginBroken(
+                f"the cache plugin {type(policy).__name__} evicted a page that a running row "
+                "holds; report it there"
+            )
+        free_pages(state, group, numbers)
 
 
 def _drop_region(state: WorkingState) -> None:
@@ -110,15 +135,6 @@ def _drop_region(state: WorkingState) -> None:
     state.regions = tuple(rest)
     for group, page in enumerate(oldest.pages):
         free_pages(state, group, np.array([page], np.int32))
-
-
-def _check_not_held(state: WorkingState, policy: CachePolicy, pages: Ints) -> None:
-    """Raise PluginBroken when a row holds one of the evicted pages."""
-    if state.refs[0][pages].any():
-        raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} evicted a page that a running row holds; "
-            "report it there"
-        )
 
 
 def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, total: int) -> None:
@@ -173,19 +189,50 @@ def copy_row_pages(state: WorkingState, group: int, row: int) -> Ints:
 
 
 def share_prefix(state: WorkingState, row: int, match: Match) -> None:
-    """Let the row start on the pages of a prefix match."""
+    """Let the row start on the pages of a prefix match.
+
+    raises: PluginBroken when the match lacks a page that the row reads
+    """
+    policy = state.limits.policy
     # Held first: what is held cannot be evicted when the row's other pages are taken.
-    if state.limits.policy is not None and match.handle is not None:
-        state.limits.policy.hold(state.index, match.handle)
+    if policy is not None and match.handle is not None:
+        policy.hold(state.index, match.handle)
     state.handles[row] = match.handle
-    count = len(match.pages)
-    if not count:
+    count = match.pages.shape[1]
+    if not count or policy is None:
         return
-    # A repeated index would count once; the pages of one prefix are distinct.
-    state.refs[0][match.pages] += np.uint16(1)
     state.row_counters[RowCounter.NUM_INDEXED, row] = count
-    state.spans[0, row] = count
-    write_page_table(state, 0, row, 0, match.pages)
+    state.spans[:, row] = count
+    for group, pages in enumerate(match.pages):
+        if state.limits.groups[group].window is not None:
+            _share_window(state, policy, group, row, pages)
+        else:
+            # A repeated index would count once; the pages of one prefix are distinct.
+            state.refs[group][pages] += np.uint16(1)
+        write_page_table(state, group, row, 0, pages)
+
+
+def _share_window(
+    state: WorkingState, policy: CachePolicy, group: int, row: int, pages: Ints
+) -> None:
+    """Let the row hold what a match has of a window group.
+
+    pages: [n] int32, 0 behind the window    raises: PluginBroken
+    """
+    size, kept = state.limits.page_size, pages > 0
+    first = state.limits.groups[group].first_kept_page(len(pages) * size, size)
+    if any_set(kept[:first]) or not all_set(kept[first:]):
+        raise PluginBroken(
+            f"the cache plugin {type(policy).__name__} matched {len(pages)} pages, and of KV group "
+            f"{group}, which keeps a window, those in columns {indices(kept).tolist()}; wanted all "
+            f"from {first} on; report it there"
+        )
+    refs, live = state.refs[group], pages[first:]
+    policy.hold_pages(state.index, group, live[refs[live] == 0])
+    refs[live] += np.uint16(1)
+    if first:
+        state.first_pages = writeable_copy(state.first_pages)
+        state.first_pages[group, row] = first
 
 
 def free_row_pages(state: WorkingState, row: int) -> None:
@@ -194,12 +241,29 @@ def free_row_pages(state: WorkingState, row: int) -> None:
     for group, refs in enumerate(state.refs):
         pages = copy_row_pages(state, group, row)
         refs[pages] -= np.uint16(1)
-        # Only group 0 is indexed, and always from the row's first page on.
-        free_pages(state, group, pages[indexed:] if group == 0 else pages)
+        # Before the hold is released: the prefix goes only when no row holds a page of it.
+        num_indexed = _release_indexed(state, group, row, pages) if indexed else 0
+        free_pages(state, group, pages[num_indexed:])
     if state.handles[row] is not None and state.limits.policy is not None:
         state.limits.policy.release(state.index, state.handles[row])
     state.handles[row] = None
     _clear_page_table(state, row)
+
+
+def _release_indexed(state: WorkingState, group: int, row: int, pages: Ints) -> int:
+    """Leave to the index which of the pages that the row let go it has; return how many it has.
+
+    pages: [n] int32, the row's first ones in the order of their tokens
+    """
+    num_indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
+    if state.limits.groups[group].window is None:
+        return num_indexed
+    num_indexed = max(num_indexed - int(state.first_pages[group, row]), 0)
+    indexed = pages[:num_indexed]
+    unheld = indexed[state.refs[group][indexed] == 0]
+    if len(unheld) and state.limits.policy is not None:
+        state.limits.policy.release_pages(state.index, group, unheld)
+    return num_indexed
 
 
 def _clear_page_table(state: WorkingState, row: int) -> None:
@@ -225,7 +289,23 @@ def recompute_rows(state: WorkingState, rows: Ints) -> None:
 
 
 def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
-    """Free pages that lie wholly behind the window of `group` for the rows' next tokens."""
+    """Free pages that lie wholly behind the window of `group` for the rows' next tokens.
+
+    Those that the index is to have are held back until it has them, or until pages are short.
+    """
+    ends = _first_pages_in_window(state, group, rows)
+    if state.limits.policy is not None:
+        # Under overlap a chunk may be longer than the window. Its pages are indexed a step later
+        # than they leave the window.
+        indexed = state.row_counters[RowCounter.NUM_INDEXED, rows]
+        if any_set(ends > indexed):
+            state.held_back.add(group)
+            ends = np.minimum(ends, indexed)
+    _free_pages_before(state, group, rows, ends)
+
+
+def _first_pages_in_window(state: WorkingState, group: int, rows: Ints) -> Ints:
+    """Return the first page that each row still reads of a window group, [n]."""
     window = state.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
     # The next query sees the latest `window` positions, itself included. It sits at `computed`, or
@@ -235,13 +315,21 @@ def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
     computed = np.minimum(
         counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
     )
-    first = np.maximum(computed - window + 1, 0) // state.limits.page_size
-    ready = indices(first > state.first_pages[group, rows])
-    for row, first_kept in zip(rows[ready].tolist(), first[ready].tolist(), strict=True):
+    first: Ints = np.maximum(computed - window + 1, 0) // state.limits.page_size
+    return first
+
+
+def _free_pages_before(state: WorkingState, group: int, rows: Ints, ends: Ints) -> None:
+    """Take each row's pages before column `ends` from it; indexed ones stay cached.
+
+    rows, ends: [n]
+    """
+    ready = indices(ends > state.first_pages[group, rows])
+    for row, first_kept in zip(rows[ready].tolist(), ends[ready].tolist(), strict=True):
         start = int(state.first_pages[group, row])
         freed = state.table[group, row, start:first_kept].copy()
         state.refs[group][freed] -= np.uint16(1)
-        free_pages(state, group, freed)
+        free_pages(state, group, freed[_release_indexed(state, group, row, freed) :])
         write_page_table(state, group, row, start, np.zeros(len(freed), np.int32))
         state.first_pages = writeable_copy(state.first_pages)
         state.first_pages[group, row] = first_kept

@@ -24,6 +24,7 @@ class WorkingState:
     A mutable twin of `State`, because frozen records cost several times as much (decision 0002).
     `rows_by_priority`, `stop_ids` and `first_pages` start as the previous state's arrays; a write
     copies them first.
+    held_back: window groups of which rows hold pages behind the window until these are indexed
     """
 
     limits: Limits
@@ -51,6 +52,7 @@ class WorkingState:
     ended: list[Ended] = field(factory=list)
     accepted: list[tuple[Ints, Ints, Ints]] = field(factory=list)  # ids, counts, tokens
     new_row_ids: list[int] = field(factory=list)
+    held_back: set[int] = field(factory=set)
     rows_unsorted: bool = False  # `rows_by_priority` lacks the new rows
 
 

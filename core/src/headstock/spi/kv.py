@@ -83,7 +83,7 @@ class KVGroup:
     """
 
     # A group has page tables of its own, because a window group frees the pages behind its window
-    # while a full one keeps them (docs/decisions/0005-one-full-group.md).
+    # while a full one keeps them (docs/decisions/0025-pages-by-group.md).
     layers: tuple[int, ...]
     layout: Layout
     window: int | None = None
@@ -93,3 +93,8 @@ class KVGroup:
     def retains_all(self) -> bool:
         """Whether every token of a sequence stays until the sequence ends."""
         return self.window is None and self.layout.kind is not LayoutKind.STATE
+
+    def first_kept_page(self, num_tokens: int, page_size: int) -> int:
+        """The first page that a token behind `num_tokens` others reads; 0 where all stay."""
+        # The token sees the latest `window` positions, its own included.
+        return 0 if self.window is None else max(num_tokens - self.window + 1, 0) // page_size

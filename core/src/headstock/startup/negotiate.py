@@ -100,12 +100,11 @@ def _find_group_obstacle(model: ModelConfig, parts: SelectedPlugins, *, contiguo
             return f"KV group {number} keeps a state"
         if contiguous:
             continue  # a region has every token, and no cache policy sees it
-        if group.window is not None:
-            return f"KV group {number} keeps a window of {group.window}"
+        if group.window is not None and not parts.cache.capabilities.windows:
+            return f"--cache-type {parts.cache.name} with a window of {group.window}"
         if group.layout.kind not in parts.cache.capabilities.layouts:
             return f"--cache-type {parts.cache.name} with {group.layout.kind.value} KV"
-    # The index is of one group (docs/decisions/0005-one-full-group.md).
-    return "the model's KV groups" if len(model.kv_groups) > 1 and not contiguous else ""
+    return ""
 
 
 def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: DeviceEnv) -> int:

@@ -32,7 +32,7 @@ def make_limits(
         groups=model.kv_groups,
         schedule=registry.import_implementation(parts.scheduler),
         scheduler=parts.scheduler.name,
-        policy=_make_cache_policy(config, parts, memory.page_size) if terms.reuse else None,
+        policy=_make_cache_policy(config, parts, memory, model) if terms.reuse else None,
         recompute=not config.kv_cache,
         max_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
@@ -58,7 +58,9 @@ def _explain_max_len(
     return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
 
 
-def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: int) -> CachePolicy:
+def _make_cache_policy(
+    config: EngineConfig, parts: SelectedPlugins, memory: MemoryPlan, model: ModelConfig
+) -> CachePolicy:
     """Make the cache policy, bounded by `--prefix-cache-n`.
 
     raises: CannotRun when it cannot be bounded
@@ -72,7 +74,8 @@ def _make_cache_policy(config: EngineConfig, parts: SelectedPlugins, page_size: 
                 "leave it out"
             )
         options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
-    policy: CachePolicy = registry.import_implementation(parts.cache)(page_size, options)
+    make = registry.import_implementation(parts.cache)
+    policy: CachePolicy = make(memory.page_size, model.kv_groups, options)
     return policy
 
 

@@ -19,7 +19,7 @@ class HeadstockEngine:
 
     Of the last run:
         cached_tokens: prompt tokens that came from the prefix index
-        peak_pages: the most pages that requests held at once
+        peak_pages: the most pages that requests held at once, in all KV groups together
         preemptions: times that a request lost its pages and was computed again
     """
 

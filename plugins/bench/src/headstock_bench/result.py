@@ -70,7 +70,7 @@ class BenchmarkResult:
     """One workload on one engine, with its conditions.
 
     Times are in seconds; rates are in tokens a second of the median run. Of the last run:
-        peak_kv_pages: the most pages that requests held at once
+        peak_kv_pages: the most pages that requests held at once, in all KV groups together
         cached_tokens: prompt tokens that came from the prefix index
         preemptions: times that a request lost its pages and was computed again
     """

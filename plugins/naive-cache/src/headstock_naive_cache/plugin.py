@@ -12,5 +12,7 @@ def spec() -> CacheSpec:
         spi=SpiRange(0, 2),
         summary="keeps nothing after a request ends",
         implementation="headstock_naive_cache.policy:NaiveCache",
-        capabilities=CacheCapabilities(page_sizes=IntSet.all(), layouts=frozenset(), reuse=False),
+        capabilities=CacheCapabilities(
+            page_sizes=IntSet.all(), layouts=frozenset(), windows=False, reuse=False
+        ),
     )

@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
-
-NOTHING = np.empty(0, np.int32)
-NOTHING.flags.writeable = False
+from headstock.spi.kv import KVGroup
 
 
 class NaiveCache(CachePolicy):
     """Nothing is indexed, so nothing is found, held or evicted. The index is None."""
 
-    def __init__(self, page_size: int, options: Any = None) -> None:
+    def __init__(self, page_size: int, groups: Sequence[KVGroup], options: Any = None) -> None:
         """A policy for pages of any size."""
+        self.num_groups = len(groups)
+        self.nothing = np.empty((self.num_groups, 0), np.int32)
+        self.nothing.flags.writeable = False
 
     def new_index(self) -> None:
         """None: there is nothing to remember."""
 
-    def match_prefix(self, index: None, tokens: Ints, namespace: str) -> Match:
-        """No pages, for any tokens."""
-        return Match(NOTHING, None)
+    def match_prefix(self, index: None, keys: Ints, namespace: str) -> Match:
+        """No pages, for any keys."""
+        return Match(self.nothing, None)
 
     def hold(self, index: None, handle: None) -> None:
         """Nothing happens."""
@@ -33,30 +35,31 @@ class NaiveCache(CachePolicy):
         """Nothing happens."""
 
     def insert(
-        self, index: None, handle: None, tokens: Ints, pages: Ints, namespace: str
+        self, index: None, handle: None, keys: Ints, pages: Ints, namespace: str
     ) -> Inserted:
         """The same pages: the row stays their only owner. Core does not call it (`reuse`)."""
         return Inserted(pages, None)
 
-    def evict(self, index: None, count: int) -> Ints:
+    def evict(self, index: None, group: int, count: int) -> Sequence[Ints]:
         """No pages: none is kept."""
-        return NOTHING
+        return tuple(self.nothing)
 
-    def count_evictable(self, index: None) -> int:
+    def count_evictable(self, index: None, group: int) -> int:
         """0."""
         return 0
 
-    def evict_all(self, index: None) -> Ints:
+    def evict_all(self, index: None) -> Sequence[Ints]:
         """No pages: none is kept."""
-        return NOTHING
+        return tuple(self.nothing)
 
     def stats(self, index: None) -> CacheStats:
         """All zero."""
-        return CacheStats(pages=0, held=0)
+        return CacheStats(pages=(0,) * self.num_groups, held=(0,) * self.num_groups)
 
     def check_index(self, index: None) -> None:
         """Nothing can contradict itself here."""
 
-    def indexed_pages(self, index: None) -> Ints:
+    def indexed_pages(self, index: None, group: int) -> Ints:
         """No pages."""
-        return NOTHING
+        nothing: Ints = self.nothing[group]
+        return nothing

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headstock.spi.arrays import Ints
+from headstock_radix_cache.group_tree import GroupIndex
 from headstock_radix_cache.tree import Index, Node
 
 
@@ -21,30 +22,46 @@ def assert_handle(handle: Node, must_be_held: bool) -> None:
     )
 
 
+def assert_held_pages(index: GroupIndex, group: int, pages: Ints) -> None:
+    """Raise AssertionError unless all pages are of a window group of the index, and held."""
+    for page in pages.tolist():
+        assert page in index.nodes[group], f"page {page} of group {group} is not indexed"
+        assert page not in index.idle_pages[group], f"page {page} of group {group} is not held"
+
+
 def assert_insert(
-    index: Index, handle: Node | None, tokens: Ints, pages: Ints, page_size: int
+    index: Index, handle: Node | None, keys: Ints, pages: Ints, page_size: int
 ) -> None:
     """Raise AssertionError unless pages are whole, new or in place, and the handle is held."""
     if handle is not None:
         assert_handle(handle, must_be_held=True)
-    assert tokens.dtype == "int32", f"wanted int32 tokens, got {tokens.dtype}"
-    assert len(tokens) == len(pages) * page_size, (
-        f"{len(pages)} pages of {page_size} do not take {len(tokens)} tokens"
+    assert keys.dtype == "int32", f"wanted int32 keys, got {keys.dtype}"
+    count = pages.shape[1]
+    assert len(keys) == count * page_size, (
+        f"{count} pages of {page_size} do not take {len(keys)} keys"
     )
-    page_list = pages.tolist()
-    assert len(set(page_list)) == len(page_list), f"a page is given twice: {page_list}"
-    assert min(page_list, default=1) > 0, f"page {min(page_list)} is not a page of the pool"
-    dropped = set(page_list).intersection(index.dropped)
-    assert not dropped, f"pages {sorted(dropped)} are in the index already, waiting to be evicted"
+    for group, page_list in enumerate(pages.tolist()):
+        # Pages behind a window are gone.
+        if isinstance(index, GroupIndex) and group in index.windows:
+            page_list = [page for page in page_list if page]
+        assert len(set(page_list)) == len(page_list), f"a page is given twice: {page_list}"
+        assert min(page_list, default=1) > 0, f"page {min(page_list)} is not a page of the pool"
+        waiting = index.dropped_pages[group] if isinstance(index, GroupIndex) else index.dropped
+        dropped = set(page_list).intersection(waiting)
+        assert not dropped, (
+            f"pages {sorted(dropped)} are in the index already, waiting to be evicted"
+        )
 
 
 def assert_index(index: Index, page_size: int) -> None:
     """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
     nodes = list(index.iter_nodes())
-    pages = [node.page for node in nodes] + index.dropped
     assert len(nodes) == index.size, f"{len(nodes)} nodes but size {index.size}"
-    assert len(set(pages)) == len(pages), "a page is indexed twice"
-    assert min(pages, default=1) > 0, "the dummy page is indexed"
+    for group, count in enumerate(index.count_pages()):
+        pages = index.list_pages(group)
+        assert len(pages) == count, f"{len(pages)} pages of group {group} and not {count}"
+        assert len(set(pages)) == len(pages), "a page is indexed twice"
+        assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
         assert root.children, f"root {root!r} is of a namespace without pages"
         assert root.refs == 1 + _locked_children(root), (
@@ -58,7 +75,7 @@ def assert_index(index: Index, page_size: int) -> None:
             f"{node!r} has a parent of depth {node.parent.depth}"
         )
         assert len(node.key) == page_size * 4, (
-            f"{node!r} stands for {len(node.key) // 4} tokens, not {page_size}"
+            f"{node!r} stands for {len(node.key) // 4} keys, not {page_size}"
         )
         assert node.refs >= _locked_children(node), (
             f"{node!r} has {_locked_children(node)} locked children"
@@ -67,6 +84,22 @@ def assert_index(index: Index, page_size: int) -> None:
             f"{node!r} is idle exactly when nothing refers to it"
         )
     _assert_order(index, set(nodes))
+    if isinstance(index, GroupIndex):
+        _assert_windows(index, nodes)
+
+
+def _assert_windows(index: GroupIndex, nodes: list[Node]) -> None:
+    """Raise AssertionError unless every page of a window group is known with its node."""
+    for group in range(len(index.groups)):
+        indexed = {node.page[group]: node for node in nodes if node.page[group]}
+        if group not in index.windows:
+            assert len(indexed) == len(nodes), f"a node has no page of group {group}"
+            continue
+        assert indexed == index.nodes[group], f"group {group}: pages are with other nodes"
+        idle = index.idle_pages[group]
+        assert idle.items() <= indexed.items(), f"group {group}: a page is idle but not indexed"
+        for page, node in indexed.items():
+            assert node.refs or page in idle, f"group {group}: page {page} is held and {node!r} not"
 
 
 def _assert_order(index: Index, nodes: set[Node]) -> None:

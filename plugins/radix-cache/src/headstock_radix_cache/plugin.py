@@ -6,7 +6,7 @@ from headstock.spi import CacheCapabilities, CacheSpec, IntSet, LayoutKind, SpiR
 
 
 def spec() -> CacheSpec:
-    """The spec of `radix`: any page size, groups with full attention, reuse."""
+    """The spec of `radix`: any page size, every group but states, reuse."""
     return CacheSpec(
         name="radix",
         spi=SpiRange(0, 2),
@@ -16,6 +16,7 @@ def spec() -> CacheSpec:
         capabilities=CacheCapabilities(
             page_sizes=IntSet.all(),
             layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
+            windows=True,
             reuse=True,
         ),
     )

@@ -6,52 +6,81 @@ A handle is the node at the end of a prefix; None stands for the empty prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Inserted, Match
-from headstock_radix_cache.check import assert_handle, assert_index, assert_insert
+from headstock.spi.kv import KVGroup
+from headstock_radix_cache.check import (
+    assert_handle,
+    assert_held_pages,
+    assert_index,
+    assert_insert,
+)
+from headstock_radix_cache.group_tree import GroupIndex
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.tree import Index, Node
 
 
 class RadixCache(CachePolicy):
-    """Full pages are shared by all requests of a namespace that begin with the same tokens.
+    """Full pages are shared by all requests of a namespace that begin with the same keys.
 
     A page's last use is the latest moment at which a hold protected it. Pages idle since longest
     are evicted first.
     """
 
-    def __init__(self, page_size: int, options: RadixOptions | None = None) -> None:
+    def __init__(
+        self, page_size: int, groups: Sequence[KVGroup], options: RadixOptions | None = None
+    ) -> None:
         """A policy for pages of `page_size` tokens."""
         options = options or RadixOptions()
         self.page_size = page_size
+        self.groups = tuple(groups)
+        # Most models have one group that keeps all tokens. Theirs is the short way.
+        self.is_plain = len(self.groups) == 1 and self.groups[0].window is None
         self.max_prefixes = options.max_prefixes
         self.debug = options.debug
 
     def new_index(self) -> Index:
         """An empty index."""
-        return Index()
+        return Index() if self.is_plain else GroupIndex(self.groups, self.page_size)
 
-    def match_prefix(self, index: Index, tokens: Ints, namespace: str) -> Match:
-        """The longest indexed page-aligned true prefix of `tokens`; O(pages found).
+    def match_prefix(self, index: Index, keys: Ints, namespace: str) -> Match:
+        """The longest indexed page-aligned true prefix of `keys`; O(pages found).
 
-        tokens: [n] int32
+        keys: [n] int32
         """
         node = index.roots.get(namespace)
-        pages: list[int] = []
+        pages: list[Any] = []
         if node is not None and self.max_prefixes != 0:
             # Keys are bytes: a slice and a hash a page, without an object for each token.
-            data = tokens.tobytes()
-            width = self.page_size * tokens.itemsize
+            data = keys.tobytes()
+            width = self.page_size * keys.itemsize
             for start in range(0, len(data) - width + 1, width):
                 child = node.children.get(data[start : start + width])
                 if child is None:
                     break
                 node = child
                 pages.append(node.page)
-        return Match(np.array(pages, np.int32), node if pages else None)
+        if isinstance(index, GroupIndex):
+            return self._end_match(index, node, pages)
+        return Match(np.array([pages], np.int32), node if pages else None)
+
+    def _end_match(self, index: GroupIndex, node: Node | None, found: list[list[int]]) -> Match:
+        """The match that ends where every group has what the next token reads, at most at `node`.
+
+        found: the pages of each node up to `node`, by group
+        """
+        count = index.count_reusable(found)
+        for _ in range(len(found) - count):
+            assert node is not None
+            node = node.parent
+        pages = np.array(found[:count], np.int32).reshape(count, len(self.groups)).T.copy()
+        for row, group in zip(pages, self.groups, strict=True):
+            row[: group.first_kept_page(count * self.page_size, self.page_size)] = 0
+        return Match(pages, node if count else None)
 
     def hold(self, index: Index, handle: Node | None) -> None:
         """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
@@ -71,21 +100,36 @@ class RadixCache(CachePolicy):
             assert_handle(handle, must_be_held=True)
         index.version += 1
         index.unlock(handle)
-        if self.max_prefixes is not None:
-            index.note_end(handle, self.max_prefixes)
+        end = index.trim_end(handle)
+        if self.max_prefixes is not None and end.depth:
+            index.note_end(end, self.max_prefixes)
+
+    def hold_pages(self, index: Index, group: int, pages: Ints) -> None:
+        """Keep pages of a window group from eviction; O(1) a page."""
+        assert isinstance(index, GroupIndex)
+        index.version += 1
+        index.hold_pages(group, pages.tolist())
+
+    def release_pages(self, index: Index, group: int, pages: Ints) -> None:
+        """Let pages of a window group be evicted; they are the most recently used. O(1) a page."""
+        assert isinstance(index, GroupIndex)
+        if self.debug:
+            assert_held_pages(index, group, pages)
+        index.version += 1
+        index.release_pages(group, pages.tolist())
 
     def insert(
-        self, index: Index, handle: Node | None, tokens: Ints, pages: Ints, namespace: str
+        self, index: Index, handle: Node | None, keys: Ints, pages: Ints, namespace: str
     ) -> Inserted:
         """Index whole pages that follow `handle`; the hold moves along. O(1) a page.
 
-        tokens: [n * page_size] int32    pages: [n] int32
+        keys: [n * page_size] int32    pages: [groups, n] int32
         """
         if self.debug:
-            assert_insert(index, handle, tokens, pages, self.page_size)
-        whole = tokens.reshape(-1, self.page_size)
+            assert_insert(index, handle, keys, pages, self.page_size)
+        whole = keys.reshape(-1, self.page_size)
         canonical, (end,) = self.insert_each(
-            index, (handle,), (len(pages),), whole, pages, (namespace,)
+            index, (handle,), (pages.shape[1],), whole, pages, (namespace,)
         )
         return Inserted(canonical, end)
 
@@ -94,25 +138,25 @@ class RadixCache(CachePolicy):
         index: Index,
         handles: Sequence[Node | None],
         counts: Sequence[int],
-        tokens: Ints,
+        keys: Ints,
         pages: Ints,
         namespaces: Sequence[str],
     ) -> tuple[Ints, list[Node | None]]:
         """Index `counts[i]` pages that follow `handles[i]`; the holds move along. O(1) a page.
 
-        tokens: [sum of counts, page_size] int32    pages: [sum of counts] int32
+        keys: [sum of counts, page_size] int32    pages: [groups, sum of counts] int32
         """
         # Once for all rows of a step: page by page an insert takes 2.0 us (decision 0013).
-        data, width = tokens.tobytes(), self.page_size * tokens.itemsize
-        page_list = pages.tolist()
-        canonical: list[int] = []
+        data, width = keys.tobytes(), self.page_size * keys.itemsize
+        page_list: list[Any] = pages[0].tolist() if self.is_plain else pages.T.tolist()
+        canonical: list[Any] = []
         ends: list[Node | None] = []
         stop = 0
         for handle, count, namespace in zip(handles, counts, namespaces, strict=True):
             start, stop = stop, stop + count
             if self.debug:
                 assert_insert(
-                    index, handle, tokens[start:stop].ravel(), pages[start:stop], self.page_size
+                    index, handle, keys[start:stop].ravel(), pages[:, start:stop], self.page_size
                 )
             node = handle
             if node is None and count:
@@ -125,40 +169,46 @@ class RadixCache(CachePolicy):
             ends.append(node)
         index.version += 1
         # The array itself tells core that no page was a duplicate.
-        return pages if canonical == page_list else np.array(canonical, np.int32), ends
+        if canonical == page_list:
+            return pages, ends
+        numbers = np.array(canonical, np.int32)
+        return numbers[None] if self.is_plain else numbers.T, ends
 
-    def evict(self, index: Index, count: int) -> Ints:
-        """Drop up to `count` unheld pages, least recently used first, deepest first; O(count).
+    def evict(self, index: Index, group: int, count: int) -> list[Ints]:
+        """Drop unheld pages until `count` of `group` are gone; O(pages dropped).
 
-        returns: [at most count] int32
+        Least recently used first; of one prefix the deepest first. Leaves that nothing can be
+        matched up to go along.
+
+        returns: by group, [n] int32
         """
         index.version += 1
-        count = min(max(count, 0), self.count_evictable(index))
-        # Dropped pages first: nothing can match them any more.
-        pages = index.dropped[:count]
-        del index.dropped[:count]
-        pages += [index.pop_oldest() for _ in range(count - len(pages))]
-        return np.array(pages, np.int32)
+        return [np.array(pages, np.int32) for pages in index.evict(group, count)]
 
-    def count_evictable(self, index: Index) -> int:
-        """How many pages are not held; O(1)."""
-        return len(index.idle) + len(index.dropped)
+    def count_evictable(self, index: Index, group: int) -> int:
+        """How many pages of `group` are not held; O(1)."""
+        return index.count_evictable(group)
 
-    def evict_all(self, index: Index) -> Ints:
+    def evict_all(self, index: Index) -> list[Ints]:
         """Drop every unheld page and return them all."""
-        return self.evict(index, self.count_evictable(index))
+        evicted = [
+            self.evict(index, group, index.count_evictable(group))
+            for group in range(len(self.groups))
+        ]
+        return [np.concatenate(parts) for parts in zip(*evicted, strict=True)]
 
     def stats(self, index: Index) -> CacheStats:
         """The counts of the index."""
+        pages = index.count_pages()
         return CacheStats(
-            pages=index.size + len(index.dropped),
-            held=index.size - len(index.idle),
+            pages=pages,
+            held=tuple(count - index.count_evictable(group) for group, count in enumerate(pages)),
         )
 
     def check_index(self, index: Index) -> None:
         """Raise AssertionError with a reason when the index contradicts itself; O(pages)."""
         assert_index(index, self.page_size)
 
-    def indexed_pages(self, index: Index) -> Ints:
-        """Every page the index holds, in no order; O(pages)."""
-        return np.array([node.page for node in index.iter_nodes()] + index.dropped, np.int32)
+    def indexed_pages(self, index: Index, group: int) -> Ints:
+        """Every page of `group` that the index holds, in no order; O(pages)."""
+        return np.array(index.list_pages(group), np.int32)

@@ -13,18 +13,22 @@ always a leaf, and eviction needs no search.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 
 class Node:
-    """One indexed page. Its path from the root spells the tokens up to and including the page."""
+    """One indexed page. Its path from the root spells the keys up to and including the page.
+
+    `page` is a number; a list of one for each KV group in a `GroupIndex`.
+    """
 
     __slots__ = ("children", "depth", "key", "page", "parent", "refs")
 
-    def __init__(self, page: int, parent: Node | None, key: bytes, depth: int) -> None:
+    def __init__(self, page: Any, parent: Node | None, key: bytes, depth: int) -> None:
         self.page = page
         self.parent = parent  # None: a root, or no longer indexed
-        self.key = key  # the page's own tokens
+        self.key = key  # the page's own keys
         self.depth = depth  # pages from the root to here
         self.refs = 1
         self.children: dict[bytes, Node] = {}
@@ -49,7 +53,7 @@ class Index:
         self.roots: dict[str, Node] = {}
         self.idle: OrderedDict[Node, None] = OrderedDict()
         self.ends: OrderedDict[Node, None] = OrderedDict()
-        self.dropped: list[int] = []
+        self.dropped: list[Any] = []
         self.size = 0  # pages in the trees
         self.version = 0
 
@@ -89,14 +93,14 @@ class Index:
         data: bytes,
         width: int,
         start: int,
-        pages: list[int],
-        canonical: list[int],
+        pages: Sequence[Any],
+        canonical: list[Any],
     ) -> Node:
         """Index `pages` behind a held node, whose hold moves to the returned node at their end.
 
-        start: where the first page's tokens begin in `data`
-        width: bytes of a page's tokens
-        writes: canonical, each page that now stands for its tokens
+        start: where the first page's keys begin in `data`
+        width: bytes of a page's keys
+        writes: canonical, each page that now stands for its keys
         """
         for page in pages:
             key = data[start : start + width]
@@ -117,7 +121,7 @@ class Index:
             node = child
         return node
 
-    def cut_leaf(self, node: Node) -> int:
+    def cut_leaf(self, node: Node) -> Any:
         """Cut an unlocked leaf off and return its page."""
         parent = node.parent
         assert parent is not None and not node.children and node.refs == 0, node
@@ -128,9 +132,12 @@ class Index:
         self.size -= 1
         return node.page
 
-    def pop_oldest(self) -> int:
+    def pop_oldest(self) -> Any:
         """Cut off the leaf that was used least recently and return its page."""
-        node = self.idle.popitem(last=False)[0]
+        return self.cut_end(self.idle.popitem(last=False)[0])
+
+    def cut_end(self, node: Node) -> Any:
+        """Cut off a leaf that is no longer in `idle`, and return its page."""
         parent = node.parent
         if node in self.ends:
             # What is left of the prefix still counts as one, and is now the oldest.
@@ -139,6 +146,15 @@ class Index:
                 self.ends[parent] = None
                 self.ends.move_to_end(parent, last=False)
         return self.cut_leaf(node)
+
+    def drop_leaf(self, node: Node) -> None:
+        """Cut off an idle leaf, and keep its page for `evict`."""
+        del self.idle[node]
+        self.dropped.append(self.cut_leaf(node))
+
+    def trim_end(self, node: Node) -> Node:
+        """Cut off what is of no use at the end of a released prefix, and return its last node."""
+        return node
 
     def note_end(self, node: Node, limit: int) -> None:
         """Note that a prefix ended at `node`; drop the oldest beyond `limit` but shared pages."""
@@ -154,9 +170,29 @@ class Index:
                 and oldest not in self.ends
             ):
                 parent = oldest.parent
-                del self.idle[oldest]
-                self.dropped.append(self.cut_leaf(oldest))
+                self.drop_leaf(oldest)
                 oldest = parent
+
+    def evict(self, group: int, count: int) -> list[list[int]]:
+        """Drop up to `count` unlocked pages and return them by KV group: here of one."""
+        count = min(max(count, 0), self.count_evictable(group))
+        # Dropped pages first: nothing can match them any more.
+        pages = self.dropped[:count]
+        del self.dropped[:count]
+        pages += [self.pop_oldest() for _ in range(count - len(pages))]
+        return [pages]
+
+    def count_evictable(self, group: int) -> int:
+        """How many pages of a KV group are not locked; O(1)."""
+        return len(self.idle) + len(self.dropped)
+
+    def count_pages(self) -> tuple[int, ...]:
+        """How many pages of each KV group are indexed, or dropped and not yet evicted."""
+        return (self.size + len(self.dropped),)
+
+    def list_pages(self, group: int) -> list[int]:
+        """Those pages of a KV group, in no order."""
+        return [node.page for node in self.iter_nodes()] + self.dropped
 
     def iter_nodes(self) -> Iterator[Node]:
         """Every node but the roots, parents before their children."""

@@ -37,7 +37,7 @@ SERIES = (
 - time in nanoseconds, prompt tokens computed, decode rows, output tokens that became known
 - requests running and waiting, preemptions so far
 - requests by phase (`away`: preempted)
-- pages by kind
+- pages of all KV groups by kind
 """
 
 
@@ -74,13 +74,15 @@ class History:
     series: list[tuple[int, ...]] = field(factory=list)
     maps: ThinnedSteps = field(factory=lambda: ThinnedSteps(MAX_COLUMNS))
     trees: ThinnedSteps = field(factory=lambda: ThinnedSteps(MAX_TREES))
-    prefixes: PrefixTracker = field(init=False)
+    prefixes: PrefixTracker | None = field(init=False)
     lanes: Lanes = field(init=False)
     highest_page: int = 1
     differing_step: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        self.prefixes = PrefixTracker(self.limits)
+        # Of the first group that keeps every page of a prefix; others differ in what they dropped.
+        whole = [number for number, group in enumerate(self.limits.groups) if group.retains_all]
+        self.prefixes = PrefixTracker(self.limits, whole[0]) if whole else None
         self.lanes = Lanes(self.limits)
 
     def add_step(self, replayed: ReplayedStep) -> None:
@@ -97,25 +99,23 @@ class History:
         at = min(max(recorded.at, last), LATEST)
         self.lanes.add_step(recorded, at, state, plan)
         self.series.append(self._measure_step(at, state, plan))
-        self.prefixes.add_step(state, number)
-        if not self.maps.keeps_step(number) and not self.trees.keeps_step(number):
-            return
-        indexed = self.list_indexed_pages(state)
         if self.maps.keeps_step(number):
-            self.maps.add(number, self._map_pages(state, indexed))
-        if self.trees.keeps_step(number):
-            self.trees.add(number, self.prefixes.make_tree(indexed, state.refs[0]))
+            self.maps.add(number, self._map_pages(state))
+        if self.prefixes is not None:
+            self.prefixes.add_step(state, number)
+            if self.trees.keeps_step(number):
+                self.trees.add(number, self.make_tree(self.prefixes, state))
 
     def _measure_step(self, at: int, state: State, plan: Plan) -> tuple[int, ...]:
         """Return the step's entry of SERIES."""
-        refs, total = state.refs[0], self.limits.num_pages[0]
-        num_held, shared = int(np.count_nonzero(refs)), int(np.count_nonzero(refs > 1))
-        cached = len(state.regions)
+        num_held = sum(int(np.count_nonzero(refs)) for refs in state.refs)
+        shared = sum(int(np.count_nonzero(refs > 1)) for refs in state.refs)
+        cached = len(state.regions) * len(state.refs)
         if self.limits.policy is not None:
             stats = self.limits.policy.stats(state.index)
             # Beside the regions of contiguous mode, which no policy knows of (decision 0008).
-            cached += stats.pages - stats.held
-        free = total - num_held - cached
+            cached += sum(stats.pages) - sum(stats.held)
+        free = self.num_pages - num_held - cached
         work = (
             plan.num_tokens - plan.num_decode,
             plan.num_decode,
@@ -138,31 +138,48 @@ class History:
         table = np.array(self.series, np.int64).reshape(-1, len(SERIES)).T
         return dict(zip(SERIES, table, strict=True))
 
-    def list_indexed_pages(self, state: State) -> np.ndarray:
-        """Return the pages that the prefix index holds.   returns: [n] int32"""
+    @property
+    def num_pages(self) -> int:
+        """Pages of all KV groups together."""
+        return sum(self.limits.num_pages)
+
+    def make_tree(self, prefixes: PrefixTracker, state: State) -> list[list[int]]:
+        """Return the tree of what the prefix index holds, as segments."""
+        return prefixes.make_tree(
+            self.list_indexed_pages(state, prefixes.group), state.refs[prefixes.group]
+        )
+
+    def list_indexed_pages(self, state: State, group: int) -> np.ndarray:
+        """Return the pages of a KV group that the prefix index holds.   returns: [n] int32"""
         return (
             np.zeros(0, np.int32)
             if self.limits.policy is None
-            else self.limits.policy.indexed_pages(state.index)
+            else self.limits.policy.indexed_pages(state.index, group)
         )
 
-    def _map_pages(self, state: State, indexed: np.ndarray) -> np.ndarray:
-        """Return the kind of each row of pages.   returns: [at most FINE_ROWS] uint8"""
-        refs = state.refs[0]
-        kinds = np.zeros(len(refs), np.uint8)
-        kinds[indexed] = CACHED
-        kinds[[region.pages[0] for region in state.regions]] = CACHED
-        kinds[refs > 0] = LIVE
-        kinds[refs > 1] = SHARED
+    def _map_pages(self, state: State) -> np.ndarray:
+        """Return the kind of each row of pages, group behind group.
+
+        returns: [at most FINE_ROWS] uint8
+        """
+        parts = []
+        for group, refs in enumerate(state.refs):
+            kinds = np.zeros(len(refs), np.uint8)
+            kinds[self.list_indexed_pages(state, group)] = CACHED
+            kinds[[region.pages[group] for region in state.regions]] = CACHED
+            kinds[refs > 0] = LIVE
+            kinds[refs > 1] = SHARED
+            # without page 0, the dummy page of padding
+            parts.append(kinds[1:])
+        kinds = np.concatenate(parts)
         used = np.flatnonzero(kinds)
-        self.highest_page = max(self.highest_page, int(used[-1]) if len(used) else 0)
-        # without page 0, the dummy page of padding
-        return _downsample_kinds(kinds[1:], self.pages_per_fine_row)
+        self.highest_page = max(self.highest_page, int(used[-1]) + 1 if len(used) else 0)
+        return _downsample_kinds(kinds, self.pages_per_fine_row)
 
     @property
     def pages_per_fine_row(self) -> int:
         """Pages of a kept row."""
-        return -(-self.limits.num_pages[0] // FINE_ROWS)
+        return -(-self.num_pages // FINE_ROWS)
 
     @property
     def map_height(self) -> tuple[int, int]:

@@ -23,7 +23,7 @@ def collect_page_data(
     Texts of the recording are cut to one line of 64 characters, the verdict to 400.
     """
     limits, series = history.limits, history.make_series()
-    headline = make_headline(series, history.lanes, limits.num_pages[0])
+    headline = make_headline(series, history.lanes, history.num_pages)
     rows, pages = history.map_height
     # microseconds from the start: JavaScript's integers are exact up to 2**53 only
     since = (series["at"] - series["at"][:1]) // 1000 if len(series["at"]) else series["at"]
@@ -41,7 +41,7 @@ def collect_page_data(
             "tokens a step": limits.max_batch_tokens,
             "tokens a sequence": limits.max_len,
             "tokens a page": limits.page_size,
-            "pages": limits.num_pages[0],
+            "pages": history.num_pages,
         },
         "headline": attrs.asdict(headline),
         "notes": _list_notes(history, headline, is_complete=is_complete),
@@ -115,14 +115,29 @@ def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> l
             f"{format_count(headline.never_back, 'request')} lost the row and got none again. The "
             "recorded plans do not say so; the replayed state does."
         )
-    if len(history.limits.groups) > 1:
-        notes.append(f"Pages are those of the first of {len(history.limits.groups)} KV groups.")
+    notes += _list_group_notes(history)
     if history.maps.stride > 1:
         notes.append(f"Of every {history.maps.stride} steps, the page map has one.")
     if history.trees.stride > 1:
         notes.append(f"Of every {history.trees.stride} steps, one has a prefix tree.")
     if history.lanes.num_stalls >= MAX_STALLS:
         notes.append(f"Only the first {MAX_STALLS} stalls are drawn; all of them are counted.")
+    return notes
+
+
+def _list_group_notes(history: History) -> list[str]:
+    """List what the page shows of several KV groups, or of one with a window."""
+    counts, notes = history.limits.num_pages, []
+    if len(counts) > 1:
+        pages = ", ".join(f"{count:,} of group {group}" for group, count in enumerate(counts))
+        notes.append(
+            f"Pages are those of {len(counts)} KV groups together: {pages}. The page map has one "
+            "group above the other, group 0 at the bottom."
+        )
+    if history.prefixes is None:
+        notes.append("There is no prefix tree: no KV group keeps every page of a prefix.")
+    elif len(counts) > 1:
+        notes.append(f"The prefix tree is that of KV group {history.prefixes.group}.")
     return notes
 
 

@@ -17,10 +17,14 @@ GONE = -1
 
 
 class PrefixTracker:
-    """Follows which page comes after which; rows show that when their pages are indexed."""
+    """Follows which page comes after which; rows show that when their pages are indexed.
 
-    def __init__(self, limits: Limits) -> None:
-        pages = limits.num_pages[0] + 1
+    The pages are those of one KV group, which keeps all tokens.
+    """
+
+    def __init__(self, limits: Limits, group: int = 0) -> None:
+        pages = limits.num_pages[group] + 1
+        self.group = group
         self.page_size = limits.page_size
         self.parents = np.zeros(pages, np.int32)  # 0: begins a sequence
         self.depths = np.zeros(pages, np.int32)
@@ -33,8 +37,8 @@ class PrefixTracker:
 
     def add_step(self, after: State, number: int) -> None:
         """Link the pages of rows whose indexed pages changed."""
-        before, self.pages_by_row = self.pages_by_row, after.pages[0]
-        self.last_used[after.refs[0] > 0] = number
+        before, self.pages_by_row = self.pages_by_row, after.pages[self.group]
+        self.last_used[after.refs[self.group] > 0] = number
         now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
         changed = (now != self.rows_seen).any(0)
         has_left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)

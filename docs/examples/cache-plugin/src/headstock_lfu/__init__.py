@@ -1,0 +1,1 @@
+"""A cache policy for headstock that evicts what is used least often."""

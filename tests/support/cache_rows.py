@@ -1,0 +1,222 @@
+"""Rows that use a cache policy as core does, and what the contract promises them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+from attrs import define
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from headstock.spi import CachePolicy, KVGroup
+
+Path = tuple[str, tuple[int, ...]]
+"""A namespace and whole pages of keys."""
+PAGES = 40
+KEYS = st.lists(st.integers(0, 1), max_size=9).map(tuple)
+NAMESPACES = st.sampled_from(["", "tenant"])
+
+
+def ints(values: Any) -> np.ndarray:
+    """The values as the contract wants them."""
+    return np.array(values, np.int32)
+
+
+@define
+class Row:
+    """A row: what it stands for, and its page of each group and column, 0 where it let it go."""
+
+    path: Path
+    handle: Any
+    pages: list[list[int]]
+
+
+class CacheRows(RuleBasedStateMachine):
+    """Rows that match, hold, insert, move windows on, end and evict; for a policy and its groups.
+
+    What each page stands for is known from its insertion. So what a policy may match is what its
+    own pages say, whatever it evicts first.
+    """
+
+    groups: ClassVar[tuple[KVGroup, ...]]
+    make: ClassVar[Callable[[int, Sequence[KVGroup]], CachePolicy]]
+
+    @initialize(page_size=st.integers(1, 3))
+    def start(self, page_size: int) -> None:
+        self.size = page_size
+        self.policy = type(self).make(page_size, self.groups)
+        self.index = self.policy.new_index()
+        self.rows: list[Row] = []
+        # By group: the free pages, how many rows hold each page, and the path that each stands for.
+        self.free = [list(range(1, PAGES + 1)) for _ in self.groups]
+        self.refs = [dict.fromkeys(range(1, PAGES + 1), 0) for _ in self.groups]
+        self.paths: list[dict[int, Path]] = [{} for _ in self.groups]
+
+    def find_kept(self, path: Path) -> int:
+        """How many pages of the path a new row can go on behind, by what the index has."""
+        has = [
+            {self.paths[group][page] for page in self.indexed(group)}
+            for group in range(len(self.groups))
+        ]
+        namespace, keys = path
+        prefixes = [(namespace, keys[: stop * self.size]) for stop in self.stops(keys)]
+
+        def can_go_on(count: int) -> bool:
+            return all(
+                prefixes[at] in has[number]
+                for number, group in enumerate(self.groups)
+                for at in range(group.first_kept_page(count * self.size, self.size), count)
+            )
+
+        return max(count for count in (0, *self.stops(keys)) if can_go_on(count))
+
+    def stops(self, keys: tuple[int, ...]) -> range:
+        """The numbers of whole pages of the keys, from 1."""
+        return range(1, len(keys) // self.size + 1)
+
+    def indexed(self, group: int) -> list[int]:
+        """The pages of a group in the index."""
+        return self.policy.indexed_pages(self.index, group).tolist()
+
+    @rule(keys=KEYS, namespace=NAMESPACES)
+    def arrive(self, keys: tuple[int, ...], namespace: str) -> None:
+        match = self.policy.match_prefix(self.index, ints(keys), namespace)
+        count = match.pages.shape[1]
+        assert match.pages.dtype == np.int32 and len(match.pages) == len(self.groups)
+        assert count == self.find_kept((namespace, keys))
+        again = self.policy.match_prefix(self.index, ints(keys), namespace)
+        assert again.handle is match.handle and (again.pages == match.pages).all()
+        self.policy.hold(self.index, match.handle)
+        row = Row((namespace, keys[: count * self.size]), match.handle, match.pages.tolist())
+        for number, group in enumerate(self.groups):
+            first, pages = group.first_kept_page(count * self.size, self.size), row.pages[number]
+            assert not any(pages[:first]) and all(pages[first:])
+            for at in range(first, count):
+                path = (namespace, keys[: (at + 1) * self.size])
+                assert self.paths[number][pages[at]] == path
+            self.hold_all(number, pages[first:])
+        self.rows.append(row)
+
+    def hold_all(self, group: int, pages: list[int]) -> None:
+        """One row more holds the pages."""
+        unheld = [page for page in pages if not self.refs[group][page]]
+        if self.groups[group].window is not None and unheld:
+            self.policy.hold_pages(self.index, group, ints(unheld))
+        for page in pages:
+            self.refs[group][page] += 1
+
+    def let_go(self, row: Row, group: int, end: int) -> None:
+        """The row holds no page of the group before column `end` any more."""
+        pages = [page for page in row.pages[group][:end] if page]
+        row.pages[group][:end] = [0] * end
+        for page in pages:
+            self.refs[group][page] -= 1
+        unheld = [page for page in pages if not self.refs[group][page]]
+        if self.groups[group].window is not None and unheld:
+            self.policy.release_pages(self.index, group, ints(unheld))
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data(), counts=st.lists(st.integers(0, 3), min_size=1, max_size=3))
+    def fill_pages(self, data: st.DataObject, counts: list[int]) -> None:
+        counts = counts[: len(self.rows)]
+        if sum(counts) > min(map(len, self.free)):
+            return
+        rows = [self.rows.pop() for _ in counts]
+        page = st.tuples(*[st.integers(0, 1)] * self.size)
+        keys = [data.draw(page) for _ in range(sum(counts))]
+        own = np.zeros((len(self.groups), len(keys)), np.int32)
+        at = 0
+        for row, count in zip(rows, counts, strict=True):
+            before = len(row.pages[0])
+            for number, group in enumerate(self.groups):
+                # Under overlap a page may leave the window before it is indexed.
+                late = data.draw(st.booleans()) if group.window is not None else False
+                end = (before + count) * self.size
+                first = group.first_kept_page(end, self.size) - before if late else 0
+                for column in range(max(first, 0), count):
+                    own[number, at + column] = self.free[number].pop()
+            at += count
+        canonical, ends = self.policy.insert_each(
+            self.index,
+            [row.handle for row in rows],
+            counts,
+            ints(keys).reshape(-1, self.size),
+            own.copy(),
+            [row.path[0] for row in rows],
+        )
+        assert canonical.dtype == np.int32 and canonical.shape == own.shape
+        assert ((canonical == 0) == (own == 0)).all()
+        at = 0
+        for row, count, end in zip(rows, counts, ends, strict=True):
+            for column in range(at, at + count):
+                row.path = (row.path[0], row.path[1] + keys[column])
+                for number in range(len(self.groups)):
+                    self.take(row, number, int(own[number, column]), int(canonical[number, column]))
+            row.handle, at = end, at + count
+            self.rows.append(row)
+
+    def take(self, row: Row, group: int, own: int, canonical: int) -> None:
+        """The row has the canonical page of its path, and its own one back if that is another."""
+        row.pages[group].append(canonical)
+        if not own:
+            return
+        if own != canonical:
+            assert self.paths[group][canonical] == row.path, "a page of other keys is canonical"
+            self.free[group].append(own)
+        self.paths[group][canonical] = row.path
+        self.refs[group][canonical] += 1
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def move_on(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from(self.rows))
+        for number, group in enumerate(self.groups):
+            first = group.first_kept_page(len(row.path[1]), self.size)
+            self.let_go(row, number, first)
+
+    @precondition(lambda self: self.rows)
+    @rule(data=st.data())
+    def finish(self, data: st.DataObject) -> None:
+        row = self.rows.pop(data.draw(st.integers(0, len(self.rows) - 1)))
+        for number in range(len(self.groups)):
+            self.let_go(row, number, len(row.pages[number]))
+        self.policy.release(self.index, row.handle)
+
+    @rule(data=st.data(), count=st.integers(0, PAGES))
+    def evict(self, data: st.DataObject, count: int) -> None:
+        group = data.draw(st.integers(0, len(self.groups) - 1))
+        room = self.policy.count_evictable(self.index, group)
+        evicted = self.policy.evict(self.index, group, count)
+        assert len(evicted[group]) >= min(count, room)
+        self.free_all(evicted)
+
+    @rule()
+    def reset(self) -> None:
+        self.free_all(self.policy.evict_all(self.index))
+        for group in range(len(self.groups)):
+            assert self.policy.count_evictable(self.index, group) == 0
+
+    def free_all(self, evicted: Sequence[np.ndarray]) -> None:
+        """Take back what was evicted of each group; no row holds it."""
+        assert len(evicted) == len(self.groups)
+        for group, pages in enumerate(evicted):
+            assert pages.dtype == np.int32
+            held = [page for page in pages.tolist() if self.refs[group][page]]
+            assert not held, f"pages {held} of group {group} were evicted and rows hold them"
+            self.free[group] += pages.tolist()
+
+    @invariant()
+    def agrees(self) -> None:
+        self.policy.check_index(self.index)
+        stats = self.policy.stats(self.index)
+        for group, refs in enumerate(self.refs):
+            pages = self.indexed(group)
+            # Every page that a row holds is indexed here, as core's full pages are.
+            assert sorted(pages + self.free[group]) == list(range(1, PAGES + 1))
+            held = {page for page, count in refs.items() if count}
+            assert held <= set(pages)
+            assert (stats.pages[group], stats.held[group]) == (len(pages), len(held))
+            unheld = len(pages) - len(held)
+            assert self.policy.count_evictable(self.index, group) == unheld
