@@ -31,8 +31,8 @@ def test_layers_that_predict_further_tokens_are_left_out_and_named(tmp_path: Pat
     torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0)
     engine = Engine(EngineConfig(model=str(tmp_path), num_pages=8, page_size=16, max_seq_len=32))
     assert [note for note in engine.summary.notes if "left out" in note] == [
-        "2 tensors of the checkpoint left out, as this version does not compute what they are "
-        "for: model.mtp_block.0.mlp.up_proj.weight, ..."
+        "2 tensors left out, of parts that this version does not compute: "
+        "model.mtp_block.0.mlp.up_proj.weight, ..."
     ]
     engine.close()
 

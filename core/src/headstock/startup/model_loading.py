@@ -211,8 +211,8 @@ def describe_left_out(directory: Path, family: Model, model: ModelConfig) -> str
     if not names:
         return ""
     return (
-        f"{format_count(len(names), 'tensor')} of the checkpoint left out, as this version does "
-        f"not compute what they are for: {shorten(names[0])}{', ...' if len(names) > 1 else ''}"
+        f"{format_count(len(names), 'tensor')} left out, of parts that this version does not "
+        f"compute: {shorten(names[0])}{', ...' if len(names) > 1 else ''}"
     )
 
 
