@@ -181,6 +181,7 @@ ROLES = {
     Role.EMBEDDING: (LINEAR | {Role.EMBEDDING}, LINEAR | RAW),
     Role.NORM: (frozenset({Role.NORM}), RAW),
     Role.HEAD_NORM: (frozenset({Role.HEAD_NORM}), RAW),
+    Role.HEAD_LINEAR: (frozenset({Role.HEAD_LINEAR}), LINEAR),
     Role.EXPERTS: (frozenset({Role.EXPERTS}), LINEAR),
     Role.ROPE: (frozenset({Role.ROPE}), LINEAR),
     Role.RAW: (LINEAR | RAW, LINEAR),

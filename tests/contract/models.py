@@ -21,6 +21,8 @@ from headstock.spi import (
     FullKV,
     Head,
     KVGroup,
+    LatentAttention,
+    LatentKV,
     LayerConfig,
     Model,
     ModelConfig,
@@ -144,6 +146,14 @@ def score_experts(experts: Experts) -> object:
     return score(attrs.evolve(CONFIG, layers=(*LAYERS[:2], last)))
 
 
+def score_latent(latent: LatentAttention) -> object:
+    """The same where the first layer has such attention, over vectors of 10 numbers."""
+    layer = attrs.evolve(LAYERS[0], latent=latent, rope=0)
+    group = KVGroup(layers=(0,), layout=LatentKV(dim=10, rope_dim=4))
+    shape = {"kv_heads": 1, "head_dim": 10, "qk_norm": QkNorm.NONE}
+    return score(attrs.evolve(CONFIG, layers=(layer,), kv_groups=(group,), **shape))
+
+
 def score_rope(rope: Rope) -> object:
     """The same with this as the first rope."""
     return score(attrs.evolve(CONFIG, ropes=(rope, CONFIG.ropes[1])))
@@ -208,6 +218,8 @@ def load_spec(spec: ParamSpec) -> object:
 ONES = torch.ones(2, 3)
 SPEC = ParamSpec(shape=(2, 3), sources=(("a", "b"),))
 
+LATENT = LatentAttention(q_rank=6, kv_rank=6, nope_dim=5, rope_dim=4, v_dim=3, norm_eps=0.1)
+
 CASES: dict[str, Case] = {
     **vary(
         CONFIG,
@@ -253,6 +265,7 @@ CASES: dict[str, Case] = {
             "softcap": 0.0,
             "rope": None,
             "experts": EXPERTS,
+            "latent": LATENT,
             "conv": CONV,
         },
     ),
@@ -275,6 +288,18 @@ CASES: dict[str, Case] = {
             "groups_per_token": 2,
             "group_best": 1,
             "scale": 1.0,
+        },
+    ),
+    **vary(
+        LATENT,
+        score_latent,
+        {
+            "q_rank": None,
+            "kv_rank": 7,
+            "nope_dim": 7,
+            "rope_dim": 2,
+            "v_dim": 5,
+            "norm_eps": 1e-6,
         },
     ),
     **vary(

@@ -53,19 +53,36 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+CAPS = st.sampled_from([None, 0.5, 3.0, 1000.0])
+FACTORS = st.sampled_from([0.3, 1.0, 2.5])
 REQUIRED: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     # Scores are not scaled by default, and float32 has no four digits of their softmax then.
+    "deepseek_v2": {"num_key_value_heads": st.none()},
+    "deepseek_v3": {"num_key_value_heads": st.none()},
     "granite": {
         "attention_multiplier": st.sampled_from([0.02, 0.1]),
         "logits_scaling": st.sampled_from([1.0, 2.5]),
     },
 }
-REFUSED = {"lfm2": ("rms_norm_eps", "sliding_window", "partial_rotary_factor")}
-"""Fields of most families whose drawn values this one refuses."""
+REFUSED = {
+    "lfm2": ("rms_norm_eps", "sliding_window", "partial_rotary_factor"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3"),
+        ("num_key_value_heads", "head_dim", "sliding_window", "partial_rotary_factor"),
+    ),
+}
+"""Fields of most families whose drawn values these refuse."""
+
+LATENT: dict[str, st.SearchStrategy[Any]] = {
+    "q_lora_rank": st.sampled_from([None, 20]),
+    "first_k_dense_replace": st.integers(0, 2),
+    "n_shared_experts": st.integers(0, 2),
+    "routed_scaling_factor": FACTORS,
+    "topk_group": st.integers(1, 3),
+    "norm_topk_prob": st.booleans(),
+}
 
 KINDS = {"lfm2": st.sampled_from(["conv", "full_attention"])}
-CAPS = st.sampled_from([None, 0.5, 3.0, 1000.0])
-FACTORS = st.sampled_from([0.3, 1.0, 2.5])
 FAMILY_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     "qwen3_moe": {
         "num_experts": st.sampled_from([2, 4]),
@@ -108,6 +125,17 @@ FAMILY_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
         "no_rope_layers": st.none() | st.lists(st.integers(0, 1), min_size=1, max_size=3),
     },
     "seed_oss": {"attention_out_bias": st.booleans()},
+    "deepseek_v2": {
+        **LATENT,
+        "topk_method": st.sampled_from(["greedy", "group_limited_greedy"]),
+        "n_group": st.sampled_from([1, 2, 8]),
+        "norm_topk_prob": st.just(False),
+    },
+    "deepseek_v3": {
+        **LATENT,
+        "n_group": st.sampled_from([1, 2, 4, 12]),
+        "rope_interleave": st.booleans(),
+    },
     "lfm2": {
         "norm_eps": st.sampled_from([1e-6, 1e-2]),
         "conv_bias": st.booleans(),

@@ -41,7 +41,7 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
 WINDOWED = {"gemma2", "gemma3_text", "phi3", "mixtral", "smollm3", "qwen2_moe"}
 BIASED = {
     *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "ernie4_5", "seed_oss"),
-    "qwen2_moe",
+    *("qwen2_moe", "deepseek_v2", "deepseek_v3"),
 }
 
 
@@ -65,6 +65,8 @@ def test_the_cases_leave_nothing_of_a_family_neutral(model_type: str) -> None:
         "mixtral": {False},
         "ernie4_5_moe": {False, True},
         "qwen2_moe": {False, True},
+        "deepseek_v2": {False, True},
+        "deepseek_v3": {False, True},
     }.get(model_type, {True})
 
 
@@ -143,8 +145,12 @@ SERVED = {
     },
     "smollm3": {"sliding_window"},
     "qwen2_moe": {"sliding_window"},
+    "deepseek_v2": {"routed_scaling_factor", "n_group", "topk_group"},
+    "deepseek_v3": {"routed_scaling_factor"},
 }
-"""What these families read of that which others refuse; two have no window by default."""
+"""What these families read of that which others refuse; two have no window by default, and one
+groups its experts only by another method.
+"""
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -185,7 +185,9 @@ def assert_joined(
                 assert torch.equal(torch.cat(here, axes[0]), full), name
         if weight.bias is not None:
             biases = [each[name].bias for each in pieces]
-            if biases[0].shape == weight.bias.shape:
+            if pieces[0][name].tensor.shape == weight.tensor.shape:
+                assert all(torch.equal(each, weight.bias) for each in biases), name
+            elif biases[0].shape == weight.bias.shape:
                 assert torch.equal(torch.stack(biases).sum(0), weight.bias), name
             else:
                 rows = specs[name].parts or (len(biases[0]),)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
 from headstock.weights import load_weights, read_config
+from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3
 from headstock_gemma.families import GEMMA2, GEMMA3
 from headstock_lfm2.families import LFM2
 from headstock_llama.kin import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
@@ -34,9 +35,20 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
     "seed_oss": ("SeedOssForCausalLM", SEED_OSS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN2_MOE),
     "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "deepseek_v2": ("DeepseekV2ForCausalLM", DEEPSEEK_V2),
+    "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK_V3),
 }
 """`model_type` -> architecture and family."""
 
+LATENT_SHAPE = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 20,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "moe_intermediate_size": 20,
+}
 EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
@@ -51,6 +63,21 @@ EXPERTS: Mapping[str, Mapping[str, Any]] = {
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,
     },
+    "deepseek_v2": {
+        **LATENT_SHAPE,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+    },
+    "deepseek_v3": {
+        **LATENT_SHAPE,
+        "n_routed_experts": 12,
+        "n_group": 4,
+        "topk_group": 2,
+        "num_experts_per_tok": 3,
+        "first_k_dense_replace": 1,
+    },
 }
 
 NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
@@ -64,6 +91,15 @@ NESTED = {
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
 }
 GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
+YARN = {
+    "type": "yarn",
+    "factor": 4.0,
+    "original_max_position_embeddings": 16,
+    "beta_fast": 4,
+    "beta_slow": 1,
+    "mscale": 0.6,
+    "mscale_all_dim": 1.4,
+}
 GRANITE_FACTORS = {
     "embedding_multiplier": 3.0,
     "attention_multiplier": 0.4,
@@ -95,6 +131,8 @@ class Case:
         small.pop("moe_intermediate_size", None)
         if self.model_type == "phi3":  # its classes know no head_dim
             small |= {"hidden_size": 64}
+            del small["head_dim"]
+        if "kv_lora_rank" in EXPERTS.get(self.model_type, {}):
             del small["head_dim"]
         return {
             "model_type": self.model_type,
@@ -218,6 +256,41 @@ CASES = (
             "sliding_window": 5,
             "max_window_layers": 2,
             "tie_word_embeddings": True,
+        },
+    ),
+    Case("deepseek_v2", {"attention_bias": True, "mlp_bias": True, "kv_lora_rank": 64, **NEW}),
+    Case("deepseek_v2", {"q_lora_rank": None, "rope_scaling": YARN, "routed_scaling_factor": 1.7}),
+    Case(
+        "deepseek_v2",
+        {
+            "topk_method": "group_limited_greedy",
+            "n_group": 4,
+            "topk_group": 2,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 0,
+            "tie_word_embeddings": True,
+            "rms_norm_eps": 0.01,
+            "attention_bias": True,
+            "q_lora_rank": None,
+            **OLD,
+        },
+    ),
+    Case(
+        "deepseek_v3",
+        {"attention_bias": True, "rms_norm_eps": 0.01, "kv_lora_rank": 64, **NEW},
+    ),
+    Case("deepseek_v3", {"rope_scaling": YARN, "q_lora_rank": None, "tie_word_embeddings": True}),
+    Case(
+        "deepseek_v3",
+        {
+            "rope_interleave": False,
+            "norm_topk_prob": False,
+            "routed_scaling_factor": 0.6,
+            "n_group": 1,
+            "topk_group": 1,
+            "n_shared_experts": 2,
+            "hidden_act": "gelu",
+            "rope_parameters": {**YARN, "rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
         },
     ),
     Case(

@@ -11,7 +11,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import page_shape
+from headstock.execution.kv_pools import page_shape, view_layer
 from headstock.nn.decoder import forward
 from headstock.nn.kv import kv_cells
 from headstock.nn.parameters import parameters
@@ -348,6 +348,10 @@ def batch_of(
     """A step of tokens in slots of their own."""
     slots, pages = places(max(tokens, 1), page_size, device)
     group = config.kv_groups[0]
+    pools = tuple(
+        torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
+        for _ in config.layers
+    )
     return Batch(
         tokens=(torch.arange(tokens, device=device) * 37) % config.vocab,
         positions=positions_of(tokens, device),
@@ -357,10 +361,8 @@ def batch_of(
         query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
         max_query_len=tokens,
         slots=(slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots,),
-        pools=tuple(
-            torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
-            for _ in config.layers
-        ),
+        pools=pools,
+        kv=tuple(view_layer(pool, 0, group, page_size, dtype) for pool in pools),
         logit_indices=None,
         sampling=Sampling(),
     )

@@ -178,6 +178,10 @@ class Paged:
         """Attention of one row's new queries.   q, result: [queries, heads, head_dim]"""
         length = row.computed + len(q)
         pages = row.pages[layer.group][: -(-length // self.page_size)]
-        keys, values = gather_kv(self.pools[layer.index], pages, length)
+        if layer.latent is None:
+            keys, values = gather_kv(self.pools[layer.index], pages, length)
+        else:
+            keys = self.pools[layer.index][pages].flatten(0, 1)[:length, None]
+            values = keys[..., : layer.latent.kv_rank]
         terms = (layer.scale, layer.window, layer.softcap)
         return row_attention(q, keys, values, *terms)[0].to(q.dtype)

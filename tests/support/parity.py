@@ -79,6 +79,9 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
+        for name, buffer in model.named_buffers():
+            if name.endswith("bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.2)
     with _silenced():
         model.save_pretrained(directory)
     path.write_text(json.dumps(hf))

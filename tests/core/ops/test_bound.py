@@ -19,6 +19,7 @@ from headstock.spi import (
     Batch,
     Experts,
     Head,
+    LatentAttention,
     LayerConfig,
     ModelConfig,
     Params,
@@ -131,6 +132,7 @@ def test_a_norm_that_was_not_prepared_as_one_is_not_multiplied() -> None:
 
 HALF = Rope(theta=100.0, dim=4)
 ROPE = CONFIG.ropes[0]
+LATENT = LatentAttention(q_rank=None, kv_rank=4, nope_dim=4, rope_dim=8, v_dim=4, norm_eps=1e-6)
 VARIANTS = [
     ({}, {}, {}),
     (
@@ -144,6 +146,7 @@ VARIANTS = [
     ({"embedding_scale": 2.0}, {}, {"embed": "SCALED_EMBEDDING"}),
     ({"residual_scale": 0.5}, {}, {"attn_out": "SCALED_RESIDUAL", "mlp": "SCALED_RESIDUAL"}),
     ({"qk_norm": QkNorm.WHOLE}, {}, {"qkv_rope_store": "WHOLE_QK_NORM"}),
+    ({}, {"latent": LATENT}, {"qkv_rope_store": "LATENT", "attn_out": "LATENT"}),
     ({}, {"rope": None}, {"qkv_rope_store": "NO_ROPE"}),
     ({"ropes": (HALF,)}, {}, {"qkv_rope_store": "PARTIAL_ROPE"}),
     ({"ropes": (ROPE, ROPE)}, {"rope": 1}, {"qkv_rope_store": "ROPE_BY_LAYER"}),

@@ -23,10 +23,13 @@ from headstock.spi import (
     FullKV,
     IntSet,
     KVGroup,
+    LatentAttention,
     LatentKV,
     LayoutKind,
     ModelConfig,
     Phase,
+    QkNorm,
+    Rope,
     ShortConv,
     StateKV,
     StateTensor,
@@ -73,6 +76,16 @@ def with_conv(conv: ShortConv, *groups: KVGroup) -> ModelConfig:
     return evolve(one, layers=(first, evolve(second, conv=conv), *others))
 
 
+def latent_model(layout: Any = LATENT, **changes: Any) -> ModelConfig:
+    """The decoder with latent attention in its one layer, and changes to the whole."""
+    attention = LatentAttention(
+        q_rank=None, kv_rank=16, nope_dim=8, rope_dim=8, v_dim=8, norm_eps=1e-6
+    )
+    one = with_groups(group(0, layout=layout), windows=(None,))
+    layer = evolve(one.layers[0], latent=attention)
+    return evolve(one, **{"layers": (layer,), "kv_heads": 1, "head_dim": 24, **changes})
+
+
 NEEDS = AttentionNeeds(
     model=model(), dtype="float32", kv_dtype="float32", page_size=16, contiguous=False,
     max_rows=1, max_seq_len=9,
@@ -82,6 +95,7 @@ GOOD = [
     with_groups(group(0, 2), group(1)),
     with_groups(group(0), group(1, layout=LATENT), group(2, layout=STATE)),
     with_conv(CONV, group(0, 2), group(1, layout=CONV.layout)),
+    latent_model(),
     # tokens that stay though the layer does not look back at them
     with_groups(group(0, 1, 2), windows=(4, None, 6)),
     with_groups(group(0, 1, 2, window=6), windows=(4, 6, 6)),
@@ -123,6 +137,12 @@ BAD = [
         with_conv(ShortConv(taps=4, width=8), group(0), group(1, 2, layout=CONV.layout)),
         "convolution that keeps .*\\(3, 8\\).* keeps .*\\(2, 8\\)",
     ),
+    (latent_model(evolve(LATENT, dim=25)), r"over LatentKV\(dim=24, .* and keeps LatentKV\(dim=25"),
+    (latent_model(FULL), "has latent attention over .*, and keeps FullKV"),
+    (latent_model(kv_heads=2), r"\(kv_heads, head_dim\) is \(2, 24\); wanted \(1, 24\)"),
+    (latent_model(head_dim=8), r"\(kv_heads, head_dim\) is \(1, 8\); wanted \(1, 24\)"),
+    (latent_model(qk_norm=QkNorm.HEAD), "qk_norm is head; wanted none"),
+    (latent_model(ropes=(Rope(theta=9.0, dim=4),)), "no rope for the 8 elements"),
     (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; wanted FullKV"),
     (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; wanted 0, 1"),
     (

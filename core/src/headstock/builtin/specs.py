@@ -15,7 +15,7 @@ from headstock.spi import (
 )
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
-LAYOUTS = frozenset({LayoutKind.FULL, LayoutKind.STATE})
+LAYOUTS = frozenset(LayoutKind)
 SPI = SpiRange(0, 2)
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "decoder_config",
     "eager_step",
     "kv",
+    "latent_parameters",
     "mlp",
     "moe",
     "noise",

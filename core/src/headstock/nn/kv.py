@@ -22,13 +22,31 @@ def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
     cells: [tokens, 2] int64 from `kv_cells`    kv: [tokens, 2, kv_heads, head_dim]
     writes: pool [pages, 2, page_size, kv_heads, head_dim]
     """
+    _store_rows_(pool, pool.shape[3:], cells, kv)
+
+
+def store_latent_(pool: Tensor, slots: Tensor, latent: Tensor) -> None:
+    """Put latent vectors into the pool.
+
+    slots: [tokens] int64    latent: [tokens, dim]
+    writes: pool [pages, page_size, dim]
+    """
+    _store_rows_(pool, pool.shape[2:], slots, latent)
+
+
+def _store_rows_(pool: Tensor, row: torch.Size, at: Tensor, values: Tensor) -> None:
+    """Put rows of this shape into the pool, in its type.
+
+    at: [...] int64    values: [..., *row]
+    writes: pool
+    """
     if pool.dtype.itemsize == 1:
         # Conversion to 8-bit floats does not saturate by itself, and indexing knows them only as
         # bytes.
         largest = torch.finfo(pool.dtype).max
-        kv, pool = (
-            kv.clamp(-largest, largest).to(pool.dtype).view(torch.uint8),
+        values, pool = (
+            values.clamp(-largest, largest).to(pool.dtype).view(torch.uint8),
             pool.view(torch.uint8),
         )
     # Not `index_copy_`: 10.9 us for 9.0 at 32 rows on a CPU.
-    pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv.to(pool.dtype))
+    pool.view(-1, *row).index_put_((at,), values.to(pool.dtype))

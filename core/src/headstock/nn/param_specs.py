@@ -12,11 +12,11 @@ from headstock.spi import LayerConfig, ModelConfig, ParamSpec, Role
 
 NamedSpecs = Iterator[tuple[str, ParamSpec]]
 
-_Transform = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
 
 
 def make_norm_spec(
-    config: ModelConfig, width: int, source: str, turn: _Transform | None = None
+    config: ModelConfig, width: int, source: str, turn: Transform | None = None
 ) -> ParamSpec:
     """A norm's weight."""
     return ParamSpec(
@@ -34,7 +34,7 @@ def norm_dtype(config: ModelConfig) -> str | None:
     return "float32" if config.wide_norms or config.norm_offset else None
 
 
-def norm_transform(config: ModelConfig) -> _Transform | None:
+def norm_transform(config: ModelConfig) -> Transform | None:
     """What makes a norm's weight out of the stored one."""
     return _add_one if config.norm_offset else None
 
@@ -43,7 +43,7 @@ def _add_one(weight: Tensor) -> Tensor:
     return weight.add_(1)
 
 
-def row_transform(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
+def row_transform(config: ModelConfig, layer: LayerConfig) -> Transform | None:
     """What brings rows that are turned in neighbouring pairs into halves; None if they are."""
     rope = None if layer.rope is None else config.ropes[layer.rope]
     return (
@@ -66,13 +66,13 @@ def _pairs_to_halves(dim: int, head_dim: int, heads: int, rows: Tensor) -> Tenso
     return rows
 
 
-def head_transform(config: ModelConfig, layer: LayerConfig) -> _Transform | None:
+def head_transform(config: ModelConfig, layer: LayerConfig) -> Transform | None:
     """`row_transform` for weights with a row a head, [heads, head_dim]."""
     turn = row_transform(config, layer)
     return None if turn is None else lambda rows: turn(rows.view(-1)).view(rows.shape)
 
 
-def chain_transforms(*transforms: _Transform | None) -> _Transform | None:
+def chain_transforms(*transforms: Transform | None) -> Transform | None:
     """The transforms one after the other; None where there are none."""
     found = [transform for transform in transforms if transform is not None]
     if not found:
@@ -86,7 +86,7 @@ def chain_transforms(*transforms: _Transform | None) -> _Transform | None:
     return apply
 
 
-def first_shard_transform(config: ModelConfig) -> _Transform | None:
+def first_shard_transform(config: ModelConfig) -> Transform | None:
     """What makes a bias that is added before a sum over shards: the first shard has it alone."""
     return torch.zero_ if config.shard.index else None
 
@@ -97,8 +97,8 @@ def make_linear_specs(
     sources: tuple[str, ...],
     parts: tuple[int, ...],
     bias: bool,
-    transform: _Transform | None = None,
-    bias_transform: _Transform | None = None,
+    transform: Transform | None = None,
+    bias_transform: Transform | None = None,
 ) -> NamedSpecs:
     """A linear map of `width` inputs, its sources one above the other, and its bias if any.
 

@@ -8,6 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.nn.latent_parameters import latent_parameters
 from headstock.nn.param_specs import (
     NamedSpecs,
     chain_transforms,
@@ -150,6 +151,9 @@ def _attention_parameters(
     width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
     turn = row_transform(config, layer)
     yield from _attn_norm_specs(config, layer, names)
+    if layer.latent is not None:
+        yield from latent_parameters(config, layer, layer.latent)
+        return
     # Merged, so that keys and values lie side by side in the product and one operation stores them.
     yield from make_linear_specs(
         f"{prefix}qkv",

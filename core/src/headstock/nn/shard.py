@@ -6,7 +6,16 @@ from collections.abc import Iterator
 
 from attrs import evolve
 
-from headstock.spi import Experts, FullKV, KVGroup, LayerConfig, ModelConfig, Shard, ShortConv
+from headstock.spi import (
+    Experts,
+    FullKV,
+    KVGroup,
+    LatentKV,
+    LayerConfig,
+    ModelConfig,
+    Shard,
+    ShortConv,
+)
 
 
 def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
@@ -86,6 +95,9 @@ def _shard_group(group: KVGroup, layers: tuple[LayerConfig, ...], kv_heads: int)
     conv = layers[group.layers[0]].conv
     if conv is not None:
         return evolve(group, layout=conv.layout)
+    # All heads read the same vectors, so each rank keeps them whole.
+    if isinstance(group.layout, LatentKV):
+        return group
     if not isinstance(group.layout, FullKV):
         raise ValueError(
             f"KV in the layout {type(group.layout).__name__} cannot be cut into shards"

@@ -10,6 +10,7 @@ from torch import Tensor
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
 from headstock.nn.short_conv import ConvInputs
+from headstock.ops.latent_queries import make_latent_queries
 from headstock.spi import (
     Activation,
     Batch,
@@ -90,6 +91,23 @@ class FineTierOps(Ops):
         """
 
     @abstractmethod
+    def store_latent_(self, pool: Tensor, slots: Tensor, latent: Tensor) -> None:
+        """Put latent vectors into slots of the pool.
+
+        slots: [tokens] int64    latent: [tokens, dim]
+        writes: pool
+        """
+
+    @abstractmethod
+    def head_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """Each head through a linear map of its own.
+
+        x: [tokens, heads, in]
+        weight: [heads, out, in], of role HEAD_LINEAR
+        returns: [tokens, heads, out]
+        """
+
+    @abstractmethod
     def convolve_(self, x: Tensor, weight: Weight, state: Tensor, inputs: ConvInputs) -> Tensor:
         """Each channel convolved over its row's latest tokens, plus the bias.
 
@@ -148,6 +166,10 @@ class FineTierOps(Ops):
         """
         prefix, turned = layer.prefix, config.heads + config.kv_heads
         normed = self._normalize(x, params, config, f"{prefix}attn_norm")
+        if layer.latent is not None:
+            assert layer.rope is not None, "the rope of the part that is turned"
+            cos_sin = _rotations(x, params, layer.rope, batch)
+            return make_latent_queries(self, normed, cos_sin, params, config, layer, batch)
         qkv = self.linear(normed, params[f"{prefix}qkv"], batch)
         qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
         qk = heads = qkv[:, :turned]
@@ -177,9 +199,11 @@ class FineTierOps(Ops):
     ) -> Stream:
         """The stream with the projected attention added.
 
-        attention: [tokens, heads, head_dim]
+        attention: [tokens, heads, head_dim], or as wide as the layer's outputs are
         writes: x
         """
+        if layer.latent is not None:
+            attention = self.head_linear(attention, params[f"{layer.prefix}v_up"])
         out = self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
         return self._add(x, out, params, config, f"{layer.prefix}attn_post_norm")
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from headstock.nn.kv import store_kv_
+from headstock.nn.kv import store_kv_, store_latent_
 from headstock.nn.mlp import activate_and_mul
 from headstock.nn.moe import mix_experts, route
 from headstock.nn.norm import head_norm, rms_norm
@@ -42,6 +43,14 @@ class TorchOps(FineTierOps):
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
         """See `headstock.nn.kv.store_kv_`."""
         store_kv_(pool, cells, kv)
+
+    def store_latent_(self, pool: Tensor, slots: Tensor, latent: Tensor) -> None:
+        """See `headstock.nn.kv.store_latent_`."""
+        store_latent_(pool, slots, latent)
+
+    def head_linear(self, x: Tensor, weight: Weight) -> Tensor:
+        """x W^T by head.   x: [tokens, heads, in]    weight: [heads, out, in]"""
+        return torch.bmm(x.transpose(0, 1), weight.tensor.mT).transpose(0, 1)
 
     def convolve_(self, x: Tensor, weight: Weight, state: Tensor, inputs: ConvInputs) -> Tensor:
         """See `headstock.nn.short_conv.convolve_`."""

@@ -18,6 +18,10 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
         "plugins/replay-view": ("headstock-replay-view", {"command": ("replay-view",)}),
         "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
+        "models/deepseek": (
+            "headstock-deepseek",
+            {"model": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")},
+        ),
         "models/gemma": (
             "headstock-gemma",
             {"model": ("Gemma2ForCausalLM", "Gemma3ForCausalLM")},

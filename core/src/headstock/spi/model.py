@@ -24,7 +24,8 @@ class Role(Enum):
 
     LINEAR: `linear` alone          EMBEDDING: the look-up of tokens
     HEAD: `linear`, for scores      NORM, HEAD_NORM: `rms_norm`, `head_norm`
-    EXPERTS: `mix_experts`          ROPE: a table of rotations
+    HEAD_LINEAR: `head_linear`      ROPE: a table of rotations
+    EXPERTS: `mix_experts`
     RAW: the model's own code; it stays as it is
     """
 
@@ -33,6 +34,7 @@ class Role(Enum):
     HEAD = "head"
     NORM = "norm"
     HEAD_NORM = "head-norm"
+    HEAD_LINEAR = "head-linear"
     EXPERTS = "experts"
     ROPE = "rope"
     RAW = "raw"

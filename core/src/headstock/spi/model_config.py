@@ -10,7 +10,7 @@ from attrs import field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.attention import Feature
-from headstock.spi.kv import KVGroup, StateKV, StateTensor
+from headstock.spi.kv import KVGroup, LatentKV, StateKV, StateTensor
 
 
 class Activation(Enum):
@@ -92,6 +92,34 @@ class Experts:
 
 
 @frozen(kw_only=True)
+class LatentAttention:
+    """Attention over one vector for each token (DeepSeek-V2, arXiv 2405.04434).
+
+    The vector holds what keys and values of all heads are made of, and one key that is turned. What
+    would make the keys is multiplied into the queries, and what makes the values into the results,
+    so neither is ever written out.
+
+    q_rank: the width that the stream is brought to before queries are made; None for the stream
+    kv_rank: the width of what keys and values are made of
+    nope_dim, rope_dim: elements of a head of queries that are not turned, and that are
+    v_dim: elements of a head of values
+    norm_eps: of the norms of both compressed widths
+    """
+
+    q_rank: int | None
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    v_dim: int
+    norm_eps: float
+
+    @property
+    def layout(self) -> LatentKV:
+        """What its layer keeps of a token."""
+        return LatentKV(dim=self.kv_rank + self.rope_dim, rope_dim=self.rope_dim)
+
+
+@frozen(kw_only=True)
 class ShortConv:
     """A gated convolution over the latest tokens, in the place of a layer's attention.
 
@@ -149,6 +177,8 @@ class LayerConfig:
     scale, window, softcap: as in `LayerInfo`
     rope: which of `ModelConfig.ropes`; None for a layer that turns nothing
     experts: None for a dense layer
+    latent: attention over latent vectors, with `ModelConfig.head_dim` their width and `kv_heads` 1;
+        None for attention over keys and values
     conv: what the layer has in the place of attention; None for attention
     """
 
@@ -160,6 +190,7 @@ class LayerConfig:
     softcap: float = 0.0
     rope: int | None = 0
     experts: Experts | None = None
+    latent: LatentAttention | None = None
     conv: ShortConv | None = None
 
 

@@ -79,8 +79,9 @@ class Ops(ABC):
     """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
     They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head),
-    attn_out, conv_in, conv, conv_out, mlp_norm, gate_up, down, router, experts_gate_up,
-    experts_down. Outside layers: embed, norm, lm_head, rope.
+    attn_out, latent, q_latent_norm, kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out,
+    mlp_norm, gate_up, down, router, experts_gate_up, experts_down. Outside layers: embed, norm,
+    lm_head, rope.
     """
 
     @abstractmethod

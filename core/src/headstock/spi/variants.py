@@ -21,6 +21,7 @@ class Variant(Enum):
     SCALED_RESIDUAL: what the part gives times a number
     HEAD_QK_NORM: a norm of each head of queries and keys
     WHOLE_QK_NORM: a norm of all heads of queries together, and one of keys
+    LATENT: attention over latent vectors
     NO_ROPE: the layer turns nothing
     PARTIAL_ROPE: the layer turns the first part of each head
     ROPE_BY_LAYER: the model has several ropes
@@ -43,6 +44,7 @@ class Variant(Enum):
     SCALED_RESIDUAL = "scaled-residual"
     HEAD_QK_NORM = "head-qk-norm"
     WHOLE_QK_NORM = "whole-qk-norm"
+    LATENT = "latent"
     NO_ROPE = "no-rope"
     PARTIAL_ROPE = "partial-rope"
     ROPE_BY_LAYER = "rope-by-layer"
@@ -107,12 +109,13 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
         Variant.POST_NORM: config.post_norm,
         Variant.SCALED_RESIDUAL: config.residual_scale != 1,
     }
+    latent = {Variant.LATENT: layer.latent is not None}
     if operation == "attn_out":
-        return added | (_norm_variants(config) if config.post_norm else {})
+        return added | latent | (_norm_variants(config) if config.post_norm else {})
     found = {**_norm_variants(config), Variant.NO_PRE_NORM: not config.pre_norm}
     if operation == "qkv_rope_store":
         rope = None if layer.rope is None else config.ropes[layer.rope]
-        return found | {
+        return (found | latent) | {
             Variant.HEAD_QK_NORM: config.qk_norm is QkNorm.HEAD,
             Variant.WHOLE_QK_NORM: config.qk_norm is QkNorm.WHOLE,
             Variant.NO_ROPE: rope is None,

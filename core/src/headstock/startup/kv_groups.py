@@ -15,6 +15,7 @@ from headstock.spi import (
     LayoutKind,
     ModelConfig,
     PluginSpec,
+    QkNorm,
     StateKV,
 )
 
@@ -53,6 +54,8 @@ def find_group_fault(model: ModelConfig) -> str:
             )
         if fault := _find_window_fault(layer, model.kv_groups[layer.group]):
             return fault
+        if fault := _find_latent_fault(model, layer, model.kv_groups[layer.group]):
+            return fault
     stray = sorted(counts.keys() - set(indices))
     if stray:
         return f"a group lists layer {stray[0]}, and there are {len(indices)} layers"
@@ -85,6 +88,24 @@ def _find_window_fault(layer: LayerConfig, group: KVGroup) -> str:
     if group.window is not None and (layer.window is None or layer.window > group.window):
         sees = "all tokens" if layer.window is None else f"{layer.window} tokens"
         return f"{where} sees {sees}, and the group keeps {group.window}"
+    return ""
+
+
+def _find_latent_fault(model: ModelConfig, layer: LayerConfig, group: KVGroup) -> str:
+    """Find how the attention of a layer and the layout of its group contradict each other."""
+    # A family with operations of its own may read latent vectors in another way.
+    if layer.latent is None:
+        return ""
+    latent, where = layer.latent, f"layer {layer.index} of group {layer.group}"
+    if group.layout != latent.layout:
+        return f"{where} has latent attention over {latent.layout}, and keeps {group.layout}"
+    shape, wanted = (model.kv_heads, model.head_dim), (1, latent.layout.dim)
+    if shape != wanted:
+        return f"{where} is latent, and (kv_heads, head_dim) is {shape}; wanted {wanted}"
+    if model.qk_norm is not QkNorm.NONE:
+        return f"{where} is latent, and qk_norm is {model.qk_norm.value}; wanted none"
+    if layer.rope is None or model.ropes[layer.rope].dim != latent.rope_dim:
+        return f"{where} has no rope for the {latent.rope_dim} elements that are turned"
     return ""
 
 

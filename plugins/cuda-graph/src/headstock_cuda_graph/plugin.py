@@ -22,6 +22,6 @@ def spec() -> RunnerSpec:
         capabilities=RunnerCapabilities(
             devices=(DeviceRange("cuda"),),
             needs_graph=GraphSupport.DECODE,
-            layouts=frozenset({LayoutKind.FULL, LayoutKind.STATE}),
+            layouts=frozenset(LayoutKind),
         ),
     )

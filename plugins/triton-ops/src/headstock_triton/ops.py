@@ -227,8 +227,7 @@ class TritonOps(TorchOps):
         if self.fused_experts and normed.dtype.itemsize == 2:
             # Padding goes to no expert: else each padding row of a graph would read the weights
             # of as many experts as a row uses.
-            page_size = batch.pools[layer.index].shape[2]
-            slots = batch.slots[layer.group]
+            slots, page_size = batch.slots[layer.group], batch.kv[layer.index].page_slots
             mixed = fused_mix_experts(
                 normed,
                 scores,

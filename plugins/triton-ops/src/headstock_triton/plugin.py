@@ -26,6 +26,6 @@ def spec() -> OpsSpec:
         capabilities=OpsCapabilities(
             devices=(DeviceRange("cuda", (8, 0)),),
             dtypes=frozenset({"bfloat16", "float16", "float32"}),
-            layouts=frozenset({LayoutKind.FULL, LayoutKind.STATE}),
+            layouts=frozenset(LayoutKind),
         ),
     )

@@ -1,0 +1,252 @@
+"""How config.json is read for each family."""
+
+from __future__ import annotations
+
+import math
+
+from attrs import evolve
+
+from headstock.nn.config_fields import (
+    Json,
+    quoted,
+    read_flag,
+    read_number,
+    read_positive,
+    read_whole,
+    without_nulls,
+)
+from headstock.nn.decoder import decoder
+from headstock.nn.decoder_config import complete_fields, decoder_config, read_layer_count
+from headstock.nn.parameters import TensorNames
+from headstock.nn.rope_config import read_rope
+from headstock.spi import Experts, KVGroup, LatentAttention, ModelConfig, Rope, Scoring
+
+NAMES = TensorNames(
+    router_bias="mlp.gate.e_score_correction_bias",
+    router_bias_shape=(),
+    shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
+    shared_down="mlp.shared_experts.down_proj",
+    # What predicts tokens beyond the next one lies behind the layers, or has a name of its own.
+    left_out=("model.layers.{}.", "mtp."),
+)
+
+LATENT_NORM_EPS = 1e-6
+"""Of the norms of both compressed widths, whatever `rms_norm_eps` is."""
+
+LEAST_SUM = 1e-20
+"""What published code adds to the sum that weights are divided by; as a lower bound it gives the
+same number for all sums above 1e-13.
+"""
+
+DEFAULTS: Json = {
+    "kv_lora_rank": 512,
+    "q_lora_rank": 1536,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "num_key_value_heads": None,
+}
+V2_DEFAULTS: Json = {
+    **DEFAULTS,
+    "n_routed_experts": 64,
+    "n_shared_experts": 2,
+    "moe_intermediate_size": 1407,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "topk_method": "greedy",
+    "norm_topk_prob": False,
+}
+V3_DEFAULTS: Json = {
+    **DEFAULTS,
+    "n_routed_experts": 256,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 2048,
+    "first_k_dense_replace": 3,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+}
+"""Published files leave out what is as in these classes of transformers."""
+
+FIELDS = (
+    *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
+    *("v_head_dim", "attention_bias", "first_k_dense_replace", "moe_layer_freq"),
+    *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
+    *("routed_scaling_factor", "n_group", "topk_group", "topk_method", "norm_topk_prob"),
+    "scoring_func",
+    # how experts were trained, and on how many devices
+    *("aux_loss_alpha", "seq_aux", "ep_size"),
+)
+
+
+def deepseek_v2_config(hf: Json) -> ModelConfig:
+    """DeepSeek-V2: experts by a softmax, and groups of them by their best one."""
+    hf = complete_fields(hf, V2_DEFAULTS)
+    _check_choice(hf, "topk_method", ("greedy", "group_limited_greedy"))
+    _check_choice(hf, "scoring_func", ("softmax",))
+    # transformers passes over it; DeepSeek's own code divides by the sum in place of the factor.
+    _check_choice(hf, "norm_topk_prob", (False,))
+    experts = _read_experts(hf)
+    if hf["topk_method"] != "greedy":
+        experts = _add_groups(hf, experts, 1)
+    mlp_bias = read_flag(hf, "mlp_bias", False)
+    return _read_deepseek(
+        hf, "DeepseekV2ForCausalLM", "deepseek_v2", ("mlp_bias",), experts, mlp_bias=mlp_bias
+    )
+
+
+def deepseek_v3_config(hf: Json) -> ModelConfig:
+    """DeepSeek-V3: experts by sigmoids and a bias, and groups of them by their best two."""
+    hf = complete_fields(hf, V3_DEFAULTS)
+    _check_choice(hf, "topk_method", ("noaux_tc",))
+    _check_choice(hf, "scoring_func", ("sigmoid",))
+    # It is the part that is turned; transformers makes rotations of this width.
+    _check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
+    experts = evolve(
+        _add_groups(hf, _read_experts(hf), 2),
+        renormalize=read_flag(hf, "norm_topk_prob", True),
+        norm_floor=LEAST_SUM,
+        choice_bias=True,
+        scoring=Scoring.SIGMOID,
+    )
+    return _read_deepseek(
+        hf,
+        "DeepseekV3ForCausalLM",
+        "deepseek_v3",
+        ("rope_interleave",),
+        experts,
+        interleaved=read_flag(hf, "rope_interleave", True),
+    )
+
+
+def _read_deepseek(
+    hf: Json,
+    architecture: str,
+    model_type: str,
+    fields: tuple[str, ...],
+    experts: Experts,
+    *,
+    interleaved: bool = True,
+    mlp_bias: bool = False,
+) -> ModelConfig:
+    """Either family, whose layers beyond the first have these experts.
+
+    fields: what it reads beside `FIELDS`
+    """
+    _check_choice(hf, "moe_layer_freq", (1,))
+    _check_heads(hf)
+    latent = LatentAttention(
+        q_rank=None if hf["q_lora_rank"] is None else read_positive(hf, "q_lora_rank"),
+        kv_rank=read_positive(hf, "kv_lora_rank"),
+        nope_dim=read_positive(hf, "qk_nope_head_dim"),
+        rope_dim=read_positive(hf, "qk_rope_head_dim"),
+        v_dim=read_positive(hf, "v_head_dim"),
+        norm_eps=LATENT_NORM_EPS,
+    )
+    rope = _read_rope(hf, latent.rope_dim, interleaved)
+    bias = read_flag(hf, "attention_bias", False)
+    count = read_layer_count(hf)
+    dense = read_whole(hf, "first_k_dense_replace")
+    config = decoder_config(
+        # All heads read one vector; what transformers stores as `head_dim` is its turned part.
+        {**hf, "num_key_value_heads": 1, "head_dim": latent.layout.dim},
+        architecture,
+        model_types=(model_type,),
+        fields=(*FIELDS, *fields),
+        experts=[experts if index >= dense else None for index in range(count)],
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=mlp_bias,
+        scale=(latent.nope_dim + latent.rope_dim) ** -0.5 * _read_mscale(rope) ** 2,
+        ropes=[rope],
+    )
+    return evolve(
+        config,
+        layers=tuple(evolve(layer, latent=latent) for layer in config.layers),
+        kv_groups=(KVGroup(layers=tuple(range(count)), layout=latent.layout),),
+    )
+
+
+def _read_experts(hf: Json) -> Experts:
+    """What both families say alike of their experts: weighed by a softmax, and in one group."""
+    width = read_positive(hf, "moe_intermediate_size")
+    shared = read_whole(hf, "n_shared_experts")
+    count, per_token = (
+        read_positive(hf, "n_routed_experts"),
+        read_positive(hf, "num_experts_per_tok"),
+    )
+    if per_token > count:
+        raise ValueError(f"num_experts_per_tok is {per_token}, wanted at most {count} experts")
+    if shared < 0:
+        raise ValueError(f"n_shared_experts is {shared}, wanted a number of experts")
+    return Experts(
+        count=count,
+        per_token=per_token,
+        intermediate=width,
+        renormalize=False,
+        shared=shared * width,
+        wide_scores=True,
+        scale=read_number(hf, "routed_scaling_factor"),
+    )
+
+
+def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
+    """The experts in groups, which the sum of each one's `best` experts chooses."""
+    count, per_token = experts.count, experts.per_token
+    groups, chosen = read_positive(hf, "n_group"), read_positive(hf, "topk_group")
+    if count % groups or count // groups < best:
+        raise ValueError(
+            f"n_group is {groups}, wanted a number that divides {count} experts into groups of at "
+            f"least {best}"
+        )
+    if not per_token <= chosen * (count // groups) <= count:
+        raise ValueError(
+            f"topk_group is {chosen}, wanted at most {groups} groups with {per_token} experts at "
+            "least"
+        )
+    return evolve(experts, groups=groups, groups_per_token=chosen, group_best=best)
+
+
+def _read_rope(hf: Json, dim: int, interleaved: bool) -> Rope:
+    """The rope of the part that is turned.   raises: ValueError"""
+    rope = read_rope(hf, dim, interleaved=interleaved)
+    table = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
+    # Attention scores are multiplied by it there, too, and by that of YaRN alone here.
+    if rope.scaling not in ("default", "yarn") and table.get("mscale_all_dim"):
+        raise ValueError(
+            f"mscale_all_dim is {quoted(table['mscale_all_dim'])} with rope_type "
+            f"{rope.scaling!r}; wanted it with 'yarn' alone"
+        )
+    return rope
+
+
+def _read_mscale(rope: Rope) -> float:
+    """What YaRN multiplies queries and keys by beyond the factor of its rotations."""
+    numbers = rope.parameters
+    if "mscale_all_dim" not in numbers or numbers["factor"] <= 1:
+        return 1.0
+    return 0.1 * float(numbers["mscale_all_dim"]) * math.log(numbers["factor"]) + 1.0
+
+
+def _check_heads(hf: Json) -> None:
+    """Raise ValueError for heads of keys and values, which all heads of queries have here."""
+    heads, kv_heads = hf.get("num_attention_heads"), hf["num_key_value_heads"]
+    if kv_heads != heads:
+        raise ValueError(
+            f"num_key_value_heads is {quoted(kv_heads)}, wanted {quoted(heads)}, as many as "
+            "num_attention_heads"
+        )
+
+
+def _check_choice(hf: Json, name: str, served: tuple[object, ...]) -> None:
+    """Raise ValueError when the field is there and is none of those that are served."""
+    value = without_nulls(hf, name).get(name, served[0])
+    if value not in served:
+        wanted = " or ".join(map(quoted, served))
+        raise ValueError(f"{name} is {quoted(value)}, which is not supported; wanted {wanted}")
+
+
+DEEPSEEK_V2 = decoder(deepseek_v2_config, NAMES)
+DEEPSEEK_V3 = decoder(deepseek_v3_config, NAMES)
