@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -99,12 +100,14 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
     assert facts["capabilities"] == {
         "page_sizes": "any",
         "layouts": ["full", "latent"],
+        "windows": True,
         "reuse": True,
     }
     assert facts["options"]["max_prefixes"] is None
     text = output(capsys, "inspect", "radix")
     assert "  page_sizes  any\n" in text
     assert "  reuse       yes\n" in text
+    assert re.search(r"^  debug +off$", text, re.M), "a default is spelt as --opt reads it"
 
 
 @pytest.mark.feature("S15")

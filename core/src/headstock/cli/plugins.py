@@ -159,11 +159,8 @@ def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
             print(f"\n{title}")
             widest = max(map(len, value), default=0)
             for name, fact in value.items():
-                print(
-                    fold_line(
-                        f"  {name:{widest}}  {_format_fact(fact)}", width, widest + 4
-                    ).rstrip()
-                )
+                text = _format_option(fact) if title == "options" else _format_fact(fact)
+                print(fold_line(f"  {name:{widest}}  {text}", width, widest + 4).rstrip())
             if not value:
                 print("  none")
         else:
@@ -256,6 +253,11 @@ def _list_option_defaults(spec: PluginSpec) -> dict[str, object]:
     except HeadstockError as error:
         return {"cannot be shown": str(error)}
     return {} if record is None else _list_fields(record)
+
+
+def _format_option(value: object) -> str:
+    """A default as `--opt` reads it."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else _format_fact(value)
 
 
 def _format_fact(value: object) -> str:
