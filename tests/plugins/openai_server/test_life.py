@@ -12,6 +12,9 @@ from typing import Any
 import pytest
 from served import Answer, Served, read_until_closed, serve
 
+from headstock import LLM, ModelError, RequestError, SamplingParams
+from headstock_openai_server.process_start import start_engine_process
+
 TEXT = "/v1/completions"
 STREAM = {"prompt": "a", "max_tokens": 400, "stream": True}
 
@@ -148,6 +151,78 @@ def is_running(process: int) -> bool:
     with contextlib.suppress(FileNotFoundError), open(f"/proc/{process}/stat") as file:
         return file.read().rsplit(")", 1)[1].split()[0] != "Z"
     return False
+
+
+@pytest.mark.full
+def test_a_signal_while_the_model_loads_ends_at_once() -> None:
+    with serve(script={"load_seconds": 60}, wait_ready=False) as server:
+        wait_for_health(server, (503, "loading"))
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+@pytest.mark.full
+def test_a_stream_without_tokens_ends_and_a_whole_answer_is_waited_for() -> None:
+    with serve("--idle-timeout", "0.5", script={"interval": 3}) as server:
+        with server.post_raw(TEXT, STREAM) as stream:
+            *_, last = events_of(read_until_closed(stream))
+        assert last["error"]["code"] == "timeout" and "no token for" in last["error"]["message"]
+        whole = server.post(TEXT, {"prompt": "a", "max_tokens": 1}).json
+        assert whole["usage"]["completion_tokens"] == 1
+
+
+@pytest.mark.full
+def test_a_template_that_does_not_end_fails_its_request_alone() -> None:
+    loops = "{% for b in range(9999) %}" * 3 + "{% endfor %}" * 3
+    template = f"{{% if 'x' in messages[0].content %}}{loops}{{% endif %}}hi"
+    limits = ("--template-timeout", "0.5", "--chat-template", template)
+    with serve(*limits, script={"interval": 0.001}) as server:
+        bad, good = (
+            server.post(
+                "/v1/chat/completions",
+                {"messages": [{"role": "user", "content": text}], "max_tokens": 2},
+            )
+            for text in ("x", "y")
+        )
+        assert (bad.status, bad.error["param"]) == (400, "messages")
+        assert "takes too long" in bad.error["message"]
+        assert good.status == 200
+        server.process.send_signal(signal.SIGTERM)
+        assert server.wait(10) == 0
+
+
+@pytest.mark.full
+def test_a_request_whose_step_fails_gets_an_error_and_others_go_on() -> None:
+    with serve("--num-pages", "64", "--faults", "nan@4:0") as server:
+        body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True, "stream": True}
+        *some, last = server.post(TEXT, body).events
+        assert last["error"]["message"] == "the engine could not compute an answer to this request"
+        assert some and last["error"]["type"] == "server_error"
+        assert server.post(TEXT, body).events[-1]["choices"][0]["finish_reason"] == "length"
+        assert server.metric("headstock_failed_requests_total") == 1
+        assert health(server) == (200, "ok")
+
+
+@pytest.mark.full
+def test_an_engine_elsewhere_gives_the_answers_of_one_here() -> None:
+    params = SamplingParams(max_tokens=20, seed=3, temperature=1.0, logprobs=2, prompt_logprobs=1)
+    prompts = ["Once upon a time", "23 + 48 ="]
+    with (
+        LLM("demo", num_pages=64) as here,
+        LLM("demo", num_pages=64, start=start_engine_process) as there,
+    ):
+        for wanted, found in zip(
+            here.generate(prompts, params), there.generate(prompts, params), strict=True
+        ):
+            assert found.outputs == wanted.outputs
+            assert found.prompt_logprobs == wanted.prompt_logprobs
+        wanted_text = here.generate("Once", SamplingParams(temperature=0, stop=["girl"]))
+        streamed = there.stream("Once", SamplingParams(temperature=0, stop=["girl"]))
+        assert "".join(each.outputs[0].text for each in streamed) == wanted_text[0].outputs[0].text
+        with pytest.raises(RequestError, match="from 0 to 767"):
+            there.generate([[768]])
+    with pytest.raises(ModelError, match="no such"):
+        LLM("/no such", start=start_engine_process)
 
 
 @pytest.mark.full

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from headstock.cli import ProgressBars, print_note, print_summary, start_logs
 from headstock.config import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
-from headstock.errors import RequestError, UsageError
+from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock_openai_server.settings import (
     add_server_flags,
     check_defaults,
@@ -49,7 +49,7 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     start_logs(resolved, quiet=options.quiet)
     # Late: `--help` and the Tab key need none of it.
     from headstock_openai_server.access_log import AccessLog
-    from headstock_openai_server.remote_engine import PROCESS_MODULE
+    from headstock_openai_server.process_start import PROCESS_MODULE
     from headstock_openai_server.server import ServerProcess, listen
     from headstock_openai_server.service import Service
 
@@ -64,8 +64,7 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
         )
     is_quiet = options.quiet and resolved.origins["log_level"] != "flag --log-level"
 
-    async def serve() -> int:
-        """Serve; how many chat templates still run."""
+    async def serve() -> None:
         service = Service(resolved.engine, settings, resolved.sampling)
         server = ServerProcess(
             service,
@@ -74,28 +73,36 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
             engine_module=engine_module or PROCESS_MODULE,
             log_levels=(resolved.engine.log_level, "WARNING" if is_quiet else "NOTSET"),
         )
-        with ProgressBars(shown=not options.quiet) as bars:
+        code = 0
+        try:
+            with ProgressBars(shown=not options.quiet) as bars:
 
-            def show_ready(session: EngineSession) -> None:
-                bars.__exit__(None, None, None)
-                if not options.quiet:
-                    print_summary(session.engine.summary.lines())
-                names = ", ".join(settings.model_names)
-                print_note(f"ready: {names} at {format_address(host, port)}/v1")
+                def show_ready(session: EngineSession) -> None:
+                    bars.__exit__(None, None, None)
+                    if not options.quiet:
+                        print_summary(session.engine.summary.lines())
+                    names = ", ".join(settings.model_names)
+                    print_note(f"ready: {names} at {format_address(host, port)}/v1")
 
-            await server.run(bars.update, show_ready)
-        return service.num_overdue
+                await server.run(bars.update, show_ready)
+        except HeadstockError as error:
+            code = error.exit_code
+            if not service.num_overdue:
+                raise
+            print_note(f"headstock: {error}")
+        finally:
+            if service.num_overdue:
+                # Threads in a chat template that does not end: Python would wait for them.
+                access_log.close()
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(code)
 
     try:
-        num_overdue = asyncio.run(serve())
+        asyncio.run(serve())
     finally:
         access_log.close()
         listener.close()
-    if num_overdue:
-        # Threads in a chat template that does not end; the interpreter would wait for them.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(0)
     return 0
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +27,6 @@ from headstock.engine import stats as engine_stats
 from headstock.errors import describe_error
 from headstock.logs import log_event
 from headstock.outputs import Update
-from headstock.requests import EngineLoop, StartedEngine
 from headstock.scheduler import Request
 from headstock.startup import summary as engine_summary
 from headstock_openai_server.messages import (
@@ -57,7 +54,8 @@ from headstock_openai_server.messages import (
 
 LOG = logging.getLogger("headstock.serve")
 
-PROCESS_MODULE = "headstock_openai_server.engine_process"
+NEWS_SECONDS = 2
+"""How long the news of that end may take to the event loop."""
 EXIT_SECONDS = 30
 """How long an engine process may take to end before it is killed."""
 
@@ -326,6 +324,16 @@ class RemoteLoop(asyncio.Protocol):
             LOG.error(log_event("the engine process did not end and is killed"))
             self.process.kill()
             self.process.wait()
+        # The end of the process is seen twice: here, and by the event loop, which tells the sinks.
+        end = time.monotonic() + NEWS_SECONDS
+        while not self.has_ended and self.event_loop.is_running() and time.monotonic() < end:
+            time.sleep(0.005)
+
+    def kill(self) -> None:
+        """End the process at once, whatever it does."""
+        self.closing = True
+        self.process.kill()
+        self.process.wait()
 
     def abandon(self) -> None:
         """End the process without waiting for it."""
@@ -339,52 +347,3 @@ def _restore_error(kind: str, text: str) -> HeadstockError:
     if isinstance(known, type) and issubclass(known, HeadstockError):
         return known(text)
     return EngineDied(text)
-
-
-async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) -> RemoteLoop:
-    """A loop for a new engine process, which runs `module` and waits for `RemoteLoop.start`.
-
-    raises: EngineDied when the system starts no process
-    """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        try:
-            # A new interpreter, not a fork: the threads and the event loop of this one stay here.
-            process = subprocess.Popen(
-                [sys.executable, "-m", module, str(theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
-            )
-        except OSError as error:
-            ours.close()
-            raise EngineDied(f"cannot start a process: {error.strerror}") from error
-    event_loop = asyncio.get_running_loop()
-    _, loop = await event_loop.create_unix_connection(
-        lambda: RemoteLoop(process, on_progress), sock=ours
-    )
-    return loop
-
-
-def start_engine_process(config: EngineConfig) -> tuple[StartedEngine, EngineLoop]:
-    """As `headstock.requests.start_engine`, in another process: `LLM(start=start_engine_process)`.
-
-    The connection lives on a thread of its own, on which sinks are called.
-    raises: what starting an engine does
-    """
-    event_loop = asyncio.new_event_loop()
-    thread = threading.Thread(target=event_loop.run_forever, name="headstock-remote", daemon=True)
-    thread.start()
-
-    async def open_engine() -> tuple[RemoteEngine, RemoteLoop]:
-        loop = await connect_engine(lambda stage, completed, total: None)
-        loop.start(config, config.log_level, "NOTSET")
-        try:
-            ready = await loop.ready
-        except HeadstockError:
-            await asyncio.to_thread(loop.process.wait)
-            raise
-        loop.ended.add_done_callback(lambda _: event_loop.call_soon(event_loop.stop))
-        return RemoteEngine(ready, loop), loop
-
-    return asyncio.run_coroutine_threadsafe(open_engine(), event_loop).result()

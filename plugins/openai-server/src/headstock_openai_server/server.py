@@ -18,8 +18,9 @@ from headstock.requests import EngineSession
 from headstock_openai_server.access_log import AccessLog
 from headstock_openai_server.api_errors import unavailable
 from headstock_openai_server.app import make_app
+from headstock_openai_server.process_start import PROCESS_MODULE, connect_engine
 from headstock_openai_server.protocol import GuardedProtocol
-from headstock_openai_server.remote_engine import PROCESS_MODULE, OnProgress, connect_engine
+from headstock_openai_server.remote_engine import OnProgress
 from headstock_openai_server.service import Service
 from headstock_openai_server.settings import ServerSettings
 
@@ -150,7 +151,8 @@ class ServerProcess:
             if not loop.closing:
                 loop.check_alive()
         except HeadstockError as error:
-            self.failure = error
+            if not (service.remote_loop is not None and service.remote_loop.closing):
+                self.failure = error
         except Exception as error:
             LOG.critical(log_event("the engine's connection failed"), exc_info=error)
             self.failure = EngineDied("internal error; the log has the reason")

@@ -228,7 +228,8 @@ class Service:
             now = time.monotonic()
             for generation in list(self.generations):
                 idle = now - generation.last_news
-                if idle > self.settings.idle_timeout:
+                # A whole answer brings its first token and its last, and nothing between.
+                if generation.streams and idle > self.settings.idle_timeout:
                     generation.stop(ApiError(500, f"no token for {idle:.0f} s", code="timeout"))
                 if now - generation.last_sent > PING_SECONDS:
                     generation.ping()
@@ -236,7 +237,11 @@ class Service:
                 if began is not None and now - began > self.settings.unread_timeout:
                     # Closing would wait until the client has read what it was sent.
                     generation.abort_connection()
-            if self.silence > self.settings.watchdog_exit and self.is_alive:
+            if (
+                self.opened is not None  # a start may be silent for minutes
+                and self.is_alive
+                and self.silence > self.settings.watchdog_exit
+            ):
                 LOG.critical(log_event("the engine is silent", seconds=round(self.silence)))
                 on_silence()
 
@@ -252,4 +257,5 @@ class Service:
             with contextlib.suppress(HeadstockError):
                 await asyncio.to_thread(self.opened.close)
         elif self.remote_loop is not None:
-            await asyncio.to_thread(self.remote_loop.close)
+            # It may be loading for minutes yet, and reads no message then.
+            self.remote_loop.kill()

@@ -73,7 +73,7 @@ class ServerSettings:
     body_timeout: float = _limit(30, SECONDS, "seconds without a byte of a request's body")
     keep_alive: int = _limit(5, Number(1, 86_400), "seconds that an idle connection stays open")
     template_timeout: float = _limit(5, SECONDS, "seconds that a chat template may take (400)")
-    idle_timeout: float = _limit(300, SECONDS, "seconds that an answer may bring no token")
+    idle_timeout: float = _limit(300, SECONDS, "seconds that a stream may bring no token")
     unread_timeout: float = _limit(60, SECONDS, "seconds that a client may read nothing")
     watchdog: float = _limit(60, SECONDS, "seconds of an engine's silence until /health is 503")
     watchdog_exit: float = _limit(300, SECONDS, "seconds of silence until the server ends with 70")

@@ -1,0 +1,225 @@
+"""A stream without a server: what goes out when the client is behind, silent or gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from attrs import define, field
+
+import headstock_demo
+from headstock import SamplingParams
+from headstock.outputs import Update
+from headstock.requests import PromptRequest
+from headstock.text import Prompt, Tokenizer
+from headstock_openai_server.answering import UsageReport, make_identity
+from headstock_openai_server.api_errors import unavailable
+from headstock_openai_server.chat import ChatStream
+from headstock_openai_server.event_stream import EventStream
+from headstock_openai_server.generation import Generation
+from headstock_openai_server.schema import ChatBody
+
+TEXT = "Once upon a time, there was a little girl"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(Path(headstock_demo.__file__).parent / "checkpoint")
+
+
+@define
+class Bench:
+    """A stream of one request, its client, and what the engine was asked to end."""
+
+    tokenizer: Tokenizer
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    dropped: list[str] = field(factory=list)
+    sent: list[bytes] = field(factory=list)
+    ends: list[str] = field(factory=list)
+    gone: asyncio.Event = field(factory=asyncio.Event)
+    reading: asyncio.Event = field(factory=asyncio.Event)
+    generation: Generation = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        metrics = SimpleNamespace(
+            observe_first_token=lambda seconds: None,
+            observe_token_gap=lambda seconds: None,
+            count_end=lambda outcome, seconds: self.ends.append(outcome),
+        )
+        service: Any = SimpleNamespace(
+            metrics=metrics,
+            loop=SimpleNamespace(drop=self.dropped.extend),
+            generations=set(),
+            num_sequences=self.n,
+            waiting_tokens=self.n,
+            is_alive=True,
+        )
+        request = PromptRequest(
+            "0",
+            Prompt(None, (5,)),
+            SamplingParams(max_tokens=99, n=self.n, stop=self.stop),
+            tokenizer=self.tokenizer,
+            stop_ids=(),
+            max_output_tokens=99,
+            seed=0,
+        )
+        self.generation = Generation(service, [request], streams=True)
+        self.reading.set()
+
+    async def receive(self) -> dict[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        await self.reading.wait()
+        if message["type"] == "http.response.body":
+            self.sent.append(message["body"])
+
+    def start(self) -> asyncio.Task[None]:
+        generation, params = self.generation, self.generation.prompt_requests[0].params
+        usage = UsageReport(generation, ChatBody(messages=[]))
+        stream = EventStream(generation, ChatStream(make_identity("x", "m"), params, usage))
+        return asyncio.create_task(stream({"type": "http"}, self.receive, self.send))
+
+    def tell(self, *tokens: int, request: str = "0", **end: Any) -> None:
+        self.generation.on_update(Update(id=request, tokens=tokens, **end))
+
+    def events(self) -> list[dict[str, Any]]:
+        blocks = b"".join(self.sent).decode().split("\n\n")
+        return [json.loads(each[6:]) for each in blocks if each.startswith("data: {")]
+
+    def text(self) -> str:
+        choices = [event["choices"][0] for event in self.events() if "choices" in event]
+        return "".join(choice["delta"].get("content", "") for choice in choices)
+
+
+async def turns(count: int = 5) -> None:
+    """Let others run."""
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+def ids(tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(TEXT)
+
+
+def test_a_client_that_keeps_up_gets_a_chunk_for_each_token(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer)
+        task = bench.start()
+        for token in ids:
+            await turns()
+            bench.tell(token)
+        await turns()
+        bench.tell(finish_reason="length")
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert len(bench.events()) == 1 + len(ids) + 1
+    assert bench.text() == TEXT
+    assert bench.sent[-1].endswith(b"data: [DONE]\n\n") and bench.ends == ["length"]
+    assert bench.dropped == []
+
+
+def test_a_client_that_is_behind_gets_the_rest_in_one_chunk(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer)
+        task = bench.start()
+        await turns()
+        bench.reading.clear()
+        for token in ids:
+            await turns()
+            bench.tell(token)
+        bench.reading.set()
+        await turns()
+        bench.tell(finish_reason="stop")
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    # the role, the token that was on its way, all others at once, and the reason
+    assert len(bench.events()) == 4
+    assert bench.text() == TEXT
+
+
+def test_a_silent_stream_is_kept_alive_by_a_comment(tokenizer: Tokenizer, ids: list[int]) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer)
+        task = bench.start()
+        await turns()
+        bench.generation.ping()
+        await turns()
+        bench.tell(ids[0], finish_reason="length")
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.sent[1] == b": ping\n\n"
+    assert bench.text() == "Once"
+
+
+def test_an_error_in_the_middle_is_an_event_before_the_end(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    async def run(stop: bool) -> Bench:
+        bench = Bench(tokenizer, n=2)
+        task = bench.start()
+        bench.tell(ids[0], request="0-1")
+        await turns()
+        if stop:
+            bench.generation.stop(unavailable("the server is ending", "shutting_down"))
+        else:
+            bench.tell(request="0-0", finish_reason="error", error="secret")
+        await task
+        return bench
+
+    for stop, code in ((True, "shutting_down"), (False, None)):
+        bench = asyncio.run(run(stop))
+        *_, last = bench.events()
+        assert last["error"]["code"] == code and "secret" not in last["error"]["message"]
+        assert bench.sent[-1].endswith(b"data: [DONE]\n\n")
+        assert sorted(bench.dropped) == ["0-0", "0-1"], "what runs on would hold pages"
+        assert bench.generation.service.num_sequences == 0
+
+
+def test_a_client_that_goes_ends_its_requests(tokenizer: Tokenizer, ids: list[int]) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer)
+        task = bench.start()
+        bench.tell(ids[0])
+        await turns()
+        bench.gone.set()
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.dropped == ["0"] and bench.ends == ["abort"]
+    assert b"[DONE]" not in b"".join(bench.sent)
+    assert bench.generation.service.num_sequences == bench.generation.service.waiting_tokens == 0
+
+
+def test_a_stop_string_ends_a_request_that_the_engine_would_go_on_with(
+    tokenizer: Tokenizer, ids: list[int]
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer, stop=("time,",))
+        task = bench.start()
+        for token in ids:  # all are on their way before the first is looked at
+            bench.tell(token)
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.text() == "Once upon a " and bench.dropped == ["0"] and bench.ends == ["stop"]
+    assert bench.events()[-1]["choices"][0]["stop_reason"] == "time,"
