@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
 from served import Served
 
+import headstock_demo
+
+CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
 QUESTION = {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}
@@ -238,6 +242,8 @@ def test_minus_infinity_is_a_number(server: Served) -> None:
         (TEXT, {"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
         (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "model"),
         (CHAT, {"messages": []}, 400, "messages"),
+        (CHAT, QUESTION | {"cache_salt": ""}, 400, "cache_salt"),
+        (CHAT, {"messages": [{"role": "user", "content": "7" * 3500}]}, 400, "messages"),
         (CHAT, QUESTION | {"max_completion_tokens": 0}, 400, "max_completion_tokens"),
         (CHAT, QUESTION | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
         (CHAT, QUESTION | {"tools": [{"type": "function"}]}, 400, "tools"),
@@ -261,6 +267,22 @@ def test_a_streamed_request_that_is_refused_is_a_plain_error(server: Served) -> 
     answer = server.post(TEXT, {"prompt": [768], "stream": True})
     assert answer.status == 400 and answer.error["param"] == "prompt"
     assert answer.headers["content-type"] == "application/json"
+
+
+@pytest.mark.full
+def test_echo_gives_the_log_probabilities_of_transformers(server: Served) -> None:
+    import torch  # not with the others: they take seconds to import
+    from transformers import Qwen3ForCausalLM
+
+    model = Qwen3ForCausalLM.from_pretrained(CHECKPOINT, dtype=torch.float32)
+    for text in (STORY + ", there was a", "23 + 48 = 71.", "zebra quartz\nx = [1, 2]"):
+        ids = server.post("/tokenize", {"prompt": text}).json["tokens"]
+        body = {"prompt": ids, "echo": True, "logprobs": 1, "max_tokens": 1}
+        found = server.post(TEXT, body).json["choices"][0]["logprobs"]["token_logprobs"]
+        with torch.no_grad():
+            scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
+        wanted = scores[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+        assert found[1:-1] == pytest.approx(wanted, abs=1e-3)
 
 
 def test_models_tokens_and_versions(server: Served) -> None:

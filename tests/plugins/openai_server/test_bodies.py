@@ -166,6 +166,11 @@ def test_defaults_are_the_models_but_for_the_number_of_tokens() -> None:
     assert make_chat_params(chat, defaults, 1) == defaults.replace({"max_tokens": None})
     plain = decode_body(b'{"prompt": "hi"}', CompletionBody)
     assert make_completion_params(plain, defaults, 1) == defaults.replace({"max_tokens": 16})
+    for params in (
+        make_chat_params(chat, defaults, 1, max_tokens=7),
+        make_completion_params(plain, defaults, 1, max_tokens=7),
+    ):
+        assert params == defaults.replace({"max_tokens": 7})
 
 
 def test_fields_that_contradict_each_other_are_refused() -> None:

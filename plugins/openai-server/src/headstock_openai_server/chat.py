@@ -9,7 +9,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstock import RequestError, SamplingParams
+from headstock import SamplingParams
 from headstock.requests import PromptRequest
 from headstock_openai_server.answering import (
     RECORD,
@@ -52,7 +52,9 @@ async def answer_chat(service: Service, request: Request) -> Response:
     record = request.scope[RECORD]
     record["model"] = identity.model
     with named_for_client(body):
-        params = make_chat_params(body, service.default_params, service.settings.max_n)
+        params = make_chat_params(
+            body, service.default_params, service.settings.max_n, service.max_tokens
+        )
         prompt_request = await prepare_chat(service, body, params)
         if body.stream:
             generation = await service.start_generation([prompt_request], streams=True)
@@ -79,12 +81,7 @@ async def prepare_chat(service: Service, body: ChatBody, params: SamplingParams)
             return processor.process(salted, params, body.priority or 0)
         return processor.process(prompt, params, body.priority or 0)
 
-    try:
-        return await service.run_limited(process)
-    except RequestError as error:
-        if error.parameter == "prompt":
-            error.parameter = "messages"
-        raise
+    return await service.run_limited(process)
 
 
 def make_messages(messages: Sequence[ChatMessage], most: int) -> list[dict[str, Any]]:

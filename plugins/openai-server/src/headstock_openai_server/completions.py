@@ -48,7 +48,9 @@ async def answer_completion(service: Service, request: Request) -> Response:
     record = request.scope[RECORD]
     record["model"] = identity.model
     with named_for_client(body):
-        params = make_completion_params(body, service.default_params, service.settings.max_n)
+        params = make_completion_params(
+            body, service.default_params, service.settings.max_n, service.max_tokens
+        )
         prompts = list_prompts(body.prompt, service.settings.max_prompts)
         check_stream(body, params)
         prompt_requests = await asyncio.to_thread(prepare_prompts, service, body, prompts, params)

@@ -14,6 +14,7 @@ from headstock_openai_server.messages import Ready
 from headstock_openai_server.remote_engine import OnProgress, RemoteEngine, RemoteLoop
 
 PROCESS_MODULE = "headstock_openai_server.engine_process"
+STANDARD_ERROR = 2
 
 
 async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) -> RemoteLoop:
@@ -29,7 +30,7 @@ async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) 
                 [sys.executable, "-m", module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
-                stdout=sys.stderr.fileno(),
+                stdout=STANDARD_ERROR,  # standard output is the server's
             )
         except OSError as error:
             ours.close()

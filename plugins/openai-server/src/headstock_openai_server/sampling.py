@@ -22,17 +22,21 @@ PASSED_ON = (
 """Fields that mean what the sampling parameter of their name means."""
 
 
-def make_chat_params(body: ChatBody, defaults: SamplingParams, most_n: int) -> SamplingParams:
-    """The parameters of a chat.   raises: ApiError, RequestError"""
+def make_chat_params(
+    body: ChatBody, defaults: SamplingParams, most_n: int, max_tokens: int | None = None
+) -> SamplingParams:
+    """The parameters of a chat; `max_tokens` is the server's own default.
+
+    raises: ApiError, RequestError
+    """
     if body.top_logprobs is not None and not body.logprobs:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     if None not in (body.max_tokens, body.max_completion_tokens) and (
         body.max_tokens != body.max_completion_tokens
     ):
         raise refuse("max_tokens and max_completion_tokens differ; give one of them", "max_tokens")
-    max_tokens = (
-        body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-    )
+    for given in (body.max_completion_tokens, body.max_tokens):
+        max_tokens = max_tokens if given is None else given
     changes: dict[str, Any] = {"max_tokens": max_tokens}
     if body.logprobs:
         changes["logprobs"] = body.top_logprobs or 0
@@ -40,10 +44,16 @@ def make_chat_params(body: ChatBody, defaults: SamplingParams, most_n: int) -> S
 
 
 def make_completion_params(
-    body: CompletionBody, defaults: SamplingParams, most_n: int
+    body: CompletionBody, defaults: SamplingParams, most_n: int, max_tokens: int | None = None
 ) -> SamplingParams:
-    """The parameters of a completion.   raises: ApiError, RequestError"""
-    max_tokens = COMPLETION_TOKENS if body.max_tokens is None else body.max_tokens
+    """The parameters of a completion; `max_tokens` is the server's own default.
+
+    raises: ApiError, RequestError
+    """
+    if body.max_tokens is not None:
+        max_tokens = body.max_tokens
+    elif max_tokens is None:
+        max_tokens = COMPLETION_TOKENS
     # Only the prompt is wanted back, with its log-probabilities: one token is made and left out.
     if max_tokens == 0 and body.echo:
         max_tokens = 1
@@ -68,7 +78,7 @@ def client_names(body: SamplingBody) -> dict[str, str]:
     """The names by which this client gave parameters, where they are not headstock's."""
     names = {"prompt_logprobs": "logprobs"}
     if isinstance(body, ChatBody):
-        names |= {"logprobs": "top_logprobs"}
+        names |= {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
     return names

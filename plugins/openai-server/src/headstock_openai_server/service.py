@@ -75,6 +75,12 @@ class Service:
         return self.session.default_params.replace(self.sampling)
 
     @property
+    def max_tokens(self) -> int | None:
+        """The tokens of an answer whose request says nothing, if a flag says."""
+        value = self.sampling.get("max_tokens")
+        return value if isinstance(value, int) else None
+
+    @property
     def is_alive(self) -> bool:
         """Whether an engine is there, or on its way."""
         return self.remote_loop is None or not (
