@@ -12,12 +12,13 @@ import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from source_tree import ROOT
 
-from headstock import LLM, SamplingParams
+from headstock import LLM, RequestOutput, SamplingParams
 
 EXAMPLES = ROOT / "docs" / "examples"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HEADSTOCK_NUM_PAGES": "256"}
@@ -67,26 +68,55 @@ def test_the_server_streams_to_several_clients_and_outlives_one_that_leaves(serv
     assert answers == [" 42.", " 85."]
 
 
-def test_the_attention_plugin_says_what_sdpa_says(tmp_path: Path) -> None:
-    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)]
-    plugin = EXAMPLES / "attention-plugin"
-    subprocess.run(build, cwd=plugin, check=True, timeout=150, capture_output=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    site = tmp_path / "site"
+def install(plugin: str, folder: Path) -> str:
+    """Build the example plugin and unpack it in the folder; return a PYTHONPATH with it."""
+    build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(folder)]
+    subprocess.run(build, cwd=EXAMPLES / plugin, check=True, timeout=150, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    site = folder / "site"
     unpack = [sys.executable, "-m", "zipfile", "-e", str(wheel), str(site)]
     subprocess.run(unpack, check=True, timeout=150)
-    paths = os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
-    prompts = ["12 + 30 =", "Remember this number: 4711. " * 10, "Once upon a time"]
-    flags = [word for prompt in prompts for word in ("--prompt", prompt)]
-    flags += ["--temperature", "0", "--max-tokens", "24", "--json", "--quiet"]
+    return os.pathsep.join(filter(None, [str(site), os.environ.get("PYTHONPATH", "")]))
 
-    program = [sys.executable, "-m", "headstock", "run", "--attn", "rowwise", *flags]
+
+def answer(prompts: list[str], paths: str, *flags: str) -> list[dict[str, Any]]:
+    """What `headstock run` says, one record for each prompt."""
+    program = [sys.executable, "-m", "headstock", "run", *flags]
+    program += [word for prompt in prompts for word in ("--prompt", prompt)]
+    program += ["--temperature", "0", "--max-tokens", "24", "--json", "--quiet"]
     environment = {**ENVIRONMENT, "PYTHONPATH": paths}
     done = subprocess.run(
         program, check=True, timeout=150, capture_output=True, text=True, env=environment
     )
-    found = [tuple(json.loads(line)["token_ids"]) for line in done.stdout.splitlines()]
-    with LLM("demo", attn="sdpa", num_pages=256) as llm:
-        outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def answer_here(prompts: list[str], **settings: Any) -> list[RequestOutput]:
+    """What an engine of this process says."""
+    with LLM("demo", num_pages=256, **settings) as llm:
+        return llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+
+
+def test_the_attention_plugin_says_what_sdpa_says(tmp_path: Path) -> None:
+    paths = install("attention-plugin", tmp_path)
+    prompts = ["12 + 30 =", "Remember this number: 4711. " * 10, "Once upon a time"]
+
+    found = [tuple(one["token_ids"]) for one in answer(prompts, paths, "--attn", "rowwise")]
+    outputs = answer_here(prompts, attn="sdpa")
     assert found == [output.outputs[0].token_ids for output in outputs]
     assert [len(tokens) for tokens in found] == [5, 24, 24]
+
+
+def test_the_cache_plugin_finds_what_radix_finds(tmp_path: Path) -> None:
+    paths = install("cache-plugin", tmp_path)
+    head = "Remember this number: 4711. " * 10
+    prompts = [f"{head}{end}" for end in ("What is it?", "Once upon a time", "12 + 30 =")]
+
+    found = answer(prompts, paths, "--cache-type", "lfu", "--debug-invariants")
+    outputs = answer_here(prompts, cache_type="radix")
+    assert [tuple(one["token_ids"]) for one in found] == [
+        output.outputs[0].token_ids for output in outputs
+    ]
+    cached = [one["usage"]["cached_tokens"] for one in found]
+    assert cached == [output.metrics.cached_tokens for output in outputs]
+    assert [count >= 64 for count in cached] == [False, True, True]

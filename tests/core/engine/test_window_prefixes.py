@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ from core.faults.conftest import crash_reports, toys
 from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
 from toy_schedule import VOCAB
+
+from headstock.cli.main import main
 
 __all__ = ["crash_reports", "toys"]
 
@@ -36,9 +39,15 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
     ids=str,
 )
 def test_rows_that_share_a_window_get_the_tokens_that_they_get_alone(
-    toys: Toys, overlap: bool, settings: dict[str, Any]
+    toys: Toys,
+    overlap: bool,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    engine = toys.engine(**({"overlap": overlap, "debug_canary": True} | settings))
+    path = tmp_path / "run.recording"
+    common = {"overlap": overlap, "debug_canary": True, "record": str(path)}
+    engine = toys.engine(**(common | settings))
     full, window = engine.limits.num_pages
     harness = EngineHarness(engine).run(random_requests(np.random.default_rng(5), 30, greedy=True))
 
@@ -50,6 +59,9 @@ def test_rows_that_share_a_window_get_the_tokens_that_they_get_alone(
     policy, index = engine.limits.policy, engine.state.index
     assert policy.count_evictable(index, 0) + policy.count_evictable(index, 1) == stats.cached_pages
     engine.close()
+    capsys.readouterr()
+    assert main(["replay", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == f"{stats.steps} steps, identical\n"
 
 
 @pytest.mark.parametrize("overlap", [True, False])

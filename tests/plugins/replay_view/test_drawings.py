@@ -14,15 +14,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from core.record.runs import make_recorder, make_requests, make_run_limits, record_run
 from often import often
 from plugins.replay_view.scripted_runs import hostile_page
+from toy_workloads import FULL, window
 
 from headstock.cli.main import main
 from headstock.record.file import read_recording
 from headstock.record.header import restore_limits
 from headstock.record.replay import replay_steps
 from headstock.scheduler import Aborted, Arrived, initial_state, step
+from headstock.spi import KVGroup
 from headstock_replay_view.history import (
     FREE,
     MAX_COLUMNS,
@@ -33,7 +36,12 @@ from headstock_replay_view.history import (
     ThinnedSteps,
     _downsample_kinds,
 )
-from headstock_replay_view.page_data import delta_encode, escape_text, pack_kinds
+from headstock_replay_view.page_data import (
+    collect_page_data,
+    delta_encode,
+    escape_text,
+    pack_kinds,
+)
 from headstock_replay_view.prefix_tree import (
     GONE,
     MAX_SEGMENTS,
@@ -201,11 +209,16 @@ def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
     assert escape_text(["not", "a text"]) == "['not', 'a text']"
 
 
+@pytest.mark.parametrize("groups", [(FULL,), (window(40), FULL)], ids=["one group", "a window"])
 @pytest.mark.parametrize("reuse", [True, False])
-def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path: Path) -> None:
-    limits, path = make_run_limits(num_pages=80), tmp_path / "run.recording"
+def test_pages_are_counted_and_drawn_as_the_state_has_them(
+    reuse: bool, groups: tuple[KVGroup, ...], tmp_path: Path
+) -> None:
+    counts_by_group = (80,) if len(groups) == 1 else (100, 80)
+    limits = make_run_limits(num_pages=counts_by_group, groups=groups)
+    path = tmp_path / "run.recording"
     if not reuse:
-        limits = make_run_limits(num_pages=80, policy=None)
+        limits = evolve(limits, policy=None)
     record_run(path, limits, make_requests(60), 400)
     recording = read_recording(path)
     history = History(restore_limits(recording.header))
@@ -214,13 +227,39 @@ def test_pages_are_counted_and_drawn_as_the_state_has_them(reuse: bool, tmp_path
         history.add_step(replayed)
         state, entry = replayed.after, dict(zip(SERIES, history.series[-1], strict=True))
         assert state is not None
-        assert entry["free"] == state.num_free[0]
-        assert entry["live"] + entry["shared"] == np.count_nonzero(state.refs[0])
-        assert sum(entry[kind] for kind in ("free", "cached", "live", "shared")) == 80
+        assert entry["free"] == sum(state.num_free)
+        assert entry["live"] + entry["shared"] == sum(map(np.count_nonzero, state.refs))
+        assert sum(entry[kind] for kind in ("free", "cached", "live", "shared")) == sum(
+            counts_by_group
+        )
         counts = np.bincount(history.maps.values[-1], minlength=4)
         assert counts.tolist() == [entry[kind] for kind in ("free", "cached", "live", "shared")]
         seen += entry["shared"]
     assert (seen > 0) == reuse
+    data = collect_page_data(history, recording.header, "identical")
+    assert data["limits"]["pages"] == data["headline"]["all_pages"] == sum(counts_by_group)
+
+
+def draw(groups: tuple[KVGroup, ...], tmp_path: Path) -> dict[str, Any]:
+    """The data of the page of a run with these groups."""
+    limits, path = make_run_limits(num_pages=90, groups=groups), tmp_path / "run.recording"
+    record_run(path, limits, make_requests(10), 60)
+    recording = read_recording(path)
+    history = History(restore_limits(recording.header))
+    for replayed in replay_steps(recording.read_steps(), history.limits):
+        history.add_step(replayed)
+    return collect_page_data(history, recording.header, "identical")
+
+
+def test_the_page_says_which_groups_its_pages_are_of(tmp_path: Path) -> None:
+    notes = draw((window(40), FULL), tmp_path)["notes"]
+    assert any("2 KV groups together: 90 of group 0, 90 of group 1." in note for note in notes)
+    assert "The prefix tree is that of KV group 1." in notes
+
+    alone = draw((window(40),), tmp_path)
+    assert "There is no prefix tree: no KV group keeps every page of a prefix." in alone["notes"]
+    assert alone["trees"]["segments"] == []
+    assert not any("KV group" in note for note in draw((FULL,), tmp_path)["notes"])
 
 
 def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
