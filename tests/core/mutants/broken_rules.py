@@ -20,7 +20,10 @@ from headstock.nn.short_conv import ConvInputs
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
 from headstock.scheduler.page_pool import count_available_pages
+from headstock.spi import KVGroup
 from headstock_cuda_graph import runner
+from headstock_radix_cache.group_tree import GroupIndex
+from headstock_radix_cache.policy import RadixCache
 
 from .broken import DIFFERS, Mutant, around
 
@@ -80,6 +83,12 @@ def of_the_chunk_alone(of: Any, *arguments: Any) -> ConvInputs:
         return found
     size = len(found.pages) * (len(found.sources) - 1)
     return evolve(found, sources=found.sources.masked_fill(found.sources <= size, 0))
+
+
+def a_page_late(first_kept_page: Any, group: KVGroup, *sizes: int) -> int:
+    """A window is thought to begin a page behind the one that the next token reads."""
+    first: int = first_kept_page(group, *sizes)
+    return first if group.window is None else first + 1
 
 
 def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
@@ -174,6 +183,17 @@ NEGLECTED = {
     "windows not reserved": Mutant(
         around(admission, "can_reserve_pages", by_what_is_free),
         "preempted|evict without|are evictable",
+    ),
+    "windows matched in part": Mutant(
+        around(GroupIndex, "count_reusable", lambda count, index, pages: len(pages)),
+        "which keeps a window, those in columns",
+    ),
+    "windows begin a page late": Mutant(
+        around(KVGroup, "first_kept_page", a_page_late),
+        "not its own",
+    ),
+    "pages of a window never let go": Mutant(
+        around(RadixCache, "release_pages", lambda *_: None), "and no row holds"
     ),
     "padding rows stay as they were": Mutant(
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
