@@ -22,12 +22,14 @@ from headstock.spi import (
     LatentAttention,
     LayerConfig,
     ModelConfig,
+    Ops,
     Params,
     ParamSpec,
     QkNorm,
     Rope,
     Scoring,
     Shard,
+    ShortConv,
     Stream,
     Variant,
     Weight,
@@ -130,6 +132,25 @@ def test_a_norm_that_was_not_prepared_as_one_is_not_multiplied() -> None:
     torch.testing.assert_close(ops.rms_norm(x, raw, 1e-6), TorchOps().rms_norm(x, weight, 1e-6))
 
 
+def test_layers_with_a_convolution_have_no_attention_of_their_own() -> None:
+    from toy_plugins import ToyOps
+
+    first, *others = CONFIG.layers
+    config = evolve(CONFIG, layers=(evolve(first, conv=CONV), *others))
+    answers = dict(BoundOps("torch", TorchOps(), config).table.fused)
+
+    assert dict(answers["short_conv"]) == {0: False}
+    assert dict(answers["qkv_rope_store"]).keys() == {layer.index for layer in others}
+    assert dict(answers["mlp"]).keys() == {layer.index for layer in config.layers}
+
+    class Plain(ToyOps):
+        short_conv = Ops.short_conv
+
+    with pytest.raises(CannotRun, match="--ops toy does not take short_conv of this model"):
+        BoundOps("toy", Plain(), config)
+
+
+CONV = ShortConv(taps=3, width=8)
 HALF = Rope(theta=100.0, dim=4)
 ROPE = CONFIG.ropes[0]
 LATENT = LatentAttention(q_rank=None, kv_rank=4, nope_dim=4, rope_dim=8, v_dim=4, norm_eps=1e-6)
@@ -142,7 +163,11 @@ VARIANTS = [
     ),
     ({"norm_offset": True}, {}, {"qkv_rope_store": "WIDE_NORM"}),
     ({"pre_norm": False}, {}, {"embed": "NO_PRE_NORM", "qkv_rope_store": "NO_PRE_NORM"}),
+    ({"pre_norm": False}, {"conv": CONV}, {"short_conv": "NO_PRE_NORM"}),
+    ({"norm_offset": True}, {"conv": CONV}, {"short_conv": "WIDE_NORM"}),
     ({"post_norm": True}, {}, {"attn_out": "POST_NORM", "mlp": "POST_NORM"}),
+    ({"post_norm": True}, {"conv": CONV}, {"short_conv": "POST_NORM"}),
+    ({"residual_scale": 0.5}, {"conv": CONV}, {"short_conv": "SCALED_RESIDUAL"}),
     ({"embedding_scale": 2.0}, {}, {"embed": "SCALED_EMBEDDING"}),
     ({"residual_scale": 0.5}, {}, {"attn_out": "SCALED_RESIDUAL", "mlp": "SCALED_RESIDUAL"}),
     ({"qk_norm": QkNorm.WHOLE}, {}, {"qkv_rope_store": "WHOLE_QK_NORM"}),
