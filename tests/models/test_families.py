@@ -123,6 +123,11 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv is 3.0, which is not supported"),
         (Case("ernie4_5_moe", {"use_bias": True}), "use_bias is true, which is not supported"),
         (Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}), "but there is no window"),
+        (Case("lfm2", {"full_attn_idxs": [3]}), "full_attn_idxs is '[3]', wanted a list of"),
+        (Case("lfm2", {"full_attn_idxs": []}), "no layer is of type 'full_attention'"),
+        (Case("lfm2", {"conv_dim": 16}), "conv_dim is 16, but hidden_size is 32; wanted the same"),
+        (Case("lfm2", {"use_pos_enc": False}), "use_pos_enc is false, which is not supported"),
+        (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act is 'gelu', but LFM2 has 'silu' alone"),
     ],
     ids=str,
 )

@@ -8,6 +8,7 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from headstock.execution.buffers import Buffers
 from headstock.spi import Shard
 from headstock.startup.model_loading import read_model, shard_model
 from headstock_cuda_graph.runner import CudaGraphRunner
+from headstock_lfm2.families import LFM2
 
 HF: dict[str, Any] = {
     "model_type": "lfm2",
@@ -237,6 +239,48 @@ def test_the_summary_has_the_states_and_no_reuse(checkpoint: Path) -> None:
     ]
     operations = [value for name, value, _ in summary.table if name == "operations"]
     assert operations == ["all composed"]
+
+
+def test_a_published_configuration_is_read_whole() -> None:
+    # That of LFM2-1.2B, which has fields that nothing reads beside those that say the same.
+    sizes = dict.fromkeys(("hidden_size", "block_dim", "conv_dim", "conv_dim_out"), 2048)
+    flags = ("block_auto_adjust_ff_dim", "block_use_swiglu", "block_use_xavier_init", "use_pos_enc")
+    config = LFM2.config(
+        {
+            "architectures": ["Lfm2ForCausalLM"],
+            "model_type": "lfm2",
+            **sizes,
+            **dict.fromkeys((*flags, "conv_use_xavier_init", "use_cache"), True),
+            **dict.fromkeys(("num_attention_heads", "num_heads"), 32),
+            **dict.fromkeys(("norm_eps", "block_norm_eps"), 1e-5),
+            **dict.fromkeys(("block_mlp_init_scale", "block_out_init_scale"), 1.0),
+            "block_ff_dim": 12288,
+            "block_ffn_dim_multiplier": 1.0,
+            "block_multiple_of": 256,
+            "conv_L_cache": 3,
+            "conv_bias": False,
+            "eos_token_id": 7,
+            "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+            "max_position_embeddings": 128000,
+            "num_hidden_layers": 16,
+            "num_key_value_heads": 8,
+            "rope_theta": 1000000.0,
+            "torch_dtype": "bfloat16",
+            "vocab_size": 65536,
+        }
+    )
+
+    assert config.ignored_fields == () and config.tied_embeddings
+    assert (config.intermediate, config.head_dim, config.ropes[0].theta) == (8192, 64, 1e6)
+    full, state = config.kv_groups
+    assert full.layers == (2, 5, 8, 10, 12, 14) and len(state.layers) == 10
+    # As published; the norms of queries and keys are stored once, and here a row a head.
+    sizes = {
+        name: 2 * config.head_dim if name.endswith("qk_norm") else prod(spec.shape)
+        for name, spec in LFM2.params(config).items()
+        if spec.compute is None
+    }
+    assert sum(sizes.values()) == 1_170_340_608
 
 
 @pytest.mark.parametrize(
