@@ -127,6 +127,7 @@ def test_three_backends_are_too_many(capsys: pytest.CaptureFixture[str]) -> None
         ("--memory-threshold", "1.5", "memory_threshold must be between 0.0 and 1.0"),
         ("--memory-threshold", "nan", "memory_threshold must be between 0.0 and 1.0"),
         ("--memory-threshold", "inf", "memory_threshold must be between 0.0 and 1.0"),
+        ("--max-itl-ms", "0", "max_itl_ms must be above 0"),
         ("--memory-ratio", "nan", "memory_ratio must be above 0.0 and at most 1.0"),
     ],
 )

@@ -52,6 +52,7 @@ OTHER_VALUES: dict[str, object] = {
     "prefix_cache_n": 0,
     "kv_cache": False,
     "max_batch_tokens": 4096,
+    "max_itl_ms": 12.5,
     "max_running_requests": 12,
     "max_queued_requests": 13,
     "on_pressure": "reject",

@@ -37,6 +37,7 @@ from headstock.scheduler import (
     Event,
     Failed,
     Limits,
+    Paced,
     Plan,
     Request,
     Sampled,
@@ -263,6 +264,7 @@ def test_every_event_keeps_its_fields() -> None:
         Aborted("b", "stop"),
         Failed(ints, ints),
         Cleared(),
+        Paced(64),
     ]
     assert {type(event) for event in events} == set(EVENT_TYPES)
     plan = Plan(

@@ -245,6 +245,14 @@ class EngineConfig:
         },
         group="scheduling",
     )
+    max_itl_ms: float | None = setting_field(
+        "--max-itl-ms",
+        Number(least=0.0, most=1e6, above=True, rule="must be above 0", word="unbounded"),
+        None,
+        "milliseconds that a step with decode rows should take at most; prompts are cut to that",
+        default_text="unbounded",
+        group="scheduling",
+    )
     max_running_requests: int = setting_field(
         "--max-running-requests",
         Integer(least=1),
@@ -265,10 +273,8 @@ class EngineConfig:
         "--on-pressure",
         Choice(names=("queue", "reject")),
         "queue",
-        (
-            "queue: preempt and recompute when pages run out; reject: refuse new requests "
-            "above --memory-threshold"
-        ),
+        "queue: preempt and recompute when pages run out; reject: refuse new requests above "
+        "--memory-threshold",
         group="scheduling",
     )
     memory_threshold: float = setting_field(

@@ -14,6 +14,7 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.pacing import StepPacer
 from headstock.engine.stats import EngineStats, collect_stats
 from headstock.engine.step_events import make_step_events
 from headstock.errors import (
@@ -117,6 +118,7 @@ class Engine:
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.num_idle_steps = 0
+        self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
 
     @property
     def max_seq_len(self) -> int:
@@ -237,6 +239,7 @@ class Engine:
         while self.inbox:
             events.append(self.inbox.popleft())
             self._track_arrival(events[-1])
+        events.extend(self.pacer.make_events(self.state))
         state, next_plan = self.run_scheduler(events)
         # Before `track_admissions`: the results name admissions that the next plan may replace.
         updates = self.output_tracker.collect(plan, sample, state)
@@ -331,6 +334,7 @@ class Engine:
         if self.plan is None or not len(self.plan.rows):
             return False
         plan, self.plan = self.plan, None
+        self.pacer.note_launch()
         try:
             self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
         except Exception as error:
@@ -350,6 +354,8 @@ class Engine:
         except Exception as error:
             self._log_failed_step(oldest.plan, error)
             return oldest.plan, None
+        finally:
+            self.pacer.note_end(oldest.plan)
 
     def _log_failed_step(self, plan: Plan, error: Exception) -> None:
         """Log a step that failed, with a recording of the schedule so far.

@@ -1,6 +1,15 @@
 """Scheduling as a pure function over frozen records; imports numpy, never torch."""
 
-from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
+from headstock.scheduler.events import (
+    Aborted,
+    Arrived,
+    Cleared,
+    Ended,
+    Event,
+    Failed,
+    Paced,
+    Sampled,
+)
 from headstock.scheduler.limits import Limits, find_refusal
 from headstock.scheduler.page_pool import count_held_pages
 from headstock.scheduler.plan import Plan
@@ -17,6 +26,7 @@ __all__ = [
     "Event",
     "Failed",
     "Limits",
+    "Paced",
     "Plan",
     "Request",
     "RequestState",

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.events import Aborted, Arrived, Cleared, Ended, Event, Failed, Sampled
+from headstock.scheduler.events import (
+    Aborted,
+    Arrived,
+    Cleared,
+    Ended,
+    Event,
+    Failed,
+    Paced,
+    Sampled,
+)
 from headstock.scheduler.lifecycle import end_request
 from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
@@ -30,6 +39,8 @@ def apply_event(state: WorkingState, event: Event) -> None:
                 end_request(state, row, "error")
         case Cleared():
             clear_index(state)
+        case Paced(prompt_tokens):
+            state.max_prompt_tokens = prompt_tokens
 
 
 def _apply_arrival(state: WorkingState, request: Request) -> None:

@@ -59,7 +59,17 @@ class Cleared:
     """Drop every page that no row holds from the prefix index."""
 
 
-Event = Arrived | Sampled | Aborted | Failed | Cleared
+@frozen
+class Paced:
+    """Bound the prompt tokens of later steps that have decode rows.
+
+    prompt_tokens: the most of such a step, at least 1
+    """
+
+    prompt_tokens: int
+
+
+Event = Arrived | Sampled | Aborted | Failed | Cleared | Paced
 
 
 @frozen(kw_only=True, eq=False)

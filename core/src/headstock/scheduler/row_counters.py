@@ -62,6 +62,18 @@ def all_set(mask: np.ndarray) -> bool:
     return int(np.count_nonzero(mask)) == mask.size
 
 
+def find_decode_rows(counters: Ints) -> np.ndarray:
+    """Return which rows compute only what was sampled or drafted last, [rows] bool.
+
+    A row that computes its output again, after preemption, is as a prompt: nobody waits for its
+    next token more than for a first one.
+    counters: [counters, rows]
+    """
+    prompt, known = counters[RowCounter.NUM_PROMPT], counters[RowCounter.NUM_KNOWN]
+    decoding: np.ndarray = counters[RowCounter.NUM_COMPUTED] >= np.maximum(prompt, known - 1)
+    return decoding
+
+
 def indices(mask: np.ndarray) -> Ints:
     """Return the indices of the set entries; five times as fast as `np.flatnonzero(mask)` here.
 

@@ -11,7 +11,13 @@ from headstock.scheduler.admission import admit_requests
 from headstock.scheduler.page_pool import append_pages, count_available_pages
 from headstock.scheduler.preemption import preempt_row, preempt_until_fits
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import NONE, RowCounter, any_set, indices
+from headstock.scheduler.row_counters import (
+    NONE,
+    RowCounter,
+    any_set,
+    find_decode_rows,
+    indices,
+)
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, ScheduleDecision, View
@@ -29,7 +35,7 @@ def select_rows(state: WorkingState) -> Ints:
     free_rows = limits.max_rows - len(state.rows_by_priority)
     view = _make_view(state, state.waiting.first(free_rows))
     budget = Budget(
-        tokens=limits.max_batch_tokens,
+        tokens=_count_step_tokens(state, view.num_new_tokens),
         free_rows=free_rows,
         pages=tuple([count_available_pages(state, group) for group in range(len(limits.groups))]),
         page_size=limits.page_size,
@@ -44,9 +50,7 @@ def select_rows(state: WorkingState) -> Ints:
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
         return num_scheduled
-    admit_requests(
-        state, decision.admit, limits.max_batch_tokens - int(num_scheduled.sum()), num_scheduled
-    )
+    admit_requests(state, decision.admit, budget.tokens - int(num_scheduled.sum()), num_scheduled)
     if any_set(num_scheduled) or not any_set(view.num_new_tokens):
         return num_scheduled
     # The scheduler held rows back for requests that did not fit. Without a second decision, no row
@@ -85,6 +89,19 @@ def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
         else NONE,
         step=state.previous.num_steps,
     )
+
+
+def _count_step_tokens(state: WorkingState, num_new_tokens: Ints) -> int:
+    """Return the token budget, lower beside decode rows where prompts are bounded.
+
+    num_new_tokens: [rows]
+    """
+    most = state.limits.max_batch_tokens
+    if not state.max_prompt_tokens:
+        return most
+    # Free rows pass for decode rows, but have no new tokens.
+    num_decoded = int(num_new_tokens[find_decode_rows(state.row_counters)].sum())
+    return min(most, num_decoded + state.max_prompt_tokens) if num_decoded else most
 
 
 def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:

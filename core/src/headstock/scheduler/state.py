@@ -35,6 +35,7 @@ class State:
     writes: page-table entries that no plan has carried yet
     ended, accepted: results of the last step's events
     num_special: running requests with wait_for_sample (which may have drafts) or prompt_logprobs
+    max_prompt_tokens: of a step with decode rows; 0: no bound but the step's
 
     Owned values pass from state to state and are written in place, since a copy in each step would
     cost more than the step (decision 0013). Never read those of an old state:
@@ -70,6 +71,7 @@ class State:
     num_steps: int = 0
     num_preempted: int = 0
     num_special: int = 0
+    max_prompt_tokens: int = 0
 
     @property
     def num_running(self) -> int:

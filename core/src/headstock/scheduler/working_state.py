@@ -47,6 +47,7 @@ class WorkingState:
     num_arrived: int
     num_preempted: int
     num_special: int
+    max_prompt_tokens: int
     regions: tuple[Region, ...]
     writes: list[Write]
     ended: list[Ended] = field(factory=list)
@@ -79,6 +80,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.num_arrived,
         state.num_preempted,
         state.num_special,
+        state.max_prompt_tokens,
         state.regions,
         list(state.writes),
     )
@@ -122,6 +124,7 @@ def to_state(working: WorkingState) -> State:
         num_steps=working.previous.num_steps + 1,
         num_preempted=working.num_preempted,
         num_special=working.num_special,
+        max_prompt_tokens=working.max_prompt_tokens,
     )
 
 

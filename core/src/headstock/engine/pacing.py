@@ -1,0 +1,186 @@
+"""How many prompt tokens a step may have beside decode rows, by the steps that were timed.
+
+The model of a step's time is linear: a + b * tokens of prompts + c * tokens that decode rows read +
+d * pairs of prompt tokens, fitted by least squares in which old steps fade.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+import numpy as np
+from attrs import evolve, field, frozen
+
+from headstock.scheduler import Paced, Plan, RowCounter, State
+from headstock.scheduler.row_counters import find_decode_rows
+
+LEAST_TOKENS = 64
+"""Prompt tokens that a step may always have: with fewer, prompts would starve."""
+
+_KEPT = 0.98
+"""The weight that a step has left after one more."""
+_RIDGE = 1e-3
+_NUM_ERRORS = 64
+_MARGIN_QUANTILE = 0.95
+_OUTLIER = 4.0
+"""A step that took so many times what was predicted says nothing: a kernel was compiled, or the
+process was stopped.
+"""
+_SCALES = np.array([1.0, 256.0, 65_536.0, 1_048_576.0])
+"""What the terms are divided by, so that the ridge holds them alike."""
+
+
+@frozen(kw_only=True)
+class StepWork:
+    """What a step's time depends on.
+
+    prompt_tokens: of all chunks
+    decode_context: tokens that decode rows read
+    prompt_pairs: query and key pairs of all chunks
+    """
+
+    prompt_tokens: int = 0
+    decode_context: int = 0
+    prompt_pairs: float = 0.0
+
+    @classmethod
+    def of(cls, plan: Plan) -> StepWork:
+        """The work of a plan."""
+        starts, counts = plan.starts[plan.num_decode :], (plan.stops - plan.starts)
+        counts = counts[plan.num_decode :].astype(np.int64)
+        return cls(
+            prompt_tokens=int(counts.sum()),
+            decode_context=int(plan.stops[: plan.num_decode].sum(dtype=np.int64)),
+            prompt_pairs=float((counts * (starts + counts / 2)).sum()),
+        )
+
+    def terms(self) -> np.ndarray:
+        """The model's terms, [4] float64."""
+        terms = [1.0, self.prompt_tokens, self.decode_context, self.prompt_pairs]
+        scaled: np.ndarray = np.array(terms) / _SCALES
+        return scaled
+
+
+@frozen(kw_only=True, eq=False)
+class StepTimes:
+    """The fit after some steps.
+
+    gram: [4, 4], moment: [4], of terms and milliseconds
+    errors: milliseconds by which the last steps took longer than predicted
+    largest: the most prompt tokens that a timed step had
+    """
+
+    gram: np.ndarray = field(factory=lambda: np.zeros((4, 4)))
+    moment: np.ndarray = field(factory=lambda: np.zeros(4))
+    errors: tuple[float, ...] = ()
+    largest: int = 0
+    count: int = 0
+
+    def observe(self, work: StepWork, milliseconds: float) -> StepTimes:
+        """The fit with one more step."""
+        terms, predicted = work.terms(), self.predict(work)
+        is_known = self.count >= 8 and work.prompt_tokens <= self.largest
+        if is_known and milliseconds > _OUTLIER * max(predicted, 0.1):
+            return evolve(self, errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:])
+        return StepTimes(
+            gram=_KEPT * self.gram + np.outer(terms, terms),
+            moment=_KEPT * self.moment + terms * milliseconds,
+            errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:]
+            if is_known
+            else self.errors,
+            largest=max(self.largest, work.prompt_tokens),
+            count=self.count + 1,
+        )
+
+    def predict(self, work: StepWork) -> float:
+        """Milliseconds of a step; no term makes it shorter."""
+        return float(self._coefficients() @ work.terms())
+
+    def margin(self) -> float:
+        """Milliseconds by which one step of twenty takes longer than predicted."""
+        return max(float(np.quantile(self.errors, _MARGIN_QUANTILE)), 0.0) if self.errors else 0.0
+
+    def _coefficients(self) -> np.ndarray:
+        """The fit's coefficients, [4], none negative."""
+        kept = np.ones(4, bool)
+        while True:
+            found = np.zeros(4)
+            gram = self.gram[np.ix_(kept, kept)] + _RIDGE * np.eye(int(kept.sum()))
+            found[kept] = np.linalg.solve(gram, self.moment[kept])
+            if not (found < 0).any():
+                return found
+            kept &= found >= 0
+
+
+def choose_prompt_tokens(
+    times: StepTimes, *, decode_context: int, context: int, bound: float, most: int
+) -> int:
+    """The most prompt tokens with which a step is predicted to take no more than `bound`.
+
+    decode_context: tokens that the next step's decode rows read
+    context: tokens computed of the prompt that goes on
+    bound: milliseconds
+    returns: `LEAST_TOKENS` times a power of two, and no more than `most`
+    """
+    # No more than twice what was ever timed: the fit knows nothing of what lies beyond.
+    most = min(most, max(2 * times.largest, LEAST_TOKENS))
+    found, tokens = LEAST_TOKENS, 2 * LEAST_TOKENS
+    while tokens <= most:
+        work = StepWork(
+            prompt_tokens=tokens,
+            decode_context=decode_context,
+            prompt_pairs=tokens * (context + tokens / 2),
+        )
+        if times.predict(work) + times.margin() > bound:
+            break
+        found, tokens = tokens, 2 * tokens
+    return found
+
+
+class StepPacer:
+    """Times steps, and bounds the prompt tokens of those with decode rows.
+
+    bound: milliseconds that such a step may take; None: no step is timed
+    most: the most tokens of a step
+    clock: seconds
+    """
+
+    def __init__(
+        self, bound: float | None, most: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.bound, self.most, self.clock = bound, most, clock
+        self.times = StepTimes()
+        self.launched: deque[float] = deque()
+        self.ended = 0.0
+
+    def note_launch(self) -> None:
+        """A step is about to be launched."""
+        if self.bound is not None:
+            self.launched.append(self.clock())
+
+    def note_end(self, plan: Plan) -> None:
+        """The oldest step in flight has ended.
+
+        The device runs steps one after another, so a step begins when the one before it ends.
+        """
+        if self.bound is None:
+            return
+        began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
+        self.times = self.times.observe(StepWork.of(plan), 1000 * (self.ended - began))
+
+    def make_events(self, state: State) -> list[Paced]:
+        """The scheduler's event where the bound on prompt tokens changes."""
+        if self.bound is None:
+            return []
+        computed = state.row_counters[RowCounter.NUM_COMPUTED]
+        decoding = find_decode_rows(state.row_counters)
+        tokens = choose_prompt_tokens(
+            self.times,
+            decode_context=int(computed[decoding].sum(dtype=np.int64)),
+            context=int(computed[~decoding].max(initial=0)),
+            bound=self.bound,
+            most=self.most,
+        )
+        return [] if tokens == state.max_prompt_tokens else [Paced(tokens)]

@@ -1,0 +1,215 @@
+"""`--max-itl-ms`: the fit of step times, the bound that follows, and an engine that keeps it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from core.faults.conftest import crash_reports, toys
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_engine import EngineHarness, Toys, request
+from toy_schedule import VOCAB
+
+from headstock.engine.pacing import (
+    LEAST_TOKENS,
+    StepPacer,
+    StepTimes,
+    StepWork,
+    choose_prompt_tokens,
+)
+from headstock.record import read_recording, replay_recording, restore_limits
+from headstock.scheduler import Paced, Plan
+
+__all__ = ["crash_reports", "toys"]
+
+DECODE = StepWork(decode_context=50_000)
+
+
+def milliseconds(work: StepWork, noise: float = 0.0) -> float:
+    """A device whose steps take 3 ms, 20 us a prompt token and 10 ns a pair of tokens."""
+    return (
+        3 + 0.02 * work.prompt_tokens + 1e-5 * work.prompt_pairs + 2e-5 * work.decode_context
+    ) * (1 + noise)
+
+
+def prompt_work(tokens: int, context: int = 0, decode_context: int = 50_000) -> StepWork:
+    return StepWork(
+        prompt_tokens=tokens,
+        decode_context=decode_context,
+        prompt_pairs=tokens * (context + tokens / 2),
+    )
+
+
+def fitted(rng: np.random.Generator, noise: float = 0.0, most: int = 4096) -> StepTimes:
+    times = StepTimes()
+    for _ in range(100):
+        tokens = int(rng.choice([0, 0, 64, 256, 1024, most]))
+        context = int(rng.integers(0, 20_000))
+        work = prompt_work(tokens, context, int(rng.integers(0, 100_000)))
+        times = times.observe(work, milliseconds(work, noise * rng.standard_normal()))
+    return times
+
+
+@settings(max_examples=30)
+@given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(0, 4096), context=st.integers(0, 20_000))
+def test_a_step_is_predicted_from_others(seed: int, tokens: int, context: int) -> None:
+    times, work = fitted(np.random.default_rng(seed)), prompt_work(tokens, context)
+    assert times.predict(work) == pytest.approx(milliseconds(work), rel=0.03, abs=0.2)
+
+
+@settings(max_examples=30)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    bound=st.floats(1, 200),
+    context=st.integers(0, 20_000),
+)
+def test_the_most_tokens_that_fit_are_chosen(seed: int, bound: float, context: int) -> None:
+    times = fitted(np.random.default_rng(seed))
+    tokens = choose_prompt_tokens(
+        times, decode_context=50_000, context=context, bound=bound, most=4096
+    )
+    fits = [
+        size
+        for size in (64, 128, 256, 512, 1024, 2048, 4096)
+        if milliseconds(prompt_work(size, context)) <= bound
+    ]
+    assert tokens in (max(fits, default=64), max(fits, default=64) // 2, 64) or (
+        # at the edge, the fit may be off by its own error
+        milliseconds(prompt_work(tokens, context)) <= bound * 1.05
+    )
+    assert tokens >= LEAST_TOKENS
+
+
+def test_long_contexts_leave_less() -> None:
+    times = fitted(np.random.default_rng(1))
+    chosen = [
+        choose_prompt_tokens(times, decode_context=0, context=context, bound=30, most=4096)
+        for context in (0, 5_000, 30_000)
+    ]
+    assert chosen == [1024, 256, 64]
+
+
+def test_no_more_than_twice_what_was_timed_is_tried() -> None:
+    times, chosen = StepTimes(), []
+    for _ in range(6):
+        tokens = choose_prompt_tokens(times, decode_context=0, context=0, bound=1e4, most=1000)
+        chosen.append(tokens)
+        times = times.observe(prompt_work(tokens), 1.0)
+    assert chosen == [64, 128, 256, 512, 512, 512]
+
+
+def test_uneven_steps_leave_a_margin() -> None:
+    even, uneven = (fitted(np.random.default_rng(2), noise) for noise in (0.0, 0.2))
+    assert even.margin() < 0.5 < 2 < uneven.margin()
+
+
+def test_a_stall_does_not_spoil_the_fit() -> None:
+    times = fitted(np.random.default_rng(3))
+    before = times.predict(DECODE)
+    assert times.observe(DECODE, 5_000).predict(DECODE) == before
+
+
+def test_a_slower_device_is_noticed() -> None:
+    times = fitted(np.random.default_rng(4))
+    before = times.predict(DECODE)
+    for _ in range(100):
+        times = times.observe(DECODE, 2 * milliseconds(DECODE))
+    assert times.predict(DECODE) == pytest.approx(2 * before, rel=0.1)
+
+
+def test_no_term_makes_a_step_shorter() -> None:
+    times = StepTimes()
+    for tokens, time in ((64, 10.0), (128, 9.0), (256, 8.0), (64, 10.0)):
+        times = times.observe(prompt_work(tokens), time)
+    predicted = [times.predict(prompt_work(tokens)) for tokens in (0, 64, 256, 1024)]
+    assert predicted == sorted(predicted) and predicted[0] >= 0
+
+
+class Clock:
+    """Seconds that the test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def plan_of(prompt_tokens: int) -> Any:
+    """What a pacer reads of a plan of one chunk and no decode row."""
+    return SimpleNamespace(
+        starts=np.array([0]), stops=np.array([prompt_tokens]), num_decode=0, rows=np.array([0])
+    )
+
+
+def test_overlapped_steps_are_timed_from_the_end_of_the_one_before() -> None:
+    clock = Clock()
+    pacer = StepPacer(10.0, 4096, clock)
+    seen = []
+    pacer.times = SimpleNamespace(observe=lambda work, time: seen.append(time) or pacer.times)
+    for now, action in [(1, None), (1.5, None), (2, 10), (3, None), (4.25, 20), (6, 30)]:
+        clock.now = now
+        pacer.note_launch() if action is None else pacer.note_end(plan_of(action))
+    # Launched at 1, 1.5 and 3; ended at 2, 4.25 and 6.
+    assert seen == [1000.0, 2250.0, 1750.0]
+
+
+def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:
+    engine = toys.engine()
+    EngineHarness(engine).run([request("a", [1, 2, 3], 4)])
+    assert engine.pacer.times.count == 0 and not engine.pacer.launched
+    assert engine.state.max_prompt_tokens == 0
+    engine.close()
+
+
+def serve(toys: Toys, bound: float | None, record: Path | None = None) -> list[tuple[int, float]]:
+    """Decode rows and milliseconds of each step, on a device of 1 ms and 0.1 ms a prompt token."""
+    rng = np.random.default_rng(5)
+    engine = toys.engine(
+        max_batch_tokens=256,
+        num_pages=400,
+        overlap=False,
+        max_itl_ms=bound,
+        record=None if record is None else str(record),
+        record_prompts=record is not None,
+    )
+    clock, steps = Clock(), []
+    engine.pacer.clock = clock
+    execute = engine.executor.execute
+
+    def timed(plan: Plan, *arguments: Any) -> Any:
+        work = StepWork.of(plan)
+        steps.append((plan.num_decode, 1 + 0.1 * work.prompt_tokens))
+        clock.now += steps[-1][1] / 1000
+        return execute(plan, *arguments)
+
+    engine.executor.execute = timed
+    harness = EngineHarness(engine)
+    for number in range(60):
+        prompt = rng.integers(0, VOCAB, int(rng.integers(60, 140)))
+        harness.submit(request(str(number), prompt, int(rng.integers(2, 20))))
+        if number % 4 == 3:
+            harness.step()
+    harness.drain()
+    engine.close()
+    return steps
+
+
+def test_steps_beside_decode_rows_keep_the_bound(toys: Toys) -> None:
+    beside = {
+        bound: [time for decode, time in serve(toys, bound) if decode] for bound in (None, 10.0)
+    }
+    assert max(beside[None]) > 20
+    assert max(beside[10.0]) <= 10
+
+
+def test_a_bounded_schedule_replays(toys: Toys, tmp_path: Path) -> None:
+    serve(toys, 10.0, tmp_path / "steps.recording")
+    recording = read_recording(tmp_path / "steps.recording")
+    events = [event for step in recording.read_steps() for event in step.events]
+    assert any(isinstance(event, Paced) for event in events)
+    result = replay_recording(recording, restore_limits(recording.header))
+    assert result.divergence is None and result.steps > 60
