@@ -229,8 +229,7 @@ class Engine:
         before: the device goes straight on to the last plan and runs it while the host plans, so
         every sample is read one step late.
         """
-        # Launch before collecting: the wait below would leave the device idle until the host has
-        # planned the next step.
+        # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
         num_kept = 1 if self.config.overlap and launched else 0
         plan, sample = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
