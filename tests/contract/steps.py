@@ -20,6 +20,7 @@ from headstock.spi import (
     AttentionContext,
     AttentionStep,
     Batch,
+    KVLayer,
     LayerInfo,
     Phase,
     Program,
@@ -215,6 +216,7 @@ CASES: dict[str, Case] = {
         attend_layer,
         {"index": 0, "group": 1, "scale": 0.9, "window": 2, "softcap": 0.0},
     ),
+    **vary(KVLayer(group=0), lambda layer: layer.page_slots, {"k": torch.zeros(2, 4, 1, 8)}),
     **vary(LAYER, lambda layer: layer.empty_output(DECODE.q).shape, {"out_dim": 3}),
     **vary(
         context_of(DECODE),
