@@ -172,11 +172,13 @@ def browser(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def clients(session: nox.Session) -> None:
-    """Run OpenAI's own client against a server with the demo model, each installed from wheels."""
+    """Run OpenAI's own client and schemathesis against a server with the demo model, all installed
+    from wheels.
+    """
     served = ("backends/sdpa", "plugins/radix-cache", "plugins/openai-server")
     models = ("models/qwen", "models/demo")
     install_wheels(session, [ROOT / each for each in ("core", *served, *models)], "tests")
-    session.install("-q", LATER, "-c", str(CONSTRAINTS), "openai")
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), "openai", "schemathesis")
     session.run(
         "pytest",
         "tests/plugins/openai_server/clients",

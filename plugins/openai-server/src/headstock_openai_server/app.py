@@ -29,6 +29,7 @@ from headstock_openai_server.chat import answer_chat, make_messages
 from headstock_openai_server.completions import answer_completion
 from headstock_openai_server.decoding import read_body
 from headstock_openai_server.generation import ClientGoneError
+from headstock_openai_server.openapi import make_document
 from headstock_openai_server.responses import (
     DetokenizeAnswer,
     Health,
@@ -87,6 +88,7 @@ def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
             route("/health", "GET", show_health),
             route("/version", "GET", show_version),
             route("/metrics", "GET", show_metrics),
+            route("/openapi.json", "GET", show_document),
         ],
         redirect_slashes=False,  # it would build an address out of the Host header
     )
@@ -201,6 +203,12 @@ async def show_metrics(service: Service, request: Request) -> Response:
         service.metrics.render(),
         headers={"content-type": "text/plain; version=0.0.4; charset=utf-8"},
     )
+
+
+async def show_document(service: Service, request: Request) -> Response:
+    """`GET /openapi.json`."""
+    document = make_document(has_keys=bool(service.settings.api_keys))
+    return Response(json.dumps(document), media_type="application/json")
 
 
 class Gate:
