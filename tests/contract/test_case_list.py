@@ -104,6 +104,18 @@ def test_every_method_is_called() -> None:
     assert sorted(WAITING.keys() & set(methods()) - uncalled) == [], "they have a caller by now"
 
 
+def test_every_name_of_the_contract_is_imported() -> None:
+    used = {
+        each.name.rpartition(".")[2]
+        for path, module in shipped_trees().items()
+        if path != "core/src/headstock/spi/__init__.py"
+        for each in imports(module)
+        if each.inside("headstock.spi")
+    }
+    # It names the groups of entry points that nothing may use yet.
+    assert sorted(set(spi.__all__) - used - {"RESERVED"}) == []
+
+
 def test_every_name_of_the_libraries_has_a_user_or_a_reason() -> None:
     used = set()
     for path, module in shipped_trees().items():
