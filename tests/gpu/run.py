@@ -179,7 +179,12 @@ def tests() -> dict[str, Any]:
     """The tests that run on CUDA where they can: the backends' own, and those of rows that need a
     GPU.
     """
-    files = (HERE.parent / "backends", HERE / "test_rows.py", HERE / "test_experts.py")
+    files = (
+        HERE.parent / "backends",
+        HERE / "test_rows.py",
+        HERE / "test_experts.py",
+        HERE / "test_latent.py",
+    )
     words = [*map(str, files), "-p", "no:cacheprovider", "--tb=short"]
     words += shlex.split(os.environ.get("GPU_TESTS", ""))
     done = subprocess.run(

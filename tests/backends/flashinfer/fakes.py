@@ -221,6 +221,46 @@ def fast_decode_plan(
     self.keep(None, starts, pages, lens, self.shape, self.scale, self.types, False)
 
 
+class BatchMLAPagedAttentionWrapper:
+    """For latent vectors, as in 0.6.18 and, by keywords, in 0.7.2."""
+
+    def __init__(
+        self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None,
+        kv_indices=None, kv_len_arr=None, backend="auto",
+    ) -> None:  # fmt: skip
+        assert not use_cuda_graph
+
+    def plan(
+        self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe,
+        page_size, causal, sm_scale, q_data_type, kv_data_type, use_profiler=False,
+    ) -> None:  # fmt: skip
+        host = (qo_indptr, kv_indptr, kv_len_arr)
+        assert {each.device.type for each in host} == {"cpu"}
+        assert {each.dtype for each in (*host, kv_indices)} == {torch.int32} and causal
+        self.host, self.pages = host, kv_indices  # no copy: the upload runs later
+        self.shape, self.scale = (num_heads, head_dim_ckv, head_dim_kpe, page_size), sm_scale
+        self.types = (q_data_type, kv_data_type)
+
+    def run(
+        self, q_nope, q_pe, ckv_cache, kpe_cache, out=None, lse=None, return_lse=False,
+        profiler_buffer=None, kv_len=None, page_table=None, return_lse_base_on_e=False,
+    ) -> Any:  # fmt: skip
+        starts, page_starts, lens = (each.tolist() for each in self.host)
+        heads, rank, rope_dim, page_size = self.shape
+        assert q_nope.shape == out.shape == (starts[-1], heads, rank)
+        assert ckv_cache.shape[1:] == (page_size, rank)
+        assert kpe_cache.shape[1:] == (page_size, rope_dim)
+        assert (q_nope.dtype, ckv_cache.dtype) == self.types and not return_lse
+        q, pool = torch.cat((q_nope, q_pe), -1), torch.cat((ckv_cache, kpe_cache), -1)
+        for row, length in enumerate(lens):
+            pages = self.pages[page_starts[row] : page_starts[row + 1]].long()
+            keys = pool[pages].flatten(0, 1)[:length, None].float()
+            part = slice(starts[row], starts[row + 1])
+            answer, _ = row_attention(q[part], keys, keys[..., :rank], self.scale)
+            out[part] = answer.to(out.dtype)
+        return out
+
+
 def flashinfer(version: str) -> SimpleNamespace:
     """The module `flashinfer` of a version."""
     prefill = (

@@ -13,6 +13,7 @@ from headstock.spi import (
     Feature,
     GraphSupport,
     IntSet,
+    LatentKV,
     LayoutKind,
     Phase,
     Planning,
@@ -26,6 +27,9 @@ REQUIRE = Require(
     import_name="flashinfer", distribution=DISTRIBUTION, version=">=0.6.18.post1,<0.8"
 )
 
+LATENT_WIDTHS = (512, 64)
+"""What latent vectors hold: what keys and values are made of, and what carries the position."""
+
 CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
     devices=(DeviceRange("cuda", (8, 0)),),
@@ -36,7 +40,7 @@ CAPABILITIES = AttentionCapabilities(
             ("bfloat16", "float8_e4m3fn", "bfloat16"),
         }
     ),
-    layouts=frozenset({LayoutKind.FULL}),
+    layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
     head_dims=IntSet.of(64, 128, 256),
     gqa_ratios=IntSet.all(),
     page_sizes=IntSet.all(),
@@ -57,7 +61,7 @@ def spec() -> AttentionSpec:
         name="fi",
         spi=SpiRange(0, 2),
         summary="FlashInfer, for CUDA; plans each step on the host",
-        implementation="headstock_fi.backend:FlashInferBackend",
+        implementation="headstock_fi.make:make_backend",
         requires=(REQUIRE,),
         options="headstock_fi.options:FlashInferOptions",
         resolve="headstock_fi.plugin:resolve",
@@ -70,7 +74,27 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
     if DISTRIBUTION not in env.distributions:
         hint = f"pip install '{DISTRIBUTION}{REQUIRE.version}'"
         return (Rejection(code="missing", message=f"{DISTRIBUTION} is not installed", hint=hint),)
+    wide = frozenset(triple for triple in CAPABILITIES.dtypes if triple[0] == triple[1])
+    latent = [group.layout for group in query.groups if isinstance(group.layout, LatentKV)]
+    if any((layout.out_dim, layout.rope_dim) != LATENT_WIDTHS for layout in latent):
+        widths = f"{latent[0].out_dim} with {latent[0].rope_dim} for the position"
+        wanted = "{} with {}".format(*LATENT_WIDTHS)
+        return (
+            Rejection(
+                code="layout",
+                message=f"latent vectors of {widths} are not supported; supported: {wanted}",
+                hint="Use --attn sdpa.",
+            ),
+        )
+    if latent:
+        # Its kernels were not tried in graphs, in regions or with 8 bits, and give no sums here.
+        return evolve(
+            CAPABILITIES,
+            dtypes=wide,
+            graph=GraphSupport.NEVER,
+            contiguous=False,
+            features=frozenset(),
+        )
     if env.capability is not None and env.capability < (8, 9):
-        wide = frozenset(triple for triple in CAPABILITIES.dtypes if triple[0] == triple[1])
         return evolve(CAPABILITIES, dtypes=wide)
     return CAPABILITIES
