@@ -5,6 +5,7 @@ from __future__ import annotations
 from headstock import LLM
 from headstock_bench.conditions import read_conditions
 from headstock_bench.headstock_engine import HeadstockEngine
+from headstock_bench.profile import WorkloadProfile, profile_workload
 from headstock_bench.result import BenchmarkResult, make_peer_result
 from headstock_bench.turns import (
     BenchmarkEngine,
@@ -87,6 +88,16 @@ class Benchmark:
                 for theirs in others
             ),
             notes=notes,
+        )
+
+    def profile(self, workload: Workload) -> WorkloadProfile:
+        """One more run of a workload, under torch's profiler.   raises: UsageError, EngineDied"""
+        engine = self.ours.session.engine
+        return profile_workload(
+            workload.name,
+            lambda: self.ours.run(workload).seconds,
+            lambda: engine.stats().steps,
+            on_gpu=engine.summary.device == "cuda",
         )
 
     def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:

@@ -32,6 +32,7 @@ from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_bench.workloads import DEFAULT_WORKLOADS, WORKLOADS, Workload
 
 if TYPE_CHECKING:
+    from headstock_bench.profile import WorkloadProfile
     from headstock_bench.result import BenchmarkResult
 
 PEERS = ("transformers",)
@@ -60,16 +61,24 @@ def main(arguments: list[str]) -> int:
     check_options(options)
     resolved = resolve_flags(options, os.environ)
     check_distinct_files(
-        {"--config": resolved.file, "--output": options.output, "--record": resolved.engine.record}
+        {
+            "--config": resolved.file,
+            "--output": options.output,
+            "--profile": options.profile,
+            "--record": resolved.engine.record,
+        }
     )
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
     any_failed = False
     with open_config(options.shape, resolved) as config:
-        check_output_file(options.output)
-        for result in run_workloads(options, config):
+        check_output_file("--output", options.output)
+        check_output_file("--profile", options.profile)
+        for result, profile in run_workloads(options, config):
             print_result(result, options)
+            if profile is not None:
+                print_profile(profile, options)
             any_failed |= result.num_finished < len(result.workload.prompts)
     return int(any_failed)
 
@@ -112,6 +121,12 @@ def make_parser() -> FlagParser:
     )
     section.add_argument(
         "--output", metavar="FILE", help="append the JSON objects to a file, one a line"
+    )
+    section.add_argument(
+        "--profile",
+        metavar="FILE",
+        help="run each workload once more under torch's profiler, show where a step's time goes, "
+        "and append that to a file as JSON objects, one a line",
     )
     section.add_argument(
         "--quiet", action="store_true", help="no summary, no progress and no log line below WARNING"
@@ -157,7 +172,7 @@ def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineC
         yield evolve(resolved.engine, model=folder, load_format="dummy")
 
 
-def check_output_file(path: str | None) -> None:
+def check_output_file(flag: str, path: str | None) -> None:
     """Raise ModelError when the file cannot be appended to; None is no file.
 
     A benchmark takes minutes: it must not find this out when it is done.
@@ -168,13 +183,15 @@ def check_output_file(path: str | None) -> None:
         with open(path, "a"):
             pass
     except OSError as error:
-        raise ModelError(
-            f"--output {shorten(path)}: cannot be written: {error.strerror}"
-        ) from error
+        raise ModelError(f"{flag} {shorten(path)}: cannot be written: {error.strerror}") from error
 
 
-def run_workloads(options: Namespace, config: EngineConfig) -> Iterator[BenchmarkResult]:
-    """Yield the result of each named workload, or of the default ones of the device."""
+def run_workloads(
+    options: Namespace, config: EngineConfig
+) -> Iterator[tuple[BenchmarkResult, WorkloadProfile | None]]:
+    """Yield the result of each named workload, or of the default ones of the device, and its
+    profile if one is asked for.
+    """
     from headstock.llm import session_of, start_engine
     from headstock_bench.benchmark import Benchmark
 
@@ -198,7 +215,8 @@ def run_workloads(options: Namespace, config: EngineConfig) -> Iterator[Benchmar
         # all of them first: the last one may not fit, and is refused before any is measured
         workloads = [benchmark.fit_workload(draw_workload(name)) for name in names]
         for workload, notes in workloads:
-            yield benchmark.measure(workload, notes)
+            result = benchmark.measure(workload, notes)
+            yield result, benchmark.profile(workload) if options.profile is not None else None
 
 
 def draw_workload(name: str) -> Workload:
@@ -219,3 +237,11 @@ def print_result(result: BenchmarkResult, options: Namespace) -> None:
     if options.output is not None:
         with open(options.output, "a") as file:
             file.write(line + "\n")
+
+
+def print_profile(profile: WorkloadProfile, options: Namespace) -> None:
+    """Print a profile, and append it to `--profile`."""
+    if not options.json:
+        print("\n".join(profile.format_lines()), flush=True)
+    with open(options.profile, "a") as file:
+        file.write(json.dumps(profile.to_json(), ensure_ascii=False) + "\n")

@@ -1,0 +1,190 @@
+"""Where a workload's time goes: operations of the host and kernels of the device, by class."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from attrs import asdict, field, frozen
+
+CLASSES = {
+    "launches and waits": ("cudalaunch", "culaunch", "cudagraph", "synchronize", "cudaevent"),
+    "attention": (
+        "flash",
+        "attention",
+        "attend",
+        "batchdecode",
+        "batchprefill",
+        "decode_kernel",
+        "xqa",
+        "fmha",
+        "mha",
+        "combine",
+        "merge_kernel",
+        "sampled_addmm",
+        "embedding_bag",
+    ),
+    "experts": ("expert", "grouped", "route"),
+    "products": (
+        "gemm",
+        "nvjet",
+        "cutlass",
+        "xmma",
+        "splitk",
+        "gemv",
+        "linear",
+        "rows_kernel",
+        "tokens_kernel",
+        "few_kernel",
+        "::mm",
+        "::bmm",
+        "::addmm",
+        "::baddbmm",
+    ),
+    "sampling": ("sample", "gumbel", "argmax", "softmax", "sort", "pick", "draw", "winner", "topk"),
+    "norm, rope, activation": ("norm", "rope", "turn", "silu", "gelu", "act_and_mul", "embed"),
+    "copies and indexes": (
+        "copy",
+        "memcpy",
+        "memset",
+        "index",
+        "gather",
+        "scatter",
+        "elementwise",
+        "arange",
+        "fill",
+        "::cat",
+        "::empty",
+    ),
+}
+"""Parts of the lower-case names of kernels and operations; the first class that has one counts."""
+
+NUM_LARGEST = 25
+
+
+@frozen(kw_only=True)
+class TimeShare:
+    """Microseconds and calls a step."""
+
+    name: str
+    us: float
+    calls: float
+
+
+@frozen(kw_only=True)
+class WorkloadProfile:
+    """One run of a workload under torch's profiler, which makes it slower.
+
+    wall_us: a step's time
+    idle_us: what of it no kernel ran in; None on a CPU
+    python_us: what of it no operation ran in on the host
+    device, host: by class; an operation's time is without those that it calls
+    largest: kernels and operations by name, the longest first
+    """
+
+    workload: str
+    steps: int
+    wall_us: float
+    idle_us: float | None
+    python_us: float
+    device: tuple[TimeShare, ...] = field(repr=False)
+    host: tuple[TimeShare, ...] = field(repr=False)
+    largest: tuple[TimeShare, ...] = field(repr=False)
+
+    def to_json(self) -> dict[str, Any]:
+        """One JSON object."""
+        return asdict(self)
+
+    def format_lines(self) -> list[str]:
+        """A table for people."""
+        lines = [f"profile of {self.workload}: {self.steps} steps of {self.wall_us:,.0f} us"]
+        for side, shares in (("device", self.device), ("host", self.host)):
+            lines += [
+                f"  {side:6}  {share.name:24}{share.us:10,.1f} us{share.calls:9,.1f} calls a step"
+                for share in shares
+            ]
+        lines.append(f"  host    {'outside operations':24}{self.python_us:10,.1f} us")
+        if self.idle_us is not None:
+            lines.append(f"  device  {'idle':24}{self.idle_us:10,.1f} us")
+        return lines
+
+
+def classify_operation(name: str) -> str:
+    """The class of a kernel or an operation, by its name."""
+    lower = name.lower()
+    return next(
+        (label for label, parts in CLASSES.items() if any(part in lower for part in parts)), "other"
+    )
+
+
+def profile_workload(
+    name: str,
+    work: Callable[[], float],
+    count_steps: Callable[[], int],
+    *,
+    on_gpu: bool,
+) -> WorkloadProfile:
+    """Do the work under torch's profiler.
+
+    work: one run; returns its seconds    count_steps: how many steps the engine has made so far
+    """
+    # Late: torch takes 1.5 s to import, and `--help` needs none.
+    import torch
+    from torch.profiler import ProfilerActivity, profile
+
+    # The engine has a thread of its own, and torch has no public name for profiling all of them.
+    threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
+    before = count_steps()
+    with profile(activities=activities, experimental_config=threads) as found:
+        seconds = work()
+    averages = found.key_averages()
+    device: list[tuple[str, float, int]] = []
+    host: list[tuple[str, float, int]] = []
+    for event in averages:
+        if event.device_type == torch.autograd.DeviceType.CPU:
+            host.append((event.key, event.self_cpu_time_total, event.count))
+        else:
+            device.append((event.key, event.self_device_time_total, event.count))
+    return make_profile(name, count_steps() - before, seconds, device, host, on_gpu=on_gpu)
+
+
+def make_profile(
+    name: str,
+    steps: int,
+    seconds: float,
+    device: list[tuple[str, float, int]],
+    host: list[tuple[str, float, int]],
+    *,
+    on_gpu: bool,
+) -> WorkloadProfile:
+    """The profile of so many steps.   device, host: name, microseconds and calls of all steps"""
+    steps = max(steps, 1)
+    wall = 1e6 * seconds / steps
+    busy, operations = (sum(us for _, us, _ in side) / steps for side in (device, host))
+    return WorkloadProfile(
+        workload=name,
+        steps=steps,
+        wall_us=round(wall, 1),
+        # Branches of a graph overlap, and so do threads: they may sum up to more than the time.
+        python_us=round(max(wall - operations, 0.0), 1),
+        idle_us=round(max(wall - busy, 0.0), 1) if on_gpu else None,
+        device=_sum_shares(((classify_operation(key), us, n) for key, us, n in device), steps),
+        host=_sum_shares(((classify_operation(key), us, n) for key, us, n in host), steps),
+        largest=_sum_shares(iter(device + host), steps)[:NUM_LARGEST],
+    )
+
+
+def _sum_shares(entries: Iterable[tuple[str, float, int]], steps: int) -> tuple[TimeShare, ...]:
+    """Time and calls a step by name, the longest first."""
+    times: dict[str, float] = {}
+    calls: dict[str, int] = {}
+    for name, us, count in entries:
+        times[name] = times.get(name, 0.0) + us
+        calls[name] = calls.get(name, 0) + count
+    return tuple(
+        TimeShare(
+            name=name[:120], us=round(times[name] / steps, 1), calls=round(calls[name] / steps, 2)
+        )
+        for name in sorted(times, key=lambda name: -times[name])
+    )

@@ -1,0 +1,79 @@
+"""`headstock bench --profile`: classes of kernels and operations, and times a step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from plugins.bench.test_bench_cli import run
+
+from headstock_bench.profile import TimeShare, classify_operation, make_profile
+
+__all__ = ["run"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("flash::FlashAttnFwdSm90<...>", "attention"),
+        ("decode_kernel", "attention"),
+        ("aten::sparse_sampled_addmm", "attention"),
+        ("nvjet_tst_128x256_64x4_h_bz_TNT", "products"),
+        ("aten::mm", "products"),
+        ("aten::fbgemm_linear_fp16_weight_fp32_activation", "products"),
+        ("few_kernel", "products"),
+        ("sample_kernel", "sampling"),
+        ("add_norm_kernel", "norm, rope, activation"),
+        ("aten::index_put_", "copies and indexes"),
+        ("void at::native::elementwise_kernel<...>", "copies and indexes"),
+        ("cudaLaunchKernelExC", "launches and waits"),
+        ("cudaStreamSynchronize", "launches and waits"),
+        ("aten::softmax", "sampling"),
+        ("what nobody knows", "other"),
+    ],
+)
+def test_names_have_classes(name: str, expected: str) -> None:
+    assert classify_operation(name) == expected
+
+
+def test_times_are_summed_by_class_and_divided_by_steps() -> None:
+    device = [("nvjet_a", 300.0, 4), ("gemv_b", 100.0, 2), ("flash_c", 500.0, 2)]
+    host = [("aten::mm", 50.0, 4), ("cudaGraphLaunch", 150.0, 2)]
+    found = make_profile("w", 2, 0.002, device, host, on_gpu=True)
+    assert (found.wall_us, found.idle_us, found.python_us) == (1000.0, 550.0, 900.0)
+    assert found.device == (
+        TimeShare(name="attention", us=250.0, calls=1.0),
+        TimeShare(name="products", us=200.0, calls=3.0),
+    )
+    assert [share.name for share in found.host] == ["launches and waits", "products"]
+    assert [share.name for share in found.largest[:2]] == ["flash_c", "nvjet_a"]
+
+
+def test_overlapping_work_leaves_nothing_idle() -> None:
+    found = make_profile("w", 1, 0.001, [("a", 1500.0, 1)], [("b", 2000.0, 1)], on_gpu=True)
+    assert (found.idle_us, found.python_us) == (0.0, 0.0)
+    assert make_profile("w", 1, 0.001, [], [], on_gpu=False).idle_us is None
+
+
+def test_a_profile_is_shown_and_kept(run: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "profile.jsonl"
+    code, out, err = run("small", "--runs", "1", "--profile", str(file))
+    assert code == 0, err
+    (found,) = map(json.loads, file.read_text().splitlines())
+    assert found["workload"] == "small" and found["steps"] >= 6
+    names = {share["name"] for share in found["host"]}
+    assert {"products", "attention"} <= names and found["device"] == []
+    # The engine's thread does the work: without it there would be no product of a weight.
+    products = next(share for share in found["host"] if share["name"] == "products")
+    assert products["calls"] > 5 and 0 < products["us"] < found["wall_us"]
+    assert f"profile of small: {found['steps']} steps" in out and "outside operations" in out
+
+
+def test_a_file_that_cannot_be_written_is_refused_first(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    code, out, err = run("small", "--profile", str(tmp_path / "no" / "file"))
+    assert code != 0 and not out and "--profile" in err and "cannot be written" in err
