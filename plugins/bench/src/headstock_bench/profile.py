@@ -142,7 +142,7 @@ def profile_workload(
     device: list[tuple[str, float, int]] = []
     host: list[tuple[str, float, int]] = []
     for event in averages:
-        if event.device_type == torch.autograd.DeviceType.CPU:
+        if event.device_type.name == "CPU":
             host.append((event.key, event.self_cpu_time_total, event.count))
         else:
             device.append((event.key, event.self_device_time_total, event.count))
