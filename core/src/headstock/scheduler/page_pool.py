@@ -259,11 +259,19 @@ def _release_indexed(state: WorkingState, group: int, row: int, pages: Ints) -> 
     if state.limits.groups[group].window is None:
         return num_indexed
     num_indexed = max(num_indexed - int(state.first_pages[group, row]), 0)
-    indexed = pages[:num_indexed]
-    unheld = indexed[state.refs[group][indexed] == 0]
-    if len(unheld) and state.limits.policy is not None:
-        state.limits.policy.release_pages(state.index, group, unheld)
+    _release_pages(state, group, pages[:num_indexed])
     return num_indexed
+
+
+def _release_pages(state: WorkingState, group: int, pages: Ints) -> None:
+    """Tell the index which of its pages of a window group no row holds any more.
+
+    pages: [n] int32, those that rows let go
+    """
+    unheld = pages[state.refs[group][pages] == 0].tolist()
+    if unheld and state.limits.policy is not None:
+        distinct = np.array(list(dict.fromkeys(unheld)), np.int32)
+        state.limits.policy.release_pages(state.index, group, distinct)
 
 
 def _clear_page_table(state: WorkingState, row: int) -> None:
@@ -324,15 +332,24 @@ def _free_pages_before(state: WorkingState, group: int, rows: Ints, ends: Ints) 
 
     rows, ends: [n]
     """
-    ready = indices(ends > state.first_pages[group, rows])
-    for row, first_kept in zip(rows[ready].tolist(), ends[ready].tolist(), strict=True):
-        start = int(state.first_pages[group, row])
-        freed = state.table[group, row, start:first_kept].copy()
-        state.refs[group][freed] -= np.uint16(1)
-        free_pages(state, group, freed[_release_indexed(state, group, row, freed) :])
-        write_page_table(state, group, row, start, np.zeros(len(freed), np.int32))
-        state.first_pages = writeable_copy(state.first_pages)
-        state.first_pages[group, row] = first_kept
+    starts = state.first_pages[group, rows]
+    ready = indices(ends > starts)
+    if not len(ready):
+        return
+    # All rows at once: one by one they took 12 us each.
+    starts, ends, rows = starts[ready], ends[ready], rows[ready]
+    state.first_pages = writeable_copy(state.first_pages)
+    state.first_pages[group, rows] = ends
+    rows, columns = expand_intervals(rows, starts, ends - starts)
+    pages = state.table[group][rows, columns]
+    # Rows that share a page may let it go in one step, and it counts for each.
+    np.subtract.at(state.refs[group], pages, np.uint16(1))
+    is_indexed = columns < state.row_counters[RowCounter.NUM_INDEXED].take(rows)
+    _release_pages(state, group, pages[is_indexed])
+    free_pages(state, group, pages[~is_indexed])
+    dummies = np.zeros(len(pages), np.int32)
+    state.table[group][rows, columns] = dummies
+    state.writes.append((group, rows, columns.astype(np.int32), dummies))
 
 
 def retain_region(state: WorkingState, row: int) -> None:

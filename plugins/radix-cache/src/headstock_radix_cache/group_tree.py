@@ -59,29 +59,42 @@ class GroupIndex(Index):
         data: bytes,
         width: int,
         start: int,
-        pages: Sequence[Sequence[int]],
+        pages: Sequence[list[int]],
         canonical: list[list[int]],
     ) -> Node:
         """As in `Index`; each of `pages` is a list by group, 0 where there is none."""
-        # Copied: a node writes its list.
-        own = [list(page) for page in pages]
-        found: list[list[int]] = []
-        end = last = super().append_pages(node, data, width, start, own, found)
-        merged = []
-        for mine, kept in zip(reversed(own), reversed(found), strict=True):
-            merged.append(self._merge_page(last, mine, kept))
-            assert last.parent is not None
-            last = last.parent
-        canonical.extend(reversed(merged))
-        return end
+        for own in pages:
+            key = data[start : start + width]
+            start += width
+            child = node.children.get(key)
+            if child is None:
+                # Copied: a node writes its list.
+                child = node.children[key] = Node(own.copy(), node, key, node.depth + 1)
+                self.size += 1
+                for group in self.windows:
+                    if own[group]:
+                        self.nodes[group][own[group]] = child
+                canonical.append(own)
+            else:
+                # As in `Index`, which says why; a call for each page would cost as much again.
+                if child.refs:
+                    child.refs += 1
+                    node.refs -= 1
+                else:
+                    child.refs = 1
+                    del self.idle[child]
+                canonical.append(self._merge_page(child, own))
+            node = child
+        return node
 
-    def _merge_page(self, node: Node, own: list[int], kept: list[int]) -> list[int]:
+    def _merge_page(self, node: Node, own: list[int]) -> list[int]:
         """Return the canonical pages of a row that came to the node with `own`; they are held."""
+        kept: list[int] = node.page
         canonical = kept.copy()
         for group in self.windows:
             if not own[group]:
                 canonical[group] = 0
-            elif kept is own or not kept[group]:
+            elif not kept[group]:
                 kept[group] = canonical[group] = own[group]
                 self.nodes[group][own[group]] = node
             else:
