@@ -8,7 +8,13 @@ import sys
 from typing import TYPE_CHECKING
 
 from headstock.cli import ProgressBars, print_note, print_summary, start_logs
-from headstock.config import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
+from headstock.config import (
+    FlagParser,
+    add_engine_flags,
+    add_sampling_flags,
+    name_parameters,
+    resolve_flags,
+)
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock_openai_server.settings import (
     add_server_flags,
@@ -43,9 +49,9 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
         print_note(f"note: {line}")
     settings = read_settings(options, os.environ, resolved.engine.model)
     try:
-        check_defaults(resolved.sampling)
+        check_defaults(resolved.sampling, resolved.parameter_names)
     except RequestError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
     start_logs(resolved, quiet=options.quiet)
     # Late: `--help` and the Tab key need none of it.
     from headstock_openai_server.access_log import AccessLog

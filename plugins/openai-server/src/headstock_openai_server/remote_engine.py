@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 from attrs import frozen
@@ -142,8 +142,8 @@ class RemoteLoop(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self.transport = transport
+        # Not asserted: other event loops have transports that are no asyncio.WriteTransport.
+        self.transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
         """Act on each message that `data` completes; an invalid one is logged and dropped."""

@@ -36,7 +36,12 @@ class Number:
 
     def __str__(self) -> str:
         kind = "an integer" if self.whole else "a number"
-        return f"{kind} from {self.least:g} to {self.most:g}"
+        return f"{kind} from {_spell(self.least)} to {_spell(self.most)}"
+
+
+def _spell(number: float) -> str:
+    """A whole number in digits, others in short."""
+    return str(int(number)) if number == int(number) else f"{number:g}"
 
 
 COUNT = Number(1, 2**31 - 1)
@@ -140,9 +145,7 @@ def add_server_flags(parser: FlagParser) -> None:
             type=_make_reader(flag, number),
             default=default,
             metavar="N" if number.whole else "SECONDS",
-            help=f"{text} (default: {default:g})"
-            if default < 1 << 20
-            else f"{text} (default: {default})",
+            help=f"{text} (default: {_spell(default)})",
         )
 
 
@@ -193,12 +196,13 @@ def read_settings(
     )
 
 
-def check_defaults(sampling: Mapping[str, object]) -> None:
-    """Raise UsageError for sampling flags that no request could want as defaults, and bad values.
+def check_defaults(sampling: Mapping[str, object], names: Mapping[str, str]) -> None:
+    """Raise UsageError for sampling flags that no request could want as defaults, and RequestError
+    for bad values; `names` are those under which they were given.
 
     The others are what a request has that says nothing of them.
     """
     for name in ("n", "logprobs", "prompt_logprobs"):
         if sampling.get(name) not in (None, 1):
-            raise UsageError(f"{name} changes the form of an answer; requests ask for it")
+            raise UsageError(f"{names[name]} changes the form of an answer; requests ask for it")
     SamplingParams(max_tokens=None).replace(sampling)
