@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 from onlooker import Onlooker
 
 from headstock.scheduler import (
@@ -89,18 +89,10 @@ class ToyDevice:
         ]
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
-    def run(
-        self,
-        plan: Plan,
-        new_requests: dict[int, RequestState],
-        rng: np.random.Generator | None = None,
-    ) -> Sampled:
-        """Return the tokens that the plan samples.
-
-        With `rng`, each row also gets up to three drafts, right and wrong at random.
-        """
+    def run(self, plan: Plan, new_requests: dict[int, RequestState]) -> Sampled:
+        """Return the tokens that the plan samples, those that verification accepts among them."""
         self.apply_plan(plan, new_requests)
-        rows, counts, tokens, draft_counts, drafts = [], [], [], [], []
+        rows, counts, tokens = [], [], []
         for i, row in enumerate(plan.rows.tolist()):
             start, stop, num_logits = (
                 int(plan.starts[i]),
@@ -115,15 +107,11 @@ class ToyDevice:
             accepted = self.accept(row, stop - (1 if scores_prompt else num_logits), stop)
             end = stop - (1 if scores_prompt else num_logits) + 1 + len(accepted)
             self.tokens[row, end - len(accepted) : end] = accepted
-            guesses = self.guess(row, end, rng) if rng is not None else []
-            self.tokens[row, end : end + len(guesses)] = guesses
             rows.append(i)
             counts.append(len(accepted))
             tokens += accepted
-            draft_counts.append(len(guesses))
-            drafts += guesses
-        arrays = [np.array(part, np.int32) for part in (counts, tokens, draft_counts, drafts)]
-        if rng is None:
+        arrays = [np.array(part, np.int32) for part in (counts, tokens)]
+        if not self.limits.max_drafts:
             return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
         return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
 
@@ -139,6 +127,9 @@ class ToyDevice:
         )
         for group, row, column, page in request_states:
             self.tables[group][row, column] = page
+        drafts = plan.drafts.tolist()
+        for row, stop, count in zip(plan.rows, plan.stops, plan.num_drafts, strict=False):
+            self.tokens[row, stop - count : stop], drafts = drafts[:count], drafts[count:]
 
     def store(self, row: int, positions: np.ndarray) -> None:
         """Write the row's tokens to their slots in every group."""
@@ -195,15 +186,6 @@ class ToyDevice:
                 break
         return accepted
 
-    def guess(self, row: int, known: int, rng: np.random.Generator) -> list[int]:
-        """Return up to three guesses at the next tokens."""
-        history = self.tokens[row, :known].tolist()
-        guesses: list[int] = []
-        for _ in range(int(rng.integers(0, 4))):
-            right = next_token(history + guesses)
-            guesses.append(right if rng.random() < 0.6 else int(rng.integers(0, VOCAB)))
-        return guesses
-
 
 @define
 class Drive:
@@ -211,6 +193,9 @@ class Drive:
 
     Under `limits.overlap` the samples of a plan reach the scheduler one step late, and the next
     plan is made without them.
+
+    With `rng`, rows also get up to three drafts, right and wrong at random, and some rows are held
+    back for them.
     """
 
     limits: Limits
@@ -227,6 +212,8 @@ class Drive:
     onlooker: Onlooker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
+        if self.rng is not None and not self.limits.max_drafts:
+            self.limits = evolve(self.limits, max_drafts=3)
         self.state = initial_state(self.limits)
         self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
         self.device = ToyDevice(self.limits)
@@ -238,11 +225,7 @@ class Drive:
 
     def step(self) -> Plan:
         """Launch the last plan, apply the samples that have arrived, and make the next plan."""
-        arrived, self.in_flight = self.in_flight, None
-        if self.planned is not None and len(self.planned[0].rows):
-            self.in_flight = self.device.run(*self.planned, self.rng)
-        if not self.limits.overlap:
-            arrived, self.in_flight = self.in_flight, None
+        arrived = self.launch()
         events = (*((arrived,) if arrived else ()), *self.events)
         self.state, plan = step(self.state, events, self.limits)
         self.events = []
@@ -259,6 +242,43 @@ class Drive:
             },
         )
         return plan
+
+    def launch(self) -> Sampled | None:
+        """Launch the last plan; return the samples that arrive, with drafts for their rows."""
+        arrived, self.in_flight = self.in_flight, None
+        if self.planned is not None and len(self.planned[0].rows):
+            self.in_flight = self.device.run(*self.planned)
+        if not self.limits.overlap:
+            arrived, self.in_flight = self.in_flight, None
+        return arrived if arrived is None or self.rng is None else self.propose(arrived, self.rng)
+
+    def propose(self, arrived: Sampled, rng: np.random.Generator) -> Sampled:
+        """Return the samples with guesses at the tokens that follow them.
+
+        Rows of the step in flight get none. Some of these are held back instead.
+        """
+        state, stop = self.state, 0
+        drafts: list[list[int]] = []
+        is_in_flight = np.zeros(len(arrived.rows), bool)
+        if self.in_flight is not None:
+            is_in_flight = np.isin(arrived.admission_ids, self.in_flight.admission_ids)
+        for i, (row, count) in enumerate(zip(arrived.rows, arrived.counts, strict=True)):
+            start, stop = stop, stop + count
+            drafts.append([])
+            is_gone = state.row_counters[RowCounter.ADMISSION_ID, row] != arrived.admission_ids[i]
+            if is_in_flight[i] or is_gone:
+                continue
+            known = state.tokens[row, : state.row_counters[RowCounter.NUM_KNOWN, row]]
+            history = [*known.tolist(), *arrived.tokens[start:stop].tolist()]
+            for _ in range(int(rng.integers(0, 4))):
+                right = next_token(history + drafts[i])
+                drafts[i].append(right if rng.random() < 0.6 else int(rng.integers(0, VOCAB)))
+        return evolve(
+            arrived,
+            draft_counts=np.array([len(each) for each in drafts], np.int32),
+            drafts=np.array([token for each in drafts for token in each], np.int32),
+            hold=(is_in_flight & (rng.random(len(drafts)) < 0.5)).astype(np.int32),
+        )
 
     def collect_results(self) -> None:
         """Collect the tokens and ends of the last step."""

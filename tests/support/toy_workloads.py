@@ -135,7 +135,7 @@ def pausing(schedule: ScheduleFunction) -> ScheduleFunction:
     return schedule_or_pause
 
 
-def random_requests(rng: np.random.Generator, wait_for_sample: bool) -> list[Request]:
+def random_requests(rng: np.random.Generator) -> list[Request]:
     """Return up to 30 requests, many of which share a prefix; some come several times over."""
     shared, most_requests = prompt(rng, 60), int(rng.integers(1, 30))
     requests: list[Request] = []
@@ -153,7 +153,7 @@ def random_requests(rng: np.random.Generator, wait_for_sample: bool) -> list[Req
             stop_ids=tuple(rng.integers(0, VOCAB, int(rng.integers(0, 3))).tolist()),
             priority=int(rng.integers(0, 3)) if rng.random() < 0.5 else 0,
             namespace="other" if rng.random() < 0.2 else "",
-            wait_for_sample=wait_for_sample,
+            wait_for_sample=bool(rng.random() < 0.1),
             prompt_logprobs=bool(rng.random() < 0.1),
         )
         requests += [evolve(one, id=f"{one.id}.{i}") for i in range(rng.choice([1, 1, 3]))]
@@ -172,8 +172,8 @@ def simulate(seed: int) -> Drive:
     drafting = not bounds.recompute and rng.random() < (0.4 if len(bounds.groups) == 1 else 0.8)
     drive = Drive(bounds, rng if drafting else None)
     requests = [
-        *random_requests(rng, wait_for_sample=drafting),
-        request("whole", prompt(rng, LONGEST - 1), 1, wait_for_sample=drafting),
+        *random_requests(rng),
+        request("whole", prompt(rng, LONGEST - 1), 1),
     ]
     todo = [*requests, request("never", prompt(rng, LONGEST), 1)]
     while todo or drive.busy:

@@ -54,7 +54,7 @@ def test_it_does_nothing_without_an_index() -> None:
 def test_running_requests_keep_their_pages_and_their_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)
     drive = Drive(random_limits(rng, "mixed"))
-    requests = random_requests(rng, wait_for_sample=False)
+    requests = random_requests(rng)
     for one in requests:
         drive.submit(one)
     while drive.busy:

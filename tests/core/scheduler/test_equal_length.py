@@ -89,6 +89,7 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
             num_computed_tokens=computed,
             num_prompt_tokens=np.ones(count, np.int32),
             last_step=last_run,
+            num_drafts=np.zeros(count, np.int32),
             waiting_lengths=np.full(int(arrivals), 9, np.int32),
             waiting_priorities=np.zeros(int(arrivals), np.int32),
             step=number,

@@ -61,14 +61,17 @@ def test_drafts_change_nothing_but_the_number_of_steps(
     groups: tuple[KVGroup, ...], overlap: bool
 ) -> None:
     bounds = limits(groups=groups, page_size=1, num_pages=400, overlap=overlap)
-    requests = [request(str(i), prompt(RNG, 10), 40, wait_for_sample=True) for i in range(4)]
+    requests = [request(str(i), prompt(RNG, 10), 40) for i in range(4)]
     plain = run(Drive(bounds), *requests)
     drafted = run(Drive(bounds, np.random.default_rng(3)), *requests)
 
     assert drafted.outputs == plain.outputs == {one.id: alone(one) for one in requests}, (
         "wrong tokens"
     )
-    assert len(drafted.plans) < len(plain.plans)
+    # Under overlap a row sits out while its drafts are verified, so there may be more steps.
+    runs = [sum(len(plan.rows) for plan in drive.plans) for drive in (drafted, plain)]
+    assert runs[0] < runs[1]
+    assert overlap or len(drafted.plans) < len(plain.plans)
 
 
 @pytest.mark.parametrize("overlap", [True, False])

@@ -82,7 +82,7 @@ def test_a_policy_without_insert_each_leads_to_the_same_plans(
     for policy in (RadixCache(4, groups), Stranger(4, groups)):
         rng = np.random.default_rng(seed)
         drive = Drive(limits(policy=policy, groups=groups, num_pages=60, overlap=seed % 2 == 0))
-        for one in random_requests(rng, wait_for_sample=False):
+        for one in random_requests(rng):
             drive.submit(one)
             drive.step()
         drive.drain(3_000)

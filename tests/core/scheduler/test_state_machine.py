@@ -78,7 +78,6 @@ class Scheduling(RuleBasedStateMachine):
             evolve(bounds, schedule=self.schedule), np.random.default_rng(0) if drafts else None
         )
         self.inner = bounds.schedule
-        self.wait_for_sample = drafts
         self.requests = {}
         self.aborted: set[str] = set()
 
@@ -114,7 +113,6 @@ class Scheduling(RuleBasedStateMachine):
                 name,
                 head + tokens,
                 most,
-                wait_for_sample=self.wait_for_sample,
                 stop_ids=(stop,),
                 **more,
             )

@@ -9,14 +9,15 @@ from headstock.spi.scheduler import Budget, ScheduleDecision, View
 
 
 def schedule(view: View, budget: Budget) -> ScheduleDecision:
-    """Run rows with one new token first, then rows with several, each by priority.
+    """Run rows with one new token first, drafts aside, then rows with several, each by priority.
 
     The counts are cut to the token budget. New requests are admitted while tokens are left.
     """
     rows = view.num_new_tokens.nonzero()[0]
     counts, total = view.num_new_tokens.take(rows), len(rows)
     if total > budget.tokens or np.count_nonzero(counts > 1):
-        num_new_tokens = view.num_new_tokens.take(view.rows_by_priority)
+        # A row that verifies drafts decodes too, and must not wait behind a long prompt.
+        num_new_tokens = (view.num_new_tokens - view.num_drafts).take(view.rows_by_priority)
         rows, counts = split_budget(
             view,
             np.concatenate(

@@ -53,6 +53,10 @@ class TokenAnonymizer:
                 )
         return event
 
+    def anonymize_plan(self, plan: Plan) -> Plan:
+        """Return the plan with drafts replaced, as those of the events that they come from."""
+        return evolve(plan, drafts=np.zeros_like(plan.drafts)) if len(plan.drafts) else plan
+
     def _anonymize_request(self, request: Request) -> Request:
         """Return the request with its prompt, stop ids and namespace replaced."""
         space = request.namespace

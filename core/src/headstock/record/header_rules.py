@@ -12,6 +12,7 @@ from typing import Any
 from attrs import frozen
 
 from headstock.errors import shorten
+from headstock.scheduler.limits import MAX_DRAFTS
 from headstock.spi import LayoutKind
 
 LARGEST = 2**31 - 1
@@ -93,6 +94,7 @@ LIMIT_RULES: Mapping[str, FieldRule] = MappingProxyType(
         "recompute": SWITCH,
         "max_regions": _integer(0, LARGEST),
         "overlap": SWITCH,
+        "max_drafts": _integer(0, MAX_DRAFTS),
         "check": SWITCH,
     }
 )

@@ -96,7 +96,9 @@ def write_step(
     block.write_json(pending.error)
     if pending.plan is None:
         return
-    _write_fields(block, pending.plan)
+    _write_fields(
+        block, pending.plan if anonymizer is None else anonymizer.anonymize_plan(pending.plan)
+    )
     block.write_json([[entry.request.id, entry.preemptions] for entry in pending.admitted])
     # after the events: tokens that this step's events carry are of rows admitted before
     if anonymizer is not None:

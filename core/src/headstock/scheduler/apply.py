@@ -121,7 +121,8 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     if state.limits.recompute:
         recompute_rows(state, rows)
     # A state has taken in every draft that it computed, and cannot go back to an earlier token.
-    if len(event.drafts) and not state.limits.keeps_state:
+    if state.limits.max_drafts and not state.limits.keeps_state:
+        counters[RowCounter.HELD, rows] = event.hold[live] if len(event.hold) else 0
         _append_drafts(state, event, live, finished)
     # Last: ending a row clears its counters, which the calls above still read.
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):
@@ -183,6 +184,8 @@ def _sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
 
 def _append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
     """Append drafts to the rows that go on; they count as tokens, not as known ones."""
+    if not len(event.drafts):
+        return
     counters = state.row_counters
     offsets = np.cumsum(event.draft_counts) - event.draft_counts
     ended = np.ones(len(live), bool)

@@ -20,11 +20,14 @@ class Arrived:
 class Sampled:
     """The scheduler's type: sampled tokens of rows, ragged: row i got `counts[i]` of `tokens`.
 
-    Without `counts`, each row got the one token of its placeholder.
+    Without `counts`, each row got the one token of its placeholder, and the rest is empty.
 
     rows, admission_ids, counts: [n] int32
     tokens: [sum of counts] int32
-    draft_counts: [n] int32, drafts: [sum of draft_counts] int32, tokens to verify next
+    draft_counts: [n] int32, drafts: [sum of draft_counts] int32, tokens to verify next; only for
+        rows without a token in flight
+    hold: [n] int32, 1 where the row runs no further before its token in flight is known, because
+        drafts are likely then; empty for none
 
     The event comes a step late under overlap, when the row may have another request. The plan's
     `admission_ids` tell, and such samples are dropped.
@@ -36,6 +39,7 @@ class Sampled:
     tokens: Ints
     draft_counts: Ints = NONE
     drafts: Ints = NONE
+    hold: Ints = NONE
 
 
 @frozen

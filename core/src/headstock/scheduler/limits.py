@@ -15,6 +15,9 @@ from headstock.spi.scheduler import ScheduleFunction
 _IN_FLIGHT = 16
 """Placeholders and drafts by which a row may be ahead of its known tokens."""
 
+MAX_DRAFTS = _IN_FLIGHT - 1
+"""The most drafts that a row may verify in a step: the pages of a window have room for so many."""
+
 
 def count_page_tokens(group: KVGroup, page_size: int, max_len: int) -> int:
     """Return how many tokens a page of the group holds; one page holds the state of any number."""
@@ -65,11 +68,13 @@ class Limits:
     recompute: every step computes all tokens of its rows again
     max_regions: regions of ended sequences to keep in contiguous mode
     overlap: the plan before last may still run when the next is made
+    max_drafts: the most drafts of a row in a step; 0 when nothing proposes any
     length_hint: the part of an error that says how to allow longer sequences
     page_tokens: by KV group, the tokens that one page holds; `page_token_column` has the same as
         [groups, 1] int32
     max_kept_pages: by KV group, the most pages that a row keeps between steps
     scarce_groups: the groups with fewer pages than the rows could hold together
+    no_drafts: [max_rows] int32 zeros, of a step in which no row has drafts
     """
 
     max_rows: int
@@ -84,6 +89,7 @@ class Limits:
     recompute: bool = False
     max_regions: int = 0
     overlap: bool = False
+    max_drafts: int = 0
     check: bool = False
     length_hint: str = " or raise --max-seq-len"
     # Worked out once: steps read them for every row.
@@ -91,6 +97,7 @@ class Limits:
     max_kept_pages: tuple[int, ...] = field(init=False)
     page_token_column: Ints = field(init=False, repr=False)
     scarce_groups: tuple[int, ...] = field(init=False)
+    no_drafts: Ints = field(init=False, repr=False)
 
     @page_tokens.default
     def _count_page_tokens(self) -> tuple[int, ...]:
@@ -125,6 +132,10 @@ class Limits:
                 max_len=self.max_len,
             )
         )
+
+    @no_drafts.default
+    def _make_no_drafts(self) -> Ints:
+        return read_only(np.zeros(self.max_rows, np.int32))
 
     @property
     def keeps_state(self) -> bool:

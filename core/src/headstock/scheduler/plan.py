@@ -21,6 +21,8 @@ class Plan:
     starts, stops: [n] the half-open interval of token positions that each row computes
     num_logits: [n] how many of the last positions get logits, at least 1 (k + 1 to verify k drafts)
     samples: [n] 1 where the row samples a token at its last position
+    num_drafts: [n] how many of the row's last positions hold drafts; empty when no row has any
+    drafts: [sum of num_drafts] the drafts, row by row, to put into the token table before the step
     page_groups, page_rows, page_columns, page_numbers: [m] page-table entries to write, in order
     new_row_ids: rows that got a request in this step
     copies: [m, 2] pages to copy before the step (source, destination); always empty so far, since
@@ -35,6 +37,8 @@ class Plan:
     stops: Ints
     num_logits: Ints
     samples: Ints
+    num_drafts: Ints = NONE
+    drafts: Ints = NONE
     page_groups: Ints = NONE
     page_rows: Ints = NONE
     page_columns: Ints = NONE
@@ -51,6 +55,14 @@ class Plan:
     def last_logits(self) -> Ints:
         """Where each row's last logit is among the step's logits, [n] int64."""
         return np.cumsum(self.num_logits, dtype=np.int64) - 1
+
+    @property
+    def draft_places(self) -> tuple[Ints, Ints]:
+        """The row and the position of each draft, [sum of num_drafts] int64 each."""
+        ends = np.cumsum(self.num_drafts)
+        firsts = np.repeat(self.stops - self.num_drafts - (ends - self.num_drafts), self.num_drafts)
+        rows = np.repeat(self.rows.astype(np.int64), self.num_drafts)
+        return rows, firsts.astype(np.int64) + np.arange(len(rows))
 
     def encode(self) -> bytes:
         """Return the plan as bytes, which hold no code.

@@ -4,8 +4,16 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.scheduler.page_pool import expand_intervals
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.row_counters import NONE, RowCounter, all_set, indices
+from headstock.scheduler.row_counters import (
+    NONE,
+    RowCounter,
+    all_set,
+    any_set,
+    count_drafts,
+    indices,
+)
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
@@ -22,6 +30,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
     num_logits, samples = mark_logits(state, num_scheduled)
+    num_drafts, drafts = _list_drafts(state, rows) if state.limits.max_drafts else (NONE, NONE)
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
@@ -36,6 +45,8 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
         stops=starts + counts,
         num_logits=num_logits.take(rows),
         samples=samples.take(rows),
+        num_drafts=num_drafts,
+        drafts=drafts,
         page_groups=groups,
         page_rows=page_rows,
         page_columns=page_columns,
@@ -72,15 +83,15 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     running = np.minimum(num_scheduled, 1)
     reached = (stops == tokens) * running
     # The usual step: no drafts and no prompt_logprobs, so whole columns need no case analysis.
-    if not state.num_special:
+    if not (state.num_special or state.limits.max_drafts):
         counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
         return running, reached
     num_known = counters[RowCounter.NUM_KNOWN]
-    num_drafts = tokens - num_known - counters[RowCounter.NUM_PLACEHOLDERS]
+    num_drafts = count_drafts(counters)
     cut = (num_scheduled > 0) & (num_drafts > 0) & (stops < tokens) & (stops >= num_known)
     tokens[cut] = stops[cut]
-    num_drafts = tokens - num_known - counters[RowCounter.NUM_PLACEHOLDERS]
+    num_drafts = count_drafts(counters)
     reached = (stops == tokens) * running
     scored = (counters[RowCounter.PROMPT_LOGPROBS] > 0) & (
         stops - num_scheduled < counters[RowCounter.NUM_PROMPT]
@@ -93,6 +104,24 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     counters[RowCounter.NUM_PLACEHOLDERS] += plain
     tokens += plain
     return num_logits, reached
+
+
+def _list_drafts(state: WorkingState, rows: Ints) -> tuple[Ints, Ints]:
+    """Return how many drafts each of the rows verifies, and these drafts; nothing when none does.
+
+    The rows' logits are marked.
+    rows: [n]    returns: [n] int32, [sum of the counts] int32
+    """
+    counters = state.row_counters
+    # A row that is not at its last token computes what comes before its drafts, if it has any.
+    num_drafts = count_drafts(counters) * (
+        counters[RowCounter.NUM_COMPUTED] == counters[RowCounter.NUM_TOKENS]
+    )
+    num_drafts = num_drafts.take(rows)
+    if not any_set(num_drafts):
+        return NONE, NONE
+    tokens = expand_intervals(rows, counters[RowCounter.NUM_KNOWN].take(rows), num_drafts)
+    return num_drafts, state.tokens[tokens]
 
 
 def _flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:

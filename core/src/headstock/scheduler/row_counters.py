@@ -32,9 +32,10 @@ class RowCounter:
     PRIORITY = 14  # the request's; higher goes first
     ARRIVAL = 15  # number of the request in the order they came
     NUM_COMPUTED_BEFORE = 16  # tokens computed before the latest plan
+    HELD = 17  # 1: as WAIT_FOR_SAMPLE, until the next sampled token
 
 
-NUM_COUNTERS = 17
+NUM_COUNTERS = 18
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows, pages or tokens."""
@@ -80,3 +81,10 @@ def indices(mask: np.ndarray) -> Ints:
     mask: [n]    returns: [set entries] int64
     """
     return mask.nonzero()[0]
+
+
+def count_drafts(counters: Ints) -> Ints:
+    """Return how many drafts each row has to verify, or verifies now, [rows] int32."""
+    drafts: Ints = counters[RowCounter.NUM_TOKENS] - counters[RowCounter.NUM_KNOWN]
+    drafts -= counters[RowCounter.NUM_PLACEHOLDERS]
+    return drafts

@@ -15,6 +15,7 @@ from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
     any_set,
+    count_drafts,
     find_decode_rows,
     indices,
 )
@@ -68,17 +69,19 @@ def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     computed = counters[RowCounter.NUM_COMPUTED]
     num_new_tokens = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
     num_new_tokens -= computed
-    # Rows with wait_for_sample: the next token depends on one that is still in flight.
-    if state.num_special:
-        num_new_tokens[
-            (counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]) > 0
-        ] = 0
+    num_drafts = state.limits.no_drafts
+    # The next token depends on one that is still in flight, or drafts will follow that one.
+    if state.num_special or state.limits.max_drafts:
+        waits = counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.HELD]
+        num_new_tokens[(waits & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
+        num_drafts = np.minimum(count_drafts(counters), num_new_tokens)
     return View(
         rows_by_priority=state.rows_by_priority,
         num_new_tokens=num_new_tokens,
         num_computed_tokens=computed,
         num_prompt_tokens=counters[RowCounter.NUM_PROMPT],
         last_step=counters[RowCounter.LAST_STEP],
+        num_drafts=num_drafts,
         waiting_lengths=np.array([len(request_state.tokens) for request_state in waiting], np.int32)
         if waiting
         else NONE,
@@ -183,9 +186,23 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
         counts = -(-stops.take(rows) // state.limits.page_tokens[group]) - spans.take(rows)
         total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
         if total > state.num_free[group] and total > count_available_pages(state, group):
+            fewer = _leave_out_drafts(state, num_scheduled)
+            if fewer is not num_scheduled:
+                return _allocate_pages(state, fewer)
             return preempt_until_fits(state, num_scheduled, -(-stops // page_tokens) - state.spans)
         needs.append((rows, counts, total))
     for group, (rows, counts, total) in enumerate(needs):
         if total:
             append_pages(state, group, rows, counts, total)
     return num_scheduled
+
+
+def _leave_out_drafts(state: WorkingState, num_scheduled: Ints) -> Ints:
+    """Return how many tokens the rows compute without drafts; the same array when there are none.
+
+    num_scheduled, returns: [rows]
+    """
+    # A guess is no reason to preempt a row, which would compute its tokens a second time.
+    # The token before the drafts is computed in any case.
+    drafts = np.minimum(count_drafts(state.row_counters), np.maximum(num_scheduled - 1, 0))
+    return num_scheduled - drafts if any_set(drafts) else num_scheduled

@@ -26,6 +26,8 @@ class View:
     num_computed_tokens: [rows] tokens computed so far
     num_prompt_tokens: [rows] the prompt's length
     last_step: [rows] the step that the row last ran in, or was admitted in
+    num_drafts: [rows] how many of the new tokens are drafts; the row verifies them together with
+        the token before them, and drafts that do not fit into the step are dropped
     waiting_lengths, waiting_priorities: [waiting] the first requests of the queue, in its order,
         no more than `budget.free_rows`
 
@@ -37,6 +39,7 @@ class View:
     num_computed_tokens: Ints
     num_prompt_tokens: Ints
     last_step: Ints
+    num_drafts: Ints
     # As many requests as could be admitted, not the queue: a step must not cost more the longer it
     # is.
     waiting_lengths: Ints
