@@ -90,6 +90,16 @@ SHOWN: Mapping[str, str] = {
         ),
         _GRAPHS,
     ),
+    **dict.fromkeys(
+        (
+            "GraphSupport.UNIFORM",
+            "Program.verify_len",
+            "Program.verify_attention",
+            "PromptStep.num_logits",
+        ),
+        "tests/plugins/cuda_graph/test_verify.py::"
+        "test_steps_that_verify_are_replayed_whole_or_in_pieces_by_the_backend_of_prompts",
+    ),
     "GraphSupport.NEVER": "tests/plugins/cuda_graph/test_replay.py::"
     "test_a_decode_backend_without_graphs_is_refused_by_name",
     "PromptStep.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
@@ -145,7 +155,6 @@ WAITING: Mapping[str, str] = {
     **dict.fromkeys(
         ("Batch.row_ids", "Batch.token_rows"), "adapters, which differ from row to row"
     ),
-    "GraphSupport.UNIFORM": "replayed steps of several tokens a row, which verify drafts",
     "GroupQuery.window": "workspaces for the tokens that a group keeps",
     **dict.fromkeys(
         ("DeviceEnv.cuda", "DeviceEnv.memory_bytes", "DeviceEnv.torch", "Rejection.code"),

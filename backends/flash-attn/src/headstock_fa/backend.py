@@ -37,6 +37,8 @@ from headstock_fa.step import (
 from headstock_fa.triton_decode import TritonDecode, load_triton_decode
 
 EIGHT_BIT = "float8_e4m3fn"
+FEW_QUERIES = 16
+"""Queries of a row under which a step in a graph is planned as one of decode rows is."""
 
 
 class FlashAttentionBackend(AttentionBackend):
@@ -215,6 +217,10 @@ class FlashAttentionBackend(AttentionBackend):
         """
         if step.phase is Phase.DECODE:
             return self.plan(step)
+        # Rows that verify drafts are decode rows but for a few more queries, which the same blocks
+        # serve. Not measured.
+        if step.max_query_len < FEW_QUERIES:
+            return FlashPlan.of(step, num_splits=self.num_splits_for(step.num_rows))
         return FlashPlan.of(step, num_splits=self.options.num_splits or 1)
 
     def memory_bytes(self) -> int:

@@ -135,15 +135,18 @@ class PromptGraphs:
         """Whether the step is replayed as one graph."""
         if bucket.whole is None or step.num_decode or len(step.row_ids) > WHOLE_ROWS:
             return False
+        # Its result has one token a row.
+        if step.num_logits is not None:
+            return False
         return int(step.stops.max()) <= WHOLE_CONTEXT
 
     def replay(
-        self, bucket: PromptBucket, step: PromptStep, last_tokens: Tensor, out: Tensor
+        self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
     ) -> None:
         """Compute the step in a bucket that has room for it.
 
-        last_tokens: [n] int64, which tokens are scored; 0 past the step's rows
-        writes: out [n, hidden], the hidden states of each row's last token; the pools
+        scored_tokens: [n] int64, which tokens are scored; 0 past those of the step
+        writes: out [n, hidden], the hidden states of the scored tokens; the pools
         """
         self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
         if self.is_whole(bucket, step):
@@ -163,4 +166,4 @@ class PromptGraphs:
             attention[0](q[:count], index, out[:count])
 
         bucket.pieces.replay(attend)
-        torch.index_select(bucket.pieces.result, 0, last_tokens, out=out)
+        torch.index_select(bucket.pieces.result, 0, scored_tokens, out=out)

@@ -31,6 +31,11 @@ from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.prompt_graphs import PromptGraphs
 from headstock_cuda_graph.uploads import upload
+from headstock_cuda_graph.verify_graphs import (
+    forward_verification,
+    verify_rows,
+    write_verification,
+)
 
 LOG = logging.getLogger("headstock.cudagraph")
 
@@ -98,6 +103,7 @@ class CudaGraphRunner(Runner):
         self.injected_capturer = capturer
         self.capturer: GraphCapturer | None = None
         self.captured: dict[int, Bucket] = {}
+        self.verifying: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
         self.prefixes: PrefixInputs | None = None
         self.groups: PrefixGroups | None = None
@@ -120,12 +126,13 @@ class CudaGraphRunner(Runner):
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
         """Capture steps of these sizes, largest first. After an error nothing is replayed."""
-        self.captured, self.prompts, self.prefixes, self.groups = {}, None, None, None
+        self.drop_graphs()
         if not buckets:
             return ()
         # A pool of memory ends with its last graph, so each capture begins a pool of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
-        captures, total = count(1), len(buckets) + len(prompt_buckets)
+        verified = verify_rows(tuple(buckets), self.program.verify_len)
+        captures, total = count(1), len(buckets) + len(prompt_buckets) + len(verified)
         prompts = PromptGraphs(self.program, self.capturer, max(buckets))
         # Largest first: what later captures need fits in the memory that earlier ones have left.
         prompts.capture(prompt_buckets, lambda: report(next(captures), total))
@@ -140,9 +147,15 @@ class CudaGraphRunner(Runner):
         for size in buckets:
             captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
             report(next(captures), total)
+        verifying = {}
+        for rows in verified:
+            hidden = captured[buckets[0]].forward.result
+            verifying[rows] = self.capture_verify_bucket(rows, hidden)
+            report(next(captures), total)
         # Last, so that an error above leaves nothing to replay; ascending, as the first bucket with
         # room is taken.
         self.captured, self.prompts = dict(sorted(captured.items())), prompts
+        self.verifying = dict(sorted(verifying.items()))
         return sorted(prompts.captured, reverse=True)
 
     def capture_bucket(self, lines: Tensor) -> Bucket:
@@ -168,6 +181,30 @@ class CudaGraphRunner(Runner):
         bucket = Bucket(size, lines, plan, forward, shared, {})
         # Fills the hidden states: the samplers below are run before they are captured.
         forward.replay()
+        for kind in SAMPLING_KINDS[:2]:
+            self.capture_sampler(bucket, kind, warm=False)
+        return bucket
+
+    def capture_verify_bucket(self, rows: int, hidden: Tensor) -> Bucket:
+        """A bucket of so many rows that verify drafts, all padding; its lines are one a token.
+
+        Where no graph may have the calls of attention in it, the bucket has samplers alone.
+        hidden: [n, width], hidden states of any step
+        """
+        program = self.program
+        assert self.capturer is not None
+        backend, length = program.verify_attention, program.verify_len
+        lines = torch.zeros((3, rows * length), dtype=torch.int64, device=hidden.device)
+        lines[0] = program.row_tables.padding_row
+        forward: CapturedGraph[Tensor] = CapturedGraph(
+            lambda: None, hidden.new_zeros((rows * length, *hidden.shape[1:]))
+        )
+        if backend is not None:
+            forward = self.capturer(
+                lambda: forward_verification(program, backend, lines[:2], length), warm=False
+            )
+            forward.replay()
+        bucket = Bucket(rows * length, lines, None, forward, None, {})
         for kind in SAMPLING_KINDS[:2]:
             self.capture_sampler(bucket, kind, warm=False)
         return bucket
@@ -223,13 +260,12 @@ class CudaGraphRunner(Runner):
         return sample
 
     def decode(self, step: DecodeStep) -> Sample | None:
-        """What the step samples, by a replay; None when it has more rows than any bucket.
-
-        Steps of several tokens a row are not captured either.
-        """
+        """What the step samples, by a replay; None when it has more rows than any bucket."""
+        if step.query_len > 1:
+            return self.verify(step)
         count = len(step.row_ids)
         bucket = self.bucket_for(count)
-        if bucket is None or step.query_len != 1:
+        if bucket is None:
             return None
         tables, size = self.program.row_tables, bucket.size
         upload(
@@ -249,6 +285,16 @@ class CudaGraphRunner(Runner):
             bucket.forward.replay()
         return self.sample_rows(bucket, count, step.kind, step.sampling)
 
+    def verify(self, step: DecodeStep) -> Sample | None:
+        """What a step of several tokens a row samples, by a replay; None if no bucket has room."""
+        count = len(step.row_ids)
+        bucket = next((one for rows, one in self.verifying.items() if rows >= count), None)
+        if bucket is None or self.program.verify_attention is None:
+            return None
+        write_verification(bucket.inputs, step, self.program.row_tables.padding_row)
+        bucket.forward.replay()
+        return self.sample_rows(bucket, count * step.query_len, step.kind, step.sampling)
+
     def write_groups(self, groups: PrefixGroups) -> None:
         """Bring the inputs of shared prefixes up to date; nothing is done for the same groups."""
         assert self.prefixes is not None, "a bucket has `shared` only with them"
@@ -257,21 +303,22 @@ class CudaGraphRunner(Runner):
             self.groups = groups
 
     def prompt(self, step: PromptStep) -> Sample | None:
-        """What each row's last token samples, by a replay; None when no bucket has room."""
-        count, padding_row = len(step.row_ids), self.program.row_tables.padding_row
-        bucket = self.bucket_for(count)
+        """What the scored tokens sample, by a replay; None when no bucket has room."""
+        rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
+        count = len(rows)
+        bucket = self.scorer_for(count)
         prompts = self.prompts
         if bucket is None or prompts is None or (tokens := prompts.bucket_for(step)) is None:
             return None
         # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
         # padding row here, so that no sampled token replaces the next token of its prompt.
-        rows = np.where(step.is_sampled, step.row_ids, padding_row)
+        rows = np.where(step.scored_is_sampled, rows, padding_row)
         size = bucket.size
         upload(
             bucket.lines.view(-1),
             (rows, size, padding_row),
-            (step.stops - 1, size, 0),
-            (step.last_tokens, size, 0),
+            (step.scored_positions, size, 0),
+            (step.scored_tokens, size, 0),
         )
         prompts.replay(tokens, step, bucket.lines[2], bucket.forward.result)
         return self.sample_rows(bucket, count, step.kind, step.sampling)
@@ -279,6 +326,15 @@ class CudaGraphRunner(Runner):
     def bucket_for(self, count: int) -> Bucket | None:
         """The smallest bucket of at least so many rows."""
         return next((bucket for size, bucket in self.captured.items() if size >= count), None)
+
+    def scorer_for(self, count: int) -> Bucket | None:
+        """A bucket that scores at least so many tokens; one that verifies drafts scores several a
+        row.
+        """
+        bucket = self.bucket_for(count)
+        if bucket is not None:
+            return bucket
+        return next((one for one in self.verifying.values() if one.size >= count), None)
 
     def sample_rows(
         self,
@@ -327,5 +383,10 @@ class CudaGraphRunner(Runner):
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""
-        self.captured, self.prompts, self.prefixes, self.groups = {}, None, None, None
+        self.drop_graphs()
         del self.program, self.attention
+
+    def drop_graphs(self) -> None:
+        """Forget every capture."""
+        self.captured, self.verifying = {}, {}
+        self.prompts = self.prefixes = self.groups = None
