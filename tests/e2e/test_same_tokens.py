@@ -91,6 +91,8 @@ def assert_same(
         {"ops": "fbgemm"},
         {"attn": "sdpa,sdpa"},
         {"opt": ("sdpa.shared_prefix=on",)},
+        {"proposer": "ngram"},
+        {"proposer": "ngram", "overlap": False, "opt": ("ngram.min_match=1",)},
     ],
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
 )
@@ -125,6 +127,33 @@ def test_shared_prefixes_that_are_read_once_give_the_same_samples_under_preempti
             assert llm._session.engine.stats().preemptions > 0
 
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.feature("T6", "P8")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_accepted_drafts_are_the_samples_of_a_seed_up_to_a_stop_string(overlap: bool) -> None:
+    said = "One boat, two boats, one boat, two boats, one boat, two boats, one boat"
+    params = [
+        SamplingParams(temperature=0.9, seed=5, max_tokens=60, ignore_eos=True, logprobs=1),
+        SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True, stop=["oat", "nd"]),
+        SamplingParams(temperature=0.6, seed=9, max_tokens=60, top_p=0.9, presence_penalty=0.5),
+    ]
+    settings = {"page_size": 4, "num_pages": 28, "max_seq_len": 100, "overlap": overlap}
+    answers = []
+    for proposer in ("off", "ngram"):
+        with LLM("demo", proposer=proposer, debug_invariants=True, **settings) as llm:
+            outputs = llm.generate([said] * 6, params * 2)
+            stats = llm._session.engine.stats()
+            answers.append([output.outputs[0] for output in outputs])
+    assert stats.accepted_draft_tokens > 5 and stats.preemptions > 0
+    assert [(each.text, each.token_ids, each.finish_reason) for each in answers[0]] == [
+        (each.text, each.token_ids, each.finish_reason) for each in answers[1]
+    ]
+    assert "stop" in {each.finish_reason for each in answers[0]}
+    for ours, theirs in zip(*(each[::3] for each in answers), strict=True):
+        assert len(ours.logprobs) == len(theirs.logprobs) == len(ours.token_ids)
+        for table, other, token in zip(ours.logprobs, theirs.logprobs, ours.token_ids, strict=True):
+            assert table[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
 
 
 @pytest.mark.feature("T14")

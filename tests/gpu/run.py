@@ -10,9 +10,9 @@
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against
 torch's), tokens (the demo model's answers for each pair of backends), speed (attention alone),
 bench (workloads), step_time (a step by kernels), prompts (replayed steps with prompt tokens),
-shared_prefix (decode rows that share pages), tests (pytest: tests/backends, and the rows of
-docs/features.md that need a GPU). Each writes OUT/PART.json; one that fails does not stop the
-others.
+shared_prefix (decode rows that share pages), drafts (what a proposer gains and costs), tests
+(pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each writes
+OUT/PART.json; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ PARTS = (
     "step_time",
     "prompts",
     "shared_prefix",
+    "drafts",
     "tests",
 )
 HERE = Path(__file__).parent

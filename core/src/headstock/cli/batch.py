@@ -86,6 +86,7 @@ class PromptBatch:
         outputs = [request.final_output() for request in requests]
         if outputs and not self.quiet:
             print_note(format_totals(outputs, self.total))
+            self.show_drafts()
         return int(self.total > sum(output.sound for output in outputs))
 
     def show_finished(self, waiting: Sequence[tuple[int, PromptInput, PromptRequest]]) -> None:
@@ -173,7 +174,13 @@ class PromptBatch:
         self.show_request_logprobs(request)
         if not self.quiet:
             print_note(format_footer(piece, tokens))
+            self.show_drafts()
         return 0
+
+    def show_drafts(self) -> None:
+        """Print what came of a proposer's drafts, if there were any."""
+        if line := self.session.engine.stats().draft_line:
+            print_note(f"drafts: {line}")
 
     def show_request_logprobs(self, request: PromptRequest) -> None:
         """Print the log-probabilities of a whole answer, if they were asked for."""

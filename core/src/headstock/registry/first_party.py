@@ -14,6 +14,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/bench": ("headstock-bench", {"command": ("bench",)}),
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
+        "plugins/ngram-proposer": ("headstock-ngram-proposer", {"proposer": ("ngram",)}),
         "plugins/openai-server": ("headstock-openai-server", {"command": ("serve",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
         "plugins/replay-view": ("headstock-replay-view", {"command": ("replay-view",)}),

@@ -82,6 +82,7 @@ class Benchmark:
             cached_tokens=self.ours.cached_tokens,
             # A pool that is too small would otherwise show only as a low figure.
             preemptions=self.ours.preemptions,
+            drafts=self.ours.drafts,
             seed=workload.seed,
             peers=tuple(
                 make_peer_result(ours, theirs, workload, self._compare_tokens(ours, theirs))

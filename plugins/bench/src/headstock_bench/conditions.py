@@ -37,6 +37,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
         batch=summary.max_running_requests,
         page_size=summary.page_size,
         kv_dtype=summary.kv_dtype,
+        proposer=summary.proposer,
     )
 
 

@@ -21,6 +21,7 @@ class HeadstockEngine:
         cached_tokens: prompt tokens that came from the prefix index
         peak_pages: the most pages that requests held at once, in all KV groups together
         preemptions: times that a request lost its pages and was computed again
+        drafts: what came of drafts, in a line; empty where none was verified
     """
 
     engine = "headstock"
@@ -33,6 +34,8 @@ class HeadstockEngine:
         self.cached_tokens = 0
         self.peak_pages = 0
         self.preemptions = 0
+        self.drafts = ""
+        self.before = self.session.engine.stats()
 
     def run(self, workload: Workload) -> TimedRun:
         """Run the workload once.   raises: UsageError when it is too long, EngineDied"""
@@ -49,6 +52,7 @@ class HeadstockEngine:
         ]
         # the warm-up and earlier runs left these very prompts in the index
         self.session.loop.reset_prefix_cache()
+        self.before = self.session.engine.stats()
         if isinstance(workload, LatencyWorkload):
             return self._run_streams(workload, params)
         begin = time.perf_counter()
@@ -77,12 +81,14 @@ class HeadstockEngine:
         return TimedRun(seconds, tokens, summarize_streams(streams))
 
     def _store_counts(self, metrics: Sequence[RequestMetrics]) -> None:
-        """Count what the run that just ended took.   writes: the three counts"""
+        """Count what the run that just ended took.   writes: the four counts"""
         # Here for both kinds of run: a count that one kind alone sets would keep the value of the
         # other kind's last run.
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
         self.preemptions = sum(request.preemptions or 0 for request in metrics)
-        self.peak_pages = self.session.engine.stats().peak_held_pages
+        stats = self.session.engine.stats()
+        self.peak_pages = stats.peak_held_pages
+        self.drafts = stats.since(self.before).draft_line
 
     def check_length(self, workload: Workload) -> None:
         """Raise UsageError when a request is too long; cut short, it would be other work."""

@@ -43,6 +43,7 @@ class Conditions:
     batch: int
     page_size: int
     kv_dtype: str
+    proposer: str = ""
 
 
 @frozen(kw_only=True)
@@ -73,6 +74,7 @@ class BenchmarkResult:
         peak_kv_pages: the most pages that requests held at once, in all KV groups together
         cached_tokens: prompt tokens that came from the prefix index
         preemptions: times that a request lost its pages and was computed again
+        drafts: what came of drafts; empty without a proposer
     """
 
     conditions: Conditions
@@ -82,6 +84,7 @@ class BenchmarkResult:
     peak_kv_pages: int
     cached_tokens: int
     preemptions: int
+    drafts: str = ""
     seed: int
     peers: tuple[PeerResult, ...] = ()
     notes: tuple[str, ...] = ()
@@ -128,6 +131,7 @@ class BenchmarkResult:
             "peak_kv_pages": self.peak_kv_pages,
             "cached_tokens": self.cached_tokens,
             "preemptions": self.preemptions,
+            **({"drafts": self.drafts} if self.conditions.proposer else {}),
             **self._latency_to_json(),
             "notes": list(self.notes),
             **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
@@ -175,8 +179,9 @@ class BenchmarkResult:
             ),
             (
                 f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner "
-                f"{s.runner} | ops {s.ops}"
+                f"{s.runner} | ops {s.ops}{f' | proposer {s.proposer}' if s.proposer else ''}"
             ),
+            *([f"  drafts    {self.drafts or 'none'}"] if s.proposer else []),
             f"  KV pool   pages of {s.page_size}, {self.peak_kv_pages} held at most; {counts}",
             (
                 f"  versions  headstock {s.version}{commit}, torch {s.torch}, Python {s.python}, "

@@ -1,0 +1,127 @@
+"""What drafts gain and cost: one stream with drafts of which a set share is right, and without.
+
+    PYTHONPATH=tests:tests/support python -m gpu.drafts [--turns 7] [--tokens 512]
+
+A proposer drafts the tokens that were recorded of the same engine, some of them falsified. The
+engines take turns. A run is recorded again until it repeats itself: steps of several tokens round
+16-bit numbers otherwise than steps of one, which changes some near ties.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import recorded_proposer
+
+from headstock import LLM, SamplingParams
+from headstock.config import EngineConfig
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
+
+SHARES = (0.7, 0.0)
+"""Shares of drafts that are right."""
+ROUNDS = 6
+"""Most recordings until a run repeats itself."""
+SETTINGS: dict[str, Any] = {
+    "device": "cuda",
+    "attn": "fa,fi",
+    "max_running_requests": 1,
+    "max_seq_len": 2048,
+    "num_pages": 64,
+    "page_size": 64,
+}
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """The ratios at `SHARES`, of the 0.6B shape with random weights."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_model_directory(MODEL_SHAPES["qwen3-0.6b"], Path(folder))
+        return measure(
+            EngineConfig(model=folder, load_format="dummy", **SETTINGS), turns=7, tokens=512
+        )
+
+
+def measure(config: EngineConfig, *, turns: int, tokens: int) -> dict[str, Any]:
+    """Tokens a second with drafts over those without, by share, each engine in its turn."""
+    from attrs import evolve
+
+    prompt = np.random.default_rng(0).integers(5, 500, 128).tolist()
+    found: dict[str, Any] = {"ok": True, "ratio": {}, "tokens_per_second": {}, "drafts": {}}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        recorded_proposer.install(folder)
+        sys.path.insert(0, str(folder))
+        stack.callback(sys.path.remove, str(folder))
+        plain = stack.enter_context(LLM(config=config))
+        first, _ = generate(plain, prompt, tokens)
+        engines = {"off": plain}
+        for share in SHARES:
+            path = folder / f"{share}.json"
+            recorded_proposer.write_recording(path, [prompt + first])
+            options = (f"recorded.path={path}", f"recorded.right={share}")
+            drafting = evolve(config, proposer="recorded", opt=(*config.opt, *options))
+            engines[str(share)] = llm = stack.enter_context(LLM(config=drafting))
+            found["drafts"][f"{share}, recordings"] = settle(llm, prompt, first, path)
+        seconds: dict[str, list[float]] = {name: [] for name in engines}
+        for _ in range(turns):
+            for name, llm in engines.items():
+                before = llm._session.engine.stats()
+                seconds[name].append(generate(llm, prompt, tokens)[1])
+                stats = llm._session.engine.stats().since(before)
+                found["drafts"][name] = stats.draft_line
+        for name, times in seconds.items():
+            ratios = [off / own for off, own in zip(seconds["off"], times, strict=True)]
+            found["ratio"][name] = [round(value, 4) for value in spread(ratios)]
+            found["tokens_per_second"][name] = round(tokens / statistics.median(times), 1)
+    return found
+
+
+def settle(llm: LLM, prompt: list[int], said: list[int], path: Path) -> int:
+    """Record the run until it repeats itself; how many recordings that took."""
+    for number in range(1, ROUNDS + 1):
+        again, _ = generate(llm, prompt, len(said))
+        if again == said:
+            return number
+        said = again
+        recorded_proposer.write_recording(path, [prompt + said])
+    return -1
+
+
+def generate(llm: LLM, prompt: list[int], tokens: int) -> tuple[list[int], float]:
+    """The greedy tokens, and how many seconds they took."""
+    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
+    llm._session.loop.reset_prefix_cache()
+    began = time.perf_counter()
+    (output,) = llm.generate([prompt], params)
+    return list(output.outputs[0].token_ids), time.perf_counter() - began
+
+
+def spread(values: list[float]) -> tuple[float, float, float]:
+    """The median, the least and the most."""
+    return statistics.median(values), min(values), max(values)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--turns", type=int, default=7)
+    parser.add_argument("--tokens", type=int, default=512)
+    parser.add_argument("--model", help="a model in place of the 0.6B shape with random weights")
+    parser.add_argument("--device", default="cuda")
+    asked = parser.parse_args()
+    changes = {"device": asked.device} | ({"attn": "auto"} if asked.device == "cpu" else {})
+    with tempfile.TemporaryDirectory() as place:
+        write_model_directory(MODEL_SHAPES["qwen3-0.6b"], Path(place))
+        settings = SETTINGS | changes | {"model": place, "load_format": "dummy"}
+        if asked.model:
+            settings |= {"model": asked.model, "load_format": "auto"}
+        made = EngineConfig(**settings)
+        print(json.dumps(measure(made, turns=asked.turns, tokens=asked.tokens), indent=2))
