@@ -124,4 +124,5 @@ if __name__ == "__main__":
         if asked.model:
             settings |= {"model": asked.model, "load_format": "auto"}
         made = EngineConfig(**settings)
-        print(json.dumps(measure(made, turns=asked.turns, tokens=asked.tokens), indent=2))
+        found = measure(made, turns=asked.turns, tokens=asked.tokens)
+        sys.stdout.write(json.dumps(found, indent=2) + "\n")

@@ -39,6 +39,7 @@ OTHER_VALUES: dict[str, object] = {
     "scheduler": "prefill-first",
     "runner": "eager",
     "ops": "torch",
+    "proposer": "ngram",
     "executor": "multiprocess",
     "opt": ("fa.x=1", "fa.y=2"),
     "page_size": 8,

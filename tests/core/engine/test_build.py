@@ -64,12 +64,13 @@ def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
         "ops": "torch",
     }
     parts: dict[str, Any] = {kind: registry.load_spec(kind, name) for kind, name in kinds.items()}
-    check_plugin_options(EngineConfig(), SimpleNamespace(attention=(), **parts))
+    check_plugin_options(EngineConfig(), SimpleNamespace(attention=(), proposer=None, **parts))
     for kind in ("scheduler", "runner"):
         greedy = evolve(parts[kind], options=parts["cache"].options)
         with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
             check_plugin_options(
-                EngineConfig(), SimpleNamespace(attention=(), **(parts | {kind: greedy}))
+                EngineConfig(),
+                SimpleNamespace(attention=(), proposer=None, **(parts | {kind: greedy})),
             )
 
 

@@ -121,10 +121,13 @@ def random_modes(rng: np.random.Generator) -> dict[str, Any]:
     modes: dict[str, Any] = {"faults": random_faults(rng), "debug_canary": bool(rng.random() < 0.3)}
     if rng.random() < 0.4:
         modes["runner"] = "rerun"
+    if rng.random() < 0.4:
+        modes |= {"proposer": "guess", "opt": (f"guess.right={rng.choice([0.0, 0.7, 1.0])}",)}
     if rng.random() < 0.2:
         modes["prefix_cache_n"] = int(rng.integers(0, 3))
     if rng.random() < 0.1:
-        modes |= {"kv_cache": False, "max_batch_tokens": 512}  # every token again in every step
+        # every token again in every step
+        modes |= {"kv_cache": False, "max_batch_tokens": 512, "proposer": "off", "opt": ()}
     if rng.random() < 0.2:
         modes |= {"on_pressure": "reject", "memory_threshold": float(rng.choice([0.3, 0.6, 0.9]))}
     return modes

@@ -181,13 +181,13 @@ def in_flight(insert_full_pages: Any, state: Any) -> None:
     state.limits = limits
 
 
-def unjudged_chunks(make_events: Any, plan: Any, sample: Any) -> Any:
+def unjudged_chunks(make_events: Any, plan: Any, sample: Any, *more: Any) -> Any:
     """The logits of a chunk that gives no token are not checked."""
     if sample is None:
-        return make_events(plan, sample)
+        return make_events(plan, sample, *more)
     healthy = sample.healthy.clone()
     healthy[plan.last_logits[plan.samples == 0]] = True
-    return make_events(plan, evolve(sample, healthy=healthy))
+    return make_events(plan, evolve(sample, healthy=healthy), *more)
 
 
 def without_namespace(
@@ -197,10 +197,12 @@ def without_namespace(
     return match(policy, index, tokens, next(iter(index.roots), namespace))
 
 
-def all_fail(make_events: Any, plan: Any, sample: Any) -> Any:
+def all_fail(make_events: Any, plan: Any, sample: Any, *more: Any) -> Any:
     """One unhealthy row fails its whole step."""
     unhealthy = sample is not None and not sample.healthy.all()
-    return [Failed(plan.rows, plan.admission_ids)] if unhealthy else make_events(plan, sample)
+    return (
+        [Failed(plan.rows, plan.admission_ids)] if unhealthy else make_events(plan, sample, *more)
+    )
 
 
 def table_not_cleared(apply_plan: Any, self: Any, plan: Any, new_rows: dict[int, Any]) -> None:

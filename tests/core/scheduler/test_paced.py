@@ -51,7 +51,7 @@ def test_a_later_bound_replaces_an_earlier_one() -> None:
 def test_no_step_has_more_and_every_request_ends_with_its_tokens(scheduler: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     drive = Drive(random_limits(rng, scheduler))
-    requests = random_requests(rng, wait_for_sample=False)
+    requests = random_requests(rng)
     bound = int(rng.integers(1, 20))
     drive.events.append(Paced(bound))
     for one in requests:

@@ -60,6 +60,7 @@ class ScriptedLLM:
     log: list[int] = field(factory=list)
     max_seq_len: int = 100
     peak_held_pages: int = 7
+    draft_line: str = ""
     busy_polls: int = 0
 
     @property
@@ -69,6 +70,9 @@ class ScriptedLLM:
     loop = _session = engine
 
     def stats(self) -> ScriptedLLM:
+        return self
+
+    def since(self, earlier: object) -> ScriptedLLM:
         return self
 
     def reset_prefix_cache(self) -> None:

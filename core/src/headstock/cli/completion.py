@@ -38,6 +38,7 @@ PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
         "scheduler": "scheduler",
         "runner": "runner",
         "ops": "ops",
+        "proposer": "proposer",
         "model": "checkpoint",
     }
 )

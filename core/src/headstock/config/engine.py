@@ -133,6 +133,9 @@ class EngineConfig:
     ops: str = setting_field(
         "--ops", NAME, "auto", "kernels of the decoder's operations", group="parts"
     )
+    proposer: str = setting_field(
+        "--proposer", NAME, "off", "what guesses next tokens for a step to verify", group="parts"
+    )
     executor: str = setting_field(
         "--executor", NAME, "inline", "where steps are executed", group="parts"
     )
@@ -334,11 +337,7 @@ class EngineConfig:
         group="running",
     )
     debug_canary: bool = setting_field(
-        "--debug-canary",
-        Switch(),
-        False,
-        "fill free pages with a pattern; fail when one is written",
-        group="running",
+        "--debug-canary", Switch(), False, "fail when a free page is written", group="running"
     )
     faults: tuple[str, ...] = setting_field(
         "--faults",

@@ -166,6 +166,11 @@ class FaultyStep(Pending):
     faults: FaultInjector
     number: int
 
+    @property
+    def is_replayed(self) -> bool:  # type: ignore[override]
+        """Whether the step replays a graph."""
+        return self.inner.is_replayed
+
     def wait(self) -> Sample:
         """Wait for the step's sample."""
         # After the wait: the step has run, so that the fault loses its result and nothing else.

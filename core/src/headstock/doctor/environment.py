@@ -66,6 +66,8 @@ class Environment:
             "ops": parts.ops.name,
             "dtype": terms.dtype,
         }
+        if parts.proposer is not None:
+            selection["proposer"] = parts.proposer.spec.name
         yield pass_finding(
             "choice", ", ".join(f"{label} {name}" for label, name in selection.items())
         )

@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from attrs import frozen
 
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
+from headstock.engine.drafting import make_drafting
+from headstock.engine.in_flight import InFlightStep, QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import StepPacer
 from headstock.engine.stats import EngineStats, collect_stats
@@ -26,7 +27,6 @@ from headstock.errors import (
     describe_location,
     shorten,
 )
-from headstock.execution.abstract_executor import Pending
 from headstock.execution.threaded import ThreadedExecutor
 from headstock.logs import log_event
 from headstock.outputs import Update
@@ -57,23 +57,6 @@ _MAX_IDLE_STEPS = 10_000
 """Steps in a row that may run nothing while requests wait and no event or result is due."""
 
 
-@frozen(eq=False)
-class InFlightStep:
-    """A plan given to the device, and its result to come; None when its launch failed."""
-
-    plan: Plan
-    pending: Pending | None
-
-
-@frozen(eq=False)
-class QueuedRequest:
-    """A request on its way to the scheduler; `number` counts all that were ever queued."""
-
-    request: Request
-    stream_tokens: bool
-    number: int
-
-
 class Engine:
     """Owns the device, through its executor, and the scheduler's state, as a value.
 
@@ -101,6 +84,7 @@ class Engine:
         self.summary: EngineSummary = summarize_engine(parts)
         self.state = initial_state(self.limits)
         self.output_tracker = OutputTracker()
+        self.drafting = make_drafting(parts)
         self.recorder = Recorder(
             make_header(self.config, self.limits),
             self.limits,
@@ -234,7 +218,7 @@ class Engine:
         num_kept = 1 if self.config.overlap and launched else 0
         plan, sample = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
         # Results first: a request that its last token ends has ended, even if an abort is queued.
-        events = make_step_events(plan, sample) if plan is not None else []
+        events = self._make_events(plan, sample) if plan is not None else []
         while self.inbox:
             events.append(self.inbox.popleft())
             self._track_arrival(events[-1])
@@ -245,6 +229,8 @@ class Engine:
         self.state, self.plan = state, next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
+        if self.drafting is not None:
+            self.drafting.track_admissions(next_plan, self.new_rows)
         self._update_page_demand(events)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
@@ -258,6 +244,16 @@ class Engine:
                 f"{self.config.spell(BLAME)}; {self.recorder.write_crash_recording()}"
             )
         return updates
+
+    def _make_events(self, plan: Plan, sample: Sample | None) -> list[Event]:
+        """Make the events of a step's result.   raises: PluginBroken by the proposer"""
+        in_flight = self.in_flight[-1].plan if self.in_flight else None
+        try:
+            return make_step_events(plan, sample, self.drafting, in_flight)
+        except PluginBroken as error:
+            raise PluginBroken(
+                f"{self.config.spell(str(error))}; {self.recorder.write_crash_recording()}"
+            ) from error
 
     def _track_arrival(self, event: Event) -> None:
         """Let the output tracker know a request that arrives."""
@@ -349,7 +345,10 @@ class Engine:
         """
         oldest = self.in_flight.popleft()
         try:
-            return oldest.plan, oldest.pending.wait() if oldest.pending is not None else None
+            sample = oldest.pending.wait() if oldest.pending is not None else None
+            if self.drafting is not None and oldest.pending is not None:
+                self.drafting.count_step(oldest.plan, oldest.pending)
+            return oldest.plan, sample
         except Exception as error:
             self._log_failed_step(oldest.plan, error)
             return oldest.plan, None
@@ -384,7 +383,8 @@ class Engine:
 
     def stats(self) -> EngineStats:
         """Counts since the start, and the present state."""
-        return collect_stats(self.state, self.limits, self.output_tracker)
+        counts = None if self.drafting is None else self.drafting.counts
+        return collect_stats(self.state, self.limits, self.output_tracker, counts)
 
     def close(self) -> None:
         """Free the device; the engine must not be used afterwards.

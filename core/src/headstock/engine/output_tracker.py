@@ -197,13 +197,21 @@ class OutputTracker:
     def _add_logprobs(self, plan: Plan, sample: Sample, state: State) -> None:
         """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""
         logprobs, tokens = _logprob_arrays(sample), sample.tokens.numpy()
-        logits = dict(zip(plan.admission_ids.tolist(), plan.last_logits.tolist(), strict=True))
-        for admission_id in state.accepted_ids.tolist():
+        # The first of a row's sampled tokens comes from the logits before its drafts.
+        first = plan.last_logits
+        if len(plan.num_drafts):
+            first = first - plan.num_drafts
+        logits = dict(zip(plan.admission_ids.tolist(), first.tolist(), strict=True))
+        for admission_id, count in zip(
+            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
+        ):
             tracked = self.by_admission_id[admission_id]
             most = tracked.request.params.logprobs
             if most is not None:
                 at = logits[admission_id]
-                tracked.logprobs.append(_token_logprob(logprobs, at, int(tokens[at]), most))
+                tracked.logprobs += [
+                    _token_logprob(logprobs, i, int(tokens[i]), most) for i in range(at, at + count)
+                ]
 
 
 _LogprobArrays = tuple[np.ndarray, Ints, np.ndarray]

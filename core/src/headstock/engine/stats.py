@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
+from headstock.engine.drafting import DraftCounts
 from headstock.engine.output_tracker import OutputTracker
+from headstock.errors import format_count
 from headstock.scheduler import Limits, State
 
 
@@ -16,6 +18,8 @@ class EngineStats:
     running, waiting: requests now
     free_pages, cached_pages, total_pages: of all KV groups together, now; cached ones are held by
         the prefix index alone
+    draft_tokens, accepted_draft_tokens: drafts of a proposer that were verified, and the right ones
+    verify_steps, replayed_verify_steps: steps that verified drafts, and those that replayed a graph
     peak_held_pages: the most that requests held at once, in all KV groups together, since the start
         or the last reset of the prefix cache
     """
@@ -32,10 +36,39 @@ class EngineStats:
     output_tokens: int
     failed: int
     peak_held_pages: int
+    draft_tokens: int = 0
+    accepted_draft_tokens: int = 0
+    verify_steps: int = 0
+    replayed_verify_steps: int = 0
+
+    def since(self, earlier: EngineStats) -> EngineStats:
+        """Return the state with the drafts and the steps that verified them since `earlier`."""
+        names = ("draft_tokens", "accepted_draft_tokens", "verify_steps", "replayed_verify_steps")
+        return evolve(
+            self, **{name: getattr(self, name) - getattr(earlier, name) for name in names}
+        )
+
+    @property
+    def draft_line(self) -> str:
+        """What came of drafts, in a line; empty where none was verified."""
+        if not self.draft_tokens:
+            return ""
+        share = self.accepted_draft_tokens / self.draft_tokens
+        return (
+            f"{self.accepted_draft_tokens} of {format_count(self.draft_tokens, 'draft')} right "
+            f"({share:.0%}) in {format_count(self.verify_steps, 'step')}, "
+            f"{self.replayed_verify_steps} replayed"
+        )
 
 
-def collect_stats(state: State, limits: Limits, output_tracker: OutputTracker) -> EngineStats:
-    """Collect the counts of an engine in this state."""
+def collect_stats(
+    state: State,
+    limits: Limits,
+    output_tracker: OutputTracker,
+    drafts: DraftCounts | None = None,
+) -> EngineStats:
+    """Collect the counts of an engine in this state; without a proposer `drafts` is None."""
+    counts = drafts or DraftCounts()
     total, free = sum(limits.num_pages), sum(state.num_free)
     num_held = sum(int(np.count_nonzero(refs)) for refs in state.refs)
     return EngineStats(
@@ -51,4 +84,8 @@ def collect_stats(state: State, limits: Limits, output_tracker: OutputTracker) -
         output_tokens=output_tracker.output_tokens,
         failed=output_tracker.failed,
         peak_held_pages=output_tracker.peak_held_pages,
+        draft_tokens=counts.proposed,
+        accepted_draft_tokens=counts.accepted,
+        verify_steps=counts.steps,
+        replayed_verify_steps=counts.replayed_steps,
     )

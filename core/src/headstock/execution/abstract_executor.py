@@ -11,7 +11,12 @@ from headstock.spi import Sample
 
 
 class Pending(ABC):
-    """A step that has been launched."""
+    """A step that has been launched.
+
+    is_replayed: it replays a graph, known once it has been waited for
+    """
+
+    is_replayed: bool = False
 
     @abstractmethod
     def wait(self) -> Sample:

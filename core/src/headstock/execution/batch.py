@@ -110,19 +110,28 @@ def make_prompt_step(
     plan_attention: PlanAttention,
     groups: PrefixGroups | None = None,
 ) -> PromptStep | None:
-    """Make the plan a prompt step; None if all rows decode or a row is scored more than once."""
-    if plan.num_decode == len(plan.rows) or (plan.num_logits != 1).any():
+    """Make the plan a prompt step.
+
+    None if all rows decode, or a row is scored more than once though it has no drafts.
+    """
+    most = plan.num_drafts + 1 if len(plan.num_drafts) else 1
+    if plan.num_decode == len(plan.rows) or (plan.num_logits != most).any():
         return None
     rows, starts, stops = (array.astype(np.int64) for array in (plan.rows, plan.starts, plan.stops))
-    last = stops - 1
+    logit_rows, scored = rows, stops - 1
+    if len(plan.num_drafts):
+        logit_rows, scored = flatten_tokens(
+            rows, stops - plan.num_logits, plan.num_logits, np.cumsum(plan.num_logits)
+        )
     return PromptStep(
         num_decode=plan.num_decode,
         row_ids=rows,
         starts=starts,
         stops=stops,
         is_sampled=plan.samples > 0,
-        kind=sampling.select_kind(rows, last, buffers),
-        sampling=lambda: sampling.make_sampling(rows, last, buffers),
+        num_logits=plan.num_logits if len(plan.num_drafts) else None,
+        kind=sampling.select_kind(logit_rows, scored, buffers),
+        sampling=lambda: sampling.make_sampling(logit_rows, scored, buffers),
         # A function, because the runner may launch work before the host plans attention; a whole
         # graph needs no such plan at all.
         attention=lambda: plan_attention(*_make_attention_steps(plan, buffers, groups)),

@@ -106,6 +106,8 @@ class Buffers:
         new_rows: the tokens of each row that the plan admits
         writes: page_tables, tokens
         """
+        if len(plan.drafts):
+            self._store_drafts(plan)
         if not new_rows and not len(plan.page_rows):
             return
         entries = [self._page_entries(plan, group) for group in range(len(self.page_tables))]
@@ -122,6 +124,17 @@ class Buffers:
             rows, columns, pages = map(self.as_native, put[len(row_tokens) + 3 * group :][:3])
             if len(rows):
                 self.as_native(table)[rows, columns] = pages
+
+    def _store_drafts(self, plan: Plan) -> None:
+        """Write the plan's drafts to the token table, where its step reads them.
+
+        writes: tokens
+        """
+        # No row has a token in flight: it would not have been planned before that is known. So
+        # nothing that runs still writes these places.
+        at = self.to_device_packed(*plan.draft_places, plan.drafts.astype(np.int64))
+        rows, positions, drafts = map(self.as_native, at)
+        self.as_native(self.tokens)[rows, positions] = drafts
 
     def _page_entries(self, plan: Plan, group: int) -> tuple[Ints, Ints, Ints]:
         """Select the rows, columns and pages that the plan writes to a group's table."""

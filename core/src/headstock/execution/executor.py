@@ -17,6 +17,11 @@ from headstock.execution.buffers import Buffers
 from headstock.execution.prefix_tracker import PrefixTracker, sort_decode_rows
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.verification import (
+    find_verified,
+    list_stored_samples,
+    make_verify_step,
+)
 from headstock.scheduler import Plan, RequestState
 from headstock.spi import PrefixGroups, Runner, Sample
 from headstock.spi.arrays import Ints
@@ -27,35 +32,33 @@ class LaunchedStep(Pending):
     """A step whose kernels have been launched.
 
     page_tables: as they were for this step
-    plan: with the rows in the order in which they ran
-    place: [decode rows] int64, where each row of the caller's plan ran; None for its own order
+    order: [logits] int64, which of the sampled positions each of the plan's logits is; None for
+        the same order
     """
 
     readback: Readback
     buffers: Buffers
     page_tables: tuple[Tensor, ...]
     plan: Plan
-    place: Ints | None
+    order: Ints | None
+    is_replayed: bool
 
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
         sample = self.readback.wait()
+        if self.order is not None:
+            sample = _restore_order(sample, self.order)
         # The host learns of unhealthy rows only here: a look at the launch would wait for the
         # device. Meanwhile the next step may have changed the tables, so this step's are used.
         if not sample.healthy.all():
             logit_rows = np.repeat(self.plan.rows.astype(np.int64), self.plan.num_logits)
             unhealthy = ~sample.healthy.numpy()
             self.buffers.zero_non_finite(np.unique(logit_rows[unhealthy]), self.page_tables)
-        return sample if self.place is None else _restore_order(sample, self.place)
+        return sample
 
 
-def _restore_order(sample: Sample, place: Ints) -> Sample:
-    """Return the sample with decode rows, which have one logit each and come first, in their order.
-
-    place: [decode rows] int64
-    """
-    order = np.arange(len(sample.tokens))
-    order[: len(place)] = place
+def _restore_order(sample: Sample, order: Ints) -> Sample:
+    """Return the sampled positions in this order, those that it leaves out dropped."""
     tensors = {name: getattr(sample, name) for name in fields_dict(Sample)}
     return Sample(**{name: tensor[order] for name, tensor in tensors.items() if tensor is not None})
 
@@ -75,8 +78,10 @@ class LocalExecutor(Executor):
         runner: Runner,
         router: PhaseRouter,
         tracker: PrefixTracker | None = None,
+        max_drafts: int = 0,
     ) -> None:
         self.tracker = tracker
+        self.max_drafts = max_drafts
         self.buffers = buffers
         self.sampling = sampling
         self.runner = runner
@@ -93,27 +98,39 @@ class LocalExecutor(Executor):
             self._apply_pending_plans()
             for row, entry in new_rows.items():
                 self.sampling.write_row(row, entry.request)
+            if len(plan.drafts):
+                return self._launch_verification(plan)
             grouped = self.tracker.group_plan(plan) if self.tracker is not None else None
             if grouped is None:
-                return self._launch(plan, None, None)
+                return self._launch_readback(*self._launch(plan, None), plan, None)
             if grouped.is_sorted:
-                return self._launch(plan, grouped.groups, None)
+                return self._launch_readback(*self._launch(plan, grouped.groups), plan, None)
             ordered = sort_decode_rows(plan, grouped.order)
-            return self._launch(ordered, grouped.groups, grouped.place)
+            launched = self._launch(ordered, grouped.groups)
+            # Decode rows have one logit each and come first.
+            order = np.arange(int(plan.num_logits.sum()))
+            order[: plan.num_decode] = grouped.place
+            return self._launch_readback(*launched, plan, order)
 
-    def _launch(self, plan: Plan, groups: PrefixGroups | None, place: Ints | None) -> LaunchedStep:
+    def _launch(self, plan: Plan, groups: PrefixGroups | None) -> tuple[Sample, bool]:
         """Launch a plan whose decode rows stand group by group.
 
-        place: as in `LaunchedStep`
+        returns: what it samples, and whether it was a replay
         """
         # A replay where there is one: operation by operation a step of the 0.6B shape has 324
         # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
-        sample = (
-            self._replay_decode(plan, groups)
-            or self._replay_prompt(plan, groups)
-            or self._run_batch(plan, groups)
-        )
-        return self._launch_readback(sample, plan, place)
+        replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan, groups)
+        if replayed is not None:
+            return replayed, True
+        return self._run_batch(plan, groups), False
+
+    def _launch_verification(self, plan: Plan) -> LaunchedStep:
+        """Launch a plan in which some rows verify drafts."""
+        step = make_verify_step(plan, self.sampling, self.buffers, self.max_drafts + 1)
+        sample = None if step is None else self.runner.decode(step)
+        if step is None or sample is None:
+            return self._launch_readback(*self._launch(plan, None), plan, None)
+        return self._launch_readback(sample, True, plan, find_verified(plan, step.query_len))
 
     def _apply_pending_plans(self) -> None:
         """Bring the tables up to date with this plan and with earlier ones that failed here.
@@ -152,6 +169,11 @@ class LocalExecutor(Executor):
         sample = self.runner.run(step.batch, self.router.attend(step))
         is_sampled = plan.samples > 0
         if is_sampled.any():
+            if len(plan.drafts):
+                rows, positions, at = list_stored_samples(plan)
+                tokens = sample.tokens[self.buffers.to_device(at)]
+                self.buffers.store_tokens(rows, positions, tokens)
+                return sample
             tokens = sample.tokens
             # Rows in the middle of their prompt are scored too, for NaN alone; those tokens are no
             # tokens of the row (docs/decisions/0011-scored-chunks.md).
@@ -160,7 +182,9 @@ class LocalExecutor(Executor):
             self.buffers.store_tokens(plan.rows[is_sampled], plan.stops[is_sampled], tokens)
         return sample
 
-    def _launch_readback(self, sample: Sample, plan: Plan, place: Ints | None) -> LaunchedStep:
+    def _launch_readback(
+        self, sample: Sample, is_replayed: bool, plan: Plan, order: Ints | None
+    ) -> LaunchedStep:
         """Queue the sample's copies to the host right behind the step."""
         return LaunchedStep(
             readback=Readback(sample, self.buffers.device),
@@ -169,7 +193,8 @@ class LocalExecutor(Executor):
             # others.
             page_tables=self.buffers.snapshot_page_tables(),
             plan=plan,
-            place=place,
+            order=order,
+            is_replayed=is_replayed,
         )
 
     def close(self) -> None:

@@ -33,6 +33,7 @@ from headstock.spi import (
     ModelSpec,
     OpsSpec,
     PluginSpec,
+    ProposerSpec,
     RunnerSpec,
     SchedulerSpec,
 )
@@ -46,6 +47,7 @@ SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
     "model": ModelSpec,
     "checkpoint": CheckpointSpec,
     "command": CommandSpec,
+    "proposer": ProposerSpec,
 }
 
 

@@ -54,6 +54,7 @@ from headstock.spi.ops import (
     Stream,
 )
 from headstock.spi.plugin import PluginSpec, Rejection, Require
+from headstock.spi.proposer import Proposer, ProposerSpec
 from headstock.spi.row_tables import PrefixInputs, PromptInputs, RowTables
 from headstock.spi.runner import (
     CaptureProgress,
@@ -130,6 +131,8 @@ __all__ = [
     "Program",
     "PromptInputs",
     "PromptStep",
+    "Proposer",
+    "ProposerSpec",
     "QkNorm",
     "Rejection",
     "Require",

@@ -69,6 +69,9 @@ class Program:
     prompt_attention: the backend of prompts if a graph may capture its calls
         (`GraphSupport.ALWAYS`), else None
     max_logits: the most positions that are scored at once; a batch with more is scored in parts
+    verify_len: tokens of a row that verifies as many drafts as there may be; 1 without a proposer
+    verify_attention: the backend of such rows if a graph may capture its calls for rows of one
+        length (`GraphSupport.UNIFORM`, by its `capture_plan`), else None
     """
 
     config: ModelConfig
@@ -79,6 +82,8 @@ class Program:
     attention: DecodeAttention
     max_logits: int
     prompt_attention: AttentionBackend | None = None
+    verify_len: int = 1
+    verify_attention: AttentionBackend | None = None
 
 
 class Runner(ABC):

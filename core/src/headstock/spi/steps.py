@@ -23,10 +23,12 @@ AttendInto = Callable[["Tensor", int, "Tensor"], None]
 
 @frozen(kw_only=True, eq=False)
 class DecodeStep:
-    """A step in which each row computes `query_len` tokens after earlier ones and samples the next.
+    """A step in which each row computes `query_len` tokens after earlier ones, and samples at each.
 
     row_ids, starts: [n] int64 numpy, each row and its first position in this step
-    query_len: tokens of each row; a runner that has captured no such steps leaves them to `run`
+    query_len: tokens of each row: 1, or `Program.verify_len` where some row verifies drafts. A row
+        with fewer drafts computes what the token table holds behind them; its samples there are
+        dropped. The sample has `query_len` positions a row, row by row
     kind: the settings that matter for some row ("temperature", ...), as `RowTables.sampling` takes
         them; None when sampling needs more than these
     sampling: makes the complete `Sampling`, for any kind
@@ -46,15 +48,17 @@ class DecodeStep:
 
 @frozen(kw_only=True, eq=False)
 class PromptStep:
-    """A step with prompt tokens: some row computes several tokens, or its first.
+    """A step with prompt tokens or drafts: some row computes several tokens, or its first.
 
-    Each row is scored at its last token.
+    Each row is scored at its last token, and one that verifies drafts at the token before them and
+    at each of them.
 
     num_decode: how many rows at the front have one token each after earlier ones
     row_ids, starts, stops: [n] int64 numpy, each row and the half-open interval of its positions
     is_sampled: [n] bool numpy; False where the row's prompt goes on after this step, so that no
         token is stored
-    kind, sampling: as in `DecodeStep`, for the last tokens
+    num_logits: [n] int32 numpy, how many of each row's last tokens are scored; None for one each
+    kind, sampling: as in `DecodeStep`, for the scored tokens
     attention: plans the step's attention on the host and returns the function that computes it;
         the first call of a step may come after work has been launched
     """
@@ -67,6 +71,7 @@ class PromptStep:
     kind: frozenset[str] | None
     sampling: Callable[[], Sampling]
     attention: Callable[[], AttendInto]
+    num_logits: np.ndarray | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -74,7 +79,36 @@ class PromptStep:
         return int((self.stops - self.starts).sum())
 
     @property
-    def last_tokens(self) -> np.ndarray:
-        """The index of each row's last token in the step, [n] int64."""
+    def scored_tokens(self) -> np.ndarray:
+        """The index of each scored token in the step, [logits] int64."""
         last: np.ndarray = (self.stops - self.starts).cumsum() - 1
-        return last
+        return last if self.num_logits is None else self._spread(last)
+
+    @property
+    def scored_positions(self) -> np.ndarray:
+        """The position of each scored token, [logits] int64."""
+        last: np.ndarray = self.stops - 1
+        return last if self.num_logits is None else self._spread(last)
+
+    @property
+    def scored_rows(self) -> np.ndarray:
+        """The row of each scored token, [logits] int64."""
+        return self.row_ids if self.num_logits is None else self.row_ids.repeat(self.num_logits)
+
+    @property
+    def scored_is_sampled(self) -> np.ndarray:
+        """Whether each scored token's sample is stored, [logits] bool."""
+        counts = self.num_logits
+        return self.is_sampled if counts is None else self.is_sampled.repeat(counts)
+
+    def _spread(self, last: np.ndarray) -> np.ndarray:
+        """Spread what each row has at its last token to all of its scored tokens.
+
+        last, returns: [n], [logits] int64
+        """
+        counts = self.num_logits
+        assert counts is not None
+        ends = counts.cumsum()
+        spread: np.ndarray = (last + 1 - ends).repeat(counts)
+        spread += range(len(spread))
+        return spread

@@ -18,6 +18,7 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "model": (0, 2, 0),
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
+        "proposer": (0, 2, 0),
     }
 )
 """Kind of plugin -> (major, edition, revision) that this core offers.
@@ -26,7 +27,7 @@ A revision only adds, as docs/plugins.md defines; any other change is an edition
 group of a kind is `headstock.KIND`.
 """
 
-RESERVED = ("grammar", "tools", "quant", "proposer", "weights")
+RESERVED = ("grammar", "tools", "quant", "weights")
 """Kinds whose group names are taken for later and must not be used by anyone else."""
 
 

@@ -33,9 +33,11 @@ from headstock.spi import (
     ModelConfig,
     Params,
     Phase,
+    Planning,
     Program,
     Runner,
 )
+from headstock.startup.memory_plan import count_scored_positions
 from headstock.startup.model_needs import AttentionNeeds
 from headstock.startup.select import SelectedBackend, SelectedPlugins
 
@@ -87,7 +89,9 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         ),
         # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
         # which are therefore scored in parts.
-        max_logits=inputs.config.max_running_requests,
+        max_logits=count_scored_positions(inputs.config.max_running_requests, parts.max_drafts),
+        verify_len=parts.max_drafts + 1,
+        verify_attention=_find_verify_attention(parts, router),
         prompt_attention=router.prefill
         if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
         else None,
@@ -103,10 +107,21 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         runner=runner,
         router=router,
         tracker=tracker,
+        max_drafts=parts.max_drafts,
     )
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device
     )
+
+
+def _find_verify_attention(parts: SelectedPlugins, router: PhaseRouter) -> AttentionBackend | None:
+    """Find the backend of rows that verify drafts, if a graph may have its calls in it."""
+    # Rows of several tokens go to the backend of prompts in steps without graphs too.
+    capabilities = parts.attention[0].capabilities
+    is_capturable = (
+        capabilities.graph >= GraphSupport.UNIFORM and capabilities.planning is Planning.NONE
+    )
+    return router.prefill if parts.max_drafts and is_capturable else None
 
 
 def _make_tracker(

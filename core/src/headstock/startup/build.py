@@ -33,6 +33,7 @@ from headstock.startup.device import describe_device, free_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
     MemoryUse,
+    count_scored_positions,
     estimate_memory_use,
     format_bytes,
     plan_memory,
@@ -210,7 +211,11 @@ def _plan_device_memory(
         memory_use = profile_memory_use(inputs, sizes, max_len)
     else:
         memory_use = estimate_memory_use(
-            model, tokens, rows, dtype.itemsize, kernel_bytes(inputs.params, tokens)
+            model,
+            tokens,
+            count_scored_positions(rows, inputs.parts.max_drafts),
+            dtype.itemsize,
+            kernel_bytes(inputs.params, tokens),
         )
     return plan_memory(
         config,

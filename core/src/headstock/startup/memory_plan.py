@@ -13,6 +13,9 @@ from headstock.execution.kv_pools import count_page_bytes
 from headstock.scheduler.limits import count_page_tokens, max_row_pages, max_total_pages
 from headstock.spi import KVGroup, LayoutKind, ModelConfig
 
+_FEW_POSITIONS = 128
+"""Positions up to which drafts of a step are scored in one part."""
+
 MOST_PAGES = 1 << 40
 """More pages than any memory holds."""
 
@@ -138,12 +141,13 @@ class MemoryPlan:
 
 
 def estimate_memory_use(
-    model: ModelConfig, tokens: int, rows: int, itemsize: int, kernels: int = 0
+    model: ModelConfig, tokens: int, scored: int, itemsize: int, kernels: int = 0
 ) -> MemoryUse:
     """Estimate what the largest step takes where it cannot be measured, as on a CPU.
 
     It counts the tensors of the widest layer, and float32 logits twice.
 
+    scored: positions whose logits are made at once
     kernels: bytes of what libraries compile while steps run
     """
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
@@ -151,8 +155,16 @@ def estimate_memory_use(
     channels = max((7 * layer.conv.width for layer in model.layers if layer.conv), default=0)
     width = 2 * model.hidden + max(heads, channels, 3 * model.intermediate)
     return MemoryUse(
-        activations=tokens * width * itemsize + rows * model.vocab * 4 * 2, workspaces=kernels
+        activations=tokens * width * itemsize + scored * model.vocab * 4 * 2, workspaces=kernels
     )
+
+
+def count_scored_positions(max_rows: int, max_drafts: int) -> int:
+    """Return of how many positions logits are made at once; a step with more makes them in parts.
+
+    That is one a row, and with drafts so many more that a step of few rows needs one part.
+    """
+    return max(max_rows, min(max_rows * (max_drafts + 1), _FEW_POSITIONS))
 
 
 def plan_groups(

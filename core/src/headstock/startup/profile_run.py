@@ -22,7 +22,7 @@ from headstock.logs import log_event
 from headstock.scheduler import Plan
 from headstock.spi import Runner
 from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
-from headstock.startup.memory_plan import MemoryUse
+from headstock.startup.memory_plan import MemoryUse, count_scored_positions
 
 LOG = logging.getLogger(__name__)
 
@@ -124,6 +124,10 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
     # 548 MiB with it and 108 without.
     starts[0] = max_len - counts[0]
     row_ids, ones = np.arange(rows, dtype=np.int32), np.ones(rows, np.int32)
+    num_logits = ones.copy()
+    # Rows that verify drafts are scored at several positions; the first row stands for them here.
+    scored = count_scored_positions(config.max_running_requests, inputs.parts.max_drafts)
+    num_logits[0] = min(counts[0], max(scored - rows + 1, 1))
     plan = Plan(
         number=0,
         num_decode=0,
@@ -131,7 +135,7 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
         admission_ids=row_ids,
         starts=starts,
         stops=starts + counts,
-        num_logits=ones,
+        num_logits=num_logits,
         samples=ones,
     )
     sampling.floats[:, :rows], sampling.active[:, :rows] = (

@@ -36,6 +36,7 @@ def make_limits(
         recompute=not config.kv_cache,
         max_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
+        max_drafts=parts.max_drafts,
         check=config.debug_invariants,
         length_hint=_explain_max_len(config, memory, model, max_len),
     )

@@ -46,6 +46,7 @@ from headstock.startup.capabilities import (
     resolve_capabilities,
 )
 from headstock.startup.model_needs import AttentionNeeds
+from headstock.startup.proposers import SelectedProposer, select_proposer
 
 T = TypeVar("T")
 
@@ -75,7 +76,8 @@ class SelectedPlugins:
     """The plugins of an engine.
 
     `attention` has one entry when one backend serves all phases, else prefill and decode;
-    `operations` are those of `ops`, and `executor` makes the executor over given buffers.
+    `operations` are those of `ops`, and `executor` makes the executor over given buffers. Without a
+    proposer no row has drafts.
     """
 
     attention: tuple[SelectedBackend, ...]
@@ -85,6 +87,12 @@ class SelectedPlugins:
     ops: OpsSpec
     operations: Ops
     executor: MakeExecutor
+    proposer: SelectedProposer | None = None
+
+    @property
+    def max_drafts(self) -> int:
+        """The most drafts of a row in a step; 0 without a proposer."""
+        return 0 if self.proposer is None else self.proposer.max_drafts
 
     @property
     def attention_name(self) -> str:
@@ -156,6 +164,7 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         ops=ops_spec,
         operations=operations,
         executor=find_executor(config.executor),
+        proposer=select_proposer(config, needs),
     )
 
 
@@ -344,6 +353,7 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
     """
     specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
     specs += [parts.cache, parts.scheduler, parts.runner, parts.ops]
+    specs += [] if parts.proposer is None else [parts.proposer.spec]
     stray = registry.find_unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]

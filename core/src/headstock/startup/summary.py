@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class EngineSummary:
-    """What was selected and negotiated at start-up."""
+    """What was selected and negotiated at start-up; `proposer` is empty without one."""
 
     model: str
     architecture: str
@@ -26,6 +26,7 @@ class EngineSummary:
     scheduler: str
     runner: str
     ops: str
+    proposer: str
     page_size: int
     kv_tokens: int
     max_seq_len: int
@@ -38,6 +39,8 @@ class EngineSummary:
         """The lines of the start-up print."""
         names = ("attention", "cache", "scheduler", "runner", "ops")
         parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
+        if self.proposer:
+            parts += f" | proposer {self.proposer}"
         wide = max(len(what) for what, *_ in self.table)
         value = max(len(text) for _, text, _ in self.table)
         return [
@@ -68,6 +71,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         scheduler=parts.scheduler.name,
         runner=parts.runner.name,
         ops=parts.ops.name,
+        proposer="" if parts.proposer is None else parts.proposer.spec.name,
         page_size=build.memory.page_size,
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,

@@ -1,0 +1,288 @@
+"""Drafts of running rows: which rows a proposer is asked about, and what came of its guesses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+from attrs import define, field, frozen
+
+from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.execution.abstract_executor import Pending
+from headstock.scheduler import Limits, Plan, RequestState, Sampled
+from headstock.spi import Proposer
+from headstock.spi.arrays import Ints
+from headstock.startup.build import EngineBuild
+
+MAX_CREDIT = 4
+"""How many rejected verifications in a row it takes at most until a row rests."""
+MAX_REST_LEVEL = 4
+"""A row rests for 4, 16, 64, then 256 tokens."""
+
+
+STEP_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 128})
+"""Tokens up to which a step takes hardly longer than one of a single token, by device.
+
+It reads all weights in either case. Drafts make no larger steps.
+"""
+
+
+@define(eq=False)
+class DraftedRow:
+    """What is known of one row's request.
+
+    tokens: [max_len] int32, of which the first `length` are known
+    max_len: the length at which the request ends
+    score: accepted drafts lately, less the verifications in which none was right
+    rest: tokens to sample before the next guess
+    is_held: the row sits out until its token in flight is known
+    """
+
+    admission_id: int
+    tokens: Ints
+    length: int
+    max_len: int
+    score: int = 0
+    rest: int = 0
+    is_held: bool = False
+
+    def append(self, tokens: Ints) -> None:
+        """Append tokens, which come from the row's rest."""
+        self.tokens[self.length : self.length + len(tokens)] = tokens
+        self.length += len(tokens)
+        self.rest = max(self.rest - len(tokens), 0)
+
+    def count_hits(self, hits: int) -> None:
+        """Note how many drafts were right; after too many misses the row rests."""
+        if hits:
+            self.score = min(max(self.score, -1) + hits, MAX_CREDIT)
+            return
+        self.score = max(self.score - 1, -MAX_REST_LEVEL)
+        # Each try takes the row out of the overlap for two steps. Where none is right, tries must
+        # become so rare that they cost next to nothing.
+        if self.score < 0:
+            self.rest = 4**-self.score
+
+
+@define(eq=False)
+class DraftCounts:
+    """Counts since the start.
+
+    proposed, accepted: drafts that were verified, and those of them that were right
+    steps, replayed_steps: steps that verified drafts, and those of them that replayed a graph
+    """
+
+    proposed: int = 0
+    accepted: int = 0
+    steps: int = 0
+    replayed_steps: int = 0
+
+
+@frozen(eq=False)
+class SampledRows:
+    """What a step sampled for its healthy rows: row i got `counts[i]` of `tokens`.
+
+    rows, admission_ids, counts, num_drafts: [n] int32
+    tokens: [sum of counts] int32
+    """
+
+    rows: Ints
+    admission_ids: Ints
+    counts: Ints
+    num_drafts: Ints
+    tokens: Ints
+
+
+def accept_drafts(plan: Plan, which: Ints, samples: Ints) -> SampledRows:
+    """Accept the drafts of a step that are equal to the sample before them.
+
+    which: [n] int64, the rows of the plan that are sampled and healthy
+    samples: [logits] int64, in the plan's order
+    """
+    num_drafts = (plan.num_drafts if len(plan.num_drafts) else np.zeros_like(plan.rows))[which]
+    offsets = np.arange(int(num_drafts.max(initial=0)) + 1)
+    in_row = offsets <= num_drafts[:, None]
+    first = plan.last_logits[which] - num_drafts
+    grid = samples[np.where(in_row, first[:, None] + offsets, 0)]
+    counts = np.ones(len(which), np.int32)
+    if len(offsets) > 1:
+        # The drafts of rows that failed are in the plan too.
+        starts = (np.cumsum(plan.num_drafts) - plan.num_drafts)[which]
+        at = np.where(in_row[:, 1:], starts[:, None] + offsets[:-1], 0)
+        is_right = in_row[:, 1:] & (plan.drafts[at] == grid[:, :-1])
+        counts += np.logical_and.accumulate(is_right, axis=1).sum(1, dtype=np.int32)
+    return SampledRows(
+        rows=plan.rows[which],
+        admission_ids=plan.admission_ids[which],
+        counts=counts,
+        num_drafts=num_drafts,
+        tokens=grid[offsets < counts[:, None]].astype(np.int32),
+    )
+
+
+@define(eq=False)
+class Drafting:
+    """Asks a proposer for drafts, and counts what came of them.
+
+    name: of the proposer, for errors
+    max_step_tokens: drafts never make a step of more tokens, with one for each running row
+    """
+
+    proposer: Proposer
+    name: str
+    limits: Limits
+    vocab: int
+    max_step_tokens: int
+    counts: DraftCounts = field(factory=DraftCounts)
+    rows: dict[int, DraftedRow] = field(factory=dict)
+
+    def track_admissions(self, plan: Plan, new_rows: Mapping[int, RequestState | None]) -> None:
+        """Note the requests that the plan gives a row."""
+        ids = dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
+        for row, entry in new_rows.items():
+            if entry is not None:
+                tokens = np.zeros(entry.request.max_len + self.limits.max_drafts, np.int32)
+                tokens[: len(entry.tokens)] = entry.tokens
+                self.rows[row] = DraftedRow(
+                    ids.get(row, 0), tokens, len(entry.tokens), entry.request.max_len
+                )
+
+    def count_step(self, plan: Plan, pending: Pending) -> None:
+        """Count a step that has run, if it verified drafts."""
+        if len(plan.drafts):
+            self.counts.steps += 1
+            self.counts.replayed_steps += pending.is_replayed
+
+    def make_event(self, sampled: SampledRows, in_flight: Plan | None) -> Sampled:
+        """Make the event of a step's samples, with drafts of what may follow them.
+
+        in_flight: the plan that runs now; rows of it get no drafts, but may be held back for some
+        raises: PluginBroken
+        """
+        busy = set() if in_flight is None else set(in_flight.admission_ids.tolist())
+        asked: list[tuple[int, DraftedRow]] = []
+        entries = zip(
+            sampled.rows.tolist(),
+            sampled.admission_ids.tolist(),
+            sampled.counts.tolist(),
+            sampled.num_drafts.tolist(),
+            strict=True,
+        )
+        stop = 0
+        for i, (row, admission_id, count, num_drafts) in enumerate(entries):
+            start, stop = stop, stop + count
+            self.counts.proposed += num_drafts
+            self.counts.accepted += count - 1
+            drafted = self.rows.get(row)
+            # Under overlap the row may have another request by now; such samples are dropped.
+            if drafted is None or drafted.admission_id != admission_id:
+                continue
+            drafted.append(sampled.tokens[start:stop])
+            if num_drafts:
+                drafted.count_hits(count - 1)
+            if not drafted.rest:
+                asked.append((i, drafted))
+        drafts, hold = self._propose(asked, sampled.admission_ids, busy, len(sampled.rows))
+        lengths = np.zeros(len(sampled.rows), np.int32)
+        for i, tokens in drafts.items():
+            lengths[i] = len(tokens)
+        return Sampled(
+            sampled.rows,
+            sampled.admission_ids,
+            sampled.counts,
+            sampled.tokens,
+            lengths,
+            np.concatenate([np.zeros(0, np.int32), *(drafts[i] for i in sorted(drafts))]),
+            hold,
+        )
+
+    def _propose(
+        self,
+        asked: Sequence[tuple[int, DraftedRow]],
+        admission_ids: Ints,
+        busy: set[int],
+        num_rows: int,
+    ) -> tuple[dict[int, Ints], Ints]:
+        """Return the drafts by row of the event, and which rows are held back, [num_rows] int32."""
+        hold = np.zeros(num_rows, np.int32)
+        share = self.max_step_tokens // max(num_rows, 1) - 1
+        most = min(self.limits.max_drafts, share)
+        # The token after the last draft must still fit.
+        rooms = [min(most, drafted.max_len - 1 - drafted.length) for _, drafted in asked]
+        ready = [entry for entry, room in zip(asked, rooms, strict=True) if room > 0]
+        if not ready:
+            return {}, hold
+        room = np.array([room for room in rooms if room > 0], np.int32)
+        guesses = self._call_proposer([drafted for _, drafted in ready], room)
+        drafts: dict[int, Ints] = {}
+        for (i, drafted), tokens in zip(ready, guesses, strict=True):
+            was_held, drafted.is_held = drafted.is_held, False
+            if int(admission_ids[i]) in busy:
+                # The first draft is of the token in flight; without another there is no gain.
+                drafted.is_held = len(tokens) > 1
+                hold[i] = drafted.is_held
+            elif len(tokens):
+                drafts[i] = tokens
+            elif was_held:
+                drafted.count_hits(0)  # it sat out for nothing
+        return drafts, hold
+
+    def _call_proposer(self, rows: Sequence[DraftedRow], room: Ints) -> list[Ints]:
+        """Return the proposer's drafts for each of the rows.
+
+        room: [rows] int32
+        raises: PluginBroken, naming the proposer, when it raises or breaks a rule
+        """
+        tokens = [drafted.tokens[: drafted.length] for drafted in rows]
+        for array in (*tokens, room):
+            array.setflags(write=False)
+        try:
+            answer = self.proposer.propose(tokens, room)
+        except (Exception, SystemExit) as error:
+            raise PluginBroken(
+                f"the proposer {self.name!r} raised {describe_error(error)}; {_BLAME}"
+            ) from error
+        fault = _find_fault(answer, room, self.vocab)
+        if fault:
+            raise PluginBroken(f"the proposer {self.name!r} returned {fault}; {_BLAME}")
+        counts, drafts = answer
+        return np.split(drafts.astype(np.int32), np.cumsum(counts)[:-1])
+
+
+def make_drafting(parts: EngineBuild) -> Drafting | None:
+    """Make the drafting of an engine; None without a proposer."""
+    selected = parts.parts.proposer
+    if selected is None:
+        return None
+    return Drafting(
+        selected.proposer,
+        selected.spec.name,
+        parts.limits,
+        parts.model.vocab,
+        STEP_TOKENS[parts.env.device],
+    )
+
+
+_BLAME = "report it to its author or leave out --proposer"
+
+
+def _find_fault(answer: object, room: Ints, vocab: int) -> str:
+    """Describe what is wrong with a proposer's answer; empty when nothing is."""
+    if not isinstance(answer, tuple) or len(answer) != 2:
+        return f"{shorten(answer)}, not counts and drafts"
+    for array in answer:
+        if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
+            return f"{shorten(array)}, not a flat array of integers"
+    counts, drafts = answer
+    if len(counts) != len(room):
+        return f"{len(counts)} counts for {len(room)} rows"
+    if (counts < 0).any() or (counts > room).any():
+        row = int(((counts < 0) | (counts > room)).nonzero()[0][0])
+        return f"{counts[row]} drafts for a row with room for {room[row]}"
+    if int(counts.sum()) != len(drafts):
+        return f"{len(drafts)} drafts where its counts say {int(counts.sum())}"
+    if len(drafts) and (int(drafts.min()) < 0 or int(drafts.max()) >= vocab):
+        wrong = int(drafts.min()) if int(drafts.min()) < 0 else int(drafts.max())
+        return f"the token {wrong}, which is not in the vocabulary of {vocab}"
+    return ""

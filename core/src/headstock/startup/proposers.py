@@ -1,0 +1,55 @@
+"""Select the proposer of an engine, if it has one."""
+
+from __future__ import annotations
+
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun, PluginBroken, shorten
+from headstock.scheduler.limits import MAX_DRAFTS
+from headstock.spi import LayoutKind, Proposer, ProposerSpec
+from headstock.startup.model_needs import AttentionNeeds
+
+
+@frozen(kw_only=True)
+class SelectedProposer:
+    """A proposer, made with its options; it proposes at most `max_drafts` tokens a row."""
+
+    spec: ProposerSpec
+    proposer: Proposer
+    max_drafts: int
+
+
+def select_proposer(config: EngineConfig, needs: AttentionNeeds) -> SelectedProposer | None:
+    """Select the proposer that the configuration names; None for `off`.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun
+    """
+    if config.proposer == "off":
+        return None
+    spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
+    registry.require_installed(spec)
+    name = f"--proposer {spec.name}"
+    if LayoutKind.STATE in needs.layouts:
+        raise CannotRun(
+            f"{name}: some layers of the model keep a state, which cannot go back behind a draft "
+            "that was wrong; leave out --proposer"
+        )
+    if not config.kv_cache:
+        raise CannotRun(
+            f"{name} needs the KV pool, and --no-kv-cache recomputes every token; leave out one of "
+            "the two"
+        )
+    options = () if spec.options is None else (registry.make_options(spec, config.opt),)
+    try:
+        proposer: Proposer = registry.make_part(spec, Proposer, *options, expected=(ValueError,))
+    except ValueError as error:
+        raise CannotRun(f"{name}: {shorten(error, 400)}") from error
+    count: object = proposer.max_drafts
+    if not isinstance(count, int) or not 1 <= count <= MAX_DRAFTS:
+        raise PluginBroken(
+            f"the proposer {spec.name!r} gives max_drafts {shorten(count)}; wanted: 1 to "
+            f"{MAX_DRAFTS}; report it there"
+        )
+    return SelectedProposer(spec=spec, proposer=proposer, max_drafts=count)

@@ -1,0 +1,307 @@
+"""Proposers through whole engines: the very same tokens, what is counted, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import toy_proposer
+from attrs import evolve
+from often import often
+from toy_engine import (
+    EngineHarness,
+    Toys,
+    expected,
+    installed,
+    random_requests,
+    random_settings,
+    request,
+)
+
+from headstock import SamplingParams
+from headstock.cli.main import main
+from headstock.engine.drafting import accept_drafts
+from headstock.engine.engine import Engine
+from headstock.errors import CannotRun, PluginBroken, UsageError
+from headstock.record.file import read_recording
+from headstock.scheduler import Plan, Request, Sampled
+from headstock.spi.arrays import Ints
+
+SIZES = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
+RIGHT = ("guess.right=1.0", "guess.asked=1.0")
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Iterator[Toys]:
+    """The toy model and its parts."""
+    with installed(tmp_path) as toys_folder:
+        yield toys_folder
+
+
+def run(toys: Toys, requests: Sequence[Request], **settings: Any) -> EngineHarness:
+    """All requests through one engine, which is closed."""
+    engine = toys.engine(**settings)
+    try:
+        return EngineHarness(engine).run(requests)
+    finally:
+        engine.close()
+
+
+@pytest.mark.feature("T6", "S18", "P8")
+@pytest.mark.parametrize("seed", often(3, range(16)))
+def test_the_same_tokens_with_a_proposer_whatever_the_engine_and_the_request(
+    toys: Toys, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    settings = random_settings(rng) | {"runner": ("eager", "rerun")[seed % 2]}
+    if settings.get("paged_attn") == "off":
+        settings["runner"] = "eager"
+    requests = [
+        evolve(one, wait_for_sample=bool(rng.random() < 0.1)) for one in random_requests(rng, 24)
+    ]
+    plain = run(toys, requests, **settings)
+    drafted = run(toys, requests, **settings, proposer="guess")
+
+    assert drafted.outputs == plain.outputs and drafted.reasons == plain.reasons
+    assert drafted.engine.stats().accepted_draft_tokens > 0
+
+
+@pytest.mark.feature("T6", "G2")
+@pytest.mark.parametrize("overlap", [False, True])
+def test_preempted_rows_and_replayed_steps_among_prompts_give_the_same_tokens(
+    toys: Toys, overlap: bool
+) -> None:
+    requests = random_requests(np.random.default_rng(3), 40)
+    sizes = SIZES | {"num_pages": 44, "overlap": overlap}
+    plain, *drafted = [
+        run(toys, requests, **sizes),
+        run(toys, requests, **sizes, proposer="guess", runner="eager"),
+        run(toys, requests, **sizes, proposer="guess", runner="rerun"),
+    ]
+    for harness in drafted:
+        assert harness.outputs == plain.outputs and harness.reasons == plain.reasons
+        assert harness.engine.stats().preemptions > 0
+    eager, replayed = (harness.engine.stats() for harness in drafted)
+    assert eager.replayed_verify_steps == 0 < eager.verify_steps
+    # Without penalties every such step has a graph: its rows verify, or prompts run beside them.
+    assert replayed.replayed_verify_steps == replayed.verify_steps
+
+
+def test_every_accepted_token_has_its_log_probabilities(toys: Toys) -> None:
+    params = SamplingParams(temperature=0.8, seed=3, logprobs=2, max_tokens=30)
+    requests = [
+        request("warm", range(9), 30, params=params),
+        request("greedy", range(4, 20), 30, params=evolve(params, temperature=0.0)),
+        request(
+            "prompt",
+            range(7, 30),
+            30,
+            params=evolve(params, temperature=0.0, prompt_logprobs=1),
+            prompt_logprobs=True,
+        ),
+    ]
+    answers = []
+    for settings in ({}, {"proposer": "guess", "opt": RIGHT}):
+        for overlap in (False, True):
+            engine = toys.engine(**SIZES, overlap=overlap, **settings)
+            for one in requests:
+                engine.submit(one)
+            updates = [
+                update for _ in iter(lambda e=engine: e.has_work, False) for update in engine.step()
+            ]
+            answers.append(
+                {
+                    one.id: [
+                        (token, entry.token, round(entry.logprob, 4), entry.top)
+                        for update in updates
+                        if update.id == one.id
+                        for token, entry in zip(update.tokens, update.logprobs or (), strict=True)
+                    ]
+                    for one in requests
+                }
+            )
+            accepted = engine.stats().accepted_draft_tokens
+            engine.close()
+    assert accepted > 30
+    assert all(len(entries) == 30 for entries in answers[0].values())
+    assert all(token == scored for token, scored, *_ in answers[0]["warm"])
+    assert answers[1:] == answers[:1] * 3
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_right_drafts_are_all_accepted_and_counted(toys: Toys, overlap: bool) -> None:
+    one = request("a", range(1, 9), 40)
+    harness = run(
+        toys,
+        [one],
+        overlap=overlap,
+        proposer="guess",
+        opt=(*RIGHT, "guess.drafts=3"),
+        runner="rerun",
+    )
+    stats = harness.engine.stats()
+
+    assert harness.outputs["a"] == expected(one) and stats.output_tokens == 40
+    assert stats.draft_tokens == stats.accepted_draft_tokens >= 20
+    assert stats.replayed_verify_steps == stats.verify_steps
+    # Every token is a draft, or the one that a step adds behind its drafts.
+    assert stats.verify_steps + stats.accepted_draft_tokens + 3 >= 40
+    assert harness.engine.stats().steps < 2 * 40
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_row_whose_drafts_are_wrong_is_left_alone_ever_longer(toys: Toys, overlap: bool) -> None:
+    one = request("a", range(1, 9), 150)
+    plain, wrong = (
+        run(toys, [one], overlap=overlap, **settings)
+        for settings in ({}, {"proposer": "guess", "opt": ("guess.right=0.0", "guess.asked=1.0")})
+    )
+    stats = wrong.engine.stats()
+
+    assert wrong.outputs == plain.outputs
+    assert 2 <= stats.verify_steps <= 9
+    assert stats.steps <= plain.engine.stats().steps + 3 * stats.verify_steps
+
+
+def test_drafts_make_no_step_larger_than_what_reading_the_weights_pays_for(toys: Toys) -> None:
+    requests = [request(str(i), range(1, 9 + i), 10 + 3 * i) for i in range(20)]
+    engine = toys.engine(
+        max_running_requests=20,
+        max_batch_tokens=64,
+        num_pages=600,
+        overlap=False,
+        proposer="guess",
+        opt=RIGHT,
+    )
+    sizes: list[int] = []
+    execute = engine.executor.execute
+
+    def watched(plan: Plan, new_rows: Any) -> Any:
+        if len(plan.drafts) and (plan.stops - plan.starts == plan.num_drafts + 1).all():
+            sizes.append(plan.num_tokens)
+        return execute(plan, new_rows)
+
+    engine.executor.execute = watched  # type: ignore[method-assign]
+    EngineHarness(engine).run(requests)
+    engine.close()
+    assert sizes and max(sizes) <= 16
+
+
+def test_a_row_that_fails_while_it_verifies_leaves_the_others_their_tokens(toys: Toys) -> None:
+    requests = [request(str(i), range(1 + i, 9 + i), 30) for i in range(3)]
+    harness = run(
+        toys, requests, **SIZES, proposer="guess", opt=RIGHT, faults=("nan@6:1", "execute@30")
+    )
+    assert harness.reasons["1"] == "error"
+    assert "length" in harness.reasons.values() or "error" in harness.reasons.values()
+
+
+@pytest.mark.parametrize("prompts", [False, True])
+def test_a_recording_of_drafts_replays_and_names_none_of_them(
+    toys: Toys, prompts: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "drafts.recording"
+    settings = SIZES | {"record": str(path), "record_prompts": prompts, "proposer": "guess"}
+    harness = run(toys, random_requests(np.random.default_rng(1), 40), **settings)
+    steps = list(read_recording(path).read_steps())
+    drafted = [step.plan for step in steps if step.plan is not None and len(step.plan.drafts)]
+    events = [event for step in steps for event in step.events if isinstance(event, Sampled)]
+
+    assert len(drafted) > 20 and any(len(event.hold) and event.hold.any() for event in events)
+    shown = any(plan.drafts.any() for plan in drafted) or any(
+        event.drafts.any() for event in events
+    )
+    assert shown is prompts
+    assert main(["replay", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == f"{harness.engine.stats().steps} steps, identical\n"
+
+
+def ints(*values: int) -> Ints:
+    """An array."""
+    return np.array(values, np.int32)
+
+
+BREACHES = {
+    "raises": (lambda tokens, room: 1 // 0, "ZeroDivisionError"),
+    "exits": (lambda tokens, room: (_ for _ in ()).throw(SystemExit(0)), "SystemExit"),
+    "nothing": (lambda tokens, room: None, "not counts and drafts"),
+    "lists": (lambda tokens, room: ([1], [2]), "not a flat array of integers"),
+    "floats": (lambda tokens, room: (ints(1), np.ones(1)), "not a flat array of integers"),
+    "rows": (lambda tokens, room: (ints(1, 1), ints(1, 1)), "2 counts for 1 rows"),
+    "room": (lambda tokens, room: (room + 1, np.zeros(room[0] + 1, np.int32)), "with room for"),
+    "negative": (lambda tokens, room: (ints(-1), ints()), "-1 drafts for a row"),
+    "sum": (lambda tokens, room: (ints(1), ints(1, 2)), "2 drafts where its counts say 1"),
+    "vocabulary": (lambda tokens, room: (ints(1), ints(50)), "token 50, which is not in"),
+    "below": (lambda tokens, room: (ints(1), ints(-1)), "token -1, which is not in"),
+    "writes": (lambda tokens, room: tokens[0].fill(0), "read-only"),
+}
+
+
+@pytest.mark.parametrize("breach", BREACHES)
+def test_a_proposer_that_breaks_a_rule_is_named(
+    toys: Toys, breach: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    propose, wanted = BREACHES[breach]
+    monkeypatch.setattr(
+        toy_proposer.ToyProposer, "propose", lambda self, tokens, room: propose(tokens, room)
+    )
+    engine = toys.engine(**SIZES, proposer="guess")
+    with pytest.raises(PluginBroken, match=f"the proposer 'guess' .*{wanted}"):
+        EngineHarness(engine).run([request("a", range(9), 30)])
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "wanted"),
+    [
+        ({"proposer": "gues"}, UsageError, "did you mean guess"),
+        ({"proposer": "guess", "kv_cache": False}, CannotRun, "--no-kv-cache .* leave out one"),
+        (
+            {"proposer": "guess", "opt": ("guess.drafts=16",)},
+            PluginBroken,
+            "max_drafts 16; .* 1 to 15",
+        ),
+        ({"proposer": "guess", "opt": ("guess.drafts=0",)}, PluginBroken, "max_drafts 0"),
+        ({"opt": ("guess.drafts=2",)}, UsageError, "no chosen plugin has that name"),
+    ],
+    ids=str,
+)
+def test_what_cannot_serve_is_refused_before_weights_load(
+    toys: Toys, settings: dict[str, Any], error: type[Exception], wanted: str
+) -> None:
+    with pytest.raises(error, match=wanted):
+        toys.engine(**settings)
+
+
+def test_acceptance_ends_at_the_first_draft_that_differs_from_the_sample_before_it() -> None:
+    plan = Plan(
+        number=0,
+        num_decode=1,
+        rows=ints(4, 1, 2, 3),
+        admission_ids=ints(1, 2, 3, 4),
+        starts=ints(5, 5, 5, 5),
+        stops=ints(6, 8, 9, 7),
+        num_logits=ints(1, 3, 4, 2),
+        samples=ints(1, 1, 1, 1),
+        num_drafts=ints(0, 2, 3, 1),
+        drafts=ints(7, 8, 7, 9, 7, 6),
+    )
+    samples = np.array([3, 7, 8, 9, 7, 1, 7, 7, 5, 0])
+    taken = accept_drafts(plan, np.arange(4), samples)
+    assert taken.counts.tolist() == [1, 3, 2, 1]
+    assert taken.tokens.tolist() == [3, 7, 8, 9, 7, 1, 5]
+    some = accept_drafts(plan, np.array([0, 2]), samples)
+    assert (some.counts.tolist(), some.tokens.tolist()) == ([1, 2], [3, 7, 1])
+
+
+def test_without_a_proposer_nothing_of_it_is_made(toys: Toys) -> None:
+    engine: Engine = toys.engine()
+    assert engine.drafting is None and engine.limits.max_drafts == 0
+    assert "| proposer" not in "\n".join(engine.summary.lines())
+    engine.close()
+    engine = toys.engine(proposer="guess")
+    assert "| proposer guess" in "\n".join(engine.summary.lines())
+    engine.close()
