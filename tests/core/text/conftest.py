@@ -286,6 +286,7 @@ def scripted(
             eos_ids=(0,),
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
+            stats=lambda: SimpleNamespace(draft_line=""),
         )
         config = EngineConfig(max_running_requests=running, chat_template=chat_template)
         llm = LLM(config=config, start=lambda config: (engine, loop))
