@@ -49,6 +49,7 @@ SUMMARY = {
     "scheduler": "none",
     "runner": "none",
     "ops": "none",
+    "proposer": "",
     "page_size": 16,
     "kv_tokens": 4096,
     "max_seq_len": 4096,
