@@ -7,6 +7,8 @@ import pytest
 from toy_schedule import Drive, alone, run
 from toy_workloads import limits, prompt, request
 
+from headstock.scheduler import Arrived, Failed, initial_state, step
+
 SEED = 7
 RNG = np.random.default_rng(SEED)
 
@@ -26,6 +28,28 @@ def test_equal_prompts_compute_the_tail_only_and_share_pages() -> None:
     assert (a == b).all() and (drive.state.refs[0][a] == 2).all()
     drive.drain()
     assert drive.outputs["a"] == drive.outputs["b"] == alone(request("x", tokens, 40))
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("length", [1, 2, 6])
+def test_the_pages_of_the_last_step_are_found_again(length: int, overlap: bool) -> None:
+    tokens = prompt(RNG, 21)
+    drive = run(Drive(limits(overlap=overlap)), request("a", tokens, length))
+    again = np.concatenate([tokens, drive.outputs["a"], [3]]).astype(np.int32)
+    drive.submit(request("b", again, 3))
+    plan = drive.step()
+    # The last token of "a" was sampled and not computed.
+    assert plan.starts.tolist() == [(21 + length - 1) // 4 * 4]
+    drive.drain()
+    assert drive.outputs["b"] == alone(request("b", again, 3))
+
+
+def test_pages_of_a_row_that_failed_are_not_found_again() -> None:
+    tokens, bounds = prompt(RNG, 21), limits()
+    state, plan = step(initial_state(bounds), (Arrived(request("a", tokens, 1)),), bounds)
+    state, _ = step(state, (Failed(plan.rows, plan.admission_ids),), bounds)
+    _, plan = step(state, (Arrived(request("b", tokens, 1)),), bounds)
+    assert plan.starts.tolist() == [0]
 
 
 def test_the_last_token_of_a_prompt_is_always_computed() -> None:

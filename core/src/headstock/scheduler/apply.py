@@ -17,6 +17,7 @@ from headstock.scheduler.events import (
 from headstock.scheduler.lifecycle import end_request
 from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
+from headstock.scheduler.prefix_insert import insert_last_pages
 from headstock.scheduler.request import Request, RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter, all_set, any_set, indices
 from headstock.scheduler.working_state import WorkingState
@@ -125,6 +126,7 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
         counters[RowCounter.HELD, rows] = event.hold[live] if len(event.hold) else 0
         _append_drafts(state, event, live, finished)
     # Last: ending a row clears its counters, which the calls above still read.
+    insert_last_pages(state, rows[finished])
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):
         end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
@@ -155,7 +157,10 @@ def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> No
         stopped = stopped[num_known[stopped] >= counters[RowCounter.MIN_LEN][stopped]]
         finished[stopped] = True
     if any_set(finished):
-        for row in rows[finished[rows]].tolist():
+        ended = rows[finished[rows]]
+        # A request of one token fills pages in its last step alone.
+        insert_last_pages(state, ended)
+        for row in ended.tolist():
             end_request(state, row, "stop" if row in stopped else "length")
 
 

@@ -25,6 +25,24 @@ def insert_full_pages(state: WorkingState) -> None:
         _insert_pages(state, policy, rows, starts, stops - starts)
 
 
+def insert_last_pages(state: WorkingState, rows: Ints) -> None:
+    """Insert the full pages of rows that end with the token that was sampled last.
+
+    All tokens but that one were computed by steps that are done.
+    rows: [n]
+    """
+    policy, size = state.limits.policy, state.limits.page_size
+    if policy is None:
+        return
+    counters = state.row_counters
+    starts = counters[RowCounter.NUM_INDEXED].take(rows)
+    counts = (counters[RowCounter.NUM_KNOWN].take(rows) - 1) // size - starts
+    any_full = counts > 0
+    if any_set(any_full):
+        counters[RowCounter.NUM_INDEXED, rows] += np.maximum(counts, 0)
+        _insert_pages(state, policy, rows[any_full], starts[any_full], counts[any_full])
+
+
 def _insert_pages(
     state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
