@@ -67,7 +67,9 @@ class Cleared:
 class Paced:
     """Bound the prompt tokens of later steps that have decode rows.
 
-    prompt_tokens: the most of such a step, at least 1
+    A scheduler that runs prompts first may give them the tokens of decode rows too.
+
+    prompt_tokens: the most of such a step beyond the tokens of its decode rows, at least 1
     """
 
     prompt_tokens: int
