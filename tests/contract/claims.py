@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from math import prod
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -73,12 +74,21 @@ def served_layouts(served: frozenset[LayoutKind]) -> str:
     return ""
 
 
+def prepare(roles: frozenset[Role], shape: tuple[int, ...]) -> object:
+    """What `fbgemm` makes of a tensor that is used so."""
+    tensor = torch.linspace(-1, 1, prod(shape)).half().float().view(shape)
+    made = FbgemmOps().prepare(ParamSpec(shape=shape, roles=roles), Weight(tensor=tensor))
+    return type(made).__name__, tuple(made.tensor.shape), made.nbytes
+
+
 def prepared(roles: frozenset[Role]) -> object:
-    """What `fbgemm` makes of a matrix, and of its first row, that are used so."""
-    matrix = torch.linspace(-1, 1, 64 * 64).half().float().view(64, 64)
-    spec, ops = ParamSpec(shape=(64, 64), roles=roles), FbgemmOps()
-    made = [ops.prepare(spec, Weight(tensor=each.clone())) for each in (matrix, matrix[0])]
-    return [(type(each).__name__, tuple(each.tensor.shape), each.nbytes) for each in made]
+    """What is made of a matrix."""
+    return prepare(roles, (64, 64))
+
+
+def prepared_norm(roles: frozenset[Role]) -> object:
+    """What is made of the weight of a norm."""
+    return prepare(roles, (64,))
 
 
 FILE = {
@@ -187,6 +197,7 @@ ROLES = {
     Role.RAW: (LINEAR | RAW, LINEAR),
 }
 """Each role among some, and what they are without it."""
+NORMS = (Role.NORM, Role.HEAD_NORM)
 
 CASES: dict[str, Case] = {
     **{
@@ -225,7 +236,10 @@ CASES: dict[str, Case] = {
         )
         for one in LayoutKind
     },
-    **{f"Role.{one.name}": compare(prepared, *pair) for one, pair in ROLES.items()},
+    **{
+        f"Role.{one.name}": compare(prepared_norm if one in NORMS else prepared, *pair)
+        for one, pair in ROLES.items()
+    },
     "ParamSpec.roles": compare(prepared, LINEAR, RAW),
     **vary(
         READ,
@@ -249,12 +263,12 @@ CASES: dict[str, Case] = {
         {
             "tensor": -PACKED.tensor.float(),
             "scales": PACKED.scales * 2,  # type: ignore[operator]
-            "format": attrs.evolve(PACKED.format, group=(4, 1)),  # type: ignore[arg-type]
+            "format": attrs.evolve(PACKED.format, group=(2, 3)),  # type: ignore[arg-type]
         },
     ),
     **vary(Weight(tensor=torch.eye(3)), product, {"bias": torch.ones(3)}),
     "WeightFormat.group": compare(
-        unpacked, PACKED, attrs.evolve(PACKED, format=WeightFormat(kind=WeightKind.FP8_E4M3))
+        unpacked, PACKED, attrs.evolve(PACKED, format=attrs.evolve(PACKED.format, group=(3, 2)))
     ),
     **vary(DeviceEnv(device="cpu", name="x86-64"), device_term, {"name": "arm64"}),
     "OpsCapabilities.dtypes": compare(chosen_ops, "torch", "onednn"),
