@@ -4,6 +4,7 @@ matters.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -49,8 +50,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def run_here(capsys: pytest.CaptureFixture[str]) -> Run:
-    """`headstock run` in this process, which has imported torch."""
+def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """`headstock run` in this process, which has imported torch, with nothing on stdin."""
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO()))
 
     def call(*arguments: str) -> subprocess.CompletedProcess[str]:
         code = main(["run", *arguments])

@@ -133,13 +133,15 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     counts: Counter[str] = Counter()
     for name in ("decode", "prompt"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
-    outputs, _ = generate(served.checkpoint, attn="sdpa-replayed", runner="rerun", **settings)
+    outputs, _ = generate(
+        served.checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER, **settings
+    )
 
     assert counts["decode"] > 5 and counts["prompt"]
     assert_all_equal(outputs, served.reference)
 
 
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize("runner", ["eager", replayed_sdpa.RUNNER])
 def test_a_failing_row_leaves_its_neighbours_and_finite_pages(
     runner: str,
     served: Served,

@@ -126,14 +126,14 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     counts: Counter[str] = Counter()
     for name in ("decode", "prompt"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
-    outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner="rerun", **settings)
+    outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER, **settings)
 
     assert counts["decode"] > 5 and counts["prompt"]
     for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
         assert_equal(output, answer, number)
 
 
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize("runner", ["eager", replayed_sdpa.RUNNER])
 def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
     runner: str,
     checkpoint: Path,

@@ -24,6 +24,8 @@ sdpa-replayed = replayed_sdpa:spec
 [headstock.runner]
 rerun = rerun:spec
 """
+RUNNER = "headstock-replayed:rerun"
+"""With its distribution, since the toy plugins have a runner `rerun` too."""
 
 
 @contextmanager

@@ -169,11 +169,17 @@ def bias_at_first(of: Any, request: Any, vocab: int) -> Any:
 
 
 def wrong_at_128(
-    make_layers: Any, windows: Any, experts: Any, groups: Any, scale: float, *others: Any
+    make_layers: Any,
+    windows: Any,
+    experts: Any,
+    convs: Any,
+    groups: Any,
+    scale: float,
+    *others: Any,
 ) -> Any:
     """Attention of the commonest head size is scaled by too much."""
     factor = math.sqrt(2) if scale == 128**-0.5 else 1.0
-    return make_layers(windows, experts, groups, scale * factor, *others)
+    return make_layers(windows, experts, convs, groups, scale * factor, *others)
 
 
 def armed_early(patch: pytest.MonkeyPatch) -> None:
