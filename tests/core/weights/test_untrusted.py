@@ -127,7 +127,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         ("[1]", "holds a list, wanted a JSON object"),
         (
             '{"auto_map": {"AutoModel": "evil.Model"}}',
-            "auto_map: the model wants its own code run, which is never done",
+            "wants its own code run, which is never done; remove auto_map to load it without",
         ),
     ],
 )

@@ -57,6 +57,7 @@ HARMLESS = frozenset(
             "tf_legacy_loss",
             "use_bfloat16",
         ),
+        "cache_implementation",
         # what a call gives back beside the scores, and heads of other tasks
         *(
             "output_attentions",
@@ -147,6 +148,7 @@ HARMLESS = frozenset(
             "bias",
             "attention_out_bias",
             "o_proj_bias",
+            "lm_head_bias",
         ),
         *("num_nextn_predict_layers", "tie_encoder_decoder", "shared_expert_intermediate_size"),
     )

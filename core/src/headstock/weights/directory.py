@@ -33,7 +33,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     if "auto_map" in config:
         raise ModelError(
             f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
-            "is never done"
+            "is never done; remove auto_map to load it without, by the family of its architecture"
         )
     for name in _REDIRECTING_FIELDS:
         if config.get(name):
