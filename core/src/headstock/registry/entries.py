@@ -191,8 +191,11 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     )
 
 
-def unknown_architecture_error(name: str) -> CannotRun:
-    """Make the error for an architecture that no installed model family serves."""
+def unknown_architecture_error(name: str, *, has_code: bool = False) -> CannotRun:
+    """Make the error for an architecture that no installed model family serves.
+
+    has_code: the checkpoint brings Python code for it
+    """
     absent = install_lines("model").get(name)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
@@ -202,8 +205,9 @@ def unknown_architecture_error(name: str) -> CannotRun:
     served = "; ".join(
         f"{', '.join(names)} ({distribution})" for distribution, names in families.items()
     )
+    code = "; the checkpoint's own Python code is never run" if has_code else ""
     return CannotRun(
-        f"no installed model family serves the architecture {shorten(name)}; served: "
+        f"no installed model family serves the architecture {shorten(name)}{code}; served: "
         f"{served or 'none'}; docs/plugins.md says how to add a family"
     )
 

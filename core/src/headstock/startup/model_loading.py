@@ -20,6 +20,8 @@ from headstock.startup.memory_plan import format_bytes
 
 LOG = logging.getLogger(__name__)
 
+_CODE_FIELD = "auto_map"
+"""The field of config.json by which transformers imports Python files of the directory."""
 _MAX_FIELDS_SHOWN = 8
 """How many fields a warning lists before it only counts the rest."""
 
@@ -88,8 +90,13 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
             f"config.json in {directory} names no architecture; wanted a list such as "
             "['Qwen3ForCausalLM']"
         )
+    # Files are data only. A family that serves the architecture needs no code of the checkpoint's,
+    # which published ones bring for versions of transformers that had no such family yet.
+    has_code = hf.pop(_CODE_FIELD, None) is not None
     if architectures[0] not in {plugin.name for plugin in registry.list_installed("model")}:
-        raise registry.unknown_architecture_error(architectures[0])
+        raise registry.unknown_architecture_error(architectures[0], has_code=has_code)
+    if has_code:
+        LOG.info(log_event("Python code of the checkpoint is not run", field=_CODE_FIELD))
     reader = weights.read_quantization(directory)
     spec = registry.load_spec("model", architectures[0])
     registry.require_installed(spec)

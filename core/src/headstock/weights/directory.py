@@ -18,9 +18,9 @@ _MAX_JSON_BYTES = 64 << 20
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """Read the config.json of a model directory that needs no code of its own.
+    """Read the config.json of a model directory.
 
-    raises: ModelError when it is missing, not JSON, asks for code, or points to other files
+    raises: ModelError when it is missing, not JSON, or points to other files
     """
     # lexists: a link that leads nowhere is a fault of this directory and no other format.
     if not os.path.lexists(directory / "config.json"):
@@ -29,12 +29,6 @@ def read_config(directory: Path) -> dict[str, Any]:
         )
         raise ModelError(explain_directory(directory) or missing)
     config = read_json(directory, "config.json")
-    # transformers would import Python files of the directory here; files are data only.
-    if "auto_map" in config:
-        raise ModelError(
-            f"{directory / 'config.json'} has auto_map: the model wants its own code run, which "
-            "is never done; remove auto_map to load it without, by the family of its architecture"
-        )
     for name in _REDIRECTING_FIELDS:
         if config.get(name):
             raise ModelError(
