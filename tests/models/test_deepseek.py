@@ -142,7 +142,7 @@ def test_layers_that_predict_further_tokens_are_left_out_and_named(tmp_path: Pat
 
     assert torch.equal(log_probabilities(tmp_path, DEEPSEEK_V3, PROMPT, TorchOps()), before)
     said = describe_left_out(tmp_path, DEEPSEEK_V3, DEEPSEEK_V3.config(V3.hf))
-    assert said.startswith("3 tensors of the checkpoint left out")
+    assert said.startswith("3 tensors left out")
     assert "model.layers.3.eh_proj.weight, ..." in said
 
 
