@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -29,3 +30,14 @@ def temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(tempfile, "tempdir", folder)
         patch.setenv("TMPDIR", folder)
         yield
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logs() -> Iterator[None]:
+    """A command that ran in this process leaves later tests the log lines that they look for."""
+    logger = logging.getLogger("headstock")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:] = handlers
+    logger.setLevel(level)
+    logger.propagate = propagate
