@@ -228,7 +228,8 @@ class ToyOps(Ops):
         # whoever is not padding and has its first token there will not find it again
         padding = batch.positions == 0
         # Rows that verify drafts may be padded behind these; attention finds others out.
-        if batch.max_query_len == 1 or batch.logit_indices is not None:
+        verifies = 1 < batch.max_query_len <= MAX_DRAFTS + 1 and batch.logit_indices is None
+        if not verifies:
             assert ((slots >= size) | padding).all(), "a token is written to the dummy page"
         pool[slots // size, 0, slots % size, 0] = cell
         pool[slots // size, 1, slots % size, 0] = cell.flip(-1)
