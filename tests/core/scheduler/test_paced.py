@@ -63,5 +63,7 @@ def test_no_step_has_more_and_every_request_ends_with_its_tokens(scheduler: str,
         known = counters[RowCounter.NUM_KNOWN] - 1
         is_prompt = plan.starts < np.maximum(counters[RowCounter.NUM_PROMPT], known)
         counts = plan.stops - plan.starts
-        assert is_prompt.all() or counts[is_prompt].sum() <= bound
+        # Drafts and rows that give way to others leave their share of the step to prompts.
+        is_exact = not drive.limits.max_drafts and not drive.state.num_preempted
+        assert is_prompt.all() or not is_exact or counts[is_prompt].sum() <= bound
     assert drive.outputs == {one.id: alone(one) for one in requests}
