@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attention_cases import row_attention
 from torch import Tensor
+
+from headstock.conformance.attention import row_attention
 
 VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v,
 Tensor(a!)? out, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor?
@@ -34,16 +35,22 @@ def attention(
     window: tuple[int, int],
     softcap: float,
     causal: bool,
+    q_v: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Paged attention, row by row; NaN for tokens of no row.
 
-    Without `causal` each query sees its row's whole context.
+    Without `causal` each query sees its row's whole context. Scores are those of keys, and with
+    `q_v` those of values too.
 
-    returns: [tokens, heads, head_dim], [heads, tokens] natural logarithms
+    returns: [tokens, heads, v_dim], [heads, tokens] natural logarithms
     """
+    if q_v is not None:
+        assert q.shape[-1] == 64 and q_v.shape[-1] == v.shape[-1] == 512 and q_v.dtype == q.dtype
+        q, k = torch.cat((q_v, q), -1), torch.cat((v, k), -1)
     assert window[1] in ((0, -1) if causal else (-1,)) and q.dtype == k.dtype == v.dtype
     assert page_table.dtype == context_lens.dtype == torch.int32
-    answers = q.new_full(q.shape, math.nan, dtype=torch.bfloat16 if q.itemsize == 1 else q.dtype)
+    shape = (*q.shape[:2], v.shape[-1])
+    answers = q.new_full(shape, math.nan, dtype=torch.bfloat16 if q.itemsize == 1 else q.dtype)
     sums = q.new_full((q.shape[1], len(q)), math.nan, dtype=torch.float32)
     bounds = query_start.tolist()
     for row, context in enumerate(context_lens.tolist()):
@@ -85,6 +92,7 @@ def interface() -> SimpleNamespace:
             window_size,
             softcap,
             causal,
+            qv,
         )
         return (out, lse) if return_softmax_lse else out
 
@@ -108,7 +116,7 @@ def vllm_forward(
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q and int(seqused_k.max()) <= max_seqlen_k
     window = (window_size_left, window_size_right)
     answer, lse = attention(
-        q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal
+        q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal, q_v
     )
     tokens = int(cu_seqlens_q[-1])
     out[:tokens].copy_(answer[:tokens])

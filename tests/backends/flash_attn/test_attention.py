@@ -8,14 +8,14 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-import attention_cases as cases
 import pytest
-import shared_cases
 import torch
-from attention_cases import Case
 from attrs import evolve
 from backends.flash_attn import fakes
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
+from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Feature, GraphSupport, LayerInfo, Phase
 from headstock_fa import kernels
 from headstock_fa.backend import FlashAttentionBackend

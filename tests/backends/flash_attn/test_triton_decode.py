@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
-from attention_cases import Case
 from attrs import evolve
 from plugins.triton_ops.test_compile import Compiled, compiled
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
 from headstock.errors import UsageError
 from headstock.registry import load_spec, make_options
 from headstock.spi import AttentionContext, LayerInfo, Phase

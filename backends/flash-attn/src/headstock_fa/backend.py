@@ -52,7 +52,7 @@ class FlashAttentionBackend(AttentionBackend):
 
         raises: ValueError when none does, or it lacks what the options ask for
         """
-        provider = provider or _find_provider(context.device)
+        provider = provider or find_provider(context.device)
         if context.options.shared_prefix == "on" and Feature.SHARED_PREFIX not in provider.features:
             raise ValueError(
                 "fa.shared_prefix=on needs a FlashAttention-3, and "
@@ -251,7 +251,7 @@ def _quantize_queries(q: Tensor) -> Tensor:
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
-def _find_provider(device: torch.device) -> Provider:
+def find_provider(device: torch.device) -> Provider:
     """The provider that is used on a device.
 
     raises: ValueError with why there is none and what helps

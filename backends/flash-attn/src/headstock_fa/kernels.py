@@ -1,18 +1,19 @@
 """The providers' functions behind one face: `kernel(q, k, v, plan, layer, out, needs_lse)`.
 
-q: [tokens, heads, head_dim]    k, v: [pages, page_size, kv_heads, head_dim], views of the pool
-writes: out [tokens, heads, head_dim]
+q: [tokens, heads, k_dim]    k, v: [pages, page_size, kv_heads, dim], views of the pool
+q_v: [tokens, heads, v_dim], whose products with `v` are added to the scores; FlashAttention-3 alone
+    takes it, with a `k_dim` of 64 and a `v_dim` of 512
+writes: out [tokens, heads, v_dim]
 returns: LSE [tokens, heads] float32, natural logarithm, a view of any strides; it may be None
     unless it is needed
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +21,23 @@ from torch import Tensor
 from headstock.spi import LayerInfo
 from headstock_fa.step import FlashPlan
 
-Kernel = Callable[[Tensor, Tensor, Tensor, FlashPlan, LayerInfo, Tensor, bool], Tensor | None]
+
+class Kernel(Protocol):
+    """What the loaders below return."""
+
+    def __call__(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        plan: FlashPlan,
+        layer: LayerInfo,
+        out: Tensor,
+        needs_lse: bool,
+        q_v: Tensor | None = None,
+    ) -> Tensor | None:
+        """Attend, as this module says."""
+
 
 VLLM_LIBRARY = "vllm_flash_attn/_vllm_fa3_C.abi3.so"
 
@@ -52,6 +69,7 @@ def load_interface() -> Kernel:
         layer: LayerInfo,
         out: Tensor,
         needs_lse: bool,
+        q_v: Tensor | None = None,
     ) -> Tensor | None:
         # The package returns a tensor of its own and leaves undefined numbers where no row is.
         # Hence GraphSupport.DECODE: padding would take them along (decision 0016).
@@ -69,6 +87,7 @@ def load_interface() -> Kernel:
             softcap=layer.softcap,
             num_splits=plan.num_splits,
             return_softmax_lse=needs_lse,
+            **({} if q_v is None else {"qv": q_v}),
         )
         out.copy_(answer[0] if needs_lse else answer)
         # FlashAttention's own order is [heads, tokens].
@@ -108,12 +127,14 @@ def vllm_kernel(operator: Any) -> Kernel:
         layer: LayerInfo,
         out: Tensor,
         needs_lse: bool,
+        q_v: Tensor | None = None,
     ) -> Tensor | None:
         arguments, (left, right) = neutral.copy(), _window(layer, plan)
         values = {
             "q": q,
             "k": k,
             "v": v,
+            "q_v": q_v,
             "out": out,
             "cu_seqlens_q": plan.query_start,
             "seqused_k": plan.context_lens,
@@ -148,7 +169,9 @@ def load_flash_attn() -> Kernel:
         layer: LayerInfo,
         out: Tensor,
         needs_lse: bool,
+        q_v: Tensor | None = None,
     ) -> Tensor | None:
+        assert q_v is None, "FlashAttention-2 reads no latent vectors"
         sums: Tensor
         page_table = plan.page_tables[layer.group]
         shared: dict[str, Any] = {
@@ -194,7 +217,9 @@ def load_torch() -> Kernel:
         layer: LayerInfo,
         out: Tensor,
         needs_lse: bool,
+        q_v: Tensor | None = None,
     ) -> Tensor | None:
+        assert q_v is None, "FlashAttention-2 reads no latent vectors"
         answer = attend(
             out,
             q,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 
 from headstock.spi import (
@@ -13,6 +15,7 @@ from headstock.spi import (
     Feature,
     GraphSupport,
     IntSet,
+    LatentKV,
     LayoutKind,
     Phase,
     Planning,
@@ -37,7 +40,7 @@ def spec() -> AttentionSpec:
         name="fa",
         spi=SpiRange(0, 2),
         summary=f"FlashAttention, for CUDA; found here: {describe_installed()}",
-        implementation="headstock_fa.backend:FlashAttentionBackend",
+        implementation="headstock_fa.make:make_backend",
         requires=(REQUIRE,),
         options="headstock_fa.options:FlashOptions",
         resolve="headstock_fa.plugin:resolve",
@@ -48,11 +51,16 @@ def spec() -> AttentionSpec:
 EIGHT_BIT_KV = ("bfloat16", "float8_e4m3fn", "bfloat16")
 """FlashAttention-3 alone; it computes on queries and probabilities of 8 bits then."""
 
+LATENT_WIDTHS = (512, 64)
+"""What latent vectors hold that FlashAttention-3 reads: what keys and values are made of, and what
+carries the position.
+"""
+
 CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
     devices=(DeviceRange("cuda", (8, 0)),),
     dtypes=frozenset({(dtype,) * 3 for dtype in ("bfloat16", "float16")} | {EIGHT_BIT_KV}),
-    layouts=frozenset({LayoutKind.FULL}),
+    layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
     head_dims=IntSet.multiples(8, 256),
     gqa_ratios=IntSet.all(),
     page_sizes=IntSet.all(),
@@ -90,6 +98,9 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
         )
     capabilities = narrow_capabilities(provider, query)
     label = f"{provider.require.distribution} (FlashAttention-{provider.generation})"
+    latent = [group.layout for group in query.groups if isinstance(group.layout, LatentKV)]
+    if latent:
+        return _resolve_latent(provider, label, latent)
     reasons = []
     if (
         not query.contiguous
@@ -114,6 +125,39 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             )
         )
     return tuple(reasons) or capabilities
+
+
+def _resolve_latent(
+    provider: Provider, label: str, layouts: Sequence[LatentKV]
+) -> AttentionCapabilities | tuple[Rejection, ...]:
+    """What `fa` can do with latent vectors, or why it cannot read them."""
+    others = [
+        widths
+        for layout in layouts
+        if (widths := (layout.out_dim, layout.rope_dim)) != LATENT_WIDTHS
+    ]
+    if provider.generation != 3 or others:
+        found, wanted = (
+            f"{rank} with {rope_dim} for the position"
+            for rank, rope_dim in ((*others, LATENT_WIDTHS)[0], LATENT_WIDTHS)
+        )
+        return (
+            Rejection(
+                code="layout",
+                message=f"{label} reads no latent vectors of {found}; FlashAttention-3 reads "
+                f"{wanted}",
+                hint="Use --attn fi or sdpa.",
+            ),
+        )
+    return evolve(
+        CAPABILITIES,
+        layouts=frozenset({LayoutKind.LATENT}),
+        # Its kernels for them were not tried with regions, and give no sums here.
+        dtypes=CAPABILITIES.dtypes - {EIGHT_BIT_KV},
+        contiguous=False,
+        graph=provider.graph,
+        features=frozenset(),
+    )
 
 
 def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionCapabilities:

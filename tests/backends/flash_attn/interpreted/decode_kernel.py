@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
 from attrs import evolve
 from often import often
 
+from headstock.conformance import attention as cases
 from headstock.spi import LayerInfo, Phase
 from headstock_fa.decode_kernel import PartialSums, attend_decode_rows
 from headstock_fa.decode_tile import DecodeTile
