@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
-from attention_cases import Case
 from attrs import evolve
 
 from headstock import LLM, SamplingParams, registry
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionBackend, LayerInfo, Phase
 
@@ -44,8 +44,16 @@ HF: dict[str, Any] = {
     "max_position_embeddings": 1024,
 }
 PROMPTS = [[(7 * at + 3 * row) % 512 for at in range(1 + 23 * row)] for row in range(12)]
-NEAR = 0.01
-"""A margin between the two best tokens, in log-probability, within which 16 bits may differ."""
+NUM_TOKENS = 24
+NEAR = 0.04
+"""A margin between the two best tokens, in log-probability, within which 16 bits may differ.
+
+It is two steps of a bfloat16 logit between 2 and 4, and a little more.
+"""
+LEAST_COMPARED = len(PROMPTS) * NUM_TOKENS // 2
+"""Tokens that are compared before rows part at such a margin; bfloat16 and float32 share 254 of 288
+on a CPU.
+"""
 
 
 def make(phase: Phase, lens: list[tuple[int, int]], page_size: int, heads: int, dtype: Any) -> Case:
@@ -65,11 +73,13 @@ def build(name: str, case: Case) -> AttentionBackend:
         pytest.skip(str(error))
     options = registry.make_options(spec, ())
     context = cases.context_of(case, options, max_rows=64, max_seq_len=4096)
+    # FlashInfer plans with the layers' scale before it is given one.
+    context = evolve(context, layers=dict.fromkeys(context.layers, evolve(LAYER, out_dim=RANK)))
     backend: AttentionBackend = registry.import_implementation(spec)(context)
     return backend
 
 
-@pytest.mark.parametrize("name", ["sdpa", "fi"])
+@pytest.mark.parametrize("name", ["sdpa", "fi", "fa"])
 @pytest.mark.parametrize("heads", [16, 128])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("phase", list(Phase), ids=lambda phase: phase.value)
@@ -101,7 +111,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def answers(directory: Path, **settings: Any) -> Iterator[tuple[list[int], list[float]]]:
     """The greedy tokens of each prompt, and how far each is ahead of the second best."""
     fixed = {"device": "cuda", "dtype": "bfloat16", "load_format": "dummy", "max_seq_len": 512}
-    params = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True, logprobs=2)
+    params = SamplingParams(temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=2)
     with LLM(str(directory), **fixed, **settings) as llm:
         for output in llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params):
             best = [
@@ -114,10 +124,15 @@ def answers(directory: Path, **settings: Any) -> Iterator[tuple[list[int], list[
 @pytest.mark.parametrize(
     "settings",
     [
-        {"attn": "fi"},
+        {"attn": "fi", "runner": "eager"},
         {"attn": "fi", "max_batch_tokens": 64, "max_running_requests": 5},
         {"attn": "sdpa", "ops": "triton"},
         {"attn": "fi", "ops": "triton", "page_size": 16},
+        {"attn": "fi", "runner": "cudagraph"},
+        {"attn": "fi", "runner": "cudagraph", "page_size": 16, "max_running_requests": 5},
+        {"attn": "fa", "runner": "eager"},
+        {"attn": "fa", "runner": "cudagraph", "max_running_requests": 5},
+        {"attn": "fa", "runner": "cudagraph", "ops": "triton", "page_size": 16},
     ],
     ids=str,
 )
@@ -128,9 +143,12 @@ def test_a_small_deepseek_makes_the_same_tokens(settings: dict[str, Any], direct
         if "not installed" in str(error):
             pytest.skip(str(error))
         raise
-    wanted = list(answers(directory, attn="sdpa", ops="torch"))
+    wanted, num_compared = list(answers(directory, attn="sdpa", ops="torch")), 0
     for (tokens, _), (expected, margins) in zip(found, wanted, strict=True):
         for at, token in enumerate(tokens):
             if token != expected[at]:
                 assert margins[at] < NEAR, f"token {at}, {margins[at]} ahead"
                 break
+            num_compared += 1
+    # Rows that part at once would show nothing.
+    assert num_compared >= LEAST_COMPARED

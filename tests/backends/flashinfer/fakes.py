@@ -12,9 +12,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
-from attention_cases import row_attention
-from paged import gather_kv
 from torch import Tensor
+
+from headstock.conformance.attention import row_attention
+from headstock.conformance.model.paged import gather_kv
 
 
 class Planned:
@@ -228,7 +229,9 @@ class BatchMLAPagedAttentionWrapper:
         self, float_workspace_buffer, use_cuda_graph=False, qo_indptr=None, kv_indptr=None,
         kv_indices=None, kv_len_arr=None, backend="auto",
     ) -> None:  # fmt: skip
-        assert not use_cuda_graph
+        static = (qo_indptr, kv_indptr, kv_indices, kv_len_arr)
+        assert use_cuda_graph == all(buffer is not None for buffer in static)
+        self.static = static if use_cuda_graph else None
 
     def plan(
         self, qo_indptr, kv_indptr, kv_indices, kv_len_arr, num_heads, head_dim_ckv, head_dim_kpe,
@@ -237,6 +240,17 @@ class BatchMLAPagedAttentionWrapper:
         host = (qo_indptr, kv_indptr, kv_len_arr)
         assert {each.device.type for each in host} == {"cpu"}
         assert {each.dtype for each in (*host, kv_indices)} == {torch.int32} and causal
+        if self.static is not None:
+            starts, page_starts, pages, lens = self.static
+            for buffer, given in (
+                (starts, qo_indptr),
+                (page_starts, kv_indptr),
+                (lens, kv_len_arr),
+            ):
+                assert len(buffer) == len(given), "the rows of a graph are always as many"
+                buffer.copy_(given)
+            pages[: len(kv_indices)].copy_(kv_indices)
+            host, kv_indices = (starts, page_starts, lens), pages
         self.host, self.pages = host, kv_indices  # no copy: the upload runs later
         self.shape, self.scale = (num_heads, head_dim_ckv, head_dim_kpe, page_size), sm_scale
         self.types = (q_data_type, kv_data_type)

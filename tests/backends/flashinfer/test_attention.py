@@ -6,13 +6,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
-from attention_cases import Case
 from attrs import evolve
 from backends.flashinfer import fakes
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
 from headstock.spi import LayerInfo, Phase
 from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
 from headstock_fi.library import Shape, partial_bytes

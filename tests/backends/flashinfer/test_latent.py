@@ -6,13 +6,13 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
-from attention_cases import QUERY, Case
 from attrs import evolve
 from backends.flashinfer import fakes
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import QUERY, Case
 from headstock.spi import (
     AttentionBackend,
     AttentionCapabilities,
@@ -77,6 +77,31 @@ def test_a_plan_outlives_one_later_plan_and_no_more() -> None:
     assert one.memory_bytes() == 0
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_bucket_s_buffers_are_planned_anew_for_each_step(page_size: int) -> None:
+    first, second = (
+        make(Phase.DECODE, [(1, length) for length in lens], page_size)
+        for lens in ([20, 7, 33], [9, 41])
+    )
+    one = backend(second)
+    one.graph_init([4, 2], 64)
+    plan = one.graph_plan(4, first.step)
+    one.graph_update(plan, second.step)
+    # A plan outside of graphs leaves those of graphs alone.
+    one.plan(first.step)
+
+    layer = evolve(LAYER, out_dim=16)
+    q = torch.cat((second.q, second.q[:2]))
+    out = layer.empty_output(q)
+    one.forward(q, layer, plan, out)
+
+    cases.compare(out[:2], cases.expected(second, layer)[0])
+    assert out[2:].isfinite().all(), "rows that pad a graph read one token of the dummy page"
+    assert one.memory_bytes() > (16 + 3 * 8) << 20
+    one.close()
+    assert one.memory_bytes() == 0
+
+
 def test_layers_of_two_scales_are_refused() -> None:
     case = make(Phase.DECODE, [(1, 3)])
     context = cases.context_of(case, FlashInferOptions(workspace_mb=16), 2)
@@ -94,7 +119,7 @@ def query(dim: int = 576, rope_dim: int = 64, **changes: Any) -> Any:
 def test_what_is_claimed_of_latent_vectors() -> None:
     answer = resolve_capabilities(spec(), query(), ENV)
     assert isinstance(answer, AttentionCapabilities)
-    assert answer.graph is GraphSupport.NEVER and not answer.contiguous and not answer.features
+    assert answer.graph is GraphSupport.DECODE and not answer.contiguous and not answer.features
 
     with pytest.raises(BackendRefused, match=r"latent vectors of 256 with 64 .*: 512 with 64"):
         resolve_capabilities(spec(), query(dim=320), ENV)

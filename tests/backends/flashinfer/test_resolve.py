@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from attention_cases import QUERY, query
 from attrs import evolve
 
 from headstock import registry
 from headstock.cli.main import main
+from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun, UsageError
 from headstock.spi import (
     AttentionCapabilities,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -19,7 +19,7 @@ from headstock.spi import (
     LayerInfo,
 )
 from headstock.spi.arrays import Ints
-from headstock_fi.arrays import page_arrays, table_places
+from headstock_fi.arrays import pad_lens, page_arrays, table_places
 from headstock_fi.backend import COMPILER, INT_WORKSPACE
 from headstock_fi.staging import TURNS, Ring, StagedWrapper
 
@@ -73,6 +73,8 @@ class LatentBackend(AttentionBackend):
             context.options.workspace_mb << 20, dtype=torch.uint8, device=context.device
         )
         self.rings: dict[int, Ring] = {}
+        self.buckets: dict[tuple[int, int], StagedWrapper] = {}
+        self.static_pages: dict[int, Tensor] = {}
         self.warm_up(next(iter(context.layers.values())), group.heads, layout.dim)
 
     def warm_up(self, layer: LayerInfo, heads: int, dim: int) -> None:
@@ -158,14 +160,73 @@ class LatentBackend(AttentionBackend):
             out=out,
         )
 
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        """Make room for graphs of these sizes; a bucket's wrapper is made at its first plan."""
+        self.columns = max(self.columns, -(-max_seq_len // self.page_size))
+        self.max_rows = max(self.max_rows, *buckets)
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> LatentPlan:
+        """The step planned in the static buffers of a bucket; its rows may be fewer."""
+        wrappers = tuple(self.bucket(bucket, group) for group in range(len(step.page_tables)))
+        plan = LatentPlan(wrappers, tuple(staged.turn for staged in wrappers))
+        self.graph_update(plan, step)
+        return plan
+
+    def bucket(self, rows: int, group: int) -> StagedWrapper:
+        """The wrapper for graphs of so many rows. Buckets of a group share the list of pages."""
+        if (rows, group) not in self.buckets:
+            # Shared, as no two graphs run at the same time: a list for the longest rows is large.
+            if group not in self.static_pages:
+                self.static_pages[group] = self.zeros(self.max_rows * self.columns)
+            pages = self.static_pages[group][: rows * self.columns]
+            static = (self.zeros(rows + 1), pages, self.zeros(rows))
+            wrapper = self.make(
+                self.workspace,
+                use_cuda_graph=True,
+                qo_indptr=self.zeros(rows + 1),
+                kv_indptr=static[0],
+                kv_indices=pages,
+                kv_len_arr=static[2],
+            )
+            self.buckets[rows, group] = StagedWrapper(
+                wrapper, rows, self.columns, self.device, static
+            )
+        return self.buckets[rows, group]
+
+    def zeros(self, size: int) -> Tensor:
+        """Numbers on the device. [size] int32"""
+        return torch.zeros(size, dtype=torch.int32, device=self.device)
+
+    def graph_update(self, plan: LatentPlan, step: AttentionStep) -> None:
+        """Plan the step in the same buffers; missing rows become one token in the dummy page."""
+        for staged, page_table in zip(plan.wrappers, step.page_tables, strict=True):
+            # A graph launches the bucket whole: missing rows read one token of the dummy page.
+            lens = pad_lens(step.host_context_lens, staged.rows)
+            arrays = page_arrays(np.ones_like(lens), lens, self.page_size)
+            staged.begin()
+            query_start, page_start, all_lens = staged.stage(evolve(arrays, last_page_lens=lens))
+            places = table_places(arrays.page_start[: step.num_rows + 1], page_table.shape[1])
+            pages = staged.upload(page_table, places, staged.rows - step.num_rows)
+            staged.wrapper.plan(
+                qo_indptr=query_start,
+                kv_indptr=page_start,
+                kv_indices=pages,
+                kv_len_arr=all_lens,
+                **self.arguments,
+            )
+            staged.end()
+
     def memory_bytes(self) -> int:
-        """The workspaces."""
-        wrappers = sum(len(ring.wrappers) for ring in self.rings.values())
-        return self.workspace.nbytes + wrappers * INT_WORKSPACE
+        """The workspaces and the static buffers."""
+        wrappers = len(self.buckets) + sum(len(ring.wrappers) for ring in self.rings.values())
+        static = sum(pages.nbytes for pages in self.static_pages.values()) + sum(
+            12 * rows + 8 for rows, _ in self.buckets
+        )
+        return self.workspace.nbytes + wrappers * INT_WORKSPACE + static
 
     def close(self) -> None:
         """Forget the pools, the wrappers and their memory."""
-        self.pools, self.rings = {}, {}
+        self.pools, self.rings, self.buckets, self.static_pages = {}, {}, {}, {}
         self.workspace = self.workspace.new_empty(0)
 
 

@@ -87,11 +87,11 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             ),
         )
     if latent:
-        # Its kernels were not tried in graphs, in regions or with 8 bits, and give no sums here.
+        # Its kernels were not tried in regions or with 8 bits, and give no sums here.
         return evolve(
             CAPABILITIES,
             dtypes=wide,
-            graph=GraphSupport.NEVER,
+            graph=GraphSupport.DECODE,
             contiguous=False,
             features=frozenset(),
         )
