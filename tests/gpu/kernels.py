@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import attention_cases as cases
 import torch
-from attention_cases import Case
 from attrs import asdict, evolve, field, frozen
 
 from headstock import registry
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
 from headstock.spi import AttentionBackend, AttentionStep, GraphSupport, LayerInfo, Phase
 
 DEVICE = "cuda"

@@ -15,9 +15,12 @@ from gpu.op_times import DEVICE, LINEAR_TOKENS, SHAPES, VOCAB, products, replaye
 from sampling_cases import SETTINGS
 
 from headstock.nn import sampler as torch_sampler
+from headstock.nn.decoder import forward
 from headstock.nn.noise import gumbel
 from headstock.spi import Sampling
-from headstock_triton import linear, sampler
+from headstock_triton import linear, sampler, split_linear
+from headstock_triton.gated_linear import GatedTile
+from headstock_triton.ops import TritonOps
 
 TOKENS = (1, 7, 256, 2048)
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -172,7 +175,24 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                     pdl=True,
                     **change,
                 )
-    for tokens in (1, 8, 64):
+    for label, (outs, width) in products().items():
+        for tokens in (17, 32, 50, 100):
+            tile = split_linear.choose_split_tile(tokens, width, outs)
+            gated = split_linear.choose_gated_tile(tokens, width, outs // 2)
+            where = (torch.bfloat16, DEVICE)
+            if tile is not None:
+                case = f"split, {label}, {tokens} tokens"
+                put(case, cases.split_case, tokens, outs, width, *where, tile)
+            if gated is not None:
+                case = f"gated, {label}, {tokens} tokens"
+                put(case, cases.gated_case, tokens, outs // 2, width, *where, gated)
+        for tokens in (1024, 3001):
+            if outs % 256 == 0 and width % 64 == 0:
+                case = f"gated, {label}, {tokens} tokens"
+                put(case, cases.gated_case, tokens, outs // 2, width, *where, GatedTile())
+                flat = GatedTile(depth=32, stages=6, group=16, flat=False)
+                put(f"{case}, deep", cases.gated_case, tokens, outs // 2, width, *where, flat)
+    for tokens in (1, 8, 32, 64, 100):
         put(f"layers in a graph, {tokens} tokens", layers_in_a_graph, tokens)
     return found
 
@@ -249,18 +269,16 @@ def layers_in_a_graph(tokens: int) -> float:
     config = cases.config_of(shape)
     params = cases.params_of(config, torch.bfloat16, DEVICE)
     batch = cases.batch_of(config, tokens, torch.bfloat16, DEVICE)
-    ops = cases.TritonOps()
+    ops = TritonOps()
     with torch.inference_mode():
-        graph, found = replayed(
-            lambda: cases.forward(params, config, batch, lambda q, layer: q, ops)
-        )
+        graph, found = replayed(lambda: forward(params, config, batch, lambda q, layer: q, ops))
         for change in (3, 11):
             batch.tokens.add_(change).remainder_(config.vocab)
             batch.positions.add_(change).remainder_(40_960)
             batch.slots[0].copy_(batch.slots[0].flip(0))
             graph.replay()
             pools = [pool.clone() for pool in batch.pools]
-            expected = cases.forward(params, config, batch, lambda q, layer: q, ops)
+            expected = forward(params, config, batch, lambda q, layer: q, ops)
             assert torch.equal(found, expected)
             assert all(torch.equal(*pair) for pair in zip(pools, batch.pools, strict=True))
     return 0.0

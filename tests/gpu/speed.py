@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import attention_cases as cases
 import torch
 from gpu.kernels import LAYER, Contestant
 
+from headstock.conformance import attention as cases
 from headstock.spi import Phase
 
 SHAPE = {"page_size": 64, "heads": 16, "kv_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}

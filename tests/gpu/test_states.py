@@ -69,6 +69,34 @@ def on_device(batch: Batch) -> Batch:
     return evolve(batch, **moved, state_pages=pages)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("taps", [2, 3, 4])
+def test_the_fused_convolution_is_that_of_torch(dtype: torch.dtype, taps: int) -> None:
+    conv = pytest.importorskip("headstock_triton.conv")
+    width, tolerance = 1000, {torch.float32: 1e-5, torch.bfloat16: 3e-2, torch.float16: 4e-3}[dtype]
+    weight, bias = torch.randn(taps, width, device="cuda"), torch.randn(width, device="cuda")
+    weight, bias = weight.to(dtype), bias.to(dtype)
+    state = torch.full((8, taps - 1, width), torch.nan, device="cuda", dtype=dtype)
+    expected = state.clone()
+    steps = [
+        ([(0, 700), (0, 1), (0, 9)], 710),
+        ([(700, 701), (1, 2), (9, 10)], 3),
+        ([(701, 701), (2, 4), (10, 300)], 300),
+        ([(701, 702), (0, 1), (300, 301)], 3),
+    ]
+    for spans, size in steps:
+        batch = on_device(evolve(make_batch(spans, size), max_query_len=1 if size == 3 else size))
+        inputs = ConvInputs.of(batch, 0, taps)
+        assert (inputs.sources is None) == (size == 3)
+        projected = torch.randn(size, 3 * width, device="cuda").to(dtype)
+        before, after, inner = projected.chunk(3, -1)
+        found = conv.convolve_gated_(projected, weight, bias, state, inputs)
+        wanted = convolve_(before * inner, weight, bias, expected, inputs) * after
+        rows = int(batch.query_start[-1])
+        torch.testing.assert_close(found[:rows], wanted[:rows], atol=tolerance, rtol=tolerance)
+        assert torch.equal(state[1:4], expected[1:4]), "states are copies of inputs"
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_graph_of_a_convolution_follows_the_rows_that_it_is_replayed_with(
     dtype: torch.dtype,
@@ -151,6 +179,7 @@ def reference(folder: Path) -> list[Any]:
     "settings",
     [
         {"attn": "fa", "runner": "cudagraph", "ops": "triton"},
+        {"attn": "fa", "runner": "cudagraph", "ops": "triton", "opt": ("triton.pdl=off",)},
         {"attn": "fa", "runner": "cudagraph", "ops": "torch", "max_batch_tokens": 37},
         {"attn": "fi", "runner": "cudagraph", "ops": "triton", "max_batch_tokens": 64},
         {"attn": "fa,fi", "runner": "eager", "ops": "triton", "num_pages": 40, "page_size": 16},

@@ -80,14 +80,22 @@ def test_small_products_are_made_by_one_thread_and_large_maps_have_none() -> Non
 
 
 @pytest.mark.parametrize(
-    ("spec", "shape", "forms"),
-    [(LINEAR, (96, 64), 2), (LINEAR, (2048, 1025), 1), (TIED, (96, 64), 3)],
-    ids=["small", "large", "tied"],
+    ("spec", "shape", "nbytes"),
+    [
+        (LINEAR, (128, 1024), 2 * 2 * 128 * 1024),
+        # Blocks of 64 x 512; `test_load_memory.py` sees that this is what they take.
+        (LINEAR, (96, 64), 2 * 2 * 128 * 512),
+        (LINEAR, (2048, 1025), 2 * 2048 * 1536),
+        (TIED, (96, 64), 2 * 2 * 128 * 512 + 2 * 96 * 64),
+    ],
+    ids=["whole-blocks", "small", "large", "tied"],
 )
-def test_the_bytes_of_every_form_count(spec: ParamSpec, shape: tuple[int, int], forms: int) -> None:
+def test_the_bytes_of_every_form_count(
+    spec: ParamSpec, shape: tuple[int, int], nbytes: int
+) -> None:
     found = FbgemmOps().prepare(spec, Weight(tensor=rounded(noise(*shape), torch.bfloat16)))
 
-    assert found.nbytes == forms * 2 * shape[0] * shape[1]
+    assert found.nbytes == nbytes
 
 
 def test_a_tied_embedding_is_looked_up_and_multiplied_by() -> None:

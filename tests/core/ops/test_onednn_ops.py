@@ -28,7 +28,7 @@ LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
-ops = OneDnnOps()
+ops = OneDnnOps(least_packed_bytes=0)
 weights = [ops.prepare(LINEAR, Weight(tensor=torch.randn(48, 32))) for _ in range(2)]
 x = torch.randn(1024, 32)
 ops.linear(x, weights[0], None)
@@ -49,7 +49,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def test_products_are_those_of_the_plain_weight_whatever_the_rows(
     rows: int, with_bias: bool
 ) -> None:
-    ops, x = OneDnnOps(), noise(rows, 48, seed=1)
+    ops, x = OneDnnOps(least_packed_bytes=0), noise(rows, 48, seed=1)
     weight = Weight(tensor=noise(80, 48), bias=noise(80, seed=2) if with_bias else None)
     packed = ops.prepare(LINEAR, weight)
 
@@ -57,6 +57,17 @@ def test_products_are_those_of_the_plain_weight_whatever_the_rows(
     out = ops.linear(x, packed, None)
     assert out.shape == (rows, 80) and out.is_contiguous()
     torch.testing.assert_close(out, TorchOps().linear(x, weight, None), atol=2e-5, rtol=1e-5)
+
+
+def test_a_small_map_stays_plain_and_keeps_no_kernels() -> None:
+    ops, x = OneDnnOps(), noise(9, 48, seed=1)
+    small = ops.prepare(LINEAR, Weight(tensor=noise(80, 48), bias=noise(80, seed=2)))
+    large = ops.prepare(LINEAR, Weight(tensor=noise(512, 256)))
+
+    assert not small.tensor.is_mkldnn and large.tensor.is_mkldnn
+    assert torch.equal(ops.linear(x, small, None), TorchOps().linear(x, small, None))
+    maps = {"small": small, "large": large}
+    assert kernel_bytes(maps, 1024) == kernel_bytes({"large": large}, 1024) > 0
 
 
 def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
@@ -92,7 +103,7 @@ def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() ->
 
 
 def test_the_plan_counts_a_kernel_for_each_shape_and_size() -> None:
-    ops = OneDnnOps()
+    ops = OneDnnOps(least_packed_bytes=0)
     maps = {f"layers.{i}.down": ops.prepare(LINEAR, Weight(tensor=noise(80, 48))) for i in range(3)}
     maps["layers.0.qkv"] = ops.prepare(LINEAR, Weight(tensor=noise(96, 48)))
     maps["embed"] = Weight(tensor=noise(96, 48))

@@ -14,13 +14,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
+from headstock.nn.short_conv import ConvInputs
 from headstock.spi import Experts, Sampling
 from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.conv import convolve_gated_
 from headstock_triton.experts import fused_mix_experts
+from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.sampler import fused_sample
+from headstock_triton.split_linear import (
+    choose_gated_tile,
+    choose_split_tile,
+    multiply_gated,
+    multiply_in_parts,
+)
 from headstock_triton.tiles import Tile, Tiles
 from headstock_triton.truncation import SORTED_ROWS
 
@@ -82,11 +91,66 @@ def test_norms_and_activation(compiled: Compiled) -> None:
     ]
 
 
+def convolve(rows: int, tokens: int, *, bias: bool = True, pdl: bool = False) -> None:
+    """A gated convolution; every row has one token where there are as many."""
+    pages = torch.ones(rows, dtype=torch.int64)
+    is_first = torch.ones(rows, 1, 1, dtype=torch.bool)
+    sources, kept = pages.new_zeros(3, tokens), pages.new_zeros(rows, 2)
+    inputs = (
+        ConvInputs(pages, is_first, None, None)
+        if rows == tokens
+        else ConvInputs(pages, is_first, sources, kept)
+    )
+    convolve_gated_(
+        tensor(tokens, 3 * 2048),
+        tensor(3, 2048),
+        tensor(2048) if bias else None,
+        tensor(9, 2, 2048),
+        inputs,
+        pdl=pdl,
+    )
+
+
+def test_convolutions(compiled: Compiled) -> None:
+    convolve(4, 4)
+    convolve(4, 4, bias=False)
+    convolve(4, 9)
+
+    assert compiled == ["step_kernel", "step_kernel", "convolve_kernel", "keep_kernel"]
+
+
 def test_products_of_a_few_tokens(compiled: Compiled) -> None:
     for tokens in (1, 16):
         small_linear(tensor(tokens, 1024), tensor(4096, 1024), tensor(4096))
 
     assert compiled == ["rows_kernel", "tokens_kernel"]
+
+
+def test_products_of_tens_of_tokens(compiled: Compiled) -> None:
+    for tokens in (32, 64, 128):
+        tile = choose_split_tile(tokens, 2048, 1024)
+        assert tile is not None and tile.parts > 1
+        add_norm(
+            tensor(tokens, 1024),
+            multiply_in_parts(tensor(tokens, 2048), tensor(1024, 2048), tile),
+            tensor(1024),
+            1e-6,
+        )
+    gated = choose_gated_tile(32, 1024, 3072)
+    assert gated is not None
+    multiply_gated(tensor(32, 1024), tensor(6144, 1024), gated)
+
+    assert compiled == ["split_kernel", "add_norm_kernel"] * 3 + ["split_kernel"]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_a_large_product_of_gate_and_up_is_loaded_and_stored_by_the_accelerator(
+    compiled: Compiled,
+) -> None:
+    multiply_gated_tiles(tensor(2048, 1024), tensor(6144, 1024), GatedTile())
+
+    text = compiled.texts["gated_kernel"]
+    assert "wgmma" in text and "cp.async.bulk.tensor" in text and "st.global" not in text
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
@@ -116,8 +180,10 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     rope_and_store_kv(x, tensor(6, 128), table, whole, whole, pool, **more)
     fused_sample(tensor(1, 1000), Sampling(), pdl=True)
     mix(1, None, pdl=True)
+    convolve(4, 4, pdl=True)
+    convolve(4, 9, pdl=True)
 
-    assert len(compiled) == len(compiled.texts) == 9
+    assert len(compiled) == len(compiled.texts) == 12
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
@@ -202,6 +268,7 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
         min_p=torch.ones(ROWS),
         top_logprobs=0,
     ),
+    "masked": lambda: Sampling(**warm(), mask=tensor(ROWS, 4748, dtype=torch.int32)),
 }
 
 
@@ -215,4 +282,5 @@ def warm() -> dict[str, torch.Tensor]:
 def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
-    assert compiled == [*["cut_kernel"] * (asked == "cut"), "part_kernel", "join_kernel"]
+    first = {"cut": ["cut_kernel"], "masked": ["mask_kernel"]}.get(asked, [])
+    assert compiled == [*first, "part_kernel", "join_kernel"]

@@ -10,7 +10,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
-from headstock.errors import CannotRun, PluginBroken
+from headstock.errors import CannotRun, PluginBroken, describe_type
 from headstock.ops.fine_tier import FineTierOps
 from headstock.spi import (
     LAYER_OPERATIONS,
@@ -66,7 +66,7 @@ class BoundOps(Ops):
         raises: CannotRun for an operation that the set neither takes nor can compose,
             PluginBroken for a set that replaces operations and takes none
         """
-        self._ops = ops
+        self._name, self._ops = name, ops
         _check_takes(name, ops)
         answers = {
             operation: {
@@ -121,8 +121,14 @@ class BoundOps(Ops):
         return True
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
-        """As the set prepares it."""
-        return self._ops.prepare(spec, weight)
+        """As the set prepares it.   raises: PluginBroken when that is no Weight"""
+        prepared: object = self._ops.prepare(spec, weight)
+        if not isinstance(prepared, Weight):
+            raise PluginBroken(
+                f"ops plugin {self._name!r}: prepare returned {describe_type(prepared)}; wanted a "
+                "headstock.spi.Weight"
+            )
+        return prepared
 
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """See `Ops.embed`."""

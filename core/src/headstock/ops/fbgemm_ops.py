@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 
 import torch
@@ -27,6 +28,11 @@ The kernel for several threads takes 11 us before it begins, the other 1 us (dec
 """
 
 
+_PACKED_BLOCK = (64, 512)
+"""Outputs and inputs of the blocks that FBGEMM packs; what a map lacks of its last ones is memory
+all the same.
+"""
+
 _CHECKED_NUMBERS = 1 << 20
 """How many numbers of a weight are rounded at a time, to see whether they fit."""
 
@@ -46,10 +52,14 @@ class HalfWeight(Weight):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all forms, two a number each, and of the bias."""
-        is_looked_up = not self.tensor.is_meta
-        forms = 1 + is_looked_up + (self.one_thread_weight is not None)
-        return forms * self.tensor.nbytes + (0 if self.bias is None else self.bias.nbytes)
+        """Bytes of all forms, two a number each and packed ones in whole blocks, and the bias."""
+        packed = 2 * math.prod(
+            -(-size // block) * block
+            for size, block in zip(self.tensor.shape, _PACKED_BLOCK, strict=True)
+        )
+        plain = 0 if self.tensor.is_meta else self.tensor.nbytes
+        forms = 1 + (self.one_thread_weight is not None)
+        return plain + forms * packed + (0 if self.bias is None else self.bias.nbytes)
 
 
 class FbgemmOps(OneDnnOps):

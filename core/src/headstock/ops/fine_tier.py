@@ -220,7 +220,7 @@ class FineTierOps(Ops):
         projected = self.linear(normed, params[f"{prefix}conv_in"], batch)
         before, after, inner = projected.chunk(3, -1)
         state = batch.kv[layer.index].state["conv"]
-        inputs = _conv_inputs(x, layer, layer.conv.taps, batch)
+        inputs = find_conv_inputs(x, layer, layer.conv.taps, batch)
         inner = self.convolve_(before * inner, params[f"{prefix}conv"], state, inputs)
         out = self.linear(inner.mul_(after), params[f"{prefix}conv_out"], batch)
         return self._add(x, out, params, config, f"{prefix}attn_post_norm")
@@ -361,7 +361,7 @@ def _rotations(x: Stream, params: Params, rope: int, batch: Batch) -> CosSin:
     return found
 
 
-def _conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> ConvInputs:
+def find_conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> ConvInputs:
     """Where the inputs of the step's tokens lie in layers of the group.   writes: x.shared"""
     found: ConvInputs | None = x.shared.get(("conv", layer.group, taps))
     if found is None:

@@ -24,6 +24,13 @@ KERNEL_BYTES = 640 << 10
 Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
 """
 
+_LEAST_PACKED_BYTES = 512 << 10
+"""Bytes of a weight below which it stays plain: a packed product takes 11 us before it begins.
+
+One row by a map of 256 x 256 takes 5 us plain and 17 packed, 32 rows 34 and 43; from 512 x 512 on,
+packed is faster for all but few rows. And each shape of packed maps may keep 45 MiB of kernels.
+"""
+
 
 @frozen(kw_only=True, eq=False)
 class LengthWeight(Weight):
@@ -33,22 +40,25 @@ class LengthWeight(Weight):
 class OneDnnOps(TorchOps):
     """`TorchOps` with the weights of linear maps packed once, at load, instead of in every product.
 
-    Norms are by length, in fewer operations, so their weights are prepared as well.
+    Small maps stay plain. Norms are by length, in fewer operations, so their weights are prepared
+    as well.
+    least_packed_bytes: of a weight that is packed
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_packed_bytes: int = _LEAST_PACKED_BYTES) -> None:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
             raise CannotRun("this build of torch has no oneDNN; use --ops torch")
+        self.least_packed_bytes = least_packed_bytes
         self.floors: dict[tuple[int, float], Tensor] = {}
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
-        """Linear maps packed, weights of norms times sqrt(n); others as they are."""
+        """Linear maps packed unless small, weights of norms times sqrt(n); others as they are."""
         plain = weight.tensor
         # For norms by length: 4.5 us for a row of 256, where `F.rms_norm` takes 9.7.
         if spec.roles <= {Role.NORM, Role.HEAD_NORM}:
             return LengthWeight(tensor=plain * plain.shape[-1] ** 0.5)
         # A tied embedding is looked up too, which needs the plain weight.
-        if not spec.roles <= {Role.LINEAR, Role.HEAD}:
+        if not spec.roles <= {Role.LINEAR, Role.HEAD} or plain.nbytes < self.least_packed_bytes:
             return weight
         # Once, at load: `F.linear` has the BLAS library lay a plain weight out anew in every
         # product.
@@ -79,8 +89,7 @@ class OneDnnOps(TorchOps):
         return floor
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
-        """x W^T + b, by the packed weight where it is one (a tied embedding is not)."""
-        # A tied embedding stays plain, because looking tokens up needs that.
+        """x W^T + b, by the packed weight where it is one."""
         if not weight.tensor.is_mkldnn:
             return F.linear(x, weight.tensor, weight.bias)
         rows = x.shape[0]

@@ -17,8 +17,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headstock.spi.batch import Batch, Sample, Sampling
+    from headstock.spi.environment import DeviceEnv
     from headstock.spi.model import ParamSpec
     from headstock.spi.model_config import LayerConfig, ModelConfig
+    from headstock.spi.part_query import PartQuery
     from headstock.spi.weight import Params, Weight
 
 
@@ -34,7 +36,8 @@ class Stream:
     Operations may write to it and hand it on, so a model keeps no earlier one.
 
     total: [tokens, hidden]
-    pending: [tokens, hidden], the last term, which the next operation adds; None when it is added
+    pending: [tokens, hidden], the last term, which the next operation adds; None when it is added.
+        Or [parts, tokens, hidden] float32, whose sum over the parts, rounded, is the term
     normed: [tokens, hidden], the first norm of the total if `embed` made it; only while nothing
         has been added
     shared: what operations work out once in a step and use in every layer, by a key of their own
@@ -47,10 +50,17 @@ class Stream:
     normed: Tensor | None = None
     shared: dict[Hashable, Any] = field(factory=dict)
 
+    def copy_total(self) -> Tensor:
+        """The whole stream, [tokens, hidden], a tensor of its own."""
+        return Stream(self.total.clone(), self.pending).settle()
+
     def settle(self) -> Tensor:
         """The whole stream, [tokens, hidden].   writes: self and its total; nothing pends then"""
         if self.pending is not None:
-            self.total.add_(self.pending)
+            term = self.pending
+            if term.dim() > self.total.dim():
+                term = term.sum(0).to(self.total.dtype)
+            self.total.add_(term)
             self.pending = None
         self.normed = None
         return self.total
@@ -83,6 +93,13 @@ class Ops(ABC):
     mlp_norm, gate_up, down, router, experts_gate_up, experts_down. Outside layers: embed, norm,
     lm_head, rope.
     """
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        """Learn what will be computed, and where; called once, before `takes`.
+
+        raises: ValueError with the reason when this set cannot serve it
+        """
+        return
 
     @abstractmethod
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:

@@ -154,7 +154,7 @@ def rope_and_store_kv(
     q = qkv.new_empty(tokens, heads, head_dim)
     if not tokens:
         return q
-    block = min(4 if tokens <= FEW_TOKENS else 16, triton.next_power_of_2(heads + 2 * kv_heads))
+    block = min(4 if tokens <= FEW_TOKENS else 8, triton.next_power_of_2(heads + 2 * kv_heads))
     rest = head_dim - 2 * half
     heads_kernel[(tokens, triton.cdiv(heads + 2 * kv_heads, block))](
         qkv,
@@ -177,7 +177,7 @@ def rope_and_store_kv(
         NORM=weight is not None,
         LIMIT=torch.finfo(pool.dtype).max if pool.dtype.itemsize == 1 else 0.0,
         BLOCK=block,
-        num_warps=1 if block < 16 else 4,
+        num_warps=1 if tokens <= FEW_TOKENS else 2,
         **launch_options(pdl),
     )
     return q

@@ -29,11 +29,16 @@ def add_norm_kernel(
     out,
     width,
     eps,
-    ADD: tl.constexpr,
+    part_stride,
+    PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row. The sum is rounded before the norm, as it is when torch adds in place."""
+    """One row. The sum is rounded before the norm, as it is when torch adds in place.
+
+    PARTS: how many parts of the term, float32 if there are several, are summed in their order; 0
+    without a term.
+    """
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64) * width
     at = tl.arange(0, BLOCK)
@@ -42,10 +47,13 @@ def add_norm_kernel(
     wait_for_previous(PDL)
     x = tl.load(total + row + at, mask, other=0.0)
     dtype: tl.constexpr = x.dtype
-    if ADD:
-        x = round_to(
-            x.to(tl.float32) + tl.load(pending + row + at, mask, other=0.0).to(tl.float32), dtype
-        )
+    if PARTS > 0:
+        term = tl.load(pending + row + at, mask, other=0.0).to(tl.float32)
+        for part in tl.static_range(1, PARTS):
+            term += tl.load(pending + part * part_stride + row + at, mask, other=0.0)
+        # Rounded as the product itself would be.
+        term = round_to(term, dtype).to(tl.float32)
+        x = round_to(x.to(tl.float32) + term, dtype)
         tl.store(total + row + at, x, mask)
     tl.store(out + row + at, _rms_normalize(x.to(tl.float32), gain, width, eps, dtype), mask)
 
@@ -80,7 +88,8 @@ def add_norm(
 ) -> Tensor:
     """`total + pending`, normalized over its last dimension, times the weight.
 
-    total, pending, result: [tokens, hidden]    weight: [hidden]
+    total, result: [tokens, hidden]    weight: [hidden]
+    pending: [tokens, hidden], or [parts, tokens, hidden] float32, which are summed in their order
     writes: total, the sum
     """
     out = torch.empty_like(total)
@@ -89,6 +98,7 @@ def add_norm(
         block = triton.next_power_of_2(width)
         # The kernel without a sum never reads this pointer.
         source = total if pending is None else pending
+        in_parts = pending is not None and pending.dim() == 3
         add_norm_kernel[(tokens,)](
             total,
             source,
@@ -96,7 +106,8 @@ def add_norm(
             out,
             width,
             eps,
-            ADD=pending is not None,
+            total.numel(),
+            PARTS=len(source) if in_parts else int(pending is not None),
             BLOCK=block,
             num_warps=_count_warps(block),
             **launch_options(pdl),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from torch import Tensor
 
+from headstock.ops.fine_tier import find_conv_inputs
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
@@ -21,13 +22,21 @@ from headstock.spi import (
     find_variants,
 )
 from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.conv import convolve_gated_
 from headstock_triton.experts import fused_mix_experts
+from headstock_triton.gated_linear import LEAST_TOKENS, choose_large_tile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import can_add, can_fuse, small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.pdl import has_pdl
 from headstock_triton.sampler import fused_sample
+from headstock_triton.split_linear import (
+    choose_gated_tile,
+    choose_split_tile,
+    multiply_gated,
+    multiply_in_parts,
+)
 
 COMMON = frozenset((Variant.WIDE_NORM,))
 """What all fused operations do: the kernels widen what they load."""
@@ -36,6 +45,7 @@ FUSED: Mapping[str, frozenset[Variant]] = {
     "embed": COMMON,
     "qkv_rope_store": COMMON | {Variant.HEAD_QK_NORM, Variant.PARTIAL_ROPE, Variant.ROPE_BY_LAYER},
     "attn_out": frozenset(),
+    "short_conv": COMMON,
     "mlp": COMMON,
     "moe": COMMON,
     "final_norm": COMMON,
@@ -74,6 +84,8 @@ class TritonOps(TorchOps):
         # Terms that are summed over ranks first cannot be added where they are computed.
         is_alone = type(self).all_reduce is TorchOps.all_reduce
         self.fused_linear = options.fused_linear if is_alone else 0
+        self.split_linear = options.split_linear if is_alone else 0
+        self.large_linear = options.large_linear and is_alone
         self.pdl = options.pdl
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
@@ -83,7 +95,7 @@ class TritonOps(TorchOps):
     def overlaps(self, x: Tensor) -> bool:
         """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""
         # Larger steps are torch's products for the most part, which wait for all before them.
-        return self.pdl and len(x) <= MOST_TOKENS and has_pdl(x.device)
+        return self.pdl and len(x) <= max(MOST_TOKENS, self.split_linear) and has_pdl(x.device)
 
     def is_fused(self, x: Stream) -> bool:
         """Whether products take in the norm before them and the sum after them."""
@@ -121,8 +133,19 @@ class TritonOps(TorchOps):
                 gated=gated,
                 pdl=pdl,
             )
-        product = self.linear(_normalize(x, norm, eps, pdl=pdl), weight, batch)
-        return fused_silu_and_mul(product, pdl=pdl) if gated else product
+        normed = _normalize(x, norm, eps, pdl=pdl)
+        if not gated:
+            return self.linear(normed, weight, batch)
+        if weight.bias is None and normed.dtype.itemsize == 2:
+            tokens, inters = len(normed), len(weight.tensor) // 2
+            if tokens <= self.split_linear:
+                small = choose_gated_tile(tokens, normed.shape[1], inters)
+                if small is not None:
+                    return multiply_gated(normed, weight.tensor, small, pdl=pdl)
+            large = choose_large_tile(normed, inters) if self.large_linear else None
+            if large is not None:
+                return multiply_gated_tiles(normed, weight.tensor, large)
+        return fused_silu_and_mul(self.linear(normed, weight, batch), pdl=pdl)
 
     def add_product(self, x: Stream, term: Tensor, weight: Weight, batch: Batch) -> Stream:
         """The stream with `term` times the weight, added or pending.   writes: x"""
@@ -130,6 +153,17 @@ class TritonOps(TorchOps):
             x.settle()
             small_linear(term, weight.tensor, weight.bias, total=x.total, pdl=self.overlaps(term))
             return x
+        if weight.bias is None and term.dtype.itemsize == 2:
+            tokens, width = term.shape
+            if tokens <= self.split_linear:
+                tile = choose_split_tile(tokens, width, len(weight.tensor))
+                if tile is not None:
+                    pdl = self.overlaps(term)
+                    return _add_pending(x, multiply_in_parts(term, weight.tensor, tile, pdl=pdl))
+            if self.large_linear and tokens >= LEAST_TOKENS:
+                # The library adds in the product's own type, float32: one rounding less.
+                x.settle().addmm_(term, weight.tensor.t())
+                return x
         return _add_pending(x, self.all_reduce(self.linear(term, weight, batch)))
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
@@ -197,6 +231,30 @@ class TritonOps(TorchOps):
         """
         weight = params[f"{layer.prefix}attn_out"]
         return self.add_product(x, attention.flatten(1), weight, batch)
+
+    def short_conv(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        """The stream with the layer's gated convolution pending.
+
+        writes: x; the states of the batch's rows
+        """
+        assert layer.conv is not None
+        prefix, weight = layer.prefix, params[f"{layer.prefix}conv"]
+        # Before the product, which may take what is pending into `x`.
+        inputs = find_conv_inputs(x, layer, layer.conv.taps, batch)
+        projected = self.multiply_normed(
+            x, params[f"{prefix}attn_norm"], params[f"{prefix}conv_in"], config.norm_eps, batch
+        )
+        inner = convolve_gated_(
+            projected,
+            weight.tensor,
+            weight.bias,
+            batch.kv[layer.index].state["conv"],
+            inputs,
+            pdl=self.overlaps(projected),
+        )
+        return self.add_product(x, inner, params[f"{prefix}conv_out"], batch)
 
     def mlp(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch

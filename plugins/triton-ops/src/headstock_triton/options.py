@@ -15,6 +15,9 @@ class TritonOptions:
     `small_linear`: those of up to so many tokens; 0: none.
     `fused_linear`: steps of up to so many tokens have norms, activations and sums inside their
     products, where that is faster: one token of any model, several of narrow ones; 0: none.
+    `split_linear`: products of up to so many tokens, and more than `fused_linear`, are cut into
+    parts where they are narrow, and have the activation inside where that is faster; 0: none.
+    `large_linear`: products of many tokens have activations and sums inside them.
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
     `fused_experts`: mixtures of experts, in 16-bit types.
@@ -29,4 +32,6 @@ class TritonOptions:
     # On an H200 a layer of the 0.6B shape takes 22 / 23 / 25 / 29 / 40 us at 1 / 2 / 4 / 8 / 16
     # rows in place of 35 / 50 / 52 / 50 / 56, attention included.
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
+    split_linear: int = field(default=128, validator=[instance_of(int), ge(0), le(128)])
+    large_linear: bool = field(default=True, validator=instance_of(bool))
     pdl: bool = field(default=True, validator=instance_of(bool))

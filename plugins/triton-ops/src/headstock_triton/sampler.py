@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import triton
@@ -11,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.penalties import apply_logit_rules_
-from headstock.nn.sampler import attach_logprobs
+from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.noise import gumbel_noise
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
@@ -148,6 +149,50 @@ def join_kernel(
         )
 
 
+@triton.jit(do_not_specialize_on_alignment=("mask",))
+def mask_kernel(
+    logits,
+    mask,
+    vocab,
+    stride,
+    words,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Minus infinity for the tokens of a part of a row that its mask does not allow."""
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(mask + row * words + at // 32, at < vocab, other=-1)
+    # Rows without a rule of their own have every bit set: nothing of their logits is touched.
+    banned = ((word >> (at % 32)) & 1) == 0
+    nothing = tl.full((BLOCK,), -INFINITY, tl.float32)
+    tl.store(logits + row * stride + at, nothing, banned & (at < vocab))
+
+
+def apply_mask_(logits: Tensor, mask: Tensor, *, pdl: bool = False) -> None:
+    """Minus infinity for all tokens that a mask, as `Sampling.mask`, does not allow.
+
+    logits: [n, vocab] of any float type
+    writes: logits
+    """
+    rows, vocab = logits.shape
+    mask = mask.contiguous()
+    block = min(4096, triton.next_power_of_2(max(vocab, 16)))
+    if rows:
+        mask_kernel[(rows, triton.cdiv(vocab, block))](
+            logits,
+            mask,
+            vocab,
+            logits.stride(0),
+            mask.shape[1],
+            BLOCK=block,
+            num_warps=8,
+            **launch_options(pdl),
+        )
+
+
 def _sample_tokens(
     logits: Tensor, sampling: Sampling, with_logprob: bool, pdl: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
@@ -230,8 +275,12 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type
-    writes: logits, if they are float32
+    writes: logits
     """
+    if sampling.processing is not None:
+        return sample_processed(
+            logits, sampling, sampling.processing, partial(fused_sample, pdl=pdl)
+        )
     rules = (
         sampling.banned,
         sampling.bias,
@@ -239,7 +288,11 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
         sampling.presence,
         sampling.frequency,
     )
-    if all(rule is None for rule in rules) and sampling.top_logprobs <= 0:
+    # Log-probabilities are of the scores before any rule, which a mask overwrites.
+    most = 0 if sampling.mask is None else -1
+    if all(rule is None for rule in rules) and sampling.top_logprobs <= most:
+        if sampling.mask is not None:
+            apply_mask_(logits, sampling.mask, pdl=pdl)
         tokens, healthy, logprobs = _sample_tokens(
             logits, sampling, sampling.top_logprobs == 0, pdl
         )

@@ -9,8 +9,8 @@ import torch
 from attrs import evolve
 from families import CASES, Case, draw, load_paged, log_probabilities
 from often import often
-from parity import expected, tokens, write
 
+from headstock.conformance.model.parity import expected, tokens, write
 from headstock.ops.torch_ops import TorchOps
 from headstock_triton.ops import TritonOps
 

@@ -11,10 +11,12 @@ from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Experts, Stream, Weight
+from headstock_triton.gated_linear import LEAST_TOKENS, GatedTile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
+from headstock_triton.split_linear import SplitTile
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 SMALL = Shape(hidden=48, heads=4, kv_heads=2, head_dim=64, intermediate=40, vocab=96)
@@ -75,6 +77,66 @@ def test_products_with_what_lies_around_them(parts: dict[str, bool], dtype: torc
         cases.fused_linear_case(tokens, outs, width, dtype, "cpu", **parts)
 
 
+SPLIT_TILES = (
+    SplitTile(tokens=16, rows=32, depth=16, parts=3, swap=True),
+    SplitTile(tokens=32, rows=16, depth=32, parts=2),
+    SplitTile(tokens=16, rows=16, depth=16),
+)
+
+
+@pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize("tile", SPLIT_TILES, ids=str)
+def test_products_in_parts_reach_the_next_norm(tile: SplitTile, dtype: torch.dtype) -> None:
+    for tokens, outs in ((1, 16), (37, 40)):
+        cases.split_case(tokens, outs, 192, dtype, "cpu", tile)
+
+
+@pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize(
+    "tile",
+    [
+        evolve(SPLIT_TILES[0], parts=1),
+        SPLIT_TILES[2],
+        GatedTile(tokens=16, rows=16, depth=16),
+        GatedTile(tokens=32, rows=16, depth=32, group=2),
+    ],
+    ids=str,
+)
+def test_products_of_gate_and_up_with_the_activation(
+    tile: SplitTile | GatedTile, dtype: torch.dtype
+) -> None:
+    for tokens, outs in ((1, 16), (37, 40), (70, 32)):
+        cases.gated_case(tokens, outs, 96, dtype, "cpu", tile)
+
+
+def test_steps_of_tens_of_tokens_have_products_in_parts() -> None:
+    shape = Shape(
+        hidden=64, heads=2, kv_heads=1, head_dim=128, intermediate=256, vocab=16, layers=1
+    )
+    ops = TritonOps()
+    cases.model_case(shape, 20, torch.bfloat16, "cpu", ops)
+    term = cases.noise(20, 256, dtype=torch.bfloat16, device="cpu")
+    weight = Weight(tensor=cases.noise(64, 256, dtype=torch.bfloat16, device="cpu", scale=1 / 16))
+    for options, shape_of_term in (({}, (2, 20, 64)), ({"split_linear": 19}, (20, 64))):
+        stream = Stream(torch.zeros(20, 64, dtype=torch.bfloat16))
+        found = TritonOps(TritonOptions(**options)).add_product(stream, term, weight, None)
+        assert found.pending is not None and found.pending.shape == shape_of_term
+        expected = TorchOps().linear(term, weight, None)
+        assert cases.error(found.settle(), expected) < cases.LIMITS[torch.bfloat16]
+
+
+def test_sums_of_many_tokens_are_made_by_their_product() -> None:
+    term = cases.noise(LEAST_TOKENS, 16, dtype=torch.bfloat16, device="cpu")
+    weight = Weight(tensor=cases.noise(8, 16, dtype=torch.bfloat16, device="cpu", scale=0.25))
+    total = cases.noise(LEAST_TOKENS, 8, dtype=torch.bfloat16, device="cpu", seed=1)
+    expected = (total.float() + term.float() @ weight.tensor.float().T).bfloat16()
+    for options in ({}, {"large_linear": False}):
+        stream = Stream(total.clone())
+        found = TritonOps(TritonOptions(**options)).add_product(stream, term, weight, None)
+        assert (found.pending is None) == (not options)
+        assert cases.error(found.settle(), expected) < cases.LIMITS[torch.bfloat16]
+
+
 def test_rows_too_long_for_shared_memory_are_summed_step_by_step() -> None:
     cases.linear_case(2, 9, MOST_PART_WIDTH + 40, torch.bfloat16, "cpu", bias=True)
 
@@ -97,7 +159,8 @@ def test_terms_that_ranks_sum_are_not_added_inside_a_product() -> None:
         def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * x
 
-    assert RankedOps().fused_linear == 0
+    ops = RankedOps()
+    assert ops.fused_linear == ops.split_linear == 0 and not ops.large_linear
 
 
 def test_a_product_that_cannot_be_added_inside_stays_pending_and_reaches_the_next_norm() -> None:

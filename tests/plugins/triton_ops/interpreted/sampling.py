@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ops_cases
 import pytest
 import sampling_cases as cases
 import torch
@@ -97,11 +98,25 @@ def test_penalties_bans_and_bias() -> None:
         "history_lens": torch.full((rows,), 18),
         "prompt_lens": torch.full((rows,), 4),
         "banned": torch.arange(vocab).expand(rows, -1) % 3 == 0,
-        "bias": cases.noise(rows, vocab, dtype=torch.float32, device="cpu", seed=9),
+        "bias": ops_cases.noise(rows, vocab, dtype=torch.float32, device="cpu", seed=9),
         "top_logprobs": 2,
     }
     for asked in ("greedy", "temperature", "all"):
         assert cases.sampling_case(rows, vocab, torch.float32, "cpu", SETTINGS[asked], **rules) == 0
+
+
+@pytest.mark.parametrize("asked", ["greedy", "temperature", "all"])
+@pytest.mark.parametrize(("rows", "vocab"), often(2, [(9, 300), (3, 37), (1, 4099), (9, 64)]))
+def test_masks(asked: str, rows: int, vocab: int) -> None:
+    words = -(-vocab // 32)
+    mask = torch.randint(-(2**31), 2**31, (rows, words), dtype=torch.int32)
+    mask[0] = -1
+    mask[-1, 1:] = 0
+    for dtype, most in ((torch.bfloat16, -1), (torch.float32, 0), (torch.float32, 2)):
+        case = cases.sampling_case(
+            rows, vocab, dtype, "cpu", SETTINGS[asked], mask=mask, top_logprobs=most
+        )
+        assert case == 0
 
 
 def test_no_rows() -> None:

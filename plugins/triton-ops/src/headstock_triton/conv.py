@@ -1,0 +1,202 @@
+"""The short convolution between its two gates, over states in pages."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock.nn.short_conv import ConvInputs
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.portable import round_to
+
+BLOCK = 512
+
+
+@triton.jit
+def load_gated(projected, token, width, at, mask):
+    """The input of the convolution at a token: the gate before times what is between.
+
+    projected: [tokens, 3 * width], the gate before, the one after and what is between
+    """
+    line = projected + token * 3 * width + at
+    gate = tl.load(line, mask, other=0.0)
+    inner = tl.load(line + 2 * width, mask, other=0.0)
+    return round_to(gate.to(tl.float32) * inner.to(tl.float32), gate.dtype)
+
+
+@triton.jit
+def store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS: tl.constexpr):
+    """Write the sum behind the gate after it; each is rounded, as torch does."""
+    if HAS_BIAS:
+        total += tl.load(bias + at, mask, other=0.0).to(tl.float32)
+    gate = tl.load(projected + token * 3 * width + width + at, mask, other=0.0)
+    sums = round_to(total, gate.dtype).to(tl.float32)
+    tl.store(out + token * width + at, round_to(sums * gate.to(tl.float32), gate.dtype), mask)
+
+
+@triton.jit
+def step_kernel(
+    projected,
+    weight,
+    bias,
+    state,
+    pages,
+    is_first,
+    out,
+    width,
+    page_stride,
+    tap_stride,
+    TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Rows of one token each: a program a row and block of channels, which moves its state on."""
+    begin_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    wait_for_previous(PDL)
+    line = state + tl.load(pages + row) * page_stride + at
+    # What a page held for another sequence may be NaN, and no product with 0 takes that away.
+    kept = mask & (tl.load(is_first + row) == 0)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(TAPS - 1):
+        value = tl.load(line + tap * tap_stride, kept, other=0.0)
+        if tap > 0:
+            tl.store(line + (tap - 1) * tap_stride, value, mask)
+        total += value.to(tl.float32) * tl.load(weight + tap * width + at, mask, other=0.0).to(
+            tl.float32
+        )
+    value = load_gated(projected, row, width, at, mask)
+    tl.store(line + (TAPS - 2) * tap_stride, value, mask)
+    last = tl.load(weight + (TAPS - 1) * width + at, mask, other=0.0)
+    total += value.to(tl.float32) * last.to(tl.float32)
+    store_result(total, bias, projected, out, row, width, at, mask, HAS_BIAS)
+
+
+@triton.jit
+def load_source(
+    source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask,
+    TAPS: tl.constexpr,
+):  # fmt: skip
+    """What `ConvInputs` names by a number: 0 for zeros, then the rows' states, then the tokens."""
+    index, size = source - 1, rows * (TAPS - 1)
+    in_state = (index >= 0) & (index < size)
+    page = tl.load(pages + index // (TAPS - 1), in_state, other=0)
+    place = page * page_stride + (index % (TAPS - 1)) * tap_stride
+    old = tl.load(state + place + at, mask & in_state, other=0.0)
+    token = tl.maximum(index - size, 0)
+    gated = load_gated(projected, token, width, at, mask & (index >= size))
+    return tl.where(in_state, old, gated)
+
+
+@triton.jit
+def convolve_kernel(
+    projected,
+    weight,
+    bias,
+    state,
+    pages,
+    sources,
+    out,
+    tokens,
+    rows,
+    width,
+    page_stride,
+    tap_stride,
+    TAPS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program a token and block of channels; states are only read."""
+    begin_next(PDL)
+    token = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    wait_for_previous(PDL)
+    total = tl.zeros([BLOCK], tl.float32)
+    for tap in tl.static_range(TAPS):
+        source = tl.load(sources + tap * tokens + token)
+        value = load_source(
+            source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS
+        )
+        row = tl.load(weight + tap * width + at, mask, other=0.0)
+        total += value.to(tl.float32) * row.to(tl.float32)
+    store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS)
+
+
+@triton.jit
+def keep_kernel(
+    projected,
+    state,
+    pages,
+    kept,
+    rows,
+    width,
+    page_stride,
+    tap_stride,
+    TAPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A program a row and block of channels, which makes the row's state anew.
+
+    In this order: what a place of the state is made of lies behind it, or is that place.
+    """
+    begin_next(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    mask = at < width
+    wait_for_previous(PDL)
+    line = state + tl.load(pages + row) * page_stride + at
+    for tap in tl.static_range(TAPS - 1):
+        source = tl.load(kept + row * (TAPS - 1) + tap)
+        value = load_source(
+            source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS
+        )
+        tl.store(line + tap * tap_stride, value, mask)
+
+
+def convolve_gated_(
+    projected: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    inputs: ConvInputs,
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """As `headstock.nn.short_conv.convolve_`, with the gates before and after it.
+
+    projected: [tokens, 3 * width], the gate before, the one after and what is between
+    weight: [taps, width]    bias: [width] or None    returns: [tokens, width]
+    writes: state [pages, taps - 1, width], at the rows' pages
+    """
+    (tokens, _), (taps, width) = projected.shape, weight.shape
+    out = projected.new_empty(tokens, width)
+    if not tokens:
+        return out
+    assert state.stride(-1) == 1 and projected.is_contiguous() and weight.is_contiguous()
+    blocks, pages = triton.cdiv(width, BLOCK), inputs.pages
+    strides = (state.stride(0), state.stride(1))
+    # An address that is never read stands for no bias.
+    term = weight if bias is None else bias
+    fixed = {"TAPS": taps, "BLOCK": BLOCK, "num_warps": 4, **launch_options(pdl)}
+    if inputs.sources is None or inputs.kept is None:
+        step_kernel[(tokens, blocks)](
+            projected, weight, term, state, pages, inputs.is_first, out, width, *strides,
+            HAS_BIAS=bias is not None, **fixed,
+        )  # fmt: skip
+        return out
+    convolve_kernel[(tokens, blocks)](
+        projected, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
+        *strides, HAS_BIAS=bias is not None, **fixed,
+    )  # fmt: skip
+    # A kernel of its own: all tokens must have read the old states first.
+    keep_kernel[(len(pages), blocks)](
+        projected, state, pages, inputs.kept, len(pages), width, *strides, **fixed
+    )
+    return out

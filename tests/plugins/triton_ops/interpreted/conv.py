@@ -1,0 +1,98 @@
+"""The gated convolution of `triton` against torch's, however steps cut the sequences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import pytest
+import torch
+from often import often
+from torch import Tensor
+
+from headstock.nn.short_conv import ConvInputs, convolve_
+from headstock.spi import Batch, Sampling
+from headstock_triton.conv import BLOCK, convolve_gated_
+
+STEPS: Sequence[Sequence[tuple[int, int]]] = (
+    [(0, 5), (0, 1), (0, 0)],
+    [(5, 6), (1, 2), (0, 1)],
+    [(6, 6), (2, 5), (1, 3)],
+    [(6, 13), (5, 6), (0, 2)],
+)
+"""Intervals of positions of three rows, step by step; the last one begins again."""
+
+
+def make_batch(spans: Sequence[tuple[int, int]], padding: int) -> Batch:
+    """A step of these rows, with so many tokens of no row behind them."""
+    counts = [stop - start for start, stop in spans]
+    positions = [at for span in spans for at in range(*span)] + [0] * padding
+    size = len(positions)
+    return Batch(
+        tokens=torch.zeros(size, dtype=torch.int64),
+        positions=torch.tensor(positions),
+        token_rows=torch.zeros(size, dtype=torch.int64),
+        row_ids=torch.arange(len(spans)),
+        starts=torch.tensor([start for start, _ in spans]),
+        query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()]).int(),
+        max_query_len=max(*counts, 1 + bool(padding)),
+        slots=(),
+        pools=(),
+        logit_indices=None,
+        sampling=Sampling(),
+        state_pages=(torch.tensor([4, 2, 7]),),
+    )
+
+
+def written_out(
+    projected: Tensor, weight: Tensor, bias: Tensor | None, state: Tensor, inputs: ConvInputs
+) -> Tensor:
+    """The same, an operation after the other."""
+    before, after, inner = projected.chunk(3, -1)
+    return convolve_(before * inner, weight, bias, state, inputs) * after
+
+
+@pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16, torch.float32]))
+@pytest.mark.parametrize(
+    ("taps", "width", "has_bias"), [(3, 24, True), (4, BLOCK + 8, False), (2, 24, False)]
+)
+def test_states_and_results_are_torch_s(
+    dtype: torch.dtype, taps: int, width: int, has_bias: bool
+) -> None:
+    generator = torch.Generator().manual_seed(taps)
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator).to(dtype)
+
+    weight, bias = noise(taps, width), noise(width) if has_bias else None
+    # Another layer's state lies between two pages, as it does in a pool.
+    pool = torch.full((9, 2, taps - 1, width), math.nan, dtype=dtype)
+    state, expected = pool[:, 1], pool[:, 1].clone()
+    for step, spans in enumerate(STEPS):
+        batch = make_batch(spans, padding=2 * (step == 2))
+        inputs = ConvInputs.of(batch, 0, taps)
+        # Rows of one token each go another way.
+        assert (inputs.sources is None) == (step == 1)
+        projected = noise(len(batch.tokens), 3 * width)
+
+        found = convolve_gated_(projected, weight, bias, state, inputs)
+
+        wanted = written_out(projected, weight, bias, expected, inputs)
+        rows = int(batch.query_start[-1])
+        assert found[:rows].isfinite().all()
+        tolerance = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
+        torch.testing.assert_close(found[:rows], wanted[:rows], atol=tolerance, rtol=tolerance)
+        used = [4, 2, 7]
+        assert torch.equal(state[used], expected[used]), "states are copies of inputs"
+    assert pool[:, 0].isnan().all() and pool[[0, 1, 3, 5, 6, 8]].isnan().all()
+
+
+def test_a_step_without_tokens() -> None:
+    batch = make_batch([(0, 0)] * 3, 0)
+    nothing = torch.empty(0, 24)
+
+    found = convolve_gated_(
+        nothing, torch.ones(3, 8), None, torch.ones(9, 2, 8), ConvInputs.of(batch, 0, 3)
+    )
+
+    assert found.shape == (0, 8)
