@@ -1,6 +1,7 @@
 """Load a model directory in a process of its own, and print the most anonymous memory it took.
 
-`python load_memory.py DIRECTORY OPS`: bytes at the most, of the weights, of the largest parameter.
+`python load_memory.py DIRECTORY OPS`: bytes at the most, of the weights, and of the largest
+parameter or the tensor that it is cut out of.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ def main(directory: Path, ops: str) -> None:
     done.set()
     watcher.join()
     largest = max(
-        torch.Size(spec.shape).numel() * parameter_dtype(spec, torch.float32).itemsize
+        torch.Size(spec.source_shape or spec.shape).numel()
+        * parameter_dtype(spec, torch.float32).itemsize
         for spec in specs.values()
     )
     print(highest - before, sum(weight.nbytes for weight in params.values()), largest)  # noqa: T201

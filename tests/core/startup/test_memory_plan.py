@@ -9,11 +9,14 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from torch.profiler import ProfilerActivity, profile
+from toy_processor import Shift
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
-from headstock.spi import KVGroup, ModelConfig, StateKV, StateTensor
+from headstock.nn.sampler import sample
+from headstock.spi import KVGroup, ModelConfig, Processing, Sampling, StateKV, StateTensor
 from headstock.startup.device import free_bytes
 from headstock.startup.host_memory import MemoryBounds, read_container_memory, unwritten_bytes
 from headstock.startup.memory_plan import (
@@ -255,3 +258,32 @@ def test_each_group_has_a_line_and_the_bar_shows_what_keeps_less() -> None:
     assert lines[1].endswith("  + KV  ~ windows  * states  . free")
     bar = draw_memory_bar({"weights": 25, "KV": 25, "windows": 25, "states": 12}, 100, 8)
     assert bar.startswith("[##++~~*.]")
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("processed", [False, True])
+def test_what_rules_take_is_in_the_estimate(masked: bool, processed: bool) -> None:
+    rows, vocab = 16, model().vocab
+    sampling = Sampling(
+        mask=torch.full((rows, vocab // 32), -1, dtype=torch.int32) if masked else None,
+        processing=Processing(rows=None, parts=((Shift(), COLUMNS),)) if processed else None,
+        positions=torch.zeros(rows, dtype=torch.int64),
+    )
+    logits = torch.randn(rows, vocab)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        sample(logits, sampling)
+    held = peak = logits.nbytes + (sampling.mask.nbytes if sampling.mask is not None else 0)
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+
+    small = estimate_memory_use(model(), 0, 0, 2).activations
+    found = estimate_memory_use(
+        model(), 0, rows, 2, has_processors=processed, has_masks=masked
+    ).activations
+    # A vector of the vocabulary is nothing beside a row of scores for each row.
+    assert peak <= found - small + 8 * vocab
+
+
+COLUMNS = {"by": torch.ones(16, dtype=torch.int64), "begin": torch.zeros(16, dtype=torch.int64)}

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import parity
 import pytest
 import torch
 from fp8_checkpoints import quantize, quantize_directory
@@ -16,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headstock.config import EngineConfig
+from headstock.conformance.model import parity
 from headstock.errors import CannotRun, ModelError
 from headstock.spi import Weight, WeightFormat, WeightKind
 from headstock.startup.model_loading import describe_weights, read_model

@@ -141,11 +141,19 @@ class MemoryPlan:
 
 
 def estimate_memory_use(
-    model: ModelConfig, tokens: int, scored: int, itemsize: int, kernels: int = 0
+    model: ModelConfig,
+    tokens: int,
+    scored: int,
+    itemsize: int,
+    kernels: int = 0,
+    *,
+    has_processors: bool = False,
+    has_masks: bool = False,
 ) -> MemoryUse:
     """Estimate what the largest step takes where it cannot be measured, as on a CPU.
 
-    It counts the tensors of the widest layer, and float32 logits twice.
+    It counts the tensors of the widest layer, and float32 logits twice; six times where logits
+    processors change them, and more where masks are unpacked.
 
     scored: positions whose logits are made at once
     kernels: bytes of what libraries compile while steps run
@@ -154,9 +162,15 @@ def estimate_memory_use(
     # Both gates and the input, their product, it again behind the states, a tap's, and the sum.
     channels = max((7 * layer.conv.width for layer in model.layers if layer.conv), default=0)
     width = 2 * model.hidden + max(heads, channels, 3 * model.intermediate)
-    return MemoryUse(
-        activations=tokens * width * itemsize + scored * model.vocab * 4 * 2, workspaces=kernels
-    )
+    score_bytes = scored * model.vocab * 4 * 2
+    if has_processors:
+        # A copy, what a processor makes of it, and as much again for what it works out.
+        score_bytes *= 3
+    if has_masks:
+        # A byte a token for what is banned and half a word for the look-up; and each token of a
+        # step whose prompt is scored has a mask.
+        score_bytes += scored * model.vocab * 3 + tokens * model.vocab // 8
+    return MemoryUse(activations=tokens * width * itemsize + score_bytes, workspaces=kernels)
 
 
 def count_scored_positions(max_rows: int, max_drafts: int) -> int:

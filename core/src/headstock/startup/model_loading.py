@@ -3,18 +3,39 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import attrs
 import torch
+from attrs import frozen
 
 from headstock import registry, weights
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, ModelError, UsageError, format_count, shorten, suggest_name
+from headstock.errors import (
+    CannotRun,
+    ModelError,
+    PluginBroken,
+    UnknownPlugin,
+    UsageError,
+    describe_type,
+    format_count,
+    shorten,
+    suggest_name,
+)
 from headstock.logs import log_event
-from headstock.spi import Model, ModelConfig, Ops, Params, Shard
+from headstock.spi import (
+    Model,
+    ModelConfig,
+    ModelSpec,
+    Params,
+    ParamSpec,
+    Shard,
+    Weight,
+    WeightFormat,
+)
+from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.kv_groups import check_kv_groups
 from headstock.startup.memory_plan import format_bytes
 
@@ -73,11 +94,38 @@ def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     return weights.resolve_directory(name, fetch)
 
 
+@frozen(kw_only=True, eq=False)
+class FamilyAndConfig:
+    """A model family with its spec, and the configuration that it read.
+
+    formats: how the checkpoint packs matrices; none for plain ones
+    """
+
+    spec: ModelSpec
+    family: Model
+    config: ModelConfig
+    formats: tuple[WeightFormat, ...]
+
+
 def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     """Read the configuration of a model directory with the family that serves it.
 
-    raises: ModelError; CannotRun when no installed family serves the architecture; PluginBroken
-        when the family's KV groups contradict its layers
+    raises: as `read_family`
+    """
+    read = read_family(directory)
+    return read.family, read.config
+
+
+def read_family(
+    directory: Path, provider: str = "auto", opt: Sequence[str] = ()
+) -> FamilyAndConfig:
+    """Read the configuration of a model directory with the family that serves it.
+
+    provider: the distribution of the family, where several have one for the architecture
+    opt: the assignments to options of plugins
+
+    raises: ModelError; UnknownPlugin, AmbiguousPlugin; CannotRun when no installed family serves
+        the architecture; PluginBroken when the family's KV groups contradict its layers
     """
     hf = weights.read_config(directory)
     architectures = hf.get("architectures")
@@ -98,15 +146,20 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
     if has_code:
         LOG.info(log_event("Python code of the checkpoint is not run", field=_CODE_FIELD))
     reader = weights.read_quantization(directory)
-    spec = registry.load_spec("model", architectures[0])
-    registry.require_installed(spec)
-    family: Model = registry.import_implementation(spec)
+    spec = _load_family_spec(architectures[0], provider)
+    family = registry.make_family(spec, opt)
     # How weights are stored is the reader's matter: families never see it.
     plain = {name: value for name, value in hf.items() if name not in weights.QUANTIZATION_FIELDS}
-    try:
-        model = family.config(plain)
-    except ValueError as error:
-        raise ModelError(f"config.json in {directory}: {error}") from error
+    with blame_plugins(PluginNames(frozenset({("model", spec.name)}))):
+        try:
+            model = family.config(plain)
+        except ValueError as error:
+            raise ModelError(f"config.json in {directory}: {error}") from error
+    if not isinstance(model, ModelConfig):
+        raise PluginBroken(
+            f"the model family {spec.name!r} made {describe_type(model)} of config.json; wanted a "
+            "ModelConfig; report it to its author"
+        )
     check_kv_groups(spec, model)
     ignored = [
         *model.ignored_fields,
@@ -125,7 +178,29 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
                 f"{architectures[0]} does not read all of config.json", ignored=fields, **more
             )
         )
-    return family, model
+    return FamilyAndConfig(
+        spec=spec, family=family, config=model, formats=reader.formats if reader else ()
+    )
+
+
+def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
+    """Load the spec of the family for an architecture.
+
+    provider: its distribution, or "auto" for the only one
+    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch, CannotRun
+    """
+    picked = architecture if provider == "auto" else f"{provider}:{architecture}"
+    try:
+        spec: ModelSpec = registry.load_spec("model", picked)
+    except UnknownPlugin as error:
+        families = registry.list_installed("model")
+        providers = [each.distribution for each in families if each.name == architecture]
+        raise UnknownPlugin(
+            f"--model-family {shorten(provider)}: no such distribution has a family for "
+            f"{architecture}; wanted: {' or '.join(providers)}"
+        ) from error
+    registry.require_installed(spec)
+    return spec
 
 
 def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
@@ -231,7 +306,7 @@ def load_onto_device(
     dtype: str,
     device: torch.device,
     max_len: int,
-    ops: Ops,
+    prepare: Callable[[ParamSpec, Weight], Weight],
     free: int,
     on_progress: ProgressCallback | None,
 ) -> Params:
@@ -258,7 +333,7 @@ def load_onto_device(
             max_seq_len=max_len,
             dummy=config.load_format == "dummy",
             on_progress=on_progress,
-            prepare=ops.prepare,
+            prepare=prepare,
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CannotRun(too_large) from error

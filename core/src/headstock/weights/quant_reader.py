@@ -56,6 +56,11 @@ class QuantReader(ABC):
     summary: str
     ignored_fields: tuple[str, ...]
 
+    @property
+    @abstractmethod
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """The formats that its matrices may have."""
+
     @abstractmethod
     def sort(self, entries: Mapping[str, TensorEntry]) -> PackedTensors:
         """Find packed tensors and their scales.
@@ -84,6 +89,11 @@ class Fp8Reader(QuantReader):
         if self.group is None:
             return "FP8 with one scale a tensor"
         return f"block FP8 ({self.group[0]} x {self.group[1]})"
+
+    @property
+    def formats(self) -> tuple[WeightFormat, ...]:
+        """FP8, in blocks or not."""
+        return (WeightFormat(kind=WeightKind.FP8_E4M3, group=self.group),)
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> Fp8Reader:
