@@ -11,8 +11,16 @@ import torch
 from families import FAMILIES, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from parity import ARCHITECTURES, add_tensors, computed, expected, shape, tokens, write
 
+from headstock.conformance.model.parity import (
+    ARCHITECTURES,
+    add_tensors,
+    computed,
+    expected,
+    shape,
+    tokens,
+    write,
+)
 from headstock.errors import ModelError
 from headstock.startup.model_loading import read_model
 

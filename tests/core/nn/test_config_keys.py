@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import transformers
-from parity import ARCHITECTURES, shape
 from transformers import GenerationConfig, PreTrainedConfig
 
+from headstock.conformance.model.parity import ARCHITECTURES, shape
 from headstock.errors import ModelError
 from headstock.nn.config_keys import HARMLESS, UNSERVED
 from headstock.nn.decoder_config import FIELDS
@@ -148,7 +148,12 @@ def test_the_fields_that_every_configuration_of_transformers_has_are_known() -> 
             ("mup_scale", "use_sliding_window"),
         ),
         ("llama", {"sliding_window": None, "use_sliding_window": None}, ()),
-        ("mistral", {"use_sliding_window": False}, ("use_sliding_window",)),
+        (
+            "mistral",
+            {"use_sliding_window": False, "sliding_window": 8},
+            ("use_sliding_window",),
+        ),
+        ("mistral", {"use_sliding_window": False, "sliding_window": None}, ()),
         ("qwen2", {"num_experts": 4}, ("num_experts",)),
         ("qwen3", {"rope_scaling": {"type": "default", "factor": 2.0}}, ("rope_scaling.factor",)),
         (

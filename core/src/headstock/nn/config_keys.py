@@ -18,6 +18,7 @@ HARMLESS = frozenset(
             "name_or_path",
             "_commit_hash",
             "transformers_version",
+            "is_llama_config",
         ),
         # how its author trained it
         *(
@@ -35,7 +36,7 @@ HARMLESS = frozenset(
             "resid_dropout",
         ),
         *("dropout", "router_aux_loss_coef", "router_z_loss_coef", "pretraining_tp"),
-        *("gradient_checkpointing", "output_router_logits"),
+        *("gradient_checkpointing", "output_router_logits", "neftune_noise_alpha"),
         # how to run it faster: the numbers are the same
         *(
             "use_cache",
@@ -57,7 +58,9 @@ HARMLESS = frozenset(
             "tf_legacy_loss",
             "use_bfloat16",
         ),
-        "cache_implementation",
+        *("cache_implementation", "transformers.js_config"),
+        # how long texts were in training; `max_position_embeddings` is what counts
+        *("max_sequence_length", "model_max_length", "seq_length"),
         # what a call gives back beside the scores, and heads of other tasks
         *(
             "output_attentions",
@@ -151,6 +154,7 @@ HARMLESS = frozenset(
             "lm_head_bias",
         ),
         *("num_nextn_predict_layers", "tie_encoder_decoder", "shared_expert_intermediate_size"),
+        "is_quantized",
     )
 )
 """What changes no number here, whatever its value."""
@@ -159,6 +163,9 @@ _HARMLESS_PREFIXES = ("unsloth_",)
 
 _OFF = (None, False, 0)
 _ONE = (None, 1)
+
+_WINDOW_FIELDS = ("use_sliding_window", "max_window_layers")
+"""Which layers have a window, where there is one."""
 
 UNSERVED: Mapping[str, Collection[Any]] = {
     # other positions
@@ -174,6 +181,8 @@ UNSERVED: Mapping[str, Collection[Any]] = {
         ("no_rope_layers", "no_rope_layer_interval", "nope_layer_interval"), (*_OFF, [])
     ),
     "position_embedding_type": (None, "rope"),
+    # positions are divided by it
+    **dict.fromkeys(("compression_ratio", "interpolate_factor"), _ONE),
     # other attention
     **dict.fromkeys(("attn_logit_softcapping", "attn_logit_softcap", "attention_logit_cap"), _OFF),
     **dict.fromkeys(
@@ -192,6 +201,8 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(
         ("use_qk_norm", "qk_norm", "qk_layernorm", "use_qk_layernorm", "use_qk_l2norm"), _OFF
     ),
+    # every so many layers see everything
+    "full_attn_mod": _ONE,
     "scale_attn_weights": (None, True),
     "is_causal": (True,),  # transformers takes null for false
     # transformers attends to everything in a prompt, and to a window while it generates
@@ -207,6 +218,8 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("per_layer_config", "pruned_heads"), (None, {})),
     # other activations
     **dict.fromkeys(("hidden_activation", "activation_function"), (None, "silu", "swish")),
+    "activation": (None, "silu", "swish", "swiglu"),
+    "use_rmsnorm": (None, True),
     # factors and caps
     **dict.fromkeys(
         ("final_logit_softcapping", "final_logit_softcap", "logit_softcapping", "logit_cap"), _OFF
@@ -223,6 +236,7 @@ UNSERVED: Mapping[str, Collection[Any]] = {
     **dict.fromkeys(("routed_scaling_factor", "route_scale", "n_group", "topk_group"), _ONE),
     **dict.fromkeys(("scoring_func", "router_scoring_func"), (None, "softmax")),
     **dict.fromkeys(("moe_router_use_sigmoid", "use_expert_bias"), _OFF),
+    "moe_gate": (None, "topk"),
 }
 """What changes the numbers and no decoder here does -> the values with which it changes nothing."""
 
@@ -237,9 +251,15 @@ def check_served(hf: Json, keys: Collection[str] = ()) -> None:
             )
 
 
-def ignored_fields(hf: Json, keys: Collection[str]) -> Iterator[str]:
-    """The fields that may matter to their author and that a family, reading `keys`, ignores."""
+def ignored_fields(hf: Json, keys: Collection[str], *, has_windows: bool = True) -> Iterator[str]:
+    """The fields that may matter to their author and that a family, reading `keys`, ignores.
+
+    has_windows: whether any layer has a window; fields that only place windows count for nothing
+        where none does
+    """
     known = {*keys, *HARMLESS, *UNSERVED}
+    if not has_windows and not hf.get("use_sliding_window"):
+        known.update(_WINDOW_FIELDS)
     for name, value in hf.items():
         if value is not None and name not in known and not name.startswith(_HARMLESS_PREFIXES):
             yield name

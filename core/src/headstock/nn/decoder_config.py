@@ -164,7 +164,10 @@ def decoder_config(
         dtype=_read_dtype(hf),
         eos_ids=_read_eos(hf),
         features=frozenset(feature for feature, is_needed in needed.items() if is_needed),
-        ignored_fields=(*ignored_fields(hf, (*FIELDS, *fields)), *ignored_rope_fields(hf)),
+        ignored_fields=(
+            *ignored_fields(hf, (*FIELDS, *fields), has_windows=any(windows)),
+            *ignored_rope_fields(hf),
+        ),
     )
 
 

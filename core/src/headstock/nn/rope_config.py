@@ -48,12 +48,14 @@ def read_rope(
     partial: bool = False,
     interleaved: bool = False,
     scalings: Collection[str] = _ANY_HEAD,
+    width_field: str = "head_dim",
 ) -> Rope:
     """Rotary positions of whole heads, or of their first part where the family is `partial`.
 
     A `rope_scaling` that is not empty replaces `rope_parameters`. What the table lacks comes from
     the top level, but an `original_max_position_embeddings` of the top level replaces that of the
     table.
+    width_field: the field that `head_dim` comes from, as errors name it
     raises: ValueError with the field, what was found and what was wanted
     """
     title, table = _read_table(hf)
@@ -78,7 +80,7 @@ def read_rope(
         )
     if head_dim % 2:
         raise ValueError(
-            f"head_dim is {head_dim}, wanted an even number, whose halves are turned together"
+            f"{width_field} is {head_dim}, wanted an even number, whose halves are turned together"
         )
     dim = _read_part(head_dim, part) if partial and part is not None else head_dim
     lists = {name: _read_list(table, name, dim // 2) for name in _LISTS.get(scaling, ())}

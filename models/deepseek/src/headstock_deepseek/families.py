@@ -211,7 +211,7 @@ def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
 
 def _read_rope(hf: Json, dim: int, interleaved: bool) -> Rope:
     """The rope of the part that is turned.   raises: ValueError"""
-    rope = read_rope(hf, dim, interleaved=interleaved)
+    rope = read_rope(hf, dim, interleaved=interleaved, width_field="qk_rope_head_dim")
     table = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
     # Attention scores are multiplied by it there, too, and by that of YaRN alone here.
     if rope.scaling not in ("default", "yarn") and table.get("mscale_all_dim"):

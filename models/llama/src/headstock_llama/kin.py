@@ -43,6 +43,8 @@ ERNIE_NAMES = TensorNames(
 ERNIE_EXPERT_FIELDS = (
     *("moe_intermediate_size", "moe_k", "moe_num_experts", "moe_num_shared_experts"),
     *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
+    # that there is the bias, without which the weights do not load
+    "moe_use_aux_free",
 )
 
 
@@ -201,12 +203,13 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
     if read_flag(hf, "use_bias", False):
         raise ValueError("use_bias is true, which is not supported; wanted false")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
+    experts = _read_ernie_experts(hf)
     return decoder_config(
-        hf,
+        {name: value for name, value in hf.items() if name != _find_idle_capacity(hf, experts)},
         "Ernie4_5_MoeForCausalLM",
         model_types=("ernie4_5_moe",),
         fields=("use_bias", *ERNIE_EXPERT_FIELDS),
-        experts=_read_ernie_experts(hf),
+        experts=experts,
         ropes=[rope],
     )
 
@@ -235,6 +238,17 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
         experts if start <= index <= last and (index + 1) % interval == 0 else None
         for index in range(count)
     ]
+
+
+def _find_idle_capacity(hf: Json, experts: list[Experts | None]) -> str:
+    """`moe_capacity` where an expert has room for all tokens, so that it changes nothing; or ""."""
+    # An expert takes so many times the mean of all experts, and drops the rest.
+    most = max((each.count for each in experts if each is not None), default=0)
+    shares = hf.get("moe_capacity")
+    is_idle = isinstance(shares, list) and all(
+        type(share) in (int, float) and share >= most for share in shares
+    )
+    return "moe_capacity" if is_idle else ""
 
 
 MIXTRAL = decoder(mixtral_config, MIXTRAL_NAMES)
