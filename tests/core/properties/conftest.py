@@ -46,6 +46,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Script
         max_seq_len=256,
         length_hint="shorten it",
         eos_ids=(0,),
+        request_args=None,
         close=lambda: None,
         summary=SimpleNamespace(lines=list),
     )

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from hypothesis import settings
 from hypothesis import strategies as st
-from toy_schedule import VOCAB, Drive
 from toy_workloads import FULL, SCHEDULERS, STATE, limits, request, window
 
+from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive
 from headstock.scheduler import Limits, Request, State
 from headstock_radix_cache.policy import RadixCache
 

@@ -7,9 +7,9 @@ import pytest
 from core.properties.drawn import EXAMPLES, engines, free, held, requests, run
 from hypothesis import example, given
 from hypothesis import strategies as st
-from toy_schedule import Drive, alone
 from toy_workloads import limits, request
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
 
 Sizes = dict[int, tuple[int, int]]
@@ -45,7 +45,7 @@ def distinct(drive: Drive, last: Sizes) -> None:
         for place, page in enumerate(pages):
             owner = (
                 place,
-                entry.request.namespace,
+                entry.request.prefix_namespace,
                 state.tokens[row, : (place + 1) * size].tobytes(),
             )
             assert owners.setdefault(page, owner) == owner, (

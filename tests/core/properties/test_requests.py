@@ -12,14 +12,14 @@ from core.properties.drawn import EXAMPLES, engines, requests, run
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from toy_engine import EngineHarness, Toys, expected, request
-from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import limits
 from toy_workloads import request as toy_request
 
 from headstock import LLM, SamplingParams
+from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
-from headstock.execution.abstract_executor import Pending
+from headstock.execution.abstract_executor import Executor, Pending
 from headstock.scheduler import Arrived, Limits, Plan, Request, initial_state, step
 from headstock.spi import Sample
 
@@ -115,7 +115,7 @@ def test_requests_keep_place_and_caps_and_end_in_time_as_they_would_alone(
 
 
 @frozen
-class Sick:
+class Sick(Executor):
     """An executor whose steps lose some rows to NaN: `rows` lists them by the number of the
     launch.
     """
@@ -133,12 +133,17 @@ class Sick:
         """The engine's own executor is closed by whoever has it."""
 
 
-@frozen
-class Ill:
+@frozen(eq=False)
+class Ill(Pending):
     """What such a step gives."""
 
     inner: Pending
     row: int | None
+
+    @property
+    def is_replayed(self) -> bool:  # type: ignore[override]
+        """Whether the step replays a graph."""
+        return self.inner.is_replayed
 
     def wait(self) -> Sample:
         """The sample, one row of which may be unhealthy."""

@@ -8,10 +8,10 @@ from core.text.conftest import ScriptedLoop
 from core.text.test_stop import expected as up_to_the_stop
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from toy_schedule import VOCAB, next_token
 from toy_text import EOS
 
 from headstock import LLM, SamplingParams
+from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.outputs import CompletionOutput
 
 PROMPTS = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=8)
@@ -53,7 +53,7 @@ def test_an_answer_ends_at_its_first_end_of_sequence_token(
     )
     ended = EOS in tokens[:most]
 
-    assert found.token_ids == tuple(tokens[: end if ended else most])
+    assert found.token_ids == tokens[: end if ended else most]
     assert (found.finish_reason, found.stop_reason) == ("stop" if ended else "length", None)
     assert len(ignored.token_ids) == most and ignored.finish_reason == "length"
 
@@ -77,7 +77,7 @@ def test_an_answer_ends_at_its_first_stop_token_after_min_tokens(
         if token == stop:
             break
 
-    assert found.token_ids == tuple(history[len(prompt) :])
+    assert found.token_ids == history[len(prompt) :]
     assert found.finish_reason == ("stop" if history[-1] == stop else "length")
     assert found.stop_reason == (stop if history[-1] == stop else None)
 
@@ -95,7 +95,7 @@ def test_an_answer_ends_with_the_token_that_completes_a_stop_string(
     found = answer(llm, prompt, max_tokens=12, stop=[stop], ignore_eos=True)
     count = next(count for count in range(13) if stop in decode(tokens[:count]))
 
-    assert found.token_ids == tuple(tokens[:count])
+    assert found.token_ids == tokens[:count]
     assert (found.finish_reason, found.stop_reason) == ("stop", stop)
     assert found.text == text[: text.index(stop)]
 
@@ -108,7 +108,7 @@ def test_an_answer_ends_at_max_tokens_when_nothing_else_ends_it(
 ) -> None:
     found = answer(llm, prompt, max_tokens=most, ignore_eos=True)
 
-    assert (list(found.token_ids), found.finish_reason) == (said(prompt, most), "length")
+    assert (found.token_ids, found.finish_reason) == (said(prompt, most), "length")
 
 
 @pytest.mark.feature("I19")
@@ -122,7 +122,7 @@ def test_streamed_text_is_the_final_text(llm: LLM, prompt: list[int], stops: lis
     whole = answer(llm, prompt, max_tokens=9, stop=stops)
 
     assert "".join(piece.text for piece in pieces) == whole.text
-    assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
+    assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [
         whole.finish_reason
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Cleared, initial_state, step
 from headstock.scheduler.invariants import check_state
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_schedule import VOCAB, Drive, alone
 from toy_workloads import FULL, limits, prompt, request, window
 
+from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 from headstock.scheduler import Aborted, Cleared, Failed, Limits
 from headstock.scheduler.invariants import check_idle, check_state
 

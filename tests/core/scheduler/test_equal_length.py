@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, request
 
 from headstock.builtin.equal_length import TURN, schedule
-from headstock.spi import Budget, View
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
+from headstock.spi import Budget, RequestColumns, View
 
 RNG = np.random.default_rng(11)
 
@@ -82,6 +83,7 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
     rng = np.random.default_rng(seed)
     computed = rng.integers(1, 40, count).astype(np.int32)
     last_run = np.zeros(count, np.int32)
+    empty = RequestColumns(**{each.name: last_run[:0] for each in fields(RequestColumns)})
     for number in range(1, 200):
         view = View(
             rows_by_priority=np.arange(count, dtype=np.int32),
@@ -92,6 +94,8 @@ def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: boo
             num_drafts=np.zeros(count, np.int32),
             waiting_lengths=np.full(int(arrivals), 9, np.int32),
             waiting_priorities=np.zeros(int(arrivals), np.int32),
+            list_running=lambda: empty,
+            list_waiting=lambda: empty,
             step=number,
         )
         choice = schedule(view, Budget(tokens=64, free_rows=1, pages=(99,), page_size=4))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive, alone, run
 from toy_workloads import FULL, SCHEDULERS, limits, prompt, request, window
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.spi import Budget, KVGroup, ScheduleDecision, View
 
 SEED = 7

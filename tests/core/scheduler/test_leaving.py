@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive, alone, run
 from toy_workloads import limits, prompt, request
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.scheduler import Aborted, Failed, find_refusal
 from headstock.scheduler.invariants import check_state
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive
 from toy_workloads import limits, prompt, request
 
 from headstock.builtin import mixed
+from headstock.conformance.scheduler.toy_schedule import Drive
 from headstock.scheduler import admission, prefix_insert
 from headstock.spi import Budget, ScheduleDecision, ScheduleFunction, View
 from headstock_radix_cache.policy import RadixCache

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Paced, RowCounter
 
 

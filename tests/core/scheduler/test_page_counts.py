@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
-from toy_schedule import Drive, alone, run
 from toy_workloads import FULL, STATE, limits, prompt, request, window
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.scheduler import Failed, Limits, find_refusal
 from headstock.scheduler.limits import max_total_pages
 from headstock.spi import KVGroup

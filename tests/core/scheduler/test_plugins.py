@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from toy_schedule import Drive
 from toy_workloads import FULL, limits, prompt, random_requests, request, window
 
 from headstock.builtin import mixed
+from headstock.conformance.scheduler.toy_schedule import Drive
 from headstock.errors import PluginBroken
 from headstock.spi import (
     Budget,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from toy_schedule import Drive, alone
 from toy_workloads import limits, prompt, request
+
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(31)
 

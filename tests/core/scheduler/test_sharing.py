@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive, alone, run
 from toy_workloads import limits, prompt, request
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.scheduler import Arrived, Failed, initial_state, step
 
 SEED = 7

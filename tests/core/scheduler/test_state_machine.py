@@ -19,10 +19,19 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
-from toy_schedule import VOCAB, Drive, alone
-from toy_workloads import FULL, SCHEDULERS, STATE, fewest_pages, limits, request, window
+from toy_workloads import (
+    FULL,
+    SCHEDULERS,
+    STATE,
+    fewest_pages,
+    limits,
+    request,
+    to_pooling,
+    window,
+)
 
-from headstock.scheduler import Aborted, Failed, find_refusal
+from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
+from headstock.scheduler import Aborted, Failed, PoolingKind, find_refusal
 from headstock.spi import Budget, KVGroup, ScheduleDecision, View
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
@@ -101,9 +110,17 @@ class Scheduling(RuleBasedStateMachine):
         n=st.sampled_from([1, 1, 3]),
         priority=st.integers(0, 2),
         namespace=st.sampled_from(["", "other"]),
+        pooling=st.sampled_from(["", "", "", "last", "mean"]),
     )
     def arrive(
-        self, tokens: list[int], most: int, shared: bool, stop: int, n: int, **more: Any
+        self,
+        tokens: list[int],
+        most: int,
+        shared: bool,
+        stop: int,
+        n: int,
+        pooling: PoolingKind,
+        **more: Any,
     ) -> None:
         """A request, or several that ask for the same."""
         head = list(range(20)) if shared else []
@@ -116,6 +133,7 @@ class Scheduling(RuleBasedStateMachine):
                 stop_ids=(stop,),
                 **more,
             )
+            one = to_pooling(one, pooling) if pooling else one
             self.requests[name] = one
             self.drive.submit(one)
 

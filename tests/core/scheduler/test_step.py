@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive, alone, next_token, run
 from toy_workloads import FULL, limits, prompt, request, window
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 from headstock.scheduler import Plan, RowCounter, initial_state, step
 from headstock.scheduler.invariants import check_state
 

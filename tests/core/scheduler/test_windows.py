@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_schedule import Drive, alone, run
 from toy_workloads import FULL, limits, prompt, request, window
 
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.errors import PluginBroken
 from headstock.scheduler import Request
 from headstock.spi import KVGroup, Match
@@ -94,9 +94,9 @@ class Flat(RadixCache):
     [
         (
             Forgetful,
-            r"Forgetful matched 5 pages, and of KV group 1, .* \[3\]; wanted all from 3 on",
+            r"'Forgetful' matched 5 pages, and of KV group 1, .* \[3\]; wanted all from 3 on",
         ),
-        (Flat, r"Flat matched pages of shape \(0,\); wanted \[2, n\]"),
+        (Flat, r"'Flat' matched pages of shape \(0,\); wanted integers \[2, n\]"),
     ],
 )
 def test_a_match_that_breaks_the_contract_names_the_plugin(

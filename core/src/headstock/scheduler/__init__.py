@@ -4,16 +4,18 @@ from headstock.scheduler.events import (
     Aborted,
     Arrived,
     Cleared,
+    Clock,
     Ended,
     Event,
     Failed,
     Paced,
+    Pooled,
     Sampled,
 )
 from headstock.scheduler.limits import Limits, find_refusal
 from headstock.scheduler.page_pool import count_held_pages
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.request import Request, RequestState
+from headstock.scheduler.request import PoolingKind, Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import State, initial_state
 from headstock.scheduler.step import step
@@ -22,12 +24,15 @@ __all__ = [
     "Aborted",
     "Arrived",
     "Cleared",
+    "Clock",
     "Ended",
     "Event",
     "Failed",
     "Limits",
     "Paced",
     "Plan",
+    "Pooled",
+    "PoolingKind",
     "Request",
     "RequestState",
     "RowCounter",

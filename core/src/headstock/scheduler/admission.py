@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.errors import PluginBroken
 from headstock.scheduler.contiguous import Region, match_region
 from headstock.scheduler.page_pool import (
     append_row_pages,
@@ -13,9 +12,18 @@ from headstock.scheduler.page_pool import (
     reuse_region,
     share_prefix,
 )
+from headstock.scheduler.policy_answers import check_match, read_only_keys
 from headstock.scheduler.prefix_wait import PrefixWait, joins_prefix_wait, must_wait_for_prefix
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, RowCounter, indices, writeable_copy
+from headstock.scheduler.row_counters import (
+    NONE,
+    NUM_COUNTERS,
+    RowCounter,
+    indices,
+    is_special,
+    wrap_milliseconds,
+    writeable_copy,
+)
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
@@ -50,8 +58,7 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
     writes: num_scheduled [rows], the tokens that each admitted row computes in this step
     """
     # Read once: the queue changes only at the end, so that `positions` stay valid.
-    waiting = state.waiting.first(int(positions[-1]) + 1)
-    request_states = [waiting[i] for i in positions.tolist()]
+    request_states = state.waiting.pick(positions.tolist())
     admitted: set[int] = set()
     prefix_waits: list[PrefixWait] = []
     free_rows = indices(state.row_counters[RowCounter.ACTIVE] == 0).tolist()
@@ -107,27 +114,20 @@ def _place_in_row(
 def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Region | None:
     """Return the longest prefix that need not be computed, or None.
 
-    The last token is left out of the search: its logits are needed, so it is computed.
+    The last token is left out of the search: its hidden state is needed, so it is computed.
 
     raises: PluginBroken
     """
     limits = state.limits
-    # Cached pages hold no logits, so a request for prompt_logprobs computes its whole prompt.
-    searched = (
-        request_state.tokens[:0]
-        if request_state.request.prompt_logprobs
-        else request_state.tokens[:-1]
-    )
+    takes_hits = request_state.request.takes_prefix_hits
+    searched = request_state.tokens[:-1] if takes_hits else request_state.tokens[:0]
     if limits.policy is not None:
-        match = limits.policy.match_prefix(state.index, searched, request_state.request.namespace)
-        if match.pages.ndim != 2 or len(match.pages) != len(limits.groups):
-            raise PluginBroken(
-                f"the cache plugin {type(limits.policy).__name__} matched pages of shape "
-                f"{match.pages.shape}; wanted [{len(limits.groups)}, n], a row for each KV group; "
-                "report it there"
-            )
-        return match
-    return match_region(state.regions, searched, request_state.request.namespace)
+        keys = read_only_keys(searched)
+        match = limits.policy.match_prefix(
+            state.index, keys, request_state.request.prefix_namespace
+        )
+        return check_match(limits, match, len(keys))
+    return match_region(state.regions, searched, request_state.request.prefix_namespace)
 
 
 def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
@@ -143,7 +143,7 @@ def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> i
     These are its tokens and one page more, if it grows.
     """
     return min(
-        len(request_state.tokens) + state.limits.page_size, request_state.request.max_len - 1
+        len(request_state.tokens) + state.limits.page_size, request_state.request.max_computed
     )
 
 
@@ -165,7 +165,7 @@ def has_room(
     # The other groups have a page for whatever the rows may hold.
     for group in state.limits.scarce_groups:
         if not state.limits.groups[group].retains_all:
-            if can_reserve_pages(state, group, request_state.request.max_len - 1, below):
+            if can_reserve_pages(state, group, request_state.request.max_computed, below):
                 continue
             return False
         need, num_available = (
@@ -251,21 +251,23 @@ def init_row(state: WorkingState, request_state: RequestState, row: int, cached:
     values[RowCounter.NUM_TOKENS] = values[RowCounter.NUM_KNOWN] = length
     values[RowCounter.NUM_COMPUTED] = cached
     values[RowCounter.NUM_PROMPT] = prompt
-    values[RowCounter.LAST_POSITION] = request.max_len - 1
+    values[RowCounter.LAST_POSITION] = request.max_computed
     values[RowCounter.MIN_LEN] = prompt + request.min_tokens
     values[RowCounter.WAIT_FOR_SAMPLE] = int(request.wait_for_sample or state.limits.recompute)
     values[RowCounter.PROMPT_LOGPROBS] = int(request.prompt_logprobs)
+    values[RowCounter.POOLING] = int(bool(request.pooling))
     # A preempted request may find its own output cached too; only the prompt counts.
     values[RowCounter.NUM_CACHED] = min(cached, prompt)
     values[RowCounter.PRIORITY] = request.priority
     values[RowCounter.LAST_STEP] = state.previous.num_steps
     values[RowCounter.ARRIVAL] = request_state.arrival
+    values[RowCounter.USER] = request_state.user
+    values[RowCounter.ADAPTER] = request_state.adapter
+    values[RowCounter.ARRIVED_AT] = wrap_milliseconds(request_state.arrived_at)
     state.row_counters[:, row] = values
     state.tokens[row, :length] = request_state.tokens
-    state.requests_by_row[row] = request_state
-    state.num_special += int(
-        values[RowCounter.WAIT_FOR_SAMPLE] | values[RowCounter.PROMPT_LOGPROBS]
-    )
+    state.set_request(row, request_state)
+    state.num_special += int(is_special(state.row_counters[:, row]))
     _set_stop_ids(state, row, request.stop_ids)
 
 

@@ -8,13 +8,14 @@ from headstock.scheduler.events import (
     Aborted,
     Arrived,
     Cleared,
-    Ended,
+    Clock,
     Event,
     Failed,
     Paced,
+    Pooled,
     Sampled,
 )
-from headstock.scheduler.lifecycle import end_request
+from headstock.scheduler.lifecycle import end_request, end_while_waiting
 from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
 from headstock.scheduler.prefix_insert import insert_last_pages
@@ -29,14 +30,19 @@ def apply_event(state: WorkingState, event: Event) -> None:
     match event:
         case Sampled():
             apply_samples(state, event)
+        case Clock():
+            state.milliseconds = event.milliseconds
         case Arrived(request):
             _apply_arrival(state, request)
         case Aborted(id, reason):
             apply_abort(state, id, reason)
+        case Pooled():
+            rows = _find_live_rows(state, event)
+            insert_last_pages(state, rows)
+            for row in rows.tolist():
+                end_request(state, row, "stop")
         case Failed():
-            # Under overlap the row may run another request by now; its admission id tells.
-            live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.admission_ids
-            for row in event.rows[live].tolist():
+            for row in _find_live_rows(state, event).tolist():
                 end_request(state, row, "error")
         case Cleared():
             clear_index(state)
@@ -44,13 +50,30 @@ def apply_event(state: WorkingState, event: Event) -> None:
             state.max_prompt_tokens = prompt_tokens
 
 
+def _find_live_rows(state: WorkingState, event: Pooled | Failed) -> Ints:
+    """Find the rows of the event that still run the request that it is about, [n] int32.
+
+    Under overlap a row may run another request by now; its admission id tells.
+    """
+    live = state.row_counters[RowCounter.ADMISSION_ID, event.rows] == event.admission_ids
+    rows: Ints = event.rows[live]
+    return rows
+
+
 def _apply_arrival(state: WorkingState, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
-    request_state = RequestState(request=request, tokens=request.prompt, arrival=state.num_arrived)
+    request_state = RequestState(
+        request=request,
+        tokens=request.prompt,
+        arrival=state.num_arrived,
+        arrived_at=state.milliseconds,
+        user=state.users.add(request.user),
+        adapter=state.adapters.add(request.adapter),
+    )
     # Admission stops at the first request without room: one that never fits would block the queue.
     if find_refusal(request, state.limits) is not None:
-        state.ended.append(_ended_while_waiting(request_state, "error"))
+        end_while_waiting(state, request_state, "error")
     else:
         state.waiting = state.waiting.put(request_state)
 
@@ -64,21 +87,8 @@ def apply_abort(state: WorkingState, id: str, reason: str) -> None:
     for request_state in state.waiting:
         if request_state.request.id == id:
             state.waiting = state.waiting.without({request_state.arrival})
-            state.ended.append(_ended_while_waiting(request_state, reason))
+            end_while_waiting(state, request_state, reason)
             return
-
-
-def _ended_while_waiting(request_state: RequestState, reason: str) -> Ended:
-    """Return the `Ended` of a request that has no row."""
-    return Ended(
-        id=request_state.request.id,
-        row=-1,
-        admission_id=0,
-        reason=reason,
-        tokens=request_state.tokens,
-        cached=0,
-        preemptions=request_state.preemptions,
-    )
 
 
 def apply_samples(state: WorkingState, event: Sampled) -> None:

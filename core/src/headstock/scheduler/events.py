@@ -51,6 +51,17 @@ class Aborted:
 
 
 @frozen(eq=False)
+class Pooled:
+    """Rows whose prompts are computed and pooled; their requests end.
+
+    rows, admission_ids: [n] int32
+    """
+
+    rows: Ints
+    admission_ids: Ints
+
+
+@frozen(eq=False)
 class Failed:
     """Rows whose step failed.   rows, admission_ids: [n] int32"""
 
@@ -75,14 +86,28 @@ class Paced:
     prompt_tokens: int
 
 
-Event = Arrived | Sampled | Aborted | Failed | Cleared | Paced
+@frozen
+class Clock:
+    """The time of the step: its first event, so that requests arrive at it.
+
+    A step without one has the time of the step before.
+
+    milliseconds: since the engine's start; they never go back
+    """
+
+    # An event like any other, so that what follows from the time is recorded and replays.
+    milliseconds: int
+
+
+Event = Arrived | Sampled | Aborted | Failed | Cleared | Paced | Clock | Pooled
 
 
 @frozen(kw_only=True, eq=False)
 class Ended:
     """A request that ended in this step.
 
-    reason: "stop", "length", "abort", "error", or the reason that the abort gave
+    reason: "stop", "length", "abort", "error", or the reason that the abort gave; "stop" of a
+        request that pools
     row: the row it had, -1 when it was still waiting
     tokens: [n] int32, prompt and output
     cached: prompt tokens taken from the index

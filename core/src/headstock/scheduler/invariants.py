@@ -5,8 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import NONE, RowCounter
+from headstock.scheduler.row_counters import NONE, RowCounter, is_special
 from headstock.scheduler.state import State
+
+
+class IndexContradiction(AssertionError):
+    """The prefix index and the pages of rows contradict each other: the cache plugin's fault."""
 
 
 def check_state(state: State, limits: Limits) -> None:
@@ -14,6 +18,7 @@ def check_state(state: State, limits: Limits) -> None:
     for group in range(len(limits.groups)):
         _check_pages(state, limits, group)
     _check_rows(state, limits)
+    _check_names(state)
     keys = [request_state.priority_key for request_state in state.waiting]
     assert keys == sorted(keys), "the queue is not in priority order"
     if limits.policy is not None:
@@ -37,10 +42,11 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
         indexed = np.bincount(numbers, minlength=total + 1)
         unheld = np.count_nonzero(refs[numbers] == 0)
         evictable = limits.policy.count_evictable(state.index, group)
-        assert evictable == unheld, (
-            f"group {group}: {evictable} pages can be evicted, and no row holds {unheld} of the "
-            "indexed ones"
-        )
+        if evictable != unheld:
+            raise IndexContradiction(
+                f"group {group}: {evictable} pages can be evicted, and no row holds {unheld} of "
+                "the indexed ones"
+            )
     region_pages = np.array([region.pages[group] for region in state.regions], np.int64)
     assert not refs[region_pages].any(), (
         f"group {group}: a row holds a region that is kept for another"
@@ -59,6 +65,23 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
     assert (indexed[shared] > 0).all(), (
         f"group {group}: rows share a page that the index does not know"
     )
+
+
+def _check_names(state: State) -> None:
+    """Check that the names in use are those of the requests, each with a number of its own."""
+    entries = [*state.waiting, *filter(None, state.requests_by_row)]
+    for kind, table in (("user", state.users), ("adapter", state.adapters)):
+        used = dict.fromkeys(table.counts, 0)
+        for entry in entries:
+            name, number = getattr(entry.request, kind), getattr(entry, kind)
+            assert number == table.numbers.get(name, 0), (
+                f"{kind} {name!r} has two numbers: {number} and {table.numbers.get(name, 0)}"
+            )
+            used[name] = used.get(name, 0) + bool(name)
+        used.pop("", None)
+        assert used == table.counts, f"the {kind}s are miscounted: {table.counts} and not {used}"
+        numbers = sorted([*table.numbers.values(), *table.free])
+        assert numbers == list(range(1, len(numbers) + 1)), f"{kind}s share a number"
 
 
 def _check_rows(state: State, limits: Limits) -> None:
@@ -89,11 +112,10 @@ def _check_rows(state: State, limits: Limits) -> None:
         assert (values[RowCounter.NUM_INDEXED] <= state.spans[:, row]).all(), (
             f"row {row} indexed more pages than it holds"
         )
-    special = np.count_nonzero(
-        counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.PROMPT_LOGPROBS]
-    )
+    special = np.count_nonzero(is_special(counters))
     assert state.num_special == special, (
-        f"{state.num_special} rows wait for a sample or report prompt logprobs, and not {special}"
+        f"{state.num_special} rows wait for a sample, report prompt logprobs or pool, and not "
+        f"{special}"
     )
     assert set(state.rows_by_priority.tolist()) == set(
         np.flatnonzero(counters[RowCounter.ACTIVE]).tolist()
@@ -129,9 +151,11 @@ def check_idle(state: State, limits: Limits) -> None:
                 limits.policy.stats(state.index).pages[group],
                 limits.policy.count_evictable(state.index, group),
             )
-            assert indexed == evictable, (
-                f"group {group}: {indexed - evictable} of {indexed} indexed pages cannot be evicted"
-            )
+            if indexed != evictable:
+                raise IndexContradiction(
+                    f"group {group}: {indexed - evictable} of {indexed} indexed pages cannot be "
+                    "evicted"
+                )
             cached += indexed
         assert len(free) + cached == total, (
             f"group {group}: {len(free)} free and {cached} cached pages are not the {total} of "

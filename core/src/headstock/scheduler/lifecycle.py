@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from headstock.scheduler.events import Ended
 from headstock.scheduler.page_pool import free_row_pages, retain_region
-from headstock.scheduler.row_counters import RowCounter
+from headstock.scheduler.request import RequestState
+from headstock.scheduler.row_counters import RowCounter, is_special
 from headstock.scheduler.working_state import WorkingState
 
 
@@ -30,6 +31,30 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
     if reason != "error":
         retain_region(state, row)
     vacate_row(state, row)
+    _drop_names(state, request_state)
+
+
+def end_while_waiting(state: WorkingState, request_state: RequestState, reason: str) -> None:
+    """End a request that has no row, and is in the queue no more: record why."""
+    state.ended.append(
+        Ended(
+            id=request_state.request.id,
+            row=-1,
+            admission_id=0,
+            reason=reason,
+            tokens=request_state.tokens,
+            cached=0,
+            preemptions=request_state.preemptions,
+        )
+    )
+    _drop_names(state, request_state)
+
+
+def _drop_names(state: WorkingState, request_state: RequestState) -> None:
+    """Forget that the request had its user and its adapter."""
+    if request_state.user or request_state.adapter:
+        state.users.drop(request_state.request.user)
+        state.adapters.drop(request_state.request.adapter)
 
 
 def vacate_row(state: WorkingState, row: int) -> None:
@@ -40,10 +65,7 @@ def vacate_row(state: WorkingState, row: int) -> None:
         (group, *(part[rows != row] for part in (rows, *rest)))
         for group, rows, *rest in state.writes
     ]
-    state.num_special -= int(
-        state.row_counters[RowCounter.WAIT_FOR_SAMPLE, row]
-        | state.row_counters[RowCounter.PROMPT_LOGPROBS, row]
-    )
+    state.num_special -= int(is_special(state.row_counters[:, row]))
     state.row_counters[:, row] = 0
-    state.requests_by_row[row] = None
+    state.set_request(row, None)
     state.rows_by_priority = state.rows_by_priority[state.rows_by_priority != row]

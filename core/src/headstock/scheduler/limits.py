@@ -63,7 +63,7 @@ class Limits:
 
     num_pages: usable pages of each KV group; page 0, the dummy page, comes on top
     max_len: tokens of the longest sequence
-    scheduler: name of the scheduler plugin, for errors
+    scheduler, cache: names of the plugins, for errors
     policy: the prefix index, None when nothing is shared
     recompute: every step computes all tokens of its rows again
     max_regions: regions of ended sequences to keep in contiguous mode
@@ -75,6 +75,7 @@ class Limits:
     max_kept_pages: by KV group, the most pages that a row keeps between steps
     scarce_groups: the groups with fewer pages than the rows could hold together
     no_drafts: [max_rows] int32 zeros, of a step in which no row has drafts
+    ones: [max_rows] int32, pages by row of a step in which rows lack one each
     """
 
     max_rows: int
@@ -86,6 +87,7 @@ class Limits:
     schedule: ScheduleFunction
     scheduler: str
     policy: CachePolicy | None = None
+    cache: str = ""
     recompute: bool = False
     max_regions: int = 0
     overlap: bool = False
@@ -98,6 +100,7 @@ class Limits:
     page_token_column: Ints = field(init=False, repr=False)
     scarce_groups: tuple[int, ...] = field(init=False)
     no_drafts: Ints = field(init=False, repr=False)
+    ones: Ints = field(init=False, repr=False)
 
     @page_tokens.default
     def _count_page_tokens(self) -> tuple[int, ...]:
@@ -136,6 +139,10 @@ class Limits:
     @no_drafts.default
     def _make_no_drafts(self) -> Ints:
         return read_only(np.zeros(self.max_rows, np.int32))
+
+    @ones.default
+    def _make_ones(self) -> Ints:
+        return read_only(np.ones(self.max_rows, np.int32))
 
     @property
     def keeps_state(self) -> bool:
@@ -182,12 +189,17 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
     length = len(request.prompt)
     if length < 1:
         return "the prompt is empty; give at least one token"
-    if request.max_tokens < 1:
+    if request.max_tokens < 1 and not request.pooling:
         return f"max_tokens is {request.max_tokens}; it must be at least 1"
-    if length >= limits.max_len:
+    if length >= limits.max_len and not request.pooling:
         return (
             f"the prompt has {length} tokens and one more must fit, but a sequence may have "
             f"{limits.max_len}; shorten it{limits.length_hint}"
+        )
+    if length > limits.max_len:
+        return (
+            f"the prompt has {length} tokens, but a sequence may have {limits.max_len}; "
+            f"shorten it{limits.length_hint}"
         )
     if request.max_len > limits.max_len:
         return (
@@ -195,11 +207,11 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
             f"but a sequence may have {limits.max_len}; lower max_tokens{limits.length_hint}"
         )
     for group, total in enumerate(limits.num_pages):
-        # The last token is never computed, so it needs no slot.
-        need = limits.max_pages(group, request.max_len - 1)
+        need = limits.max_pages(group, request.max_computed)
         if need > total:
+            shorter = "shorten it" if request.pooling else "lower max_tokens"
             return (
                 f"the request needs {need} pages of {limits.page_tokens[group]} tokens, but the "
-                f"pool has {total}; lower max_tokens or raise --num-pages"
+                f"pool has {total}; {shorter} or raise --num-pages"
             )
     return None

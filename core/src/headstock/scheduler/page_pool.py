@@ -11,10 +11,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.errors import PluginBroken
+from headstock.errors import describe_type
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import RowCounter, all_set, any_set, indices, writeable_copy
+from headstock.scheduler.policy_answers import blame_policy, check_evicted
+from headstock.scheduler.row_counters import (
+    RowCounter,
+    all_set,
+    any_set,
+    indices,
+    read_only,
+    writeable_copy,
+)
 from headstock.scheduler.state import State
 from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
 from headstock.spi.arrays import Ints
@@ -28,7 +36,12 @@ def count_available_pages(state: WorkingState, group: int) -> int:
     """Return how many pages of `group` are free, evictable, in retained regions or held back."""
     count = state.num_free[group] + len(state.regions)
     if state.limits.policy is not None:
-        count += state.limits.policy.count_evictable(state.index, group)
+        evictable = state.limits.policy.count_evictable(state.index, group)
+        try:
+            count += evictable
+        except TypeError:
+            wanted = f"{describe_type(evictable)} evictable pages; wanted an integer"
+            blame_policy(state.limits, f"counted {wanted}")
     if group in state.held_back:
         rows = indices(state.row_counters[RowCounter.ACTIVE])
         ends = _first_pages_in_window(state, group, rows)
@@ -99,12 +112,11 @@ def _evict_pages(state: WorkingState, group: int, count: int) -> None:
             return
     before, evictable = state.num_free[group], policy.count_evictable(state.index, group)
     assert evictable >= count, f"group {group}: {count} pages wanted, and {evictable} are evictable"
-    _free_evicted(state, policy, policy.evict(state.index, group, count))
+    _free_evicted(state, policy.evict(state.index, group, count))
     evicted = state.num_free[group] - before
     if evicted < count:
-        raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} promised {count} evictable pages and gave "
-            f"{evicted}; report it there"
+        blame_policy(
+            state.limits, f"promised {evictable} evictable pages, and gave {evicted} of {count}"
         )
 
 
@@ -115,17 +127,12 @@ def clear_index(state: WorkingState) -> None:
     policy = state.limits.policy
     if policy is None:
         return
-    _free_evicted(state, policy, policy.evict_all(state.index))
+    _free_evicted(state, policy.evict_all(state.index))
 
 
-def _free_evicted(state: WorkingState, policy: CachePolicy, pages: Sequence[Ints]) -> None:
+def _free_evicted(state: WorkingState, pages: Sequence[Ints]) -> None:
     """Free what the index has dropped of each group.   raises: PluginBroken if a row holds it"""
-    for group, numbers in enumerate(pages):
-        if state.refs[group][numbers].any():
-            raise PluginBroken(
-                f"the cache plugin {type(policy).__name__} evicted a page that a running row "
-                "holds; report it there"
-            )
+    for group, numbers in enumerate(check_evicted(state, pages)):
         free_pages(state, group, numbers)
 
 
@@ -222,13 +229,13 @@ def _share_window(
     size, kept = state.limits.page_size, pages > 0
     first = state.limits.groups[group].first_kept_page(len(pages) * size, size)
     if any_set(kept[:first]) or not all_set(kept[first:]):
-        raise PluginBroken(
-            f"the cache plugin {type(policy).__name__} matched {len(pages)} pages, and of KV group "
-            f"{group}, which keeps a window, those in columns {indices(kept).tolist()}; wanted all "
-            f"from {first} on; report it there"
+        blame_policy(
+            state.limits,
+            f"matched {len(pages)} pages, and of KV group {group}, which keeps a window, those in "
+            f"columns {indices(kept).tolist()}; wanted all from {first} on",
         )
     refs, live = state.refs[group], pages[first:]
-    policy.hold_pages(state.index, group, live[refs[live] == 0])
+    policy.hold_pages(state.index, group, read_only(live[refs[live] == 0]))
     refs[live] += np.uint16(1)
     if first:
         state.first_pages = writeable_copy(state.first_pages)
@@ -270,7 +277,7 @@ def _release_pages(state: WorkingState, group: int, pages: Ints) -> None:
     """
     unheld = pages[state.refs[group][pages] == 0].tolist()
     if unheld and state.limits.policy is not None:
-        distinct = np.array(list(dict.fromkeys(unheld)), np.int32)
+        distinct = read_only(np.array(list(dict.fromkeys(unheld)), np.int32))
         state.limits.policy.release_pages(state.index, group, distinct)
 
 
@@ -369,7 +376,7 @@ def retain_region(state: WorkingState, row: int) -> None:
     tokens = state.tokens[row, :count].copy()
     state.regions = (
         *state.regions,
-        Region(tokens=tokens, pages=pages, namespace=request_state.request.namespace),
+        Region(tokens=tokens, pages=pages, namespace=request_state.request.prefix_namespace),
     )
     if len(state.regions) > state.limits.max_regions:
         _drop_region(state)

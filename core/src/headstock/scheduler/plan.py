@@ -9,7 +9,7 @@ from headstock.scheduler.row_counters import NONE
 from headstock.spi.arrays import Ints
 
 
-@frozen(kw_only=True, eq=False)
+@frozen(kw_only=True, eq=False, slots=False)  # filled faster than with slots
 class Plan:
     """The plan of one step; with the token table, all that a device process needs.
 
@@ -19,9 +19,12 @@ class Plan:
     num_decode: rows at the front that compute one position each, after earlier ones
     rows, admission_ids: [n] rows in batch order (decode rows first) and their admission ids
     starts, stops: [n] the half-open interval of token positions that each row computes
-    num_logits: [n] how many of the last positions get logits, at least 1 (k + 1 to verify k drafts)
+    num_logits: [n] how many of the last positions get logits: 1, k + 1 to verify k drafts, or the
+        whole chunk; 0 where the row pools
     samples: [n] 1 where the row samples a token at its last position
     num_drafts: [n] how many of the row's last positions hold drafts; empty when no row has any
+    pooling: [n] 1 where the row's hidden states are pooled, 2 where its prompt ends here too; empty
+        when no row pools
     drafts: [sum of num_drafts] the drafts, row by row, to put into the token table before the step
     page_groups, page_rows, page_columns, page_numbers: [m] page-table entries to write, in order
     new_row_ids: rows that got a request in this step
@@ -39,6 +42,7 @@ class Plan:
     samples: Ints
     num_drafts: Ints = NONE
     drafts: Ints = NONE
+    pooling: Ints = NONE
     page_groups: Ints = NONE
     page_rows: Ints = NONE
     page_columns: Ints = NONE
@@ -55,6 +59,11 @@ class Plan:
     def last_logits(self) -> Ints:
         """Where each row's last logit is among the step's logits, [n] int64."""
         return np.cumsum(self.num_logits, dtype=np.int64) - 1
+
+    @property
+    def pooled_rows(self) -> Ints:
+        """Which of the plan's rows pool, [pooled] int64."""
+        return self.pooling.nonzero()[0]
 
     @property
     def draft_places(self) -> tuple[Ints, Ints]:

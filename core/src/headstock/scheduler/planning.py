@@ -24,12 +24,11 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     num_scheduled: [rows]
     """
     counters = state.row_counters
-    rows, num_decode = _order_batch(counters, num_scheduled)
-    counts, starts = num_scheduled.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
+    rows, counts, starts, num_decode = _order_batch(state, num_scheduled)
     # Under overlap the index may take only what earlier plans computed: this one may still fail.
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
-    num_logits, samples = mark_logits(state, num_scheduled)
+    num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.limits.max_drafts else (NONE, NONE)
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
@@ -47,6 +46,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
         samples=samples.take(rows),
         num_drafts=num_drafts,
         drafts=drafts,
+        pooling=pooling.take(rows) if len(pooling) else NONE,
         page_groups=groups,
         page_rows=page_rows,
         page_columns=page_columns,
@@ -55,26 +55,32 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     )
 
 
-def _order_batch(counters: Ints, num_scheduled: Ints) -> tuple[Ints, int]:
-    """Return the rows that run, decode rows first, and how many of them decode.
+def _order_batch(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, Ints, int]:
+    """Return the rows that run, decode rows first; what they compute; how many of them decode.
 
-    A decode row computes one token after earlier ones.
-    num_scheduled: [rows]    returns: [n] int64
+    A decode row computes one token after earlier ones, and is scored there.
+    num_scheduled: [rows]    returns: rows [n] int64, counts and starts [n] int32, their number
     """
-    rows = indices(num_scheduled)
-    decode = (num_scheduled.take(rows) == 1) & (counters[RowCounter.NUM_COMPUTED].take(rows) > 0)
+    rows, counters = indices(num_scheduled), state.row_counters
+    counts, starts = num_scheduled.take(rows), counters[RowCounter.NUM_COMPUTED].take(rows)
+    decode = (counts == 1) & (starts > 0)
+    # Replays and shared prefixes rely on one logit a decode row, and a row that pools has none.
+    if state.num_special:
+        decode &= counters[RowCounter.POOLING].take(rows) == 0
     num_decode = int(np.count_nonzero(decode))
     if num_decode not in (0, len(rows)) and not all_set(decode[:num_decode]):
         # Attention backends take decode rows as one slice from the front.
-        rows = np.concatenate((rows[decode], rows[~decode]))
-    return rows, num_decode
+        order = np.concatenate((indices(decode), indices(~decode)))
+        rows, counts, starts = rows[order], counts[order], starts[order]
+    return rows, counts, starts, num_decode
 
 
-def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
-    """Return how many positions of each row get logits, and which rows sample a token.
+def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return how many positions of each row get logits, which sample a token, and which pool.
 
     A row whose drafts do not all fit into the step loses the rest of them.
-    num_scheduled, returns: [rows] int32    writes: placeholders and tokens in the row counters
+    num_scheduled, returns: [rows] int32, the last as `Plan.pooling`, empty when no row pools
+    writes: placeholders and tokens in the row counters
     """
     counters = state.row_counters
     tokens, stops = counters[RowCounter.NUM_TOKENS], counters[RowCounter.NUM_COMPUTED]
@@ -86,24 +92,28 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints]:
     if not (state.num_special or state.limits.max_drafts):
         counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
-        return running, reached
+        return running, reached, NONE
     num_known = counters[RowCounter.NUM_KNOWN]
     num_drafts = count_drafts(counters)
     cut = (num_scheduled > 0) & (num_drafts > 0) & (stops < tokens) & (stops >= num_known)
     tokens[cut] = stops[cut]
     num_drafts = count_drafts(counters)
     reached = (stops == tokens) * running
+    pools = counters[RowCounter.POOLING] * running
+    pooling = pools * (1 + reached) if any_set(pools) else NONE
+    reached *= 1 - pools
     scored = (counters[RowCounter.PROMPT_LOGPROBS] > 0) & (
         stops - num_scheduled < counters[RowCounter.NUM_PROMPT]
     )
     num_logits = np.where(
         (num_scheduled > 0) & scored, num_scheduled, np.maximum(reached * (num_drafts + 1), running)
     )
+    num_logits *= 1 - pools
     # Rows that verify drafts get no placeholder: they may accept any number of tokens.
     plain = reached * (num_drafts == 0)
     counters[RowCounter.NUM_PLACEHOLDERS] += plain
     tokens += plain
-    return num_logits, reached
+    return num_logits, reached, pooling
 
 
 def _list_drafts(state: WorkingState, rows: Ints) -> tuple[Ints, Ints]:

@@ -25,8 +25,8 @@ def joins_prefix_wait(request_state: RequestState, waiting: list[PrefixWait]) ->
             stop < len(tokens)
             and tokens[stop - 1] == other.tokens[stop - 1]
             and request.priority <= priority
-            and request.namespace == other.request.namespace
-            and not request.prompt_logprobs
+            and request.prefix_namespace == other.request.prefix_namespace
+            and request.takes_prefix_hits
             and (tokens is other.tokens or _are_equal(tokens[:stop], other.tokens[:stop]))
         ):
             return True
@@ -50,7 +50,7 @@ def must_wait_for_prefix(
     found: tokens of the prefix hit    writes: waiting
     """
     request = request_state.request
-    if state.limits.policy is None or request.prompt_logprobs:
+    if state.limits.policy is None or not request.takes_prefix_hits:
         return False
     counters, size = state.row_counters, state.limits.page_size
     stop = found + size
@@ -68,7 +68,7 @@ def must_wait_for_prefix(
     # One token is compared first: it rules out most rows without a look at the whole prefix.
     for row in rows[state.tokens[rows, stop - 1] == request_state.tokens[stop - 1]].tolist():
         other = state.requests_by_row[row]
-        together = other is not None and other.request.namespace == request.namespace
+        together = other is not None and other.request.prefix_namespace == request.prefix_namespace
         if together and _are_equal(state.tokens[row, :stop], request_state.tokens[:stop]):
             waiting.append((request_state, stop, int(counters[RowCounter.PRIORITY, row])))
             return True

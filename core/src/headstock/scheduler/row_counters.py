@@ -33,9 +33,13 @@ class RowCounter:
     ARRIVAL = 15  # number of the request in the order they came
     NUM_COMPUTED_BEFORE = 16  # tokens computed before the latest plan
     HELD = 17  # 1: as WAIT_FOR_SAMPLE, until the next sampled token
+    USER = 18  # number of the request's user, 0 for none
+    ADAPTER = 19  # number of its adapter, 0 for none
+    ARRIVED_AT = 20  # milliseconds of the clock, modulo 2**32 (see `count_waits`)
+    POOLING = 21  # 1: hidden states are pooled in place of being scored; no token is sampled
 
 
-NUM_COUNTERS = 18
+NUM_COUNTERS = 22
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows, pages or tokens."""
@@ -75,12 +79,41 @@ def find_decode_rows(counters: Ints) -> np.ndarray:
     return decoding
 
 
+def is_special(counters: Ints) -> Ints:
+    """Return which rows a step must look at one by one, as not all score their last token alone.
+
+    counters: [counters, ...]    returns: [...]
+    """
+    special: Ints = (
+        counters[RowCounter.WAIT_FOR_SAMPLE]
+        | counters[RowCounter.PROMPT_LOGPROBS]
+        | counters[RowCounter.POOLING]
+    )
+    return special
+
+
 def indices(mask: np.ndarray) -> Ints:
     """Return the indices of the set entries; five times as fast as `np.flatnonzero(mask)` here.
 
     mask: [n]    returns: [set entries] int64
     """
     return mask.nonzero()[0]
+
+
+def wrap_milliseconds(milliseconds: int) -> int:
+    """Return the time modulo 2**32, as an int32 holds it: it wraps around after 49 days."""
+    return (milliseconds + 2**31) % 2**32 - 2**31
+
+
+def count_waits(counters: Ints, milliseconds: int) -> Ints:
+    """Return for how long each row's request has been here, [rows] int32 milliseconds.
+
+    A time of more than 24 days has no place in 32 bits and reads as 0.
+    """
+    waits: Ints = wrap_milliseconds(milliseconds) - counters[RowCounter.ARRIVED_AT].astype(np.int64)
+    waits = np.maximum(waits.astype(np.int32), 0)
+    waits *= counters[RowCounter.ACTIVE]
+    return waits
 
 
 def count_drafts(counters: Ints) -> Ints:

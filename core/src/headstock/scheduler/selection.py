@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
-from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.errors import (
+    PLUGIN_FAILURES,
+    PluginBroken,
+    describe_error,
+    describe_type,
+    shorten,
+)
 from headstock.scheduler.admission import admit_requests
 from headstock.scheduler.page_pool import append_pages, count_available_pages
 from headstock.scheduler.preemption import preempt_row, preempt_until_fits
-from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
     any_set,
     count_drafts,
+    count_waits,
     find_decode_rows,
     indices,
+    read_only,
 )
+from headstock.scheduler.waiting_queue import WaitingQueue
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
-from headstock.spi.scheduler import Budget, ScheduleDecision, View
+from headstock.spi.scheduler import Budget, RequestColumns, ScheduleDecision, View
 
 BLAME = "report it to its author or pick another --scheduler"
 
@@ -34,7 +42,7 @@ def select_rows(state: WorkingState) -> Ints:
     """
     limits = state.limits
     free_rows = limits.max_rows - len(state.rows_by_priority)
-    view = _make_view(state, state.waiting.first(free_rows))
+    view = _make_view(state, state.waiting, free_rows)
     budget = Budget(
         tokens=_count_step_tokens(state, view.num_new_tokens),
         free_rows=free_rows,
@@ -42,12 +50,13 @@ def select_rows(state: WorkingState) -> Ints:
         page_size=limits.page_size,
     )
     decision = _call_scheduler(state, view, budget)
-    num_scheduled = _validate_decision(state, view, budget, decision)
+    num_scheduled, total = _validate_decision(state, view, budget, decision)
     preempted = state.num_preempted
     # Victims go first: the scheduled rows may need their pages.
     for row in decision.victims.tolist():
         preempt_row(state, row)
-    num_scheduled = _allocate_pages(state, num_scheduled)
+    # As many tokens as rows: each has one.
+    num_scheduled = _allocate_pages(state, num_scheduled, is_decode=total == len(decision.rows))
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
         return num_scheduled
@@ -56,15 +65,16 @@ def select_rows(state: WorkingState) -> Ints:
         return num_scheduled
     # The scheduler held rows back for requests that did not fit. Without a second decision, no row
     # would run, no page would become free, and the next step would be the same.
-    decision = _call_scheduler(state, _make_view(state, ()), budget)
-    return _allocate_pages(state, _validate_decision(state, view, budget, decision))
+    decision = _call_scheduler(state, _make_view(state, WaitingQueue(), 0), budget)
+    num_scheduled, _ = _validate_decision(state, view, budget, decision)
+    return _allocate_pages(state, num_scheduled)
 
 
-def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
-    """Return the view that a scheduler plugin gets, with `waiting` of the queue."""
+def _make_view(state: WorkingState, queue: WaitingQueue, free_rows: int) -> View:
+    """Return the view that a scheduler plugin gets, with the first `free_rows` of the queue."""
+    waiting = queue.first(free_rows)
     # Views of the live arrays spare the copies; read-only, so that no plugin writes the state.
-    counters = state.row_counters.view()
-    counters.setflags(write=False)
+    counters = read_only(state.row_counters.view())
     state.rows_by_priority.setflags(write=False)
     computed = counters[RowCounter.NUM_COMPUTED]
     num_new_tokens = np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
@@ -74,7 +84,8 @@ def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
     if state.num_special or state.limits.max_drafts:
         waits = counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.HELD]
         num_new_tokens[(waits & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
-        num_drafts = np.minimum(count_drafts(counters), num_new_tokens)
+        num_drafts = read_only(np.minimum(count_drafts(counters), num_new_tokens))
+    num_new_tokens.setflags(write=False)
     return View(
         rows_by_priority=state.rows_by_priority,
         num_new_tokens=num_new_tokens,
@@ -82,16 +93,59 @@ def _make_view(state: WorkingState, waiting: Sequence[RequestState]) -> View:
         num_prompt_tokens=counters[RowCounter.NUM_PROMPT],
         last_step=counters[RowCounter.LAST_STEP],
         num_drafts=num_drafts,
-        waiting_lengths=np.array([len(request_state.tokens) for request_state in waiting], np.int32)
+        waiting_lengths=_read_only_ints([len(entry.tokens) for entry in waiting])
         if waiting
         else NONE,
-        waiting_priorities=np.array(
-            [request_state.request.priority for request_state in waiting], np.int32
-        )
+        waiting_priorities=_read_only_ints([entry.request.priority for entry in waiting])
         if waiting
         else NONE,
+        list_running=partial(_list_running, state),
+        list_waiting=partial(_list_waiting, queue, state.milliseconds),
         step=state.previous.num_steps,
     )
+
+
+def _list_running(state: WorkingState) -> RequestColumns:
+    """Return what the rows' requests ask for, [rows], zeros in free rows."""
+    counters = state.row_counters.view()
+    counters.setflags(write=False)
+    num_prompt = counters[RowCounter.NUM_PROMPT]
+    max_tokens = counters[RowCounter.LAST_POSITION] + counters[RowCounter.ACTIVE] - num_prompt
+    waits = count_waits(counters, state.milliseconds)
+    for column in (max_tokens, waits):
+        column.setflags(write=False)
+    return RequestColumns(
+        lengths=counters[RowCounter.NUM_KNOWN],
+        num_prompt_tokens=num_prompt,
+        max_tokens=max_tokens,
+        priorities=counters[RowCounter.PRIORITY],
+        users=counters[RowCounter.USER],
+        adapters=counters[RowCounter.ADAPTER],
+        waits=waits,
+    )
+
+
+def _list_waiting(queue: WaitingQueue, milliseconds: int) -> RequestColumns:
+    """Return what the requests of the queue ask for, [waiting]."""
+    columns = queue.columns
+    columns[-1] = np.clip(milliseconds - columns[-1], 0, np.iinfo(np.int32).max)
+    columns = columns.astype(np.int32)
+    columns.setflags(write=False)
+    lengths, num_prompt_tokens, max_tokens, priorities, users, adapters, waits = columns
+    return RequestColumns(
+        lengths=lengths,
+        num_prompt_tokens=num_prompt_tokens,
+        max_tokens=max_tokens,
+        priorities=priorities,
+        users=users,
+        adapters=adapters,
+        waits=waits,
+    )
+
+
+def _read_only_ints(values: list[int]) -> Ints:
+    """Return the values as a read-only array."""
+    return read_only(np.array(values, np.int32))
 
 
 def _count_step_tokens(state: WorkingState, num_new_tokens: Ints) -> int:
@@ -115,7 +169,7 @@ def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> Schedule
     limits = state.limits
     try:
         decision = limits.schedule(view, budget)
-    except Exception as error:
+    except PLUGIN_FAILURES as error:
         raise PluginBroken(
             f"the scheduler {limits.scheduler!r} raised {describe_error(error)}; {BLAME}"
         ) from error
@@ -129,14 +183,16 @@ def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> Schedule
 
 def _validate_decision(
     state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
-) -> Ints:
-    """Return the scheduled tokens by row, [rows] int32, 0 where a row does not run.
+) -> tuple[Ints, int]:
+    """Return the scheduled tokens by row, [rows] int32, 0 where a row does not run, and their sum.
 
     raises: PluginBroken, naming the scheduler and the rule, when the decision breaks one
     """
-    num_scheduled = np.zeros(state.limits.max_rows, np.int32)
-    fault = ""
-    if len(decision.rows) != len(decision.counts):
+    num_scheduled, total = np.zeros(state.limits.max_rows, np.int32), 0
+    fault = _find_wrong_type(decision)
+    if fault:
+        pass
+    elif len(decision.rows) != len(decision.counts):
         fault = f"{len(decision.rows)} rows but {len(decision.counts)} counts"
     elif len(decision.rows):
         try:
@@ -149,18 +205,40 @@ def _validate_decision(
             num_scheduled.view(np.uint32) > view.num_new_tokens.view(np.uint32)
         ):  # a negative count is a huge one
             fault = "a row that is free or has fewer new tokens"
-        elif int(num_scheduled.sum()) > budget.tokens:
-            fault = f"{num_scheduled.sum()} tokens of {budget.tokens}"
-    if len(decision.admit) and not _are_valid_positions(decision.admit, len(view.waiting_lengths)):
+        elif (total := int(np.add.reduce(num_scheduled))) > budget.tokens:
+            fault = f"{total} tokens of {budget.tokens}"
+    if fault:
+        pass
+    elif len(decision.admit) and not _are_valid_positions(decision.admit, len(state.waiting)):
         fault = "waiting positions that are not in ascending order or do not exist"
-    if (
+    elif (
         len(decision.victims)
         and not np.isin(decision.victims, np.setdiff1d(view.rows_by_priority, decision.rows)).all()
     ):
         fault = "a victim that is free or scheduled to run"
     if fault:
         raise PluginBroken(f"the scheduler {state.limits.scheduler!r} chose {fault}; {BLAME}")
-    return num_scheduled
+    return num_scheduled, total
+
+
+def _find_wrong_type(decision: ScheduleDecision) -> str:
+    """Describe a field of the decision that is no array of integers; empty when all are."""
+    # Lists that numpy takes for arrays would work here and fail there, and fractions would be cut.
+    if (
+        type(decision.rows) is np.ndarray
+        and type(decision.counts) is np.ndarray
+        and type(decision.admit) is np.ndarray
+        and type(decision.victims) is np.ndarray
+        and decision.counts.dtype.kind in "iu"
+    ):
+        return ""
+    for name in ("rows", "counts", "admit", "victims"):
+        value = getattr(decision, name)
+        if not isinstance(value, np.ndarray):
+            return f"{name} as {describe_type(value)}; wanted a numpy array of int32"
+        if value.dtype.kind not in "iu":
+            return f"{name} of type {value.dtype}; wanted int32"
+    return ""
 
 
 def _are_valid_positions(positions: Ints, count: int) -> bool:
@@ -169,9 +247,10 @@ def _are_valid_positions(positions: Ints, count: int) -> bool:
     return values[0] >= 0 and values[-1] < count and values == sorted(set(values))
 
 
-def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
+def _allocate_pages(state: WorkingState, num_scheduled: Ints, *, is_decode: bool = False) -> Ints:
     """Append the pages that the scheduled rows need, by preemption when the pool is full.
 
+    is_decode: whether no row computes more than one token
     num_scheduled: [rows]    returns: [rows], the tokens of each row that still runs
     """
     page_tokens = state.limits.page_token_column
@@ -183,8 +262,13 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints) -> Ints:
     needs = []
     for group in range(len(short)):
         rows, spans = indices(short[group]), state.spans[group]
-        counts = -(-stops.take(rows) // state.limits.page_tokens[group]) - spans.take(rows)
-        total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's own sum
+        if is_decode:
+            # Its other tokens have pages, so a row lacks one at most: 2 us less than to divide.
+            counts = state.limits.ones[: len(rows)]
+            total = len(rows)
+        else:
+            counts = -(-stops.take(rows) // state.limits.page_tokens[group]) - spans.take(rows)
+            total = sum(counts.tolist())  # few rows lack a page: 1 us less than the array's sum
         if total > state.num_free[group] and total > count_available_pages(state, group):
             fewer = _leave_out_drafts(state, num_scheduled)
             if fewer is not num_scheduled:

@@ -10,6 +10,7 @@ from attrs import frozen
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
+from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, NUM_COUNTERS, read_only
 from headstock.scheduler.waiting_queue import WaitingQueue
@@ -19,7 +20,8 @@ Write = tuple[int, Ints, Ints, Ints]
 """Entries of a page table: the group, and rows, columns and pages, each [n]."""
 
 
-@frozen(kw_only=True, eq=False)
+# Without slots: attrs fills a frozen record of so many fields a third faster.
+@frozen(kw_only=True, eq=False, slots=False)
 class State:
     """The scheduler's knowledge between two steps; all arrays but the owned ones are read-only.
 
@@ -34,8 +36,10 @@ class State:
     regions: of ended sequences, oldest first, for requests that continue them
     writes: page-table entries that no plan has carried yet
     ended, accepted: results of the last step's events
-    num_special: running requests with wait_for_sample (which may have drafts) or prompt_logprobs
+    num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
+        pooling
     max_prompt_tokens: of a step with decode rows; 0: no bound but the step's
+    milliseconds: the clock of the last step
 
     Owned values pass from state to state and are written in place, since a copy in each step would
     cost more than the step (decision 0013). Never read those of an old state:
@@ -44,6 +48,7 @@ class State:
     tokens: [rows, max_len in whole pages] int32
     table: [groups, rows, columns] int32, pages by row, valid from first_pages up to spans
     refs: by group, [pages + 1] uint16, the rows that hold each page
+    users, adapters: the numbers of these names
     """
 
     row_counters: Ints
@@ -60,6 +65,8 @@ class State:
     tokens: Ints
     table: Ints
     refs: tuple[np.ndarray, ...]
+    users: NameTable
+    adapters: NameTable
     regions: tuple[Region, ...] = ()
     writes: tuple[Write, ...] = ()
     ended: tuple[Ended, ...] = ()
@@ -72,6 +79,7 @@ class State:
     num_preempted: int = 0
     num_special: int = 0
     max_prompt_tokens: int = 0
+    milliseconds: int = 0
 
     @property
     def num_running(self) -> int:
@@ -110,4 +118,6 @@ def initial_state(limits: Limits) -> State:
         tokens=np.zeros((rows, columns * limits.page_size), np.int32),
         table=np.zeros((groups, rows, columns), np.int32),
         refs=tuple(np.zeros(count + 1, np.uint16) for count in limits.num_pages),
+        users=NameTable(),
+        adapters=NameTable(),
     )

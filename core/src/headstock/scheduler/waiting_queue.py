@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Sequence, Set
+from functools import cached_property
 
+import numpy as np
 from attrs import frozen
 
 from headstock.scheduler.request import RequestState
@@ -12,7 +14,30 @@ from headstock.scheduler.request import RequestState
 MAX_PART = 128
 """Requests of a part; a longer one is halved."""
 
-Part = tuple[RequestState, ...]
+NUM_COLUMNS = 7
+
+
+class Part(tuple[RequestState, ...]):
+    """Requests that follow each other in the queue."""
+
+    # Kept with the part: a step changes one part or two, and schedulers that look at the whole
+    # queue would have all columns made anew otherwise.
+    @cached_property
+    def columns(self) -> np.ndarray:
+        """What the requests ask for, [columns, n] int64, in the order of `WaitingQueue.columns`."""
+        values = [
+            (
+                len(entry.tokens),
+                len(entry.request.prompt),
+                entry.request.max_tokens,
+                entry.request.priority,
+                entry.user,
+                entry.adapter,
+                entry.arrived_at,
+            )
+            for entry in self
+        ]
+        return np.array(values, np.int64).reshape(-1, NUM_COLUMNS).T
 
 
 @frozen
@@ -38,9 +63,32 @@ class WaitingQueue:
         """The request that goes first; there must be one."""
         return self.parts[0][0]
 
-    def first(self, count: int) -> Part:
+    @property
+    def columns(self) -> np.ndarray:
+        """What the requests ask for, [7, waiting] int64.
+
+        Known tokens, prompt tokens, max_tokens, priority, the numbers of user and adapter, and when
+        the request arrived.
+        """
+        if not self.parts:
+            return np.zeros((NUM_COLUMNS, 0), np.int64)
+        return np.concatenate([part.columns for part in self.parts], axis=1)
+
+    def pick(self, positions: Sequence[int]) -> list[RequestState]:
+        """Return the requests at these positions, which ascend within the queue."""
+        picked: list[RequestState] = []
+        start, parts = 0, iter(self.parts)
+        part: tuple[RequestState, ...] = ()
+        for position in positions:
+            while position >= start + len(part):
+                start += len(part)
+                part = next(parts)
+            picked.append(part[position - start])
+        return picked
+
+    def first(self, count: int) -> tuple[RequestState, ...]:
         """Return the `count` requests that go first, or all when there are fewer."""
-        request_states: Part = ()
+        request_states: tuple[RequestState, ...] = ()
         for part in self.parts:
             if len(request_states) >= count:
                 break
@@ -51,7 +99,7 @@ class WaitingQueue:
         """Return the queue with the request where its priority key belongs."""
         parts, key = self.parts, request_state.priority_key
         if not parts:
-            return WaitingQueue(((request_state,),), 1)
+            return WaitingQueue((Part((request_state,)),), 1)
         at = len(parts) - 1
         if parts[at][0].priority_key > key:  # most arrivals sort last
             at = max(bisect_right(parts, key, key=lambda part: part[0].priority_key) - 1, 0)
@@ -61,9 +109,9 @@ class WaitingQueue:
             if part[-1].priority_key < key
             else bisect_left(part, key, key=lambda other: other.priority_key)
         )
-        part = (*part[:inside], request_state, *part[inside:])
+        part = Part((*part[:inside], request_state, *part[inside:]))
         half = len(part) // 2
-        new = (part,) if len(part) <= MAX_PART else (part[:half], part[half:])
+        new = (part,) if len(part) <= MAX_PART else (Part(part[:half]), Part(part[half:]))
         return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
     def without(self, arrivals: Set[int]) -> WaitingQueue:
@@ -77,10 +125,10 @@ class WaitingQueue:
             if not num_left:
                 parts_left += self.parts[at:]
                 break
-            rest = tuple(
+            rest = Part(
                 [request_state for request_state in part if request_state.arrival not in arrivals]
             )
             num_left -= len(part) - len(rest)
             if rest:
-                parts_left.append(rest)
+                parts_left.append(rest if len(rest) < len(part) else part)
         return WaitingQueue(tuple(parts_left), self.length - len(arrivals))

@@ -10,6 +10,7 @@ from attrs import define, field
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended
 from headstock.scheduler.limits import Limits
+from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import NONE, RowCounter
 from headstock.scheduler.state import State, Write
@@ -22,8 +23,8 @@ class WorkingState:
     """A state in the making: copies that the step may write, and the owned values.
 
     A mutable twin of `State`, because frozen records cost several times as much (decision 0002).
-    `rows_by_priority`, `stop_ids` and `first_pages` start as the previous state's arrays; a write
-    copies them first.
+    `rows_by_priority`, `stop_ids`, `first_pages` and `requests_by_row` start as the previous
+    state's own; a write copies them first.
     held_back: window groups of which rows hold pages behind the window until these are indexed
     """
 
@@ -32,7 +33,7 @@ class WorkingState:
     row_counters: Ints
     rows_by_priority: Ints
     stop_ids: Ints
-    requests_by_row: list[RequestState | None]
+    requests_by_row: tuple[RequestState | None, ...] | list[RequestState | None]
     handles: list[Any]
     first_pages: Ints
     spans: Ints
@@ -43,11 +44,14 @@ class WorkingState:
     tokens: Ints
     table: Ints
     refs: tuple[np.ndarray, ...]
+    users: NameTable
+    adapters: NameTable
     num_admitted: int
     num_arrived: int
     num_preempted: int
     num_special: int
     max_prompt_tokens: int
+    milliseconds: int
     regions: tuple[Region, ...]
     writes: list[Write]
     ended: list[Ended] = field(factory=list)
@@ -55,6 +59,12 @@ class WorkingState:
     new_row_ids: list[int] = field(factory=list)
     held_back: set[int] = field(factory=set)
     rows_unsorted: bool = False  # `rows_by_priority` lacks the new rows
+
+    def set_request(self, row: int, request_state: RequestState | None) -> None:
+        """Give the row to a request, or free it."""
+        if isinstance(self.requests_by_row, tuple):
+            self.requests_by_row = list(self.requests_by_row)
+        self.requests_by_row[row] = request_state
 
 
 def to_working_state(state: State, limits: Limits) -> WorkingState:
@@ -65,7 +75,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.row_counters.copy(),
         state.rows_by_priority,
         state.stop_ids,
-        list(state.requests_by_row),
+        state.requests_by_row,
         list(state.handles),
         state.first_pages,
         state.spans.copy(),
@@ -76,11 +86,14 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.tokens,
         state.table,
         state.refs,
+        state.users,
+        state.adapters,
         state.num_admitted,
         state.num_arrived,
         state.num_preempted,
         state.num_special,
         state.max_prompt_tokens,
+        state.milliseconds,
         state.regions,
         list(state.writes),
     )
@@ -113,6 +126,8 @@ def to_state(working: WorkingState) -> State:
         tokens=working.tokens,
         table=working.table,
         refs=working.refs,
+        users=working.users,
+        adapters=working.adapters,
         regions=working.regions,
         writes=tuple(working.writes),
         ended=tuple(working.ended),
@@ -125,6 +140,7 @@ def to_state(working: WorkingState) -> State:
         num_preempted=working.num_preempted,
         num_special=working.num_special,
         max_prompt_tokens=working.max_prompt_tokens,
+        milliseconds=working.milliseconds,
     )
 
 

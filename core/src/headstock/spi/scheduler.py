@@ -18,6 +18,27 @@ def no_rows() -> Ints:
 
 
 @frozen(kw_only=True, eq=False)
+class RequestColumns:
+    """What requests ask for and how long they have been here: int32 arrays, one entry a request.
+
+    lengths: prompt and output known so far; of a waiting request, the tokens that it has to compute
+    num_prompt_tokens, max_tokens: the prompt's length, and the most tokens of the output
+    priorities: higher goes first
+    users, adapters: a number for each name, 0 for none. A name keeps its number while any request
+        has it; numbers begin at 1, and stay as small as the names in use allow.
+    waits: milliseconds since the request arrived, by the clock of the step
+    """
+
+    lengths: Ints
+    num_prompt_tokens: Ints
+    max_tokens: Ints
+    priorities: Ints
+    users: Ints
+    adapters: Ints
+    waits: Ints
+
+
+@frozen(kw_only=True, eq=False, slots=False)  # filled faster than with slots
 class View:
     """The read-only arrays that `schedule` decides by, all int32. Free rows have zeros.
 
@@ -30,8 +51,11 @@ class View:
         the token before them, and drafts that do not fit into the step are dropped
     waiting_lengths, waiting_priorities: [waiting] the first requests of the queue, in its order,
         no more than `budget.free_rows`
+    list_running: makes the columns of the rows' requests, [rows]
+    list_waiting: makes those of all requests in the queue, in its order
 
-    `step` is the number of the step to schedule.
+    `step` is the number of the step to schedule. The two functions are for `schedule` to call: a
+    step costs more only where it does.
     """
 
     rows_by_priority: Ints
@@ -44,6 +68,8 @@ class View:
     # is.
     waiting_lengths: Ints
     waiting_priorities: Ints
+    list_running: Callable[[], RequestColumns]
+    list_waiting: Callable[[], RequestColumns]
     step: int
 
 
@@ -67,8 +93,9 @@ class ScheduleDecision:
 
     rows, counts: [n] running rows, each once, and how many of its new tokens each computes, at
         least one
-    admit: positions in the view's waiting arrays, ascending; admitted requests share the part of
-        the token budget that the counts leave
+    admit: positions in the queue, ascending, which are those in the view's waiting arrays;
+        admitted requests share the part of the token budget that the counts leave, in this order,
+        until one has no room
     victims: running rows to preempt now; core picks others by priority when pages run out
     """
 
@@ -85,5 +112,6 @@ ScheduleFunction = Callable[[View, Budget], ScheduleDecision]
 class SchedulerSpec(PluginSpec):
     """A scheduler as its entry point returns it.
 
-    `implementation` names a pure function `schedule(view, budget) -> ScheduleDecision`.
+    `implementation` names a pure function `schedule(view, budget) -> ScheduleDecision`; with a
+    class of options, a function that makes one out of them.
     """

@@ -21,6 +21,10 @@ AttendInto = Callable[["Tensor", int, "Tensor"], None]
 """
 
 
+def _do_nothing() -> None:
+    """Sampling reads nothing that the host makes."""
+
+
 @frozen(kw_only=True, eq=False)
 class DecodeStep:
     """A step in which each row computes `query_len` tokens after earlier ones, and samples at each.
@@ -34,6 +38,8 @@ class DecodeStep:
     sampling: makes the complete `Sampling`, for any kind
     groups: the rows that share leading pages, where reading these once is worth it; a runner that
         ignores it gives the same answer
+    prepare_sampling: writes to the tables what sampling reads and the host makes meanwhile; it is
+        called once the forward pass is launched, and before sampling is. `sampling` does it too
     """
 
     # Two numbers a row are all that a replay is given: nothing on the device says how far a row is,
@@ -44,6 +50,7 @@ class DecodeStep:
     kind: frozenset[str] | None
     sampling: Callable[[], Sampling]
     groups: PrefixGroups | None = None
+    prepare_sampling: Callable[[], None] = _do_nothing
 
 
 @frozen(kw_only=True, eq=False)
@@ -58,7 +65,7 @@ class PromptStep:
     is_sampled: [n] bool numpy; False where the row's prompt goes on after this step, so that no
         token is stored
     num_logits: [n] int32 numpy, how many of each row's last tokens are scored; None for one each
-    kind, sampling: as in `DecodeStep`, for the scored tokens
+    kind, sampling, prepare_sampling: as in `DecodeStep`, for the scored tokens
     attention: plans the step's attention on the host and returns the function that computes it;
         the first call of a step may come after work has been launched
     """
@@ -72,6 +79,7 @@ class PromptStep:
     sampling: Callable[[], Sampling]
     attention: Callable[[], AttendInto]
     num_logits: np.ndarray | None = None
+    prepare_sampling: Callable[[], None] = _do_nothing
 
     @property
     def num_tokens(self) -> int:
