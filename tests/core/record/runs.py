@@ -78,6 +78,7 @@ def make_requests(count: int, seed: int = 0) -> list[Request]:
                 prompt=prompt,
                 max_tokens=int(rng.integers(4, 80)),
                 stop_ids=STOPS,
+                user=f"user {number % 3}",
             )
         )
     return made

@@ -10,6 +10,7 @@ from core.record.runs import make_requests, make_run_limits, record_run
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import request
+from toy_workloads import request as toy_request
 
 from headstock.record.anonymize import STOP, TokenAnonymizer
 from headstock.record.file import read_recording
@@ -115,6 +116,20 @@ def test_another_recording_has_other_names() -> None:
     assert used.sum() == 32 and (one[used] != other[used]).all()
 
 
+def test_users_and_adapters_of_one_name_are_told_apart_and_no_name_stays_none() -> None:
+    anonymizer = make_anonymizer(4)
+    names = []
+    for user, adapter in (("x", "x"), ("x", ""), ("", "y")):
+        event = anonymizer.anonymize_event(
+            Arrived(toy_request("a", [1, 2], user=user, adapter=adapter, extra_args={"a": "text"}))
+        )
+        assert isinstance(event, Arrived) and event.request.extra_args is None
+        names.append((event.request.user, event.request.adapter))
+    (one, other), (again, nothing), (nobody, third) = names
+    assert one == again and len({one, other, third, "x", "y"}) == 5
+    assert (nobody, nothing) == ("", "")
+
+
 @pytest.mark.parametrize("prompts", [False, True])
 def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
     prompts: bool, tmp_path: Path
@@ -145,6 +160,9 @@ def test_no_token_of_a_prompt_is_in_a_recording_unless_asked_for(
             inner = [position for position in range(len(one.prompt)) if position % 8 < 6]
             assert not found.prompt[inner].any()
             assert not any(real == written for real, written in pairs if written)
+    users = {(one.user, arrived[one.id].user) for one in arrivals if one.id in arrived}
+    assert len(users) == len(dict(users)) == len({written for _, written in users}) == 3
+    assert all((real == written) == prompts for real, written in users)
     if not prompts:
         # the vocabulary has 1000 tokens, names 2**30
         small = [token for token in sampled if 0 < token < 1000]

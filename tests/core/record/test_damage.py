@@ -89,7 +89,10 @@ def test_bytes_after_the_end_mark_are_found(
     [
         (b"", "is not a recording"),
         (b"{}", "is not a recording"),
-        (b"headstock recording 1\n", "version 1 and this headstock reads version 3; replay it"),
+        (
+            b"headstock recording 1\n",
+            "version 1 and this headstock reads versions 3 to 4; replay it",
+        ),
         (b"headstock recording 99\n", "is a recording of version 99 and this headstock reads"),
         (b"headstock recording 3\n", "breaks off in the part at byte 22"),
     ],

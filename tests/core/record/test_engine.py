@@ -17,7 +17,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import PluginBroken
 from headstock.record.file import read_recording
-from headstock.scheduler import Arrived, Request
+from headstock.scheduler import Arrived, Clock, Request
 from headstock.spi import ScheduleDecision
 
 TIGHT = {"num_pages": 60, "page_size": 4, "max_running_requests": 16, "max_batch_tokens": 64}
@@ -85,6 +85,30 @@ def test_bench_and_run_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     recording = read_recording(path)
     (one,) = [e.request for m in recording.read_steps() for e in m.events if isinstance(e, Arrived)]
     assert not one.prompt.any()  # shorter than a page, so nothing of it is there
+    clocks = [each.events[0] for each in recording.read_steps()]
+    times = [clock.milliseconds for clock in clocks if isinstance(clock, Clock)]
+    assert len(times) == len(clocks) and times == sorted(times)
+
+
+def test_users_of_lines_reach_the_schedule_and_are_recorded_with_prompts_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(
+        '{"prompt": "Once", "user": "ada"}\n{"prompt": "Upon"}\n{"prompt": "A", "user": "bob"}\n'
+    )
+    names = []
+    for flags in ([], ["--record-prompts"]):
+        path = tmp_path / f"run{len(flags)}.recording"
+        line = ["run", "--input", str(lines), "--max-tokens", "2", "--quiet", "--user", "eve"]
+        assert main([*line, "--num-pages", "64", "--record", str(path), *flags]) == 0
+        events = [event for each in read_recording(path).read_steps() for event in each.events]
+        names.append([event.request.user for event in events if isinstance(event, Arrived)])
+        capsys.readouterr()
+        assert main(["replay", str(path), "--check"]) == 0
+    hidden, shown = names
+    assert shown == ["ada", "eve", "bob"]
+    assert len({*hidden, *shown}) == 6 and {len(name) for name in hidden} == {16}
 
 
 def failing_scheduler(after: int, error: Exception) -> Any:
@@ -174,7 +198,7 @@ def test_a_tail_cannot_be_replayed_but_drawn(
         Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0))
     )
     engine.limits = evolve(engine.limits, schedule=failing_scheduler(290, ZeroDivisionError("oh")))
-    with pytest.raises(PluginBroken, match="the last 256 steps are in") as raised:
+    with pytest.raises(PluginBroken, match="the last 256 steps: headstock replay") as raised:
         run_to_end(engine)
     engine.close()
 

@@ -150,7 +150,7 @@ def test_a_header_nested_without_end_is_refused(
 
 
 def test_every_limit_and_every_field_of_a_group_has_a_rule() -> None:
-    assert LIMIT_RULES.keys() | {"groups", "schedule", "policy", "length_hint"} == {
+    assert LIMIT_RULES.keys() | {"groups", "schedule", "policy", "cache", "length_hint"} == {
         each.name for each in attrs.fields(Limits) if each.init
     }
     assert GROUP_RULES.keys() == {each.name for each in attrs.fields(KVGroup)} - {"dtype"}

@@ -18,27 +18,29 @@ from core.record.runs import (
     run_steps,
 )
 from often import often
-from toy_schedule import Drive, alone
 from toy_workloads import random_limits, random_requests
 from toy_workloads import request as toy_request
 
 from headstock.cli.main import main
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.file import read_recording
 from headstock.record.header import restore_limits
 from headstock.record.recorded_step import PendingRecord, RecordedStep
 from headstock.record.recorder import Recorder
 from headstock.record.replay import replay_steps
-from headstock.record.step_codec import EVENT_TYPES, read_step, write_step
+from headstock.record.step_codec import EVENT_TYPES, list_fields, read_step, write_step
 from headstock.scheduler import (
     Aborted,
     Arrived,
     Cleared,
+    Clock,
     Event,
     Failed,
     Limits,
     Paced,
     Plan,
+    Pooled,
     Request,
     Sampled,
     step,
@@ -246,12 +248,17 @@ def test_every_event_keeps_its_fields() -> None:
         4,
         stop_ids=(2, 3),
         priority=5,
+        user="someone",
+        adapter="lora",
+        extra_args={"a": [1, {"b": None}]},
         namespace="x",
         wait_for_sample=True,
         prompt_logprobs=True,
+        pooling="mean",
     )
     ints = np.arange(3, dtype=np.int32)
     events: list[Event] = [
+        Clock(12),
         Arrived(one),
         Sampled(ints, ints, None, ints),
         Sampled(ints, ints, ints, ints, ints, ints, ints),
@@ -259,6 +266,7 @@ def test_every_event_keeps_its_fields() -> None:
         Failed(ints, ints),
         Cleared(),
         Paced(64),
+        Pooled(ints, ints),
     ]
     assert {type(event) for event in events} == set(EVENT_TYPES)
     plan = Plan(
@@ -272,28 +280,32 @@ def test_every_event_keeps_its_fields() -> None:
         samples=ints,
         num_drafts=ints,
         drafts=ints,
+        pooling=ints,
     )
     block = BlockWriter()
     write_step(block, PendingRecord(17, events, plan), None)
     write_step(block, PendingRecord(18, [], plan), None)
     reader = BlockReader(block.to_bytes())
-    first, second = read_step(reader, 3), read_step(reader, 4)
+    first, second = (read_step(reader, number, list_fields()) for number in (3, 4))
 
     assert reader.is_at_end and (first.at, second.at) == (17, 18)
     assert first.plan is not None and second.plan is not None
     assert first.plan.encode() == second.plan.encode() == plan.encode()
     for ours, theirs in zip(events, first.events, strict=True):
         assert type(ours) is type(theirs)
-    back = first.events[0].request  # type: ignore[union-attr]
+    assert first.events[0] == Clock(12)
+    back = first.events[1].request  # type: ignore[union-attr]
     assert back.prompt.tolist() == [1, 2, 3]
-    assert (back.id, back.stop_ids, back.priority, back.namespace) == ("a", (2, 3), 5, "x")
+    assert (back.id, back.stop_ids, back.priority) == ("a", (2, 3), 5)
+    assert back.extra_args == {"a": [1, {"b": None}]}
+    assert (back.user, back.adapter, back.namespace) == ("someone", "lora", "x")
     assert (
         back.wait_for_sample
         and back.prompt_logprobs
         and (back.max_tokens, back.min_tokens) == (4, 0)
     )
-    assert first.events[1].counts is None and first.events[2].counts.tolist() == [0, 1, 2]  # type: ignore[union-attr]
-    assert first.events[3] == Aborted("b", "stop")
+    assert first.events[2].counts is None and first.events[3].counts.tolist() == [0, 1, 2]  # type: ignore[union-attr]
+    assert first.events[4] == Aborted("b", "stop")
 
 
 def test_replaying_imports_no_torch(tmp_path: Path) -> None:
@@ -323,3 +335,16 @@ def test_the_header_makes_the_same_limits() -> None:
         "scheduler",
     ):
         assert getattr(made, name) == getattr(limits, name)
+
+
+def test_a_recording_of_the_version_before_replays(capsys: pytest.CaptureFixture[str]) -> None:
+    # Made by headstock 0.1.0 of 2026-11-22: three prompts of the demo model, two that begin alike.
+    path = Path(__file__).with_name("version_3.recording")
+    recording = read_recording(path)
+
+    assert {type(event) for each in recording.read_steps() for event in each.events} == {
+        Arrived,
+        Sampled,
+    }
+    assert main(["replay", str(path), "--check"]) == 0
+    assert capsys.readouterr().out == "14 steps, identical\n"

@@ -145,7 +145,7 @@ def leaving_out(number: int) -> Callable[[View, Budget], ScheduleDecision]:
 
     def schedule(view: View, budget: Budget) -> ScheduleDecision:
         return (
-            ScheduleDecision(rows=[], counts=[])
+            ScheduleDecision(rows=np.empty(0, np.int32), counts=np.empty(0, np.int32))
             if view.step == number
             else mixed.schedule(view, budget)
         )

@@ -43,7 +43,7 @@ class TokenAnonymizer:
         self.prefix_hashes = [b""] * rows  # hash of all pages before the last
 
     def anonymize_event(self, event: Event) -> Event:
-        """Return the event with tokens, stop ids and namespace replaced."""
+        """Return the event with tokens, stop ids and names replaced."""
         match event:
             case Arrived(request):
                 return Arrived(self._anonymize_request(request))
@@ -58,13 +58,17 @@ class TokenAnonymizer:
         return evolve(plan, drafts=np.zeros_like(plan.drafts)) if len(plan.drafts) else plan
 
     def _anonymize_request(self, request: Request) -> Request:
-        """Return the request with its prompt, stop ids and namespace replaced."""
+        """Return the request with its prompt, stop ids and names replaced."""
         space = request.namespace
         return evolve(
             request,
             prompt=self.anonymize_prompt(request.prompt, space)[0],
             stop_ids=tuple(range(STOP, STOP + len(request.stop_ids))),
             namespace=space and self._hash(b"namespace", space.encode()).hex()[:8],
+            # Schedulers tell users apart, so hashes of two must differ: 64 bits of each.
+            extra_args=None,  # they may hold texts, and the schedule does not depend on them
+            user=request.user and self._hash(b"user", request.user.encode()).hex()[:16],
+            adapter=request.adapter and self._hash(b"adapter", request.adapter.encode()).hex()[:16],
         )
 
     def add_rows(self, plan: Plan, admitted: tuple[RequestState, ...]) -> None:

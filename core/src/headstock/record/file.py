@@ -24,9 +24,11 @@ from headstock.record.anonymize import TokenAnonymizer
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.header_rules import check_header
 from headstock.record.recorded_step import PendingRecord, RecordedStep
-from headstock.record.step_codec import list_fields, read_step, write_step
+from headstock.record.step_codec import Fields, can_read, list_fields, read_step, write_step
 
-VERSION = 3
+VERSION = 4
+OLDEST_VERSION = 3
+"""The first version that is still read: it has no clock and no users."""
 FIRST = b"headstock recording "
 FRAME_HEADER = struct.Struct("<4sII")
 HEADER, BLOCK, END = b"head", b"step", b"end."
@@ -164,7 +166,7 @@ class Recording:
             if kind == END:
                 self._check_end()
                 return
-            for step in _decode_block(data, self.name, number):
+            for step in _decode_block(data, self.name, number, self.header["fields"]):
                 yield step
                 number += 1
 
@@ -194,18 +196,18 @@ def read_recording(path: str | Path, *, partial: bool = False) -> Recording:
     line = file.readline(64)
     if not line.startswith(FIRST) or not line.endswith(b"\n"):
         raise ModelError(f"{name} is not a recording; headstock run --record FILE makes one")
-    if line != FIRST + b"%d\n" % VERSION:
+    if line not in [FIRST + b"%d\n" % each for each in range(OLDEST_VERSION, VERSION + 1)]:
         version = shorten(line.removeprefix(FIRST).decode(errors="replace"))
         raise ModelError(
-            f"{name} is a recording of version {version} and this headstock reads version "
-            f"{VERSION}; replay it with the headstock that wrote it"
+            f"{name} is a recording of version {version} and this headstock reads versions "
+            f"{OLDEST_VERSION} to {VERSION}; replay it with the headstock that wrote it"
         )
     try:
         kind, data = read_frame(file, name, 0)
     except _Truncated as error:
         raise ModelError(str(error)) from None
     header = _parse_header(data, name) if kind == HEADER else {}
-    if header.get("fields") != list_fields():
+    if not can_read(header.get("fields")):
         maker = shorten(header.get("headstock", "another"))
         raise ModelError(
             f"{name} was made by headstock {maker}, whose steps consist of other fields; replay it "
@@ -253,14 +255,14 @@ def read_frame(file: BinaryIO, name: str, number: int) -> tuple[bytes, bytes]:
     return kind, data
 
 
-def _decode_block(data: bytes, name: str, number: int) -> Iterator[RecordedStep]:
+def _decode_block(data: bytes, name: str, number: int, fields: Fields) -> Iterator[RecordedStep]:
     """Yield the steps of a block, which begins with step `number`.   raises: ModelError"""
     try:
         # with a limit: a small block may unpack to any size
         unpacked = zlib.decompressobj().decompress(data, MAX_BLOCK_BYTES)
         count, block = int.from_bytes(unpacked[:4], "little"), BlockReader(unpacked[4:])
         for offset in range(count):
-            yield read_step(block, number + offset)
+            yield read_step(block, number + offset, fields)
         if not block.is_at_end:
             raise ValueError("more data than steps")
     except (ValueError, TypeError, LookupError, zlib.error) as error:

@@ -83,12 +83,13 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
         groups = tuple(map(_restore_group, header["groups"]))
         # The scheduler and the policy are code, so the header has their names alone: a replay
         # proves that the installed plugins plan as the recorded ones did.
-        schedule = registry.import_implementation(
-            registry.load_spec("scheduler", header["scheduler"])
+        schedule = registry.make_schedule(
+            registry.load_spec("scheduler", header["scheduler"]), header["options"]
         )
         return Limits(
             **plain,
             groups=groups,
+            cache=header["cache"] or "",
             schedule=schedule,
             policy=_restore_cache_policy(header, int(plain["page_size"]), groups),
         )

@@ -114,7 +114,7 @@ class Recorder:
         """
         if self.writer is not None and self.writer.file is not None:
             self.writer.write_pending()
-            return f"the recording {self.writer.path} shows it: headstock replay {self.writer.path}"
+            return f"the recording shows it: headstock replay {self.writer.path}"
         if self.num_crash_recordings >= MAX_CRASH_RECORDINGS:
             return "the earlier recordings show the like"
         self.num_crash_recordings += 1
@@ -129,8 +129,8 @@ class Recorder:
             _remove_old_crash_recordings(Path(path).parent)
         except Exception as error:  # the failure that is being reported matters more
             return f"no recording could be written: {shorten(error)}"
-        steps = "step is" if len(self.recent) == 1 else f"{len(self.recent)} steps are"
-        return f"the last {steps} in {path}: headstock replay {path}"
+        steps = "step" if len(self.recent) == 1 else f"{len(self.recent)} steps"
+        return f"the last {steps}: headstock replay {path}"
 
     def close(self) -> None:
         """Write the remaining steps and end the file."""
