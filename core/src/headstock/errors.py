@@ -3,7 +3,8 @@
 HeadstockError (70)
 |-- UsageError (2)              a flag, value, file entry or name is wrong
 |   |-- UnknownPlugin (2)       no plugin of that name
-|   `-- AmbiguousPlugin (2)     several distributions provide the name
+|   |-- AmbiguousPlugin (2)     several distributions provide the name
+|   `-- NotSupported (2)        known from other engines, and not here yet; a RequestError too
 |-- PluginBroken (3)            a plugin failed to load or is not what it says
 |-- SpiMismatch (4)             a plugin was made for another version of the contract
 |-- CannotRun (5)               nothing wrong, but not on this machine or in this combination
@@ -18,22 +19,29 @@ from __future__ import annotations
 import difflib
 import traceback
 from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
 from typing import ClassVar
 
 __all__ = [
+    "MAX_ERROR_LENGTH",
+    "PLUGIN_FAILURES",
     "AmbiguousPlugin",
     "CannotRun",
     "CapacityError",
     "EngineDied",
     "HeadstockError",
     "ModelError",
+    "NotSupported",
     "PluginBroken",
     "RequestError",
     "SpiMismatch",
     "UnknownPlugin",
     "UsageError",
+    "compose_error",
     "describe_error",
     "describe_location",
+    "describe_place",
     "describe_type",
     "find_nearest_name",
     "format_count",
@@ -44,6 +52,14 @@ __all__ = [
 
 MIN_SIMILARITY = 0.66
 """Names less similar are not suggested; two swapped letters in a word of three still pass."""
+
+
+MAX_ERROR_LENGTH = 400
+"""Characters of an error's line."""
+
+
+PLUGIN_FAILURES = (Exception, SystemExit)
+"""What plugins may raise: `sys.exit` too, but no KeyboardInterrupt, which is the user's."""
 
 
 class HeadstockError(Exception):
@@ -104,6 +120,12 @@ class CapacityError(RequestError):
     """One request can never fit the pool, or there is no room for it now."""
 
 
+class NotSupported(UsageError, RequestError):
+    """What other engines have, and headstock has not yet: a setting, a method, or a field of a
+    request, then named by `parameter`.
+    """
+
+
 class EngineDied(HeadstockError):
     """The engine has stopped and cannot continue."""
 
@@ -135,6 +157,15 @@ def describe_error(error: BaseException) -> str:
 def join_reasons(reasons: Iterable[str]) -> str:
     """Reasons joined by semicolons, without their full stops."""
     return "; ".join(reason.rstrip(".") for reason in reasons)
+
+
+def compose_error(text: str, *more: str, most: int = MAX_ERROR_LENGTH) -> str:
+    """`text; more; ...` on one line of at most `most` characters; the first part is cut if need be.
+
+    What follows it is the next move, such as the name of a recording.
+    """
+    end = "".join(f"; {part}" for part in more if part)
+    return shorten(text, most - len(end)) + end
 
 
 def find_nearest_name(word: str, names: Iterable[str]) -> str | None:
@@ -171,6 +202,12 @@ def describe_location(error: BaseException) -> str:
         if frames
         else ""
     )
+
+
+def describe_place(frame: FrameType, line: int) -> str:
+    """`FUNCTION (FOLDER/FILE:LINE)`: whole paths are too long for one line."""
+    path = Path(frame.f_code.co_filename)
+    return f"{frame.f_code.co_qualname} ({'/'.join(path.parts[-2:])}:{line})"
 
 
 def describe_type(value: object) -> str:

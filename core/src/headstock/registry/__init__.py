@@ -3,8 +3,14 @@
 Importing it does not import torch.
 """
 
-from headstock.registry.assignments import find_unclaimed, make_options
+from headstock.registry.assignments import (
+    find_unclaimed,
+    make_family,
+    make_options,
+    make_schedule,
+)
 from headstock.registry.contract_checks import find_mismatch
+from headstock.registry.culprit import Culprit, find_culprit
 from headstock.registry.entries import (
     InstalledPlugin,
     entry_point_group,
@@ -22,13 +28,16 @@ from headstock.registry.loading import (
     load_spec,
     load_specs,
     make_part,
+    plugin_label,
 )
 from headstock.registry.requirements import find_missing, require_installed
 
 __all__ = [
+    "Culprit",
     "InstalledPlugin",
     "entry_point_group",
     "explain_missing_extras",
+    "find_culprit",
     "find_mismatch",
     "find_missing",
     "find_plugin",
@@ -40,8 +49,11 @@ __all__ = [
     "list_installed",
     "load_spec",
     "load_specs",
+    "make_family",
     "make_options",
     "make_part",
+    "make_schedule",
+    "plugin_label",
     "require_installed",
     "unknown_architecture_error",
     "unknown_name_error",

@@ -12,9 +12,15 @@ from typing import Any
 import attrs
 
 from headstock.config.value_types import SWITCH_WORDS
-from headstock.errors import PluginBroken, UsageError, shorten, suggest_name
-from headstock.registry.loading import SPEC_CLASSES, import_object, plugin_label
-from headstock.spi import PluginSpec
+from headstock.errors import PluginBroken, UsageError, describe_type, shorten, suggest_name
+from headstock.registry.loading import (
+    SPEC_CLASSES,
+    import_implementation,
+    import_object,
+    make_part,
+    plugin_label,
+)
+from headstock.spi import Model, ModelSpec, PluginSpec, ScheduleFunction, SchedulerSpec
 
 
 def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
@@ -43,6 +49,38 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
         return import_object(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
         raise UsageError(f"--opt {spec.name}: {shorten(error)}") from error
+
+
+def make_schedule(spec: SchedulerSpec, assignments: Sequence[str] = ()) -> ScheduleFunction:
+    """Make the scheduler's function, with its options where it has any.
+
+    raises: UsageError, PluginBroken
+    """
+    if spec.options is None:
+        schedule = import_implementation(spec)
+    else:
+        schedule = make_part(spec, object, make_options(spec, assignments))
+    if not callable(schedule):
+        raise PluginBroken(
+            f"the scheduler {spec.name!r}: {spec.implementation} is {shorten(schedule)}; wanted a "
+            "function schedule(view, budget)"
+        )
+    function: ScheduleFunction = schedule
+    return function
+
+
+def make_family(spec: ModelSpec, assignments: Sequence[str] = ()) -> Model:
+    """Make the model family, with its options if it has any.   raises: UsageError, PluginBroken"""
+    if spec.options is None:
+        family = import_implementation(spec)
+    else:
+        family = make_part(spec, object, make_options(spec, assignments))
+    if not isinstance(family, Model):
+        raise PluginBroken(
+            f"the model family {spec.name!r}: {spec.implementation} is {describe_type(family)}; "
+            "wanted a Model"
+        )
+    return family
 
 
 def find_unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> tuple[str, ...]:

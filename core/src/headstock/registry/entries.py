@@ -29,6 +29,7 @@ _KIND_LABELS: Mapping[str, str] = MappingProxyType(
         "cache": "cache policy",
         "ops": "set of operations",
         "model": "model family",
+        "tools": "tool parser",
     }
 )
 
@@ -222,6 +223,9 @@ def _explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
             f"{kind} {name!r} is provided twice by {plugins[0].distribution}; repair or uninstall "
             "it"
         )
+    # A family is named by config.json, so that a flag names its distribution alone.
+    if plugins[0].kind == "model":
+        choices = [f"--model-family {choice.partition(':')[0]}" for choice in choices]
     return (
         f"{kind} {name!r} is provided by {len(choices)} distributions: {providers}; choose with "
         f"{' or '.join(choices)}"

@@ -13,11 +13,16 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
         "plugins/bench": ("headstock-bench", {"command": ("bench",)}),
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
+        "plugins/llguidance-grammar": ("headstock-llguidance", {"grammar": ("llguidance",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/ngram-proposer": ("headstock-ngram-proposer", {"proposer": ("ngram",)}),
         "plugins/openai-server": ("headstock-openai-server", {"command": ("serve",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
         "plugins/replay-view": ("headstock-replay-view", {"command": ("replay-view",)}),
+        "plugins/tool-parsers": (
+            "headstock-tool-parsers",
+            {"tools": ("hermes", "llama3_json", "mistral", "qwen3_coder")},
+        ),
         "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
         "models/deepseek": (
             "headstock-deepseek",

@@ -15,7 +15,14 @@ from typing import Any
 from stevedore.driver import DriverManager
 from stevedore.extension import Extension
 
-from headstock.errors import HeadstockError, PluginBroken, SpiMismatch, describe_error, shorten
+from headstock.errors import (
+    CannotRun,
+    HeadstockError,
+    PluginBroken,
+    SpiMismatch,
+    describe_error,
+    shorten,
+)
 from headstock.registry.contract_checks import Contract, explain_mismatch, find_mismatch
 from headstock.registry.entries import (
     InstalledPlugin,
@@ -30,12 +37,15 @@ from headstock.spi import (
     CacheSpec,
     CheckpointSpec,
     CommandSpec,
+    GrammarSpec,
+    LogitsSpec,
     ModelSpec,
     OpsSpec,
     PluginSpec,
     ProposerSpec,
     RunnerSpec,
     SchedulerSpec,
+    ToolParserSpec,
 )
 
 SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
@@ -48,6 +58,9 @@ SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
     "checkpoint": CheckpointSpec,
     "command": CommandSpec,
     "proposer": ProposerSpec,
+    "tools": ToolParserSpec,
+    "logits": LogitsSpec,
+    "grammar": GrammarSpec,
 }
 
 
@@ -67,6 +80,8 @@ class PluginDriver(DriverManager[Any]):
         # Not BaseException: an interrupt is the user's and goes through.
         try:
             return super()._load_one_plugin(ep, *arguments)
+        except CannotRun as error:  # its light module already knows that it cannot serve here
+            raise CannotRun(f"{self.plugin}: {shorten(error, 300)}") from error
         except (Exception, SystemExit) as error:
             raise PluginBroken(_explain_load_failure(self.plugin, error)) from error
 
@@ -146,6 +161,11 @@ def _check_spec(plugin: InstalledPlugin, spec: Any, contract: Contract) -> None:
         )
     if mismatch := explain_mismatch(plugin, spec.spi, contract):
         raise SpiMismatch(mismatch)
+    if isinstance(spec, CommandSpec | ToolParserSpec) and spec.options is not None:
+        raise PluginBroken(
+            f"{plugin} declares options, but commands and tool parsers are not given any; its "
+            "author should leave `options` out of its spec"
+        )
 
 
 def import_implementation(spec: PluginSpec) -> Any:
@@ -163,12 +183,14 @@ def make_part(
     """Make a part with the spec's implementation.
 
     raises: PluginBroken when the part is no `base`, or for an exception that is neither a
-        HeadstockError nor `expected`
+        HeadstockError nor `expected`; CannotRun, which names the plugin then
     """
     make = import_implementation(spec)
     try:
         part = make(*parts, **keywords)
     except (Exception, SystemExit) as error:
+        if isinstance(error, CannotRun):
+            raise CannotRun(f"{plugin_label(spec)}: {shorten(error, 300)}") from error
         # `expected`: out of memory and the like are the machine's fault, and the caller's to
         # explain.
         if isinstance(error, (HeadstockError, *expected)):

@@ -53,7 +53,14 @@ class PluginSpec:
 
     implementation: a path `package.module:Name`, imported only when the plugin is chosen
     options: the path of an attrs class, whose fields are the plugin's own options
-        (`--opt name.field=value`)
+        (`--opt name.field=value`); commands and tool parsers have none
+    request_args: the path of an attrs class, whose fields are the keys that the plugin takes of a
+        request's `extra_args`. Values are as JSON has them, and the class's validators have the
+        last word.
+    resolve: the path of `resolve(query, env)`, which is asked once the plugin is named and before
+        weights load; None when it always says yes. The query is a `PartQuery`, but None for
+        commands and tool parsers, and an `AttentionQuery` for a backend, whose answer may be
+        narrower capabilities. Other kinds answer with None, or with each `Rejection` in a tuple
     """
 
     # Paths and not objects: plugins are listed, checked and refused without their code.
@@ -65,3 +72,5 @@ class PluginSpec:
         default=(), validator=deep_iterable(instance_of(Require), instance_of(tuple))
     )
     options: str | None = field(default=None, validator=optional(check_path))
+    request_args: str | None = field(default=None, validator=optional(check_path))
+    resolve: str | None = field(default=None, validator=optional(check_path))
