@@ -1,0 +1,97 @@
+"""Select what compiles the forms of answers, and make what follows them."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun, shorten
+from headstock.grammar import GrammarCompiler, GrammarRows
+from headstock.grammar.trial import TrialProcess
+from headstock.spi import (
+    DeviceEnv,
+    GrammarEngine,
+    GrammarSpec,
+    ModelConfig,
+    PartQuery,
+    Vocabulary,
+)
+from headstock.startup import auto_choices
+from headstock.startup.refusals import check_resolve
+
+
+def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> GrammarSpec | None:
+    """Select the grammar plugin that the configuration names; None for `off`.
+
+    `auto` is the first of the host's list that is installed and can serve, or none.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun
+    """
+    if config.grammar == "off":
+        return None
+    if config.grammar != "auto":
+        spec: GrammarSpec = registry.load_spec("grammar", config.grammar)
+        registry.require_installed(spec)
+        check_resolve(spec, "--grammar", query, env)
+        return spec
+    installed = {plugin.name for plugin in registry.list_installed("grammar")}
+    for name in auto_choices.GRAMMARS:
+        if name in installed:
+            found: GrammarSpec = registry.load_spec("grammar", name)
+            with contextlib.suppress(CannotRun):
+                registry.require_installed(found)
+                check_resolve(found, "--grammar", query, env)
+                return found
+    return None
+
+
+def make_grammar_rows(
+    config: EngineConfig, spec: GrammarSpec | None, directory: Path, model: ModelConfig
+) -> GrammarRows | None:
+    """Make what follows the answers of an engine; None where no form can be served.
+
+    raises: CannotRun when a plugin is named, and the model has no tokenizer that it could read
+    """
+    if spec is None:
+        return None
+    file = directory / "tokenizer.json"
+    if not file.is_file():
+        if config.grammar == "auto":
+            return None
+        raise CannotRun(
+            f"--grammar {spec.name} needs the model's tokenizer.json, and "
+            f"{shorten(directory.name)} has none; use --grammar off"
+        )
+    vocabulary = Vocabulary(tokenizer_file=str(file), size=model.vocab, end_ids=model.eos_ids)
+    options = () if spec.options is None else (registry.make_options(spec, config.opt),)
+
+    def make_engine() -> GrammarEngine:
+        engine: GrammarEngine = registry.make_part(
+            spec, GrammarEngine, vocabulary, *options, expected=(ValueError,)
+        )
+        return engine
+
+    trial = TrialProcess(
+        spec.name,
+        [each for each in config.opt if _is_for(spec, each)],
+        vocabulary,
+        config.grammar_timeout,
+    )
+    return GrammarRows(GrammarCompiler(spec.name, make_engine, trial))
+
+
+def _is_for(spec: GrammarSpec, assignment: str) -> bool:
+    """Whether `--opt` gives this plugin an option."""
+    return not registry.find_unclaimed([assignment], [spec])
+
+
+def explain_no_grammar(config: EngineConfig, spec: GrammarSpec | None) -> str:
+    """Explain why no form can be served."""
+    if config.grammar == "off":
+        return "--grammar off turns it off"
+    if spec is None:
+        name = auto_choices.GRAMMARS[0]
+        return f"no grammar plugin is installed; {registry.install_lines('grammar')[name]}"
+    return "the model has no tokenizer.json"

@@ -1,0 +1,192 @@
+"""The form that an answer must have. Names and meanings are vLLM's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from attrs import field, fields, frozen
+
+from headstock.errors import RequestError, find_nearest_name, shorten
+from headstock.spi import GrammarKind
+
+MAX_SCHEMA_BYTES: Final = 256 << 10
+MAX_SCHEMA_DEPTH: Final = 64
+MAX_REGEX_BYTES: Final = 16 << 10
+MAX_CHOICES: Final = 1024
+
+PARAMETER: Final = "structured_outputs"
+
+
+def _wrong(rule: str, value: object) -> RequestError:
+    return RequestError(f"{PARAMETER}: {rule}, got {shorten(value)}", PARAMETER)
+
+
+def _to_schema(value: Any) -> str | None:
+    """The text of a JSON schema, given as text or as a mapping.   raises: RequestError"""
+    if value is None:
+        return None
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(found, Mapping | bool):
+            raise _wrong("json must be a JSON schema, as text or as a mapping", value)
+        depth = _measure_depth(found)
+        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        text.encode()
+    except (ValueError, TypeError, RecursionError, UnicodeError) as error:
+        if isinstance(error, RecursionError):
+            raise _too_deep() from None
+        raise _wrong(f"json must be a JSON schema ({shorten(error)})", value) from None
+    if depth > MAX_SCHEMA_DEPTH:
+        raise _too_deep()
+    _check_size("json", text, MAX_SCHEMA_BYTES)
+    return text
+
+
+def _too_deep() -> RequestError:
+    return RequestError(
+        f"{PARAMETER}: json is nested deeper than {MAX_SCHEMA_DEPTH} levels; use $defs or flatten "
+        "it",
+        PARAMETER,
+    )
+
+
+def _measure_depth(value: Any) -> int:
+    """How deep lists and mappings are nested, as far as the limit and one more."""
+    level, depth = [value], 0
+    while depth <= MAX_SCHEMA_DEPTH:
+        level = [
+            child
+            for each in level
+            if isinstance(each, Mapping | list | tuple)
+            for child in (each.values() if isinstance(each, Mapping) else each)
+        ]
+        if not level:
+            break
+        depth += 1
+    return depth
+
+
+def _check_size(name: str, text: str, most: int) -> None:
+    """Raise RequestError when a text has too many bytes."""
+    size = len(text.encode())
+    if size > most:
+        raise RequestError(
+            f"{PARAMETER}: {name} has {size} bytes; at most {most} are taken", PARAMETER
+        )
+
+
+def _to_choices(value: Any) -> tuple[str, ...] | None:
+    """Texts to choose from.   raises: RequestError"""
+    if value is None:
+        return None
+    if (
+        isinstance(value, str)
+        or not isinstance(value, Sequence)
+        or not 1 <= len(value) <= MAX_CHOICES
+        or not all(isinstance(text, str) and text for text in value)
+    ):
+        raise _wrong(f"choice must be a list of 1 to {MAX_CHOICES} texts that are not empty", value)
+    return tuple(value)
+
+
+def _to_regex(value: Any) -> str | None:
+    """A regular expression.   raises: RequestError"""
+    return _to_text("regex", value, MAX_REGEX_BYTES)
+
+
+def _to_grammar(value: Any) -> str | None:
+    """A context-free grammar.   raises: RequestError"""
+    return _to_text("grammar", value, MAX_SCHEMA_BYTES)
+
+
+def _to_text(name: str, value: Any, most: int) -> str | None:
+    """A text of at most so many bytes, or None.   raises: RequestError"""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise _wrong(f"{name} must be a text that is not empty", value)
+    try:
+        _check_size(name, value, most)
+    except UnicodeEncodeError:
+        raise _wrong(f"{name} holds characters that are not valid Unicode", value) from None
+    return value
+
+
+def _to_bool(value: Any) -> bool:
+    if value is None:
+        return False
+    if not isinstance(value, bool):
+        raise _wrong("json_object must be true or false", value)
+    return value
+
+
+@frozen(kw_only=True)
+class StructuredOutputsParams:
+    """The form that an answer must have; exactly one is given.
+
+    json: a JSON schema, as text or as a mapping; the answer has no white space between tokens
+    regex: a regular expression that matches the whole answer
+    choice: texts, one of which is the answer
+    grammar: a context-free grammar, in the syntax of the grammar plugin
+    json_object: any JSON object
+
+    raises: RequestError
+    """
+
+    json: str | None = field(default=None, converter=_to_schema)
+    regex: str | None = field(default=None, converter=_to_regex)
+    choice: tuple[str, ...] | None = field(default=None, converter=_to_choices)
+    grammar: str | None = field(default=None, converter=_to_grammar)
+    json_object: bool = field(default=False, converter=_to_bool)
+
+    def __attrs_post_init__(self) -> None:
+        given = [each.name for each in fields(type(self)) if getattr(self, each.name)]
+        if len(given) != 1:
+            names = ", ".join(each.name for each in fields(type(self)))
+            raise RequestError(
+                f"{PARAMETER} must have exactly one of {names}; "
+                f"got {' and '.join(given) or 'none'}",
+                PARAMETER,
+            )
+        _check_size(given[0], self.text, MAX_SCHEMA_BYTES)
+
+    @property
+    def kind(self) -> GrammarKind:
+        """How the form is given."""
+        if self.json is not None or self.json_object:
+            return GrammarKind.JSON_SCHEMA
+        if self.regex is not None:
+            return GrammarKind.REGEX
+        return GrammarKind.CHOICE if self.choice is not None else GrammarKind.GRAMMAR
+
+    @property
+    def text(self) -> str:
+        """The form as a grammar plugin reads it."""
+        if self.json_object:
+            return '{"type": "object"}'
+        if self.choice is not None:
+            return json.dumps(self.choice, ensure_ascii=False)
+        return self.json or self.regex or self.grammar or ""
+
+    def as_dict(self) -> dict[str, object]:
+        """The form that is given, under its name."""
+        return {
+            each.name: value for each in fields(type(self)) if (value := getattr(self, each.name))
+        }
+
+
+def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
+    """The parameters, given as such or as a mapping of their names.   raises: RequestError"""
+    if value is None or isinstance(value, StructuredOutputsParams):
+        return value
+    if not isinstance(value, Mapping):
+        raise _wrong("must be a StructuredOutputsParams or a mapping", value)
+    known = [each.name for each in fields(StructuredOutputsParams)]
+    for name in value:
+        if name not in known:
+            near = find_nearest_name(str(name), known)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+            raise RequestError(f"{PARAMETER} has no form {shorten(name)!r}; {hint}", PARAMETER)
+    return StructuredOutputsParams(**value)

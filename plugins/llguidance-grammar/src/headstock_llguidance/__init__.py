@@ -1,0 +1,7 @@
+"""The grammar plugin `llguidance`."""
+
+from __future__ import annotations
+
+from headstock_llguidance.plugin import spec
+
+__all__ = ["spec"]

@@ -1,0 +1,127 @@
+"""Grammars by llguidance: an Earley parser over a lexer of derivatives."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import llguidance
+import numpy as np
+from llguidance.gbnf_to_lark import any_to_lark
+
+from headstock.spi import CompiledGrammar, GrammarEngine, GrammarKind, Matcher, Vocabulary
+from headstock.spi.arrays import Ints
+from headstock_llguidance.options import LLGuidanceOptions
+
+_FEW = 4
+"""Up to so many masks one thread is as fast as several."""
+
+
+class LLMatcher(Matcher):
+    """Follows one answer."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+        self.check()
+
+    def check(self) -> None:
+        """Raise ValueError where the matcher has failed."""
+        # A failed matcher allows the tokens that end a text, so that it looks like an answer that
+        # is complete.
+        if self.matcher.is_error():
+            raise ValueError(_first_line(self.matcher.get_error()))
+
+    def fill_mask(self, mask: Ints) -> bool:
+        """See `Matcher.fill_mask`."""
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+        self.check()
+        return bool(self.matcher.is_accepting())
+
+    def advance(self, tokens: Ints) -> int:
+        """See `Matcher.advance`."""
+        return int(self.matcher.try_consume_tokens(tokens.tolist()))
+
+    def rollback(self, count: int) -> None:
+        """See `Matcher.rollback`."""
+        self.matcher.rollback(count)
+
+
+class LLGrammar(CompiledGrammar):
+    """A grammar, as a matcher before its first token."""
+
+    def __init__(self, matcher: llguidance.LLMatcher) -> None:
+        self.matcher = matcher
+
+    def start(self) -> LLMatcher:
+        """See `CompiledGrammar.start`."""
+        # A copy shares what the lexer has worked out; to compile again would begin anew.
+        return LLMatcher(self.matcher.deep_copy())
+
+
+class LLGuidanceEngine(GrammarEngine):
+    """Compiles grammars for the tokens of one tokenizer."""
+
+    def __init__(self, vocabulary: Vocabulary, options: LLGuidanceOptions) -> None:
+        self.options = options
+        self.tokenizer = llguidance.LLTokenizer(
+            vocabulary.tokenizer_file,
+            n_vocab=vocabulary.size,
+            eos_token=list(vocabulary.end_ids) or None,
+        )
+        # What is reached costs one request its answer. The defaults bound a mask to some tens of
+        # milliseconds; errors quote neither schema nor text of a user.
+        self.limits = llguidance.LLParserLimits(verbose_errors=False)
+        self.executor = (
+            None if options.threads == 1 else llguidance.LLExecutor(options.threads or None)
+        )
+
+    def compile(self, kind: GrammarKind, text: str) -> LLGrammar:
+        """See `GrammarEngine.compile`."""
+        grammar = self.write_grammar(kind, text)
+        matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=self.limits)
+        if matcher.is_error():
+            raise ValueError(_first_line(matcher.get_error()))
+        # It says in a warning what of a schema it would not do.
+        if warnings := matcher.get_grammar_warnings():
+            raise ValueError(_first_line("; ".join(warnings)))
+        return LLGrammar(matcher)
+
+    def write_grammar(self, kind: GrammarKind, text: str) -> str:
+        """Write the form as llguidance reads it.   raises: ValueError"""
+        match kind:
+            case GrammarKind.JSON_SCHEMA:
+                overrides: Any = {"whitespace_flexible": self.options.whitespace}
+                return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+            case GrammarKind.REGEX:
+                return llguidance.LLMatcher.grammar_from_regex(text)
+            case GrammarKind.CHOICE:
+                texts = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
+                return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
+            case GrammarKind.GRAMMAR:
+                return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+
+    def fill_masks(
+        self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
+    ) -> list[tuple[bool, ...] | ValueError]:
+        """See `GrammarEngine.fill_masks`; many answers without drafts by several threads."""
+        if self.executor is None or len(masks) <= _FEW or len(masks) > len(matchers):
+            return super().fill_masks(matchers, masks)
+        found = [each.matcher for each, _ in matchers if isinstance(each, LLMatcher)]
+        self.executor.unsafe_compute_mask_ptr(
+            [(matcher, i) for i, matcher in enumerate(found)],
+            masks.ctypes.data,
+            masks.shape[1] * masks.itemsize,
+            len(masks),
+        )
+        return [
+            ValueError(_first_line(matcher.get_error()))
+            if matcher.is_error()
+            else (bool(matcher.is_accepting()),)
+            for matcher in found
+        ]
+
+
+def _first_line(text: str) -> str:
+    """The first line of a message, which the others explain."""
+    return text.strip().splitlines()[0] if text.strip() else "llguidance gives no reason"

@@ -1,0 +1,55 @@
+"""Answers of the demo model: each one follows its schema, in every way an engine runs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from json_schemas import draw_schema
+from jsonschema import Draft202012Validator, FormatChecker
+
+from headstock import LLM, RequestOutput, SamplingParams
+
+PROMPTS = ("Once upon a time", "12 + 30 =", "Describe the city as JSON: ")
+
+
+def answer_schemas(seeds: range, **settings: Any) -> list[RequestOutput]:
+    """An answer for each schema, every third one greedy, beside requests without a form."""
+    prompts, params = [], []
+    for seed in seeds:
+        schema = draw_schema(seed)
+        warm = {} if seed % 3 == 0 else {"temperature": 1.0, "seed": seed}
+        prompts.append(PROMPTS[seed % len(PROMPTS)])
+        form = {"structured_outputs": {"json": schema}}
+        params.append(SamplingParams(**{"temperature": 0.0, "max_tokens": 400} | warm | form))
+    others = ["12 + 30 =", "47 + 38 ="]
+    plain = [SamplingParams(temperature=0.0, max_tokens=8)] * len(others)
+    with LLM("demo", num_pages=1024, max_running_requests=32, **settings) as llm:
+        found = llm.generate([*prompts, *others], [*params, *plain])
+    assert [each.outputs[0].text for each in found[len(prompts) :]] == [" 42.", " 85."]
+    return found[: len(prompts)]
+
+
+def check_answers(seeds: range, outputs: list[RequestOutput]) -> None:
+    """Raise AssertionError unless each answer is whole and follows its schema."""
+    for seed, output in zip(seeds, outputs, strict=True):
+        schema, answer = draw_schema(seed), output.outputs[0]
+        assert answer.finish_reason == "stop", (seed, schema, answer)
+        Draft202012Validator.check_schema(schema)
+        validator = Draft202012Validator(schema, format_checker=FormatChecker())
+        errors = list(validator.iter_errors(json.loads(answer.text)))
+        assert not errors, (seed, schema, answer.text, errors)
+
+
+def test_answers_follow_random_schemas() -> None:
+    seeds = range(12)
+    check_answers(seeds, answer_schemas(seeds, proposer="ngram"))
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("proposer", ["off", "ngram"])
+def test_two_hundred_random_schemas(proposer: str, overlap: bool) -> None:
+    seeds = range(200)
+    check_answers(seeds, answer_schemas(seeds, proposer=proposer, overlap=overlap))
