@@ -14,10 +14,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock import sampling_checks as limits
-from headstock.errors import RequestError
+from headstock import structured_outputs as forms
+from headstock.errors import NotSupported, RequestError
 from headstock.sampling_params import SamplingParams
+from headstock.structured_outputs import StructuredOutputsParams
 
 INT64 = 1 << 63
+
+
+def nested(depth: int) -> dict[str, Any]:
+    """A schema that is nested so deep."""
+    schema: dict[str, Any] = {}
+    for _ in range(depth - 1):
+        schema = {"items": schema}
+    return {"items": schema}
+
 
 EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("n", [1, 128], [0, 129, 1.0]),
@@ -38,6 +49,24 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("logit_bias", [None, {}, {0: -100, "7": 100.0}, dict.fromkeys(range(1024), 1.0)],
      [{0: -100.1}, {0: 100.1}, {-1: 0}, {"x": 0}, dict.fromkeys(range(1025), 1.0), [1]]),
     ("allowed_token_ids", [None, [0]], [[], [-1], [True]]),
+    ("user", [None, "", "x", "x" * 256], ["x" * 257, 5, "\ud800"]),
+    ("extra_args", [None, {}, {"a": [None, True, 1.5, "x", {"b": [INT64 - 1, -INT64]}]}],
+     [5, [], {1: 2}, {"a": INT64}, {"a": math.inf}, {"a": {1: 2}}, {"a": (1,)}, {"a": {"b": {1}}},
+      dict.fromkeys(map(str, range(65)), 1)]),
+    ("structured_outputs",
+     [None, StructuredOutputsParams(regex="a+"), {"json_object": True}, {"json": True},
+      {"json": '{"type": "object"}'}, {"json": {"a": "x" * (forms.MAX_SCHEMA_BYTES - 10)}},
+      {"json": nested(forms.MAX_SCHEMA_DEPTH)}, {"regex": "é" * (forms.MAX_REGEX_BYTES // 2)},
+      {"choice": ["x"] * forms.MAX_CHOICES}, {"grammar": "x" * forms.MAX_SCHEMA_BYTES}],
+     ["x", 5, {}, {"json": "{"}, {"json": "[1]"}, {"json": 5}, {"json": {"a": {1}}},
+      {"json": {"a": math.nan}}, {"json": {"a": "x" * forms.MAX_SCHEMA_BYTES}},
+      {"json": nested(forms.MAX_SCHEMA_DEPTH + 1)}, {"json": nested(5000)},
+      {"json": '{"a":' * 100_000 + "1" + "}" * 100_000}, {"json": {"a": "\ud800"}},
+      {"regex": ""}, {"regex": 5}, {"regex": "é" * (forms.MAX_REGEX_BYTES // 2) + "a"},
+      {"regex": "\ud800"}, {"choice": []}, {"choice": "ab"}, {"choice": [""]}, {"choice": [1]},
+      {"choice": ["x"] * (forms.MAX_CHOICES + 1)}, {"choice": ["x" * (forms.MAX_SCHEMA_BYTES)]},
+      {"grammar": "x" * (forms.MAX_SCHEMA_BYTES + 1)}, {"json_object": "yes"},
+      {"json_object": False}, {"regex": "a", "choice": ["a"]}, {"schema": {}}, {"jsn": {}}]),
 ]  # fmt: skip
 
 
@@ -207,3 +236,25 @@ def test_replace_suggests_the_parameter_that_was_meant() -> None:
 def test_limits_are_documented_values() -> None:
     assert (limits.MAX_N, limits.MAX_STOP_STRINGS, limits.MAX_STOP_LENGTH) == (128, 16, 128)
     assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
+
+
+def test_a_field_may_be_set_and_is_checked_and_converted() -> None:
+    params = SamplingParams(max_tokens=5)
+    params.temperature, params.stop, params.logit_bias = 0.5, "x", {"5": 1.0}
+    assert params == SamplingParams(max_tokens=5, temperature=0.5, stop=("x",), logit_bias={5: 1.0})
+    with pytest.raises(RequestError, match="temperature must be between 0 and 2"):
+        params.temperature = 3
+    assert params.temperature == 0.5
+    with pytest.raises(AttributeError):
+        params.max_token = 3  # type: ignore[attr-defined]
+    params.min_tokens = 9  # fine until it is used: max_tokens may be set next
+    with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(5\)"):
+        params.replace({})
+
+
+def test_parameters_of_vllm_that_are_not_here_say_so() -> None:
+    with pytest.raises(NotSupported, match="best_of is not supported; ask for n answers") as caught:
+        SamplingParams(best_of=2)  # type: ignore[call-arg]
+    assert caught.value.parameter == "best_of" and caught.value.exit_code == 2
+    with pytest.raises(NotSupported, match="bad_words is not supported"):
+        SamplingParams().replace({"bad_words": ["x"]})

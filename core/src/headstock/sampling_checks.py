@@ -25,6 +25,9 @@ MAX_LOGIT_BIAS: Final = 1024  # entries
 MAX_BIAS: Final = 100.0
 MAX_ALLOWED_TOKEN_IDS: Final = 1 << 18
 MAX_TOKEN_ID: Final = (1 << 31) - 1
+MAX_USER: Final = 256  # characters
+MAX_EXTRA_ARGS: Final = 64
+MAX_ARGUMENT_DEPTH: Final = 32
 MAX_COUNT: Final = (1 << 31) - 1  # tokens
 MIN_SEED: Final = -(1 << 63)
 MAX_SEED: Final = (1 << 63) - 1
@@ -91,6 +94,64 @@ class NumberCheck:
         outside = not is_real(value) or not self.low <= value <= self.high
         if outside or (self.above and value == self.low):
             raise make_parameter_error(attribute.name, self.rule, value)
+
+
+@frozen
+class TextCheck:
+    """A check for texts of at most `most` characters; None passes."""
+
+    most: int
+
+    def __call__(self, _: object, attribute: Attribute[Any], value: object) -> None:
+        if value is None:
+            return
+        # Half a surrogate pair cannot be written as UTF-8, so no recording could hold it.
+        if (
+            not isinstance(value, str)
+            or len(value) > self.most
+            or any("\ud800" <= each <= "\udfff" for each in value)
+        ):
+            rule = f"a text of at most {self.most} characters"
+            is_long = isinstance(value, str) and len(value) > self.most
+            got = f"{len(str(value))}" if is_long else value
+            raise make_parameter_error(attribute.name, rule, got)
+
+
+def check_extra_args(_: object, attribute: Attribute[Any], value: object) -> None:
+    """Raise RequestError unless `value` is None or names values that JSON can hold."""
+    if value is None:
+        return
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise make_parameter_error(attribute.name, "a mapping of names to values", value)
+    if len(value) > MAX_EXTRA_ARGS:
+        raise make_parameter_error(
+            attribute.name, f"at most {MAX_EXTRA_ARGS} entries", f"{len(value)}"
+        )
+    for key, entry in value.items():
+        if not _is_json(entry, MAX_ARGUMENT_DEPTH):
+            raise RequestError(
+                f"{attribute.name}[{shorten(key)!r}] must be a value of JSON: null, true, false, a "
+                "number of 64 bits, a text, a list or an object, at most "
+                f"{MAX_ARGUMENT_DEPTH} deep, got {shorten(entry)}",
+                parameter=attribute.name,
+            )
+
+
+def _is_json(value: object, depth: int) -> bool:
+    """Whether JSON can hold the value, and an engine in another process be sent it."""
+    if value is None or isinstance(value, bool | str):
+        return True
+    if isinstance(value, int):
+        return MIN_SEED <= value <= MAX_SEED
+    if isinstance(value, float):
+        return -MAX_FLOAT <= value <= MAX_FLOAT
+    if depth and isinstance(value, list):
+        return all(_is_json(each, depth - 1) for each in value)
+    if depth and isinstance(value, dict):
+        return all(
+            isinstance(key, str) and _is_json(each, depth - 1) for key, each in value.items()
+        )
+    return False
 
 
 def check_bool(_: object, attribute: Attribute[Any], value: object) -> None:
@@ -180,6 +241,11 @@ def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
 def to_optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
     """As `to_ids`, but None stays None: no restriction, which an empty list would not mean."""
     return None if value is None else to_ids(value)
+
+
+def to_arguments(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """A copy as a dict; None and other values pass, for the check to refuse."""
+    return dict(value) if isinstance(value, Mapping) else value
 
 
 def _to_int_key(key: Any) -> Any:

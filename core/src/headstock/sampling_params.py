@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
-from typing import ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar
 
-from attrs import evolve, field, fields, frozen
+from attrs import define, evolve, field, fields, setters
 
-from headstock.errors import RequestError, describe_type, find_nearest_name, shorten
+from headstock.errors import NotSupported, RequestError, describe_type, find_nearest_name, shorten
 from headstock.sampling_checks import (
     DEFAULT_MAX_TOKENS,
     MAX_ALLOWED_TOKEN_IDS,
@@ -23,20 +24,25 @@ from headstock.sampling_checks import (
     MAX_SEED,
     MAX_STOP_TOKEN_IDS,
     MAX_TEMPERATURE,
+    MAX_USER,
     MIN_REPETITION,
     MIN_SEED,
     IntegerCheck,
     NumberCheck,
+    TextCheck,
     TokenIdsCheck,
     check_bool,
+    check_extra_args,
     check_logit_bias,
     check_stop_strings,
     make_parameter_error,
+    to_arguments,
     to_bias,
     to_ids,
     to_optional_ids,
     to_strings,
 )
+from headstock.structured_outputs import StructuredOutputsParams, to_structured_outputs
 
 
 def _make_flag_metadata(
@@ -50,6 +56,20 @@ def _make_flag_metadata(
     return {"help": text, "default_text": default, "flag": flag, "aliases": aliases}
 
 
+FOREIGN: Mapping[str, str] = MappingProxyType(
+    {
+        "bad_words": "logit_bias forbids single tokens",
+        "best_of": "ask for n answers, and choose by cumulative_logprob",
+        "detokenize": "answers always have text; leave it out",
+        "guided_decoding": "give structured_outputs=StructuredOutputsParams(...)",
+        "output_kind": "LLM.generate gives whole answers, LLM.stream pieces",
+        "spaces_between_special_tokens": "leave it out",
+        "truncate_prompt_tokens": "shorten the prompt's token ids",
+        "use_beam_search": "sample n answers, and choose by cumulative_logprob",
+    }
+)
+"""Parameters of vLLM's that headstock lacks -> what to do in their place."""
+
 PENALTY = NumberCheck(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
 POSITIVE_OR_NONE = IntegerCheck(
     1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or none", optional=True
@@ -59,15 +79,17 @@ LOGPROBS = IntegerCheck(
 )
 
 
-@frozen(kw_only=True)
+@define(kw_only=True, unsafe_hash=True, on_setattr=[setters.convert, setters.validate])
 class SamplingParams:
-    """How one request is sampled.
+    """How one request is sampled. Fields may be set; a request keeps the values that it began with.
 
     - `temperature` 0 is greedy; `top_k` 0 or -1, `top_p` 1 and `min_p` 0 are off.
     - `max_tokens` None means up to the longest sequence that the engine holds. A larger number
       is cut to that, and the answer then ends with "length".
     - Of `n` answers, answer i is seeded with seed + i; without a seed the engine draws one.
+    - `user` says whose the request is, for schedulers. `extra_args` are for plugins that take them.
     - Stop strings are searched for in the text, once `min_tokens` are out.
+    - `structured_outputs` is a `StructuredOutputsParams`, or a mapping of its names.
     - `logprobs` and `prompt_logprobs` count the alternatives that are reported beside the token.
 
     raises: RequestError for an unknown name or a value out of range
@@ -209,6 +231,30 @@ class SamplingParams:
         validator=TokenIdsCheck(MAX_ALLOWED_TOKEN_IDS, empty=False),
         metadata=_make_flag_metadata("sample only from these tokens", "all"),
     )
+    user: str | None = field(
+        default=None,
+        validator=TextCheck(MAX_USER),
+        metadata=_make_flag_metadata("whose prompts these are, for schedulers", "nobody"),
+    )
+    extra_args: dict[str, Any] | None = field(
+        default=None,
+        converter=to_arguments,
+        validator=check_extra_args,
+        hash=False,
+        metadata=_make_flag_metadata(
+            "arguments for plugins that take some, as a JSON object", "none"
+        ),
+    )
+
+    structured_outputs: StructuredOutputsParams | None = field(
+        default=None,
+        converter=to_structured_outputs,
+        metadata=_make_flag_metadata(
+            'form of the answer, as JSON: {"json": SCHEMA}, {"regex": TEXT}, {"choice": [TEXT, '
+            '...]}, {"grammar": TEXT} or {"json_object": true}',
+            "any",
+        ),
+    )
 
     __signature__: ClassVar[inspect.Signature]
 
@@ -259,6 +305,10 @@ def _check_parameter_names(names: Iterable[object]) -> None:
     }
     by_name = parameters | aliases
     for name in names:
+        if name in FOREIGN:
+            raise NotSupported(
+                f"the sampling parameter {name} is not supported; {FOREIGN[str(name)]}", str(name)
+            )
         if name not in parameters:
             near = find_nearest_name(str(name), by_name)
             hint = (

@@ -49,7 +49,7 @@ def tables_of(seed: int) -> tuple[Buffers, SamplingTable, DeviceTables]:
         tokens=torch.from_numpy(rng.integers(0, VOCAB, (ROWS + 1, MAX_LEN + 1))),
     )
     sampling = SamplingTable(ROWS + 1, VOCAB)
-    return buffers, sampling, DeviceTables(buffers, sampling.columns)
+    return buffers, sampling, DeviceTables(buffers, sampling)
 
 
 def plan_of(rows: list[int], starts: list[int], counts: list[int], num_decode: int) -> Plan:

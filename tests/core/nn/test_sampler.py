@@ -77,6 +77,28 @@ def test_nucleus_equals_brute_force(rows: list[tuple[list[float], int, float]]) 
         assert found[index][list(tokens)].tolist() == logits[index][list(tokens)].tolist()
 
 
+@pytest.mark.parametrize("vocab", [1, 31, 32, 33, 1000])
+def test_a_mask_bans_the_tokens_whose_bit_is_not_set(vocab: int) -> None:
+    allowed = np.random.default_rng(vocab).random((3, vocab)) < 0.4
+    allowed[0] = True
+    words = -(-vocab // 32)
+    bits = np.ones((3, words * 32), bool)  # those past the vocabulary mean nothing
+    bits[:, :vocab] = allowed
+    mask = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
+    logits = torch.from_numpy(np.random.default_rng(1).normal(size=(3, vocab))).float()
+
+    found = draw(logits, mask=mask, top_logprobs=0)
+
+    wanted = np.where(allowed, logits.numpy(), -np.inf)
+    healthy = allowed.any(1)
+    assert found.healthy.tolist() == healthy.tolist()
+    assert found.tokens.numpy()[healthy].tolist() == wanted.argmax(1)[healthy].tolist()
+    # The model's own, before the mask.
+    assert found.logprobs is not None
+    likely = logits.log_softmax(-1).gather(1, found.tokens[:, None])[:, 0]
+    assert torch.equal(found.logprobs, likely)
+
+
 @given(ROW, st.integers(1, VOCAB), st.floats(1 / 64, 1, width=32))
 def test_top_k_and_top_p_alone(row: list[float], top_k: int, top_p: float) -> None:
     logits = torch.tensor([row])

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import attention_cases as cases
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstock.conformance import attention as cases
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import AttentionStep, Phase

@@ -64,7 +64,7 @@ class Device:
         )
 
     def assemble(self) -> AssembledExecutor:
-        parts: Any = {"executor": None, "sampling": None}
+        parts: Any = {"executor": None, "sampling": None, "watch": None}
         return AssembledExecutor(runner=self, device=torch.device("cpu"), **parts)
 
 

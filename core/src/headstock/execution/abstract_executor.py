@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from headstock.scheduler import Plan
 from headstock.spi import Sample
+
+NO_REASONS: Mapping[int, str] = MappingProxyType({})
 
 
 class Pending(ABC):
     """A step that has been launched.
 
     is_replayed: it replays a graph, known once it has been waited for
+    reasons: by row, what is wrong with it, of unhealthy rows; known as late, and only where debug
+        flags look for it
     """
 
     is_replayed: bool = False
+    reasons: Mapping[int, str] = NO_REASONS
 
     @abstractmethod
     def wait(self) -> Sample:

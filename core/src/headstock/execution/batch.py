@@ -13,12 +13,14 @@ from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.row_tables import flatten_tokens, make_attention_step, make_batch
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
+from headstock.scheduler.row_counters import read_only
 from headstock.spi import (
     AttendInto,
     AttentionStep,
     Batch,
     DecodeStep,
     Phase,
+    Pooling,
     PrefixGroups,
     PromptStep,
 )
@@ -35,11 +37,15 @@ class StepTensors:
 
 
 def make_step(
-    plan: Plan, buffers: Buffers, sampling: SamplingTable, groups: PrefixGroups | None = None
+    plan: Plan,
+    buffers: Buffers,
+    sampling: SamplingTable,
+    groups: PrefixGroups | None = None,
+    pooling: Pooling | None = None,
 ) -> StepTensors:
     """Make the tensors of a plan that `buffers` have applied.
 
-    groups: of the plan's decode rows
+    groups: of the plan's decode rows    pooling: of the plan's rows that pool
     """
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
@@ -67,6 +73,7 @@ def make_step(
         max_query_len=int(counts.max()),
         logit_indices=None if is_all_scored else more[-1],
         sampling=sampling.make_sampling(tokens[0][logits], tokens[1][logits], buffers),
+        pooling=pooling,
         by_numpy=buffers.device.type == "cpu",
     )
     decode, extend = _make_attention_steps(plan, buffers, groups, step_rows)
@@ -86,7 +93,8 @@ def make_decode_step(
         or int(plan.samples.sum()) != count
     ):
         return None
-    rows, positions = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
+    rows = read_only(plan.rows.astype(np.int64))
+    positions = read_only(plan.starts.astype(np.int64))
     return DecodeStep(
         row_ids=rows,
         starts=positions,
@@ -96,6 +104,7 @@ def make_decode_step(
         kind=sampling.select_kind(rows, positions, buffers),
         sampling=lambda: sampling.make_sampling(rows, positions, buffers),
         groups=groups,
+        prepare_sampling=lambda: sampling.masks.write(buffers),
     )
 
 
@@ -117,7 +126,9 @@ def make_prompt_step(
     most = plan.num_drafts + 1 if len(plan.num_drafts) else 1
     if plan.num_decode == len(plan.rows) or (plan.num_logits != most).any():
         return None
-    rows, starts, stops = (array.astype(np.int64) for array in (plan.rows, plan.starts, plan.stops))
+    rows, starts, stops = (
+        read_only(array.astype(np.int64)) for array in (plan.rows, plan.starts, plan.stops)
+    )
     logit_rows, scored = rows, stops - 1
     if len(plan.num_drafts):
         logit_rows, scored = flatten_tokens(
@@ -128,10 +139,11 @@ def make_prompt_step(
         row_ids=rows,
         starts=starts,
         stops=stops,
-        is_sampled=plan.samples > 0,
-        num_logits=plan.num_logits if len(plan.num_drafts) else None,
+        is_sampled=read_only(plan.samples > 0),
+        num_logits=read_only(plan.num_logits.view()) if len(plan.num_drafts) else None,
         kind=sampling.select_kind(logit_rows, scored, buffers),
         sampling=lambda: sampling.make_sampling(logit_rows, scored, buffers),
+        prepare_sampling=lambda: sampling.masks.write(buffers),
         # A function, because the runner may launch work before the host plans attention; a whole
         # graph needs no such plan at all.
         attention=lambda: plan_attention(*_make_attention_steps(plan, buffers, groups)),
@@ -193,14 +205,15 @@ def _make_attention_step(
     """
     if rows is None:
         rows, _ = _upload_rows(plan, buffers, part)
-    stops = plan.stops[part]
+    # A view of its own, so that core's array stays writeable: torch copies others at an upload.
+    stops = read_only(plan.stops[part])
     return make_attention_step(
         buffers,
         phase,
         row_ids=rows.row_ids,
         query_start=rows.query_start,
         context_lens=rows.context_lens,
-        host_query_lens=stops - plan.starts[part],
+        host_query_lens=read_only(stops - plan.starts[part]),
         host_context_lens=stops,
         by_numpy=buffers.device.type == "cpu",
     )
@@ -213,8 +226,9 @@ def _find_logit_indices(plan: Plan, ends: Ints) -> Ints:
     returns: [n] int64
     """
     counts = plan.num_logits.astype(np.int64)
-    # Nearly every plan: each row is scored at least once, so that NaN shows at once
-    # (docs/decisions/0011-scored-chunks.md), and more often only for drafts and prompt logprobs.
+    # Nearly every plan: each row is scored once at least, so that NaN shows at once
+    # (docs/decisions/0011-scored-chunks.md), more often only for drafts and prompt logprobs, and
+    # not at all where it pools.
     if (counts == 1).all():
         return ends.astype(np.int64) - 1
     logit_ends = np.cumsum(counts)

@@ -10,13 +10,16 @@ import torch
 from attrs import fields_dict, frozen
 from torch import Tensor
 
-from headstock.execution.abstract_executor import Executor, Pending
+from headstock.errors import PluginBroken, describe_type
+from headstock.execution.abstract_executor import NO_REASONS, Executor, Pending
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
+from headstock.execution.pooling import PoolingTable, find_pooled_health
 from headstock.execution.prefix_tracker import PrefixTracker, sort_decode_rows
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.step_watch import StepWatch
 from headstock.execution.verification import (
     find_verified,
     list_stored_samples,
@@ -42,6 +45,7 @@ class LaunchedStep(Pending):
     plan: Plan
     order: Ints | None
     is_replayed: bool
+    reasons: Mapping[int, str]
 
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
@@ -50,17 +54,26 @@ class LaunchedStep(Pending):
             sample = _restore_order(sample, self.order)
         # The host learns of unhealthy rows only here: a look at the launch would wait for the
         # device. Meanwhile the next step may have changed the tables, so this step's are used.
-        if not sample.healthy.all():
-            logit_rows = np.repeat(self.plan.rows.astype(np.int64), self.plan.num_logits)
-            unhealthy = ~sample.healthy.numpy()
-            self.buffers.zero_non_finite(np.unique(logit_rows[unhealthy]), self.page_tables)
+        is_pooled_healthy = find_pooled_health(sample)
+        if not (sample.healthy.all() and is_pooled_healthy.all()):
+            rows = self.plan.rows.astype(np.int64)
+            logit_rows = np.repeat(rows, self.plan.num_logits)[~sample.healthy.numpy()]
+            pooled_rows = rows[self.plan.pooled_rows][~is_pooled_healthy]
+            unhealthy = np.unique(np.concatenate((logit_rows, pooled_rows)))
+            self.buffers.zero_non_finite(unhealthy, self.page_tables)
         return sample
+
+
+def _describe_sample(sample: object) -> str:
+    """What a runner returned, for errors."""
+    return f"{len(sample.tokens)} tokens" if isinstance(sample, Sample) else describe_type(sample)
 
 
 def _restore_order(sample: Sample, order: Ints) -> Sample:
     """Return the sampled positions in this order, those that it leaves out dropped."""
-    tensors = {name: getattr(sample, name) for name in fields_dict(Sample)}
-    return Sample(**{name: tensor[order] for name, tensor in tensors.items() if tensor is not None})
+    tensors = {name: getattr(sample, name) for name in fields_dict(Sample) if name != "pooled"}
+    ordered = {name: tensor[order] for name, tensor in tensors.items() if tensor is not None}
+    return Sample(**ordered, pooled=sample.pooled)
 
 
 class LocalExecutor(Executor):
@@ -75,15 +88,19 @@ class LocalExecutor(Executor):
         *,
         buffers: Buffers,
         sampling: SamplingTable,
+        pooling: PoolingTable,
         runner: Runner,
         router: PhaseRouter,
         tracker: PrefixTracker | None = None,
         max_drafts: int = 0,
+        watch: StepWatch | None = None,
     ) -> None:
+        self.watch = watch
         self.tracker = tracker
         self.max_drafts = max_drafts
         self.buffers = buffers
         self.sampling = sampling
+        self.pooling = pooling
         self.runner = runner
         self.router = router
         # Plans that the tables do not contain yet, with the tokens of their new rows.
@@ -92,12 +109,16 @@ class LocalExecutor(Executor):
     @torch.inference_mode()
     def execute(self, plan: Plan, new_rows: Mapping[int, RequestState]) -> LaunchedStep:
         """Launch `plan`; `new_rows` are the requests that it admits, by row."""
+        if self.watch is not None:
+            self.watch.begin(plan)
         with self._nvtx_range(plan):
             tokens = {row: entry.tokens for row, entry in new_rows.items()}
             self.pending_plans.append((plan, tokens))
             self._apply_pending_plans()
             for row, entry in new_rows.items():
                 self.sampling.write_row(row, entry.request)
+                self.pooling.write_row(row, entry.request)
+            self.sampling.masks.plan(plan, self.buffers)
             if len(plan.drafts):
                 return self._launch_verification(plan)
             grouped = self.tracker.group_plan(plan) if self.tracker is not None else None
@@ -165,8 +186,20 @@ class LocalExecutor(Executor):
 
     def _run_batch(self, plan: Plan, groups: PrefixGroups | None) -> Sample:
         """Run the plan as a batch of its own."""
-        step = make_step(plan, self.buffers, self.sampling, groups)
+        pooling = self.pooling.make_pooling(plan, self.buffers)
+        step = make_step(plan, self.buffers, self.sampling, groups, pooling)
         sample = self.runner.run(step.batch, self.router.attend(step))
+        is_short = isinstance(sample, Sample) and len(sample.tokens) < len(plan.rows)
+        if not isinstance(sample, Sample) or (
+            # Rows that are pooled are not scored.
+            is_short and len(sample.tokens) < int(plan.num_logits.sum())
+        ):
+            runner = type(self.runner)
+            raise PluginBroken(
+                f"the runner {runner.__module__}.{runner.__qualname__} returned "
+                f"{_describe_sample(sample)} for {len(plan.rows)} rows; wanted a token for each"
+            )
+        self.pooling.check_pooled(plan, sample)
         is_sampled = plan.samples > 0
         if is_sampled.any():
             if len(plan.drafts):
@@ -186,6 +219,14 @@ class LocalExecutor(Executor):
         self, sample: Sample, is_replayed: bool, plan: Plan, order: Ints | None
     ) -> LaunchedStep:
         """Queue the sample's copies to the host right behind the step."""
+        if self.sampling.masks.pending is not None:
+            raise PluginBroken(
+                f"the runner {type(self.runner).__name__} sampled before prepare_sampling() was "
+                "called; report it to its author or use --runner eager"
+            )
+        reasons: Mapping[int, str] = NO_REASONS
+        if self.watch is not None:
+            reasons = self.watch.judge(sample, plan, is_replayed=is_replayed)
         return LaunchedStep(
             readback=Readback(sample, self.buffers.device),
             buffers=self.buffers,
@@ -195,6 +236,7 @@ class LocalExecutor(Executor):
             plan=plan,
             order=order,
             is_replayed=is_replayed,
+            reasons=reasons,
         )
 
     def close(self) -> None:
@@ -205,5 +247,7 @@ class LocalExecutor(Executor):
         for name in ("runner", "router"):
             if name in attributes:
                 attributes.pop(name).close()
-        for name in ("buffers", "sampling", "tracker"):
+        if attributes.get("watch") is not None:
+            attributes.pop("watch").close()
+        for name in ("buffers", "sampling", "pooling", "tracker"):
             attributes.pop(name, None)

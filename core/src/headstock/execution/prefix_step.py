@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers
+from headstock.scheduler.row_counters import read_only
 from headstock.spi import MAX_PREFIX_GROUPS, AttentionStep, Phase, PrefixGroups, SharedPrefixes
 from headstock.spi.arrays import Ints
 
@@ -85,7 +86,7 @@ def share_prefixes(
     host = HostPrefixes(
         query_lens=groups.counts,
         context_lens=groups.lens,
-        rest_lens=step.host_context_lens - shared,
+        rest_lens=read_only(step.host_context_lens - shared),
     )
     group_starts, shared_lens = buffers.to_device_packed(starts, shared)
     return split_step(step, group_starts, shared_lens, host, buffers.page_size)

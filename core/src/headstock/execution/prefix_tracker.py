@@ -9,6 +9,7 @@ from attrs import evolve, frozen
 
 from headstock.execution.shared_prefix import RowGroups, group_rows
 from headstock.scheduler import Plan
+from headstock.scheduler.row_counters import read_only
 from headstock.spi import MAX_PREFIX_GROUPS, KVGroup, PrefixGroups
 from headstock.spi.arrays import Ints
 
@@ -127,8 +128,8 @@ def _to_grouped(found: RowGroups, page_size: int) -> GroupedRows:
     place[found.order] = np.arange(len(place))
     return GroupedRows(
         groups=PrefixGroups(
-            counts=found.counts.astype(np.int32),
-            lens=(found.num_pages * page_size).astype(np.int32),
+            counts=read_only(found.counts.astype(np.int32)),
+            lens=read_only((found.num_pages * page_size).astype(np.int32)),
         ),
         num_saved_tokens=found.num_saved_pages * page_size,
         order=found.order,

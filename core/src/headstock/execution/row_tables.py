@@ -5,7 +5,6 @@ Core constructs these records here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from headstock.spi import (
     AttentionStep,
     Batch,
     Phase,
+    Pooling,
     PrefixGroups,
     PrefixInputs,
     PromptInputs,
@@ -29,7 +29,7 @@ from headstock.spi import (
 from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
-    from headstock.execution.sampling_inputs import DeviceColumns
+    from headstock.execution.sampling_inputs import SamplingTable
 
 
 def make_batch(
@@ -44,6 +44,7 @@ def make_batch(
     logit_indices: Tensor | None,
     sampling: Sampling,
     by_numpy: bool,
+    pooling: Pooling | None = None,
 ) -> Batch:
     """Make the batch of these rows and tokens; what the arguments leave out is looked up.
 
@@ -65,6 +66,7 @@ def make_batch(
         pools=buffers.pools,
         logit_indices=logit_indices,
         sampling=sampling,
+        pooling=pooling,
     )
 
 
@@ -163,20 +165,13 @@ def make_attention_step(
 class DeviceTables(RowTables):
     """The row tables of a device: its buffers and its columns of sampling settings."""
 
-    def __init__(self, buffers: Buffers, columns: DeviceColumns) -> None:
+    def __init__(self, buffers: Buffers, sampling: SamplingTable) -> None:
         self.buffers = buffers
+        self.sampling_table = sampling
         # 0, 1, 2, ..., made once: a graph would else make it in every replay.
         self.counts = torch.arange(
             len(buffers.tokens) + 1, dtype=torch.int32, device=buffers.device
         )
-        temperature, top_p, min_p = columns.floats
-        top_k, self.seeds = columns.integers
-        self.settings: Mapping[str, Any] = {
-            "temperature": temperature,
-            "top_p": top_p,
-            "min_p": min_p,
-            "top_k": top_k,
-        }
 
     @property
     def device(self) -> torch.device:
@@ -263,11 +258,7 @@ class DeviceTables(RowTables):
 
     def sampling(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
         """Select the columns that `kind` names, for the tokens that come to these positions."""
-        # Greedy rows skip the noise over the vocabulary.
-        if not kind:
-            return Sampling()
-        columns = {name: self.settings[name][row_ids] for name in sorted(kind)}
-        return Sampling(**columns, seeds=self.seeds[row_ids], positions=positions)
+        return self.sampling_table.gather(row_ids, positions, kind)
 
     def keep(self, row_ids: Tensor, positions: Tensor, sample: Sample) -> None:
         """Write the sampled tokens to the token table.   writes: the token table"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,8 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.execution.logit_rules import LogitRules, make_logit_tables
+from headstock.execution.processor_columns import ProcessorColumns
+from headstock.execution.token_masks import MASK, MaskSource, TokenMasks
 from headstock.scheduler import Request
-from headstock.spi import Sampling
+from headstock.spi import LogitsProcessor, Sampling
 from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
@@ -50,20 +53,45 @@ class DeviceColumns:
         integers[0] = vocab
         return cls(neutral, integers)
 
+    def gather(self, rows: Tensor, kind: frozenset[str]) -> dict[str, Tensor]:
+        """Gather the settings that `kind` names, and with a temperature the seeds.
+
+        rows: [n] int64
+        """
+        temperature, top_p, min_p = self.floats
+        top_k, seeds = self.integers
+        columns = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}
+        found = {name: columns[name][rows] for name in sorted(kind & columns.keys())}
+        return found | {"seeds": seeds[rows]} if "temperature" in kind else found
+
 
 class SamplingTable:
     """The settings by row; a row is written when a request is admitted to it.
 
     columns: on the device; those of `stale_rows` are not uploaded yet
     logit_rules, rules_end: a row's rules, and the length from which they do nothing
+    processors: what rows give logits processors
+    masks: the tokens that rows may sample, where their answers have a form
     """
 
-    def __init__(self, rows: int, vocab: int, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        rows: int,
+        vocab: int,
+        device: torch.device | str = "cpu",
+        processors: Sequence[LogitsProcessor] = (),
+        masks: MaskSource | None = None,
+        max_drafts: int = 0,
+    ) -> None:
         self.vocab = vocab
         self.neutral = np.array(list(_NEUTRAL_VALUES.values()), np.float32)
         self.floats = self.neutral[:, None].repeat(rows, 1)
         self.active = np.zeros(self.floats.shape, bool)
         self.columns = DeviceColumns.make_greedy(rows, vocab, torch.device(device))
+        self.processors = ProcessorColumns(processors, rows, torch.device(device))
+        self.masks = TokenMasks(
+            masks, rows=rows, places=max_drafts + 1, vocab=vocab, device=torch.device(device)
+        )
         self.stale_rows: set[int] = set()
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
@@ -72,6 +100,11 @@ class SamplingTable:
         self.has_prompt_logprobs = np.zeros(rows, bool)
         self.logit_rules: dict[int, LogitRules] = {}
         self.rules_end = np.zeros(rows, np.int64)
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """What a kind of sampling may name beside settings."""
+        return self.processors.rules | self.masks.rules
 
     def write_row(self, row: int, request: Request) -> None:
         """Write the request's settings to its row."""
@@ -99,16 +132,21 @@ class SamplingTable:
             self.logit_rules[row] = rules
         else:
             self.logit_rules.pop(row, None)
+        self.processors.write_row(row, request.processor_values, is_greedy=params.temperature == 0)
+        self.masks.clear_row(row)
         # Only replayed steps read the columns, so the upload waits for one and takes all rows
         # together.
         self.stale_rows.add(row)
 
-    def select_kind(self, rows: Ints, positions: Ints, buffers: Buffers) -> frozenset[str] | None:
+    def select_kind(
+        self, rows: Ints, positions: Ints, buffers: Buffers, places: Ints | None = None
+    ) -> frozenset[str] | None:
         """Select the device's columns that matter for these rows, and upload what is stale.
 
         None when sampling needs more than columns: a captured graph reads these alone.
 
-        rows, positions: [n] int64
+        rows, positions: [n] int64, of each logit
+        places: [n] int64, where these are among the logits of a replay; None for the same places
         writes: columns
         """
         used = {
@@ -129,11 +167,32 @@ class SamplingTable:
             self.columns.floats[:, at] = floats
             self.columns.integers[:, at] = integers
             self.stale_rows.clear()
+        more = self.processors.select_kind(rows, buffers, places)
+        if self.masks.is_active:
+            more |= {MASK}
         # Without a temperature the other columns change nothing. A kind of their own would make
         # noise over the whole vocabulary for rows that are greedy.
         if "temperature" not in used:
-            return frozenset()
-        return frozenset(used | ({"top_k"} if (self.top_k[rows] < self.vocab).any() else set()))
+            return more
+        top_k = {"top_k"} if (self.top_k[rows] < self.vocab).any() else set()
+        return more | used | top_k
+
+    def gather(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
+        """Gather the settings that `kind` names, for the tokens that come to these positions.
+
+        A graph may capture it.
+        row_ids, positions: [n] int64
+        """
+        # Greedy rows skip the noise over the vocabulary.
+        if not kind:
+            return Sampling()
+        columns: dict[str, Any] = self.columns.gather(row_ids, kind)
+        return Sampling(
+            **columns,
+            positions=positions,
+            mask=self.masks.gather(row_ids, positions, kind),
+            processing=self.processors.gather(row_ids, kind),
+        )
 
     def _active_rules(self, rows: Ints, positions: Ints) -> list[tuple[int, int, LogitRules]]:
         """Find the logits with rules, with the length of their row and its rules.
@@ -184,6 +243,15 @@ class SamplingTable:
             )
         if rules := self._active_rules(rows, positions):
             used |= make_logit_tables(rules, (len(rows), self.vocab), buffers)
+        if self.masks.is_active:
+            # Within a prompt any token may follow; the last row of the tables is padding.
+            is_output = positions + 1 >= self.prompt_lens[rows]
+            free_row = len(self.top_k) - 1
+            masked = np.where(is_output, rows, free_row)
+            used["mask"] = self.masks.make_mask(masked, positions + 1, buffers)
+        if processing := self.processors.make_processing(rows, buffers):
+            used["processing"] = processing
+            used.setdefault("positions", buffers.to_device(positions + 1))
         if self.has_prompt_logprobs[rows].any():
             used["targets"] = self._logprob_targets(rows, positions, buffers)
         return Sampling(**used, top_logprobs=int(self.logprobs[rows].max(initial=-1)))

@@ -13,12 +13,13 @@ from headstock.spi import Sample
 class QueuedStep(Pending):
     """A step that was handed to the thread."""
 
-    def __init__(self, future: Future[tuple[Sample, bool]]) -> None:
+    def __init__(self, future: Future[tuple[Sample, Pending]]) -> None:
         self.future = future
 
     def wait(self) -> Sample:
         """Wait for the sample; raises what the step raised."""
-        sample, self.is_replayed = self.future.result()
+        sample, step = self.future.result()
+        self.is_replayed, self.reasons = step.is_replayed, step.reasons
         return sample
 
 
@@ -37,12 +38,12 @@ class ThreadedExecutor(Executor):
         """Queue `plan` behind the earlier ones."""
         return QueuedStep(self.thread.submit(self._run, plan, new_rows))
 
-    def _run(self, plan: Any, new_rows: Mapping[int, Any]) -> tuple[Sample, bool]:
-        """Run one plan to its end, on the thread; return its sample and whether it was replayed."""
+    def _run(self, plan: Any, new_rows: Mapping[int, Any]) -> tuple[Sample, Pending]:
+        """Run one plan to its end, on the thread; return its sample and the step."""
         # The wait is part of the step: it cleans the pages of failed rows by the page tables, which
         # the next plan changes when it is executed.
         pending = self.inner.execute(plan, new_rows)
-        return pending.wait(), pending.is_replayed
+        return pending.wait(), pending
 
     def close(self) -> None:
         """Finish the queue and free the device."""

@@ -8,6 +8,7 @@ from headstock.execution.buffers import Buffers
 from headstock.execution.row_tables import flatten_tokens
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
+from headstock.scheduler.row_counters import read_only
 from headstock.spi import DecodeStep
 from headstock.spi.arrays import Ints
 
@@ -19,7 +20,8 @@ def make_verify_step(
 
     Each row must compute one token and its drafts. Rows with fewer drafts are padded behind them.
     """
-    rows, starts = plan.rows.astype(np.int64), plan.starts.astype(np.int64)
+    rows = read_only(plan.rows.astype(np.int64))
+    starts = read_only(plan.starts.astype(np.int64))
     counts = plan.num_drafts + 1
     if (plan.stops - plan.starts != counts).any() or (plan.num_logits != counts).any():
         return None
@@ -38,8 +40,9 @@ def make_verify_step(
         row_ids=rows,
         starts=starts,
         query_len=query_len,
-        kind=sampling.select_kind(*scored, buffers),
+        kind=sampling.select_kind(*scored, buffers, find_verified(plan, query_len)),
         sampling=lambda: sampling.make_sampling(padded_rows, padded, buffers),
+        prepare_sampling=lambda: sampling.masks.write(buffers),
     )
 
 

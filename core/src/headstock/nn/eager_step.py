@@ -6,15 +6,28 @@ import attrs
 import torch
 from torch import Tensor
 
+from headstock.nn.pooling import pool_hidden
 from headstock.spi import Attend, Batch, Program, Sample, Sampling
 
 
 def run_eager_step(program: Program, batch: Batch, attend: Attend) -> Sample:
     """What the batch's logit positions sample.   writes: batch.pools"""
     hidden = program.model.forward(program.params, program.config, batch, attend, program.ops)
+    if batch.pooling is not None:
+        pooled = pool_hidden(hidden, batch, batch.pooling)
+        return attrs.evolve(_score_batch(program, hidden, batch), pooled=pooled)
+    return _score_batch(program, hidden, batch)
+
+
+def _score_batch(program: Program, hidden: Tensor, batch: Batch) -> Sample:
+    """What the batch's logit positions sample; there may be none of them where rows pool."""
     # Before the head: most tokens of a prompt need no logits.
     if batch.logit_indices is not None:
         hidden = hidden[batch.logit_indices]
+    # Operations need not serve a batch of nothing.
+    if not len(hidden):
+        tokens = torch.zeros(0, dtype=torch.int64, device=hidden.device)
+        return Sample(tokens=tokens, healthy=tokens.bool())
     return score_and_sample(program, hidden, batch.sampling)
 
 

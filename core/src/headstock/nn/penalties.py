@@ -1,4 +1,4 @@
-"""Rules on logits: bans, biases, and penalties on tokens that a request has already seen.
+"""Rules on logits: masks, bans, biases, and penalties on tokens that a request has already seen.
 
 The repetition penalty is that of Keskar et al. 2019 (arXiv 1909.05858).
 """
@@ -14,12 +14,14 @@ from headstock.spi import Sampling
 
 
 def apply_logit_rules_(logits: Tensor, sampling: Sampling) -> None:
-    """Apply bans, biases and penalties, in this order, as far as they are not None.
+    """Apply mask, bans, biases and penalties, in this order, as far as they are not None.
 
     Repetition counts prompt and output, the other penalties output alone.
 
     writes: logits [n, vocab] float32
     """
+    if sampling.mask is not None:
+        logits.masked_fill_(_unpack_banned(sampling.mask, logits.shape[1]), -math.inf)
     if sampling.banned is not None:
         logits.masked_fill_(sampling.banned, -math.inf)
     if sampling.bias is not None:
@@ -52,3 +54,15 @@ def token_counts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:
     seen = torch.zeros_like(logits).scatter_add_(1, tokens, is_token.to(logits.dtype)) > 0
     counts = torch.zeros_like(logits).scatter_add_(1, tokens, output.to(logits.dtype))
     return seen, counts
+
+
+def _unpack_banned(mask: Tensor, vocab: int) -> Tensor:
+    """The tokens that a mask does not allow.
+
+    mask: [n, words] int32, as `Sampling.mask`    returns: [n, vocab] bool
+    """
+    # By bytes and a table: to shift each word by 0 to 31 would take eight times the memory.
+    values = torch.arange(256, device=mask.device, dtype=torch.int32)[:, None]
+    table = (values >> torch.arange(8, device=mask.device, dtype=torch.int32)) & 1 == 0
+    places = mask.contiguous().view(torch.uint8).flatten().int()
+    return table.index_select(0, places).view(len(mask), -1)[:, :vocab]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
+from attrs import evolve
 from torch import Tensor
 
+from headstock.errors import PluginBroken, shorten
 from headstock.nn.noise import gumbel
 from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
-from headstock.spi import Sample, Sampling
+from headstock.spi import LogitsProcessor, Processing, Sample, Sampling
 
 COLDEST = 1e-6
 """The lowest temperature that is divided by; below it, a float32 softmax is a single token."""
@@ -17,27 +21,37 @@ COLDEST = 1e-6
 def sample(logits: Tensor, sampling: Sampling) -> Sample:
     """Sample one token a row.
 
-    The order is: bans, bias, penalties, temperature, min-p, top-k and top-p, Gumbel noise, arg-max.
+    The order is: mask, bans, bias, penalties, processors that change the arg-max, temperature,
+    other processors, min-p, top-k and top-p, Gumbel noise, arg-max.
 
     Temperature 0 takes the best token, the lowest id of equals. Log-probabilities are those of the
     logits as given.
     logits: [n, vocab] float32
     writes: logits
     """
+    if sampling.processing is not None:
+        return sample_processed(logits, sampling, sampling.processing, sample)
     # Before the rules: the log-probabilities are those of the model.
     logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    apply_logit_rules_(logits, sampling)
-    scores = (
-        logits
-        if sampling.temperature is None
-        else gumbel_scores(logits, sampling.temperature, sampling)
-    )
+    scores = score_tokens(logits, sampling)
     # NaN wins every maximum, so a row is healthy exactly when its maximum is a number.
     best, tokens = scores.max(-1)
     healthy = best.isfinite()
     if logprobs is None:
         return Sample(tokens=tokens, healthy=healthy)
     return attach_logprobs(tokens, healthy, logprobs, sampling)
+
+
+def score_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
+    """Scores whose arg-max is the sampled token.
+
+    logits, result: [n, vocab] float32
+    writes: logits
+    """
+    apply_logit_rules_(logits, sampling)
+    if sampling.temperature is None:
+        return logits
+    return gumbel_scores(logits, sampling.temperature, sampling)
 
 
 def gumbel_scores(
@@ -57,17 +71,127 @@ def gumbel_scores(
     assert sampling.seeds is not None
     assert sampling.positions is not None
     warm = temperature > 0
-    divisor = temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
-    # Less the maximum first, so that no quotient overflows upwards.
-    if highest is None:
-        highest = logits.amax(-1, keepdim=True)
-    scores = (logits - highest).div_(divisor[:, None])
+    scores = _divide_by_temperature(logits, temperature, highest)
     if sampling.min_p is not None:
         scores = apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
         scores = apply_top_k_top_p(scores, sampling.top_k, sampling.top_p)
     noise = gumbel(sampling.seeds, sampling.positions, logits.shape[-1], offset)
     return noise.mul_(warm[:, None]).add_(scores)
+
+
+def sample_processed(
+    logits: Tensor,
+    sampling: Sampling,
+    processing: Processing,
+    sample_plain: Callable[[Tensor, Sampling], Sample],
+) -> Sample:
+    """The sample of all rows, of which some are changed by logits processors.
+
+    Every set of operations can leave processors to this function. Rows without one are sampled as
+    if there were none.
+
+    logits: [n, vocab] of any float type
+    sample_plain: samples logits by settings without processing; it may write to the logits
+    writes: logits
+    """
+    plain, rows = evolve(sampling, processing=None), processing.rows
+    # A copy, taken before the sampling of all rows writes to them.
+    part = logits.to(torch.float32) if rows is None else logits[rows].to(torch.float32)
+    chosen = plain if rows is None else plain.take(rows)
+    logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
+    apply_logit_rules_(part, chosen)
+    scores, temperature = _apply_processors(part, chosen, processing)
+    # The rules are applied.
+    left = Sampling(
+        temperature=temperature,
+        **{name: getattr(chosen, name) for name in _AFTER_RULES},
+    )
+    made = sample_plain(scores, left)
+    if logprobs is not None:
+        made = attach_logprobs(made.tokens, made.healthy, logprobs, chosen)
+    return made if rows is None else _put_rows(sample_plain(logits, plain), rows, made)
+
+
+_AFTER_RULES = ("top_k", "top_p", "min_p", "seeds", "positions")
+"""The settings that matter after rules, processors and temperature."""
+
+
+def _apply_processors(
+    logits: Tensor, sampling: Sampling, processing: Processing
+) -> tuple[Tensor, Tensor | None]:
+    """What processors make of logits, and the temperature that is still to be applied.
+
+    logits, result: [n, vocab] float32    returns: and [n] float32
+    """
+    temperature = sampling.temperature
+    for processor, columns in processing.parts:
+        if processor.changes_argmax:
+            logits = _apply_processor(processor, logits, sampling, columns)
+    others = [pair for pair in processing.parts if not pair[0].changes_argmax]
+    if temperature is None or not others:
+        return logits, temperature
+    logits = _divide_by_temperature(logits, temperature)
+    for processor, columns in others:
+        logits = _apply_processor(processor, logits, sampling, columns)
+    return logits, (temperature > 0).to(torch.float32)
+
+
+def _apply_processor(
+    processor: LogitsProcessor,
+    logits: Tensor,
+    sampling: Sampling,
+    columns: Mapping[str, Tensor],
+) -> Tensor:
+    """What one processor makes of logits.   raises: PluginBroken when that is no such tensor"""
+    assert sampling.positions is not None
+    scores: object = processor.apply(logits, sampling.positions, columns)
+    if (
+        not isinstance(scores, Tensor)
+        or scores.shape != logits.shape
+        or scores.dtype != logits.dtype
+    ):
+        found = (
+            f"{scores.dtype} {list(scores.shape)}"
+            if isinstance(scores, Tensor)
+            else shorten(scores)
+        )
+        raise PluginBroken(
+            f"the logits processor {type(processor).__name__} returned {found}; wanted: "
+            f"{logits.dtype} {list(logits.shape)}; report it to its author"
+        )
+    return scores
+
+
+def _put_rows(whole: Sample, rows: Tensor, part: Sample) -> Sample:
+    """The sample with these rows in place of its own.   rows: [m] int64"""
+    values = {name: (getattr(whole, name), getattr(part, name)) for name in _SAMPLE_FIELDS}
+    return Sample(
+        **{
+            # A row that is listed several times gets the same values each time.
+            name: old.index_copy(0, rows, new)
+            for name, (old, new) in values.items()
+            if old is not None
+        }
+    )
+
+
+_SAMPLE_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs")
+
+
+def _divide_by_temperature(
+    logits: Tensor, temperature: Tensor, highest: Tensor | None = None
+) -> Tensor:
+    """The logits less their maximum, by the temperature; by 1 where that is 0.
+
+    logits, result: [n, vocab] float32    temperature: [n] float32
+    highest: the maxima [n, 1]; those of `logits` without it
+    """
+    divisor = temperature.clamp(min=COLDEST).masked_fill(temperature <= 0, 1.0)
+    # Less the maximum first, so that no quotient overflows upwards.
+    if highest is None:
+        highest = logits.amax(-1, keepdim=True)
+    return (logits - highest).div_(divisor[:, None])
 
 
 def join_best(best: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from attrs import field, fields, frozen
+from attrs import evolve, field, fields, frozen
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from headstock.spi.logits import LogitsProcessor
+
     Record = TypeVar("Record", "Sampling", "Sample")
+
+
+@frozen(kw_only=True, eq=False)
+class Processing:
+    """What logits processors do to some of a step's logits.
+
+    rows: [m] int64, which of the logits, some of them perhaps several times; None for all
+    parts: each processor with its columns, [m] or [m, width] by name, in the order in which they
+        are applied
+    """
+
+    # Some rows and not all: a processor works in float32 on the whole vocabulary, and eight rows
+    # that ask for one shall not slow 256.
+    rows: Tensor | None
+    parts: tuple[tuple[LogitsProcessor, Mapping[str, Tensor]], ...]
+
+    def part(self, start: int, stop: int) -> Processing | None:
+        """Return what is done to the logits from `start` to `stop`; None when nothing is."""
+        if self.rows is None:
+            return Processing(rows=None, parts=self._select(slice(start, stop)))
+        inside = ((self.rows >= start) & (self.rows < stop)).nonzero().flatten()
+        if not len(inside):
+            return None
+        return Processing(rows=self.rows[inside] - start, parts=self._select(inside))
+
+    def _select(self, which: Any) -> tuple[tuple[LogitsProcessor, Mapping[str, Tensor]], ...]:
+        """Return the parts with these entries of their columns."""
+        return tuple(
+            (processor, {name: column[which] for name, column in columns.items()})
+            for processor, columns in self.parts
+        )
 
 
 @frozen(kw_only=True, eq=False)
@@ -23,8 +56,11 @@ class Sampling:
     repetition, presence, frequency: [n] float32
     history: [n, max_len] int64 tokens
     history_lens, prompt_lens: [n] int64
+    mask: [n, ceil(vocab / 32)] int32, the tokens that may be sampled: bit t % 32 of word t // 32
+        for token t. Bits past the vocabulary mean nothing
     banned: [n, vocab] bool, tokens that may not be sampled
     bias: [n, vocab] float32 added to the logits
+    processing: what logits processors do; set, `positions` is too
     targets: [n] int64, the token whose log-probability is reported; -1 for the sampled one
     top_logprobs: the most alternatives that any row asks for; -1 when no row asks for
         log-probabilities
@@ -42,14 +78,23 @@ class Sampling:
     history: Tensor | None = None
     history_lens: Tensor | None = None
     prompt_lens: Tensor | None = None
+    mask: Tensor | None = None
     banned: Tensor | None = None
     bias: Tensor | None = None
+    processing: Processing | None = None
     targets: Tensor | None = None
     top_logprobs: int = -1
 
     def part(self, start: int, stop: int) -> Sampling:
         """Return the settings of the logits from `start` to `stop`."""
-        return _slice_tensors(self, start, stop)
+        processing = self.processing
+        if processing is not None:
+            processing = processing.part(start, stop)
+        return evolve(_index_tensors(self, slice(start, stop)), processing=processing)
+
+    def take(self, rows: Tensor) -> Sampling:
+        """Return the settings of these logits, without processing.   rows: [m] int64"""
+        return _index_tensors(evolve(self, processing=None), rows)
 
 
 @frozen(kw_only=True, eq=False)
@@ -60,9 +105,11 @@ class Sample:
 
     tokens: [n] int64
     healthy: [n] bool, False where the logits held NaN or only infinities
+    pooled: [m, hidden] float32, one a row of `Batch.pooling`, on which no logit position falls;
+        None for a batch without one
     logprobs: [n] float32 of the tokens
     top_ids, top_logprobs: [n, k]
-    The last three are None when no row asked for log-probabilities.
+    logprobs and both after it are None when no row asked for log-probabilities.
     """
 
     # `healthy` comes with every sample: only logits tell that what a row computed is sound
@@ -72,10 +119,28 @@ class Sample:
     logprobs: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    pooled: Tensor | None = None
 
     def first(self, count: int) -> Sample:
         """Return what was sampled at the first `count` logit positions."""
-        return self if count == len(self.tokens) else _slice_tensors(self, 0, count)
+        return self if count == len(self.tokens) else _index_tensors(self, slice(count))
+
+
+@frozen(kw_only=True, eq=False)
+class Pooling:
+    """Rows of a batch whose hidden states are pooled in place of being scored.
+
+    rows: [m] int64, which of the batch's rows
+    is_mean: [m] bool, True for the mean over the row's tokens, those of earlier steps included;
+        else the row's last token counts
+    sums: [row tables' rows, hidden] float32, where hidden states are summed up over steps, by
+        `Batch.row_ids`; what a row has there counts only after its first tokens. None when no row
+        takes the mean
+    """
+
+    rows: Tensor
+    is_mean: Tensor
+    sums: Tensor | None
 
 
 @frozen(kw_only=True, eq=False)
@@ -120,6 +185,7 @@ class Batch:
         [pages, 2, page_size, kv_heads, head_dim]
     logit_indices: [m] int64, which tokens' hidden states are scored; None when that is every
         token in order
+    pooling: the rows that are pooled; None when none is
     """
 
     # Flat, because rows of a step have 1 to thousands of tokens: padding them would be computed
@@ -137,16 +203,19 @@ class Batch:
     sampling: Sampling
     state_pages: tuple[Tensor | None, ...] = ()
     kv: tuple[KVLayer, ...] = ()
+    pooling: Pooling | None = None
 
 
-def _slice_tensors(record: Record, start: int, stop: int) -> Record:
-    """Return the record with that part of each of its tensors."""
+def _index_tensors(record: Record, which: Any) -> Record:
+    """Return the record with these entries of each of its tensors."""
     values: dict[str, Any] = {
         field.name: getattr(record, field.name) for field in fields(type(record))
     }
-    # By exclusion: the contract imports no torch.
+    # By exclusion: the contract imports no torch. Pooled rows are no logit positions.
     parts: dict[str, Any] = {
-        name: value if value is None or isinstance(value, int) else value[start:stop]
+        name: value
+        if value is None or isinstance(value, int | Processing) or name == "pooled"
+        else value[which]
         for name, value in values.items()
     }
     return type(record)(**parts)

@@ -33,16 +33,26 @@ class RunnerCapabilities:
     """Where the runner works and the least graph support it needs of the decode backend.
 
     layouts: of the KV groups of the models that it runs
+    models: the architectures that it runs; None for any
+    ops: the sets of operations that it runs over, by name; None for any
+    pooling: `run` pools the rows of `Batch.pooling`, as `headstock.nn.eager_step` does
     """
 
     devices: tuple[DeviceRange, ...]
     needs_graph: GraphSupport
     layouts: frozenset[LayoutKind]
+    models: frozenset[str] | None = None
+    ops: frozenset[str] | None = None
+    pooling: bool = False
 
 
 @frozen(kw_only=True)
 class RunnerSpec(PluginSpec):
-    """A runner as its entry point returns it; `implementation` names a `Runner`."""
+    """A runner as its entry point returns it.
+
+    `implementation` names a `Runner`, which is given its options behind the program if the spec
+    has a class for them.
+    """
 
     capabilities: RunnerCapabilities = field(validator=instance_of(RunnerCapabilities))
 
@@ -72,6 +82,8 @@ class Program:
     verify_len: tokens of a row that verifies as many drafts as there may be; 1 without a proposer
     verify_attention: the backend of such rows if a graph may capture its calls for rows of one
         length (`GraphSupport.UNIFORM`, by its `capture_plan`), else None
+    rules: what a `kind` of sampling may name beside settings. `RowTables.sampling` makes these
+        too, and for rows that do not ask for a rule it is neutral
     """
 
     config: ModelConfig
@@ -84,6 +96,7 @@ class Program:
     prompt_attention: AttentionBackend | None = None
     verify_len: int = 1
     verify_attention: AttentionBackend | None = None
+    rules: frozenset[str] = frozenset()
 
 
 class Runner(ABC):
@@ -95,7 +108,7 @@ class Runner(ABC):
 
     @abstractmethod
     def run(self, batch: Batch, attend: Attend) -> Sample:
-        """Run the batch and sample its logit positions.
+        """Run the batch, sample its logit positions, and pool the rows of `Batch.pooling`.
 
         writes: batch.pools
         """

@@ -23,5 +23,6 @@ def spec() -> RunnerSpec:
             devices=(DeviceRange("cuda"),),
             needs_graph=GraphSupport.DECODE,
             layouts=frozenset(LayoutKind),
+            pooling=True,
         ),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
@@ -30,6 +30,7 @@ from headstock.spi import (
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.prompt_graphs import PromptGraphs
+from headstock_cuda_graph.sampling_kinds import SamplingKinds
 from headstock_cuda_graph.uploads import upload
 from headstock_cuda_graph.verify_graphs import (
     forward_verification,
@@ -39,27 +40,11 @@ from headstock_cuda_graph.verify_graphs import (
 
 LOG = logging.getLogger("headstock.cudagraph")
 
-SAMPLING_KINDS = (
-    frozenset[str](),
-    frozenset({"temperature"}),
-    frozenset({"temperature", "top_k", "top_p", "min_p"}),
-)
-"""The kinds of sampling that are captured, each by the columns of settings that it reads.
-
-A graph for all kinds would make noise over the vocabulary for greedy rows too.
-"""
-
-
 SHARED_ROWS = 8
 """The smallest bucket that has a forward pass for rows that share leading pages.
 
 On an H200 8 rows of 2,048 shared tokens take the same either way, 16 take 21 us a layer for 29.
 """
-
-
-def _smallest_kind(settings: frozenset[str]) -> frozenset[str]:
-    """The smallest of `SAMPLING_KINDS` that has these columns."""
-    return next(kind for kind in SAMPLING_KINDS if settings <= kind)
 
 
 @frozen(eq=False)
@@ -107,6 +92,7 @@ class CudaGraphRunner(Runner):
         self.prompts: PromptGraphs | None = None
         self.prefixes: PrefixInputs | None = None
         self.groups: PrefixGroups | None = None
+        self.kinds = SamplingKinds.list(program.rules)
         self.uncapturable: set[frozenset[str]] = set()
         self.plans_itself = self.attention.planning is Planning.NONE
 
@@ -181,7 +167,7 @@ class CudaGraphRunner(Runner):
         bucket = Bucket(size, lines, plan, forward, shared, {})
         # Fills the hidden states: the samplers below are run before they are captured.
         forward.replay()
-        for kind in SAMPLING_KINDS[:2]:
+        for kind in self.kinds.first:
             self.capture_sampler(bucket, kind, warm=False)
         return bucket
 
@@ -205,7 +191,7 @@ class CudaGraphRunner(Runner):
             )
             forward.replay()
         bucket = Bucket(rows * length, lines, None, forward, None, {})
-        for kind in SAMPLING_KINDS[:2]:
+        for kind in self.kinds.first:
             self.capture_sampler(bucket, kind, warm=False)
         return bucket
 
@@ -283,7 +269,7 @@ class CudaGraphRunner(Runner):
             bucket.shared.replay()
         else:
             bucket.forward.replay()
-        return self.sample_rows(bucket, count, step.kind, step.sampling)
+        return self.sample_rows(bucket, count, step)
 
     def verify(self, step: DecodeStep) -> Sample | None:
         """What a step of several tokens a row samples, by a replay; None if no bucket has room."""
@@ -293,7 +279,7 @@ class CudaGraphRunner(Runner):
             return None
         write_verification(bucket.inputs, step, self.program.row_tables.padding_row)
         bucket.forward.replay()
-        return self.sample_rows(bucket, count * step.query_len, step.kind, step.sampling)
+        return self.sample_rows(bucket, count * step.query_len, step)
 
     def write_groups(self, groups: PrefixGroups) -> None:
         """Bring the inputs of shared prefixes up to date; nothing is done for the same groups."""
@@ -321,7 +307,7 @@ class CudaGraphRunner(Runner):
             (step.scored_tokens, size, 0),
         )
         prompts.replay(tokens, step, bucket.lines[2], bucket.forward.result)
-        return self.sample_rows(bucket, count, step.kind, step.sampling)
+        return self.sample_rows(bucket, count, step)
 
     def bucket_for(self, count: int) -> Bucket | None:
         """The smallest bucket of at least so many rows."""
@@ -336,20 +322,16 @@ class CudaGraphRunner(Runner):
             return bucket
         return next((one for one in self.verifying.values() if one.size >= count), None)
 
-    def sample_rows(
-        self,
-        bucket: Bucket,
-        count: int,
-        settings: frozenset[str] | None,
-        sampling: Callable[[], Sampling],
-    ) -> Sample:
+    def sample_rows(self, bucket: Bucket, count: int, step: DecodeStep | PromptStep) -> Sample:
         """What the bucket's hidden states sample for its first rows, by a replay if possible.
 
         writes: row_tables.tokens
         """
-        if settings is None:
-            return self.sample_eagerly(bucket, count, sampling())
-        kind = _smallest_kind(settings)
+        if step.kind is None:
+            return self.sample_eagerly(bucket, count, step.sampling())
+        # The forward pass is launched, so the device computes while the host fills masks.
+        step.prepare_sampling()
+        kind = self.kinds.find(step.kind)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
             return bucket.samplers[kind].result.first(count)

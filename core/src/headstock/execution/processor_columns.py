@@ -1,0 +1,160 @@
+"""What requests give logits processors: a column an argument, on the host and on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from headstock.spi import LogitsProcessor, Processing
+from headstock.spi.arrays import Ints
+
+if TYPE_CHECKING:
+    from headstock.execution.buffers import Buffers
+
+FEW_ROWS = 8
+"""Up to so many logits of a step are processed by themselves; with more, all of the step's are."""
+
+FEW, ALL = "few_processed", "processed"
+"""The names that a `kind` of sampling has where a step's logits are processed."""
+
+ProcessorValues = Sequence[Mapping[str, Any] | None]
+"""By processor, the values of a request's columns; None where all are neutral."""
+
+
+class ProcessorColumns:
+    """The columns of logits processors, one entry a row of the tables.
+
+    host, device: by processor and name, [rows] or [rows, width]; the device's lack `stale_rows`
+    is_used: [processors, rows] bool, where a row's logits are processed
+    chosen: [FEW_ROWS] int64 on the device, which logits a replay processes, the first ones again
+        where there are fewer
+    """
+
+    def __init__(
+        self, processors: Sequence[LogitsProcessor], rows: int, device: torch.device
+    ) -> None:
+        self.processors = tuple(processors)
+        self.host: list[dict[str, np.ndarray]] = [
+            {
+                name: np.full(
+                    (rows, column.width) if column.width else rows, column.neutral, column.dtype
+                )
+                for name, column in processor.columns.items()
+            }
+            for processor in self.processors
+        ]
+        self.device = [
+            {name: torch.from_numpy(values).to(device, copy=True) for name, values in each.items()}
+            for each in self.host
+        ]
+        self.is_used = np.zeros((len(self.processors), rows), bool)
+        self.stale_rows: set[int] = set()
+        self.chosen = torch.zeros(FEW_ROWS, dtype=torch.int64, device=device)
+        self.last_chosen = np.zeros(FEW_ROWS, np.int64)
+
+    @property
+    def rules(self) -> frozenset[str]:
+        """What a kind of sampling names where a step's logits are processed."""
+        return frozenset({FEW, ALL} if self.processors else ())
+
+    def write_row(self, row: int, values: ProcessorValues, *, is_greedy: bool) -> None:
+        """Write a request's values to its row."""
+        for number, processor in enumerate(self.processors):
+            given = values[number] if values else None
+            # What leaves the best token in its place changes nothing for a greedy row.
+            is_used = given is not None and (processor.changes_argmax or not is_greedy)
+            if not is_used and not self.is_used[number, row]:
+                continue
+            self.is_used[number, row] = is_used
+            self.stale_rows.add(row)
+            for name, column in processor.columns.items():
+                value = (given or {}).get(name, column.neutral) if is_used else column.neutral
+                self.host[number][name][row] = value
+
+    def find_processed(self, rows: Ints) -> Ints:
+        """Find which of these logits are processed.   rows, returns: [n], [m] int64"""
+        if not self.processors:
+            return np.zeros(0, np.int64)
+        is_processed: np.ndarray = np.logical_or.reduce(self.is_used.take(rows, axis=1), axis=0)
+        return is_processed.nonzero()[0]
+
+    def select_kind(self, rows: Ints, buffers: Buffers, places: Ints | None) -> frozenset[str]:
+        """Select what a replay of these logits does, and bring the device up to date.
+
+        rows: [n] int64
+        places: [n] int64, where they are among the logits of the replay; None for the same places
+        writes: device, chosen
+        """
+        if not self.processors:
+            return frozenset()
+        if self.stale_rows:
+            self._upload(buffers)
+        which = self.find_processed(rows)
+        if places is not None:
+            which = places[which]
+        is_few = len(which) <= FEW_ROWS
+        # Always valid for the logits of this step: a graph may process some though none asks for
+        # it, and what is left of a larger step would be past its end.
+        chosen = np.full(FEW_ROWS, which[0] if is_few and len(which) else 0, np.int64)
+        if is_few:
+            chosen[: len(which)] = which
+        # In steady decoding the same rows are processed step after step.
+        if (chosen != self.last_chosen).any():
+            self.last_chosen = chosen
+            self.chosen.copy_(buffers.to_device(chosen))
+        if not len(which):
+            return frozenset()
+        return frozenset({FEW if is_few else ALL})
+
+    def _upload(self, buffers: Buffers) -> None:
+        """Bring the device's columns up to date.   writes: device"""
+        new = np.fromiter(self.stale_rows, np.int64, len(self.stale_rows))
+        named = [(i, name) for i, each in enumerate(self.host) for name in each]
+        values = (self.host[i][name][new] for i, name in named)
+        at, *columns = buffers.to_device_packed(new, *values)
+        for (i, name), column in zip(named, columns, strict=True):
+            self.device[i][name][at] = column
+        self.stale_rows.clear()
+
+    def gather(self, row_ids: Tensor, kind: frozenset[str]) -> Processing | None:
+        """Gather the processing of a replay's logits; a graph may capture it.
+
+        row_ids: [n] int64
+        """
+        if FEW not in kind and ALL not in kind:
+            return None
+        which = None if ALL in kind else self.chosen[: len(row_ids)]
+        rows = row_ids if which is None else row_ids[which]
+        return Processing(
+            rows=which,
+            parts=tuple(
+                (processor, {name: column[rows] for name, column in columns.items()})
+                for processor, columns in zip(self.processors, self.device, strict=True)
+            ),
+        )
+
+    def make_processing(self, rows: Ints, buffers: Buffers) -> Processing | None:
+        """Make the processing of these logits; None when none is processed.   rows: [n] int64"""
+        which = self.find_processed(rows)
+        if not len(which):
+            return None
+        # Without those of which no row here has a value.
+        is_needed: np.ndarray = np.logical_or.reduce(self.is_used[:, rows[which]], axis=1)
+        used = is_needed.nonzero()[0].tolist()
+        return Processing(
+            rows=None if len(which) == len(rows) else buffers.to_device(which),
+            parts=tuple(
+                (
+                    self.processors[number],
+                    {
+                        name: buffers.to_device(values[rows[which]])
+                        for name, values in self.host[number].items()
+                    },
+                )
+                for number in used
+            ),
+        )

@@ -1,0 +1,122 @@
+"""Select the logits processors of an engine, and what a request gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import (
+    CannotRun,
+    PluginBroken,
+    RequestError,
+    UsageError,
+    describe_error,
+    shorten,
+)
+from headstock.spi import DeviceEnv, LogitColumn, LogitsProcessor, LogitsSpec, PartQuery
+from headstock.spi.arrays import Ints
+from headstock.startup.refusals import check_resolve
+
+
+@frozen(kw_only=True)
+class SelectedProcessor:
+    """A logits processor, made with its options, and the columns that it declares."""
+
+    spec: LogitsSpec
+    processor: LogitsProcessor
+    columns: Mapping[str, LogitColumn]
+
+    def make_values(self, args: Any, prompt: Ints, vocab: int) -> Mapping[str, Any] | None:
+        """Make the values of a request's columns; None where all are neutral.
+
+        args: an instance of the class of its `request_args`, or None
+        raises: RequestError in the processor's words, or when it breaks a rule
+        """
+        name = f"the logits processor {self.spec.name!r}"
+        try:
+            values: Any = self.processor.row(args, prompt, vocab)
+        except ValueError as error:
+            raise RequestError(f"{name}: {shorten(error, 400)}", "extra_args") from error
+        except (Exception, SystemExit) as error:
+            # Of this request alone: others go on.
+            raise RequestError(
+                f"{name} raised {describe_error(error)}; {_BLAME}", "extra_args"
+            ) from error
+        if values is None:
+            return None
+        if not isinstance(values, Mapping) or not values.keys() <= self.columns.keys():
+            raise RequestError(
+                f"{name} returned {shorten(values)}; wanted None, or values of "
+                f"{', '.join(self.columns)}; {_BLAME}",
+                "extra_args",
+            )
+        return {
+            key: _check_value(name, key, value, self.columns[key]) for key, value in values.items()
+        }
+
+
+_BLAME = "report it to its author or leave it out of --logits-processors"
+
+
+def _check_value(name: str, key: str, value: object, column: LogitColumn) -> np.ndarray:
+    """Return the value as its column holds it.   raises: RequestError when it does not fit"""
+    shape = (column.width,) if column.width else ()
+    try:
+        array = np.asarray(value, column.dtype)
+    except (TypeError, ValueError, OverflowError):
+        array = None
+    if array is None or array.shape != shape:
+        raise RequestError(
+            f"{name} gave its column {key!r} {shorten(value)}; wanted: {column.dtype} "
+            f"{list(shape) or 'number'}; {_BLAME}",
+            "extra_args",
+        )
+    return array
+
+
+def select_processors(
+    config: EngineConfig, query: PartQuery, env: DeviceEnv
+) -> tuple[SelectedProcessor, ...]:
+    """Select the processors that the configuration names, in its order.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun, UsageError
+    """
+    names = config.logits_processors
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise UsageError(f"--logits-processors names {shorten(twice)} twice; name it once")
+    return tuple(_select_processor(name, config, query, env) for name in names)
+
+
+def _select_processor(
+    name: str, config: EngineConfig, query: PartQuery, env: DeviceEnv
+) -> SelectedProcessor:
+    """Select one processor."""
+    spec: LogitsSpec = registry.load_spec("logits", name)
+    registry.require_installed(spec)
+    check_resolve(spec, "--logits-processors", query, env)
+    options = () if spec.options is None else (registry.make_options(spec, config.opt),)
+    try:
+        processor: LogitsProcessor = registry.make_part(
+            spec, LogitsProcessor, *options, expected=(ValueError,)
+        )
+    except ValueError as error:
+        raise CannotRun(f"--logits-processors {spec.name}: {shorten(error, 400)}") from error
+    columns: object = processor.columns
+    changes: object = processor.changes_argmax
+    if (
+        not isinstance(columns, Mapping)
+        or not all(isinstance(each, LogitColumn) for each in columns.values())
+        or not isinstance(changes, bool)
+    ):
+        raise PluginBroken(
+            f"the logits processor {spec.name!r} gives columns {shorten(columns)} and "
+            f"changes_argmax {shorten(changes)}; wanted: a mapping of names to LogitColumn, and "
+            "a bool; report it to its author"
+        )
+    return SelectedProcessor(spec=spec, processor=processor, columns=columns)
