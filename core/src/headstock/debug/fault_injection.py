@@ -171,6 +171,11 @@ class FaultyStep(Pending):
         """Whether the step replays a graph."""
         return self.inner.is_replayed
 
+    @property
+    def reasons(self) -> Mapping[int, str]:  # type: ignore[override]
+        """What is wrong with unhealthy rows."""
+        return self.inner.reasons
+
     def wait(self) -> Sample:
         """Wait for the step's sample."""
         # After the wait: the step has run, so that the fault loses its result and nothing else.

@@ -1,0 +1,159 @@
+"""The torch set over plain weights: what `--debug-ops` compares every operation with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Mapping
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from headstock.errors import PluginBroken
+from headstock.nn.sampler import score_tokens
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    Batch,
+    LayerConfig,
+    ModelConfig,
+    Ops,
+    Params,
+    ParamSpec,
+    Sample,
+    Sampling,
+    Stream,
+    Weight,
+)
+
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
+"""By type, how far a result may be off, as a part of the largest number of its row."""
+ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+"""As above, of the stream that a result is added to, which is rounded to its type."""
+
+
+class PlainWeights:
+    """Keeps a copy of each parameter as it is read, and hands it to the operations' `prepare`."""
+
+    def __init__(self, prepare: Callable[[ParamSpec, Weight], Weight]) -> None:
+        self._prepare = prepare
+        self.kept: list[Weight] = []
+
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        """Prepare the weight, after a copy of it was kept."""
+        bias = None if weight.bias is None else weight.bias.clone()
+        self.kept.append(evolve(weight, tensor=weight.tensor.clone(), bias=bias))
+        return self._prepare(spec, weight)
+
+    def name_by(self, params: Params) -> Mapping[str, Weight]:
+        """The kept weights by the names of the parameters that were loaded, in their order."""
+        return dict(zip(params, self.kept, strict=True))
+
+
+class OperationReference:
+    """Computes what operations should, and compares.
+
+    params: plain weights by name    who: the operations, as errors name them
+    """
+
+    def __init__(self, params: Params, who: str) -> None:
+        self.params = params
+        self.who = who
+        self.ops: Ops = TorchOps()
+        self.shared: dict[Hashable, Any] = {}
+
+    def embed(self, config: ModelConfig, batch: Batch) -> Tensor:
+        """The stream at the batch's tokens, [tokens, hidden]."""
+        self.shared = {}
+        return self.ops.embed(self.params, config, batch).settle()
+
+    def qkv_rope_store(
+        self, x: Stream, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Tensor:
+        """Queries of the layer, [tokens, heads, head_dim].   writes: batch.pools[layer.index]"""
+        return self.ops.qkv_rope_store(self._copy(x), self.params, config, layer, batch)
+
+    def run_layer(
+        self,
+        operation: str,
+        x: Stream,
+        config: ModelConfig,
+        layer: LayerConfig,
+        batch: Batch,
+        *more: Tensor,
+    ) -> Tensor:
+        """The stream after an operation that adds to it, [tokens, hidden]."""
+        run = getattr(self.ops, operation)
+        copies = [each.clone() for each in more]
+        y: Stream = run(self._copy(x), *copies, self.params, config, layer, batch)
+        return y.settle()
+
+    def final_norm(self, x: Stream, config: ModelConfig, batch: Batch) -> Tensor:
+        """The normalized hidden states."""
+        return self.ops.final_norm(self._copy(x), self.params, config, batch)
+
+    def lm_head(self, config: ModelConfig, hidden: Tensor) -> Tensor:
+        """Scores, [n, vocab] float32."""
+        return self.ops.lm_head(self.params, config, hidden)
+
+    def _copy(self, x: Stream) -> Stream:
+        """A stream that an operation may write; nothing pends."""
+        return Stream(x.copy_total(), shared=self.shared)
+
+    def compare(
+        self, found: Tensor, wanted: Tensor, what: str, before: Tensor | None = None
+    ) -> None:
+        """Raise PluginBroken when a result is further off than its type allows.
+
+        Rows of which the reference is not finite are left out: their logits tell.
+
+        found, wanted: [n, numbers]
+        before: the stream that a term was added to, which is compared without it
+        """
+        if found.shape != wanted.shape:
+            raise PluginBroken(
+                f"{self.who} gave {list(found.shape)} as {what}, and plain torch "
+                f"{list(wanted.shape)}"
+            )
+        dtype = found.dtype if before is None else before.dtype
+        dtype = dtype if dtype in TOLERANCE else torch.bfloat16
+        made, right = found.float(), wanted.float()
+        allowed = right.abs().amax(-1) * TOLERANCE[dtype]
+        if before is not None:
+            base = before.float()
+            allowed = (right - base).abs().amax(-1) * TOLERANCE[dtype]
+            allowed += torch.maximum(base.abs(), right.abs()).amax(-1) * ROUNDING[dtype]
+        errors = (made - right).abs().amax(-1).nan_to_num(nan=math.inf)
+        is_off = (errors > allowed.clamp(min=1e-30)) & right.isfinite().all(-1)
+        if bool(is_off.any()):
+            ratios = torch.where(is_off, errors / allowed.clamp(min=1e-30), 0.0)
+            at = int(ratios.argmax())
+            raise PluginBroken(
+                f"{self.who} is off by {float(errors[at]):.3g} in {what}, at token {at} of the "
+                f"step, from plain torch ({float(allowed[at]):.2g} is allowed)"
+            )
+
+    def find_sampling_fault(self, sampled: Sample, logits: Tensor, sampling: Sampling) -> str:
+        """Describe a sampled token that others beat; empty when there is none.
+
+        logits: [n, vocab] float32
+        """
+        # Processors may keep something of a row: they are called once a step, by the set itself.
+        if sampling.processing is not None:
+            return ""
+        scores = score_tokens(logits.clone(), sampling)
+        best = scores.amax(-1)
+        mine = scores.gather(-1, sampled.tokens[:, None])[:, 0]
+        # Noise is added to scores divided by the temperature, which errors grow by.
+        spread = logits.abs().amax(-1) * 1e-3
+        if sampling.temperature is not None:
+            cold = sampling.temperature.clamp(min=1e-2)
+            spread = torch.where(sampling.temperature > 0, spread / cold, spread)
+        is_off = best.isfinite() & sampled.healthy & ~(mine >= best - spread.clamp(min=1e-5))
+        if not bool(is_off.any()):
+            return ""
+        at = int(is_off.nonzero()[0])
+        return (
+            f"sampled the token {int(sampled.tokens[at])} at logit {at}, whose score is "
+            f"{float(best[at] - mine[at]):.3g} below the best of plain torch"
+        )

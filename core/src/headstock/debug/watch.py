@@ -1,0 +1,108 @@
+"""What debug flags know of the step that runs, and what they find out about it."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from headstock.errors import PluginBroken, describe_type
+from headstock.execution.step_watch import StepWatch
+from headstock.logs import log_event
+from headstock.scheduler import Plan
+from headstock.spi import Batch, Sample
+
+LOG = logging.getLogger(__name__)
+
+NONE: Mapping[int, str] = MappingProxyType({})
+
+
+class DebugWatch(StepWatch):
+    """The running step of an executor under debug flags.
+
+    ops, runner: names of the plugins
+    vocab: how many token ids there are
+    is_on: steps are watched; a profile run over two pages and captures are not
+    first_non_finite: by row, the operation and the layer whose result was not finite first
+    """
+
+    def __init__(self, ops: str, runner: str, vocab: int) -> None:
+        self.ops = ops
+        self.runner = runner
+        self.vocab = vocab
+        self.is_on = False
+        self.is_running = False
+        self.first_non_finite: dict[int, str] = {}
+        self.sampled: list[Sample] = []
+        self.num_calls = 0
+        self.largest_error = 0.0
+
+    def begin(self, plan: Plan) -> None:
+        """Forget the step before."""
+        self.first_non_finite, self.sampled = {}, []
+        self.is_running = self.is_on
+
+    def note_non_finite(self, result: Tensor, batch: Batch, what: str) -> None:
+        """Note the rows of which a result is not finite, and that were sound until then.
+
+        result: [tokens, ...]
+        """
+        is_bad = ~result.flatten(1).isfinite().all(1)
+        if not bool(is_bad.any()):
+            return
+        for row in batch.token_rows[: len(is_bad)][is_bad[: len(batch.token_rows)]].tolist():
+            self.first_non_finite.setdefault(row, what)
+
+    def judge(self, sample: Sample, plan: Plan, *, is_replayed: bool) -> Mapping[int, str]:
+        """Check the step's sample.   raises: PluginBroken"""
+        if not self.is_running:
+            return NONE
+        self.is_running = False
+        who = f"the runner {self.runner!r}"
+        if not isinstance(sample, Sample):
+            raise PluginBroken(f"{who} returned {describe_type(sample)}; wanted a Sample")
+        tokens, healthy, count = sample.tokens, sample.healthy, int(plan.num_logits.sum())
+        # A replay that verifies drafts is padded to the same count in every row.
+        has_count = len(tokens) >= count if is_replayed else len(tokens) == count
+        if tokens.shape != healthy.shape or tokens.dim() != 1 or not has_count:
+            raise PluginBroken(
+                f"{who} returned {list(tokens.shape)} tokens and {list(healthy.shape)} healthy "
+                f"flags, and {count} positions are sampled"
+            )
+        if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab:
+            wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
+            raise PluginBroken(
+                f"the ops plugin {self.ops!r} sampled the token {wrong}, which is not in the "
+                f"vocabulary of {self.vocab}"
+            )
+        self._compare_with_operations(sample, who)
+        return {
+            row: f"the logits of this request are not finite: first {what} was not"
+            for row, what in self.first_non_finite.items()
+        }
+
+    def _compare_with_operations(self, sample: Sample, who: str) -> None:
+        """Raise PluginBroken when a runner returns something else than the operations sampled."""
+        if not self.sampled or sum(len(each.tokens) for each in self.sampled) != len(sample.tokens):
+            return  # a runner may pad, or sample by itself
+        tokens = torch.cat([each.tokens for each in self.sampled])
+        if not torch.equal(tokens, sample.tokens):
+            at = int((tokens != sample.tokens).nonzero()[0])
+            raise PluginBroken(
+                f"{who} returned the token {int(sample.tokens[at])} at logit {at}, where the "
+                f"operations sampled {int(tokens[at])}"
+            )
+        sick = ~torch.cat([each.healthy for each in self.sampled]) & sample.healthy
+        if bool(sick.any()):
+            raise PluginBroken(
+                f"{who} called logit {int(sick.nonzero()[0])} healthy, which the operations did not"
+            )
+
+    def close(self) -> None:
+        """Log how many calls of attention were compared, and the largest error."""
+        if self.num_calls:
+            facts = {"calls": self.num_calls, "largest_error": self.largest_error}
+            LOG.info(log_event("attention agreed with the float32 reference", **facts))

@@ -1,0 +1,78 @@
+"""Wrap the parts of an executor in what debug flags check of them."""
+
+from __future__ import annotations
+
+from attrs import evolve
+from torch import Tensor
+
+from headstock.debug.operation_reference import OperationReference
+from headstock.debug.watch import DebugWatch
+from headstock.debug.watched_attention import WatchedAttention
+from headstock.debug.watched_ops import WatchedOps
+from headstock.errors import PluginBroken, describe_type
+from headstock.spi import (
+    Attend,
+    AttentionBackend,
+    AttentionContext,
+    Batch,
+    Model,
+    ModelConfig,
+    Ops,
+    Params,
+)
+from headstock.startup.build_inputs import BuildInputs
+
+
+def make_watch(inputs: BuildInputs) -> DebugWatch | None:
+    """Make the watch over an executor's steps; None without debug flags that need one."""
+    config, parts = inputs.config, inputs.parts
+    if not (config.debug_invariants or config.debug_attention or config.debug_ops):
+        return None
+    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab)
+
+
+def watch_attention(
+    inputs: BuildInputs,
+    watch: DebugWatch | None,
+    backend: AttentionBackend,
+    name: str,
+    context: AttentionContext,
+) -> AttentionBackend:
+    """Wrap a backend; it is returned as it is without debug flags for it."""
+    config = inputs.config
+    if watch is None or not (config.debug_invariants or config.debug_attention):
+        return backend
+    return WatchedAttention(
+        backend, name, watch, context.kv, context.pools, compare=config.debug_attention
+    )
+
+
+def watch_operations(inputs: BuildInputs, watch: DebugWatch | None) -> Ops:
+    """Wrap the operations; they are returned as they are without debug flags for them."""
+    config, name = inputs.config, inputs.parts.ops.name
+    if watch is None or not (config.debug_invariants or config.debug_ops):
+        return inputs.parts.operations
+    plain = inputs.plain_params
+    reference = None if plain is None else OperationReference(plain, f"the ops plugin {name!r}")
+    return WatchedOps(inputs.parts.operations, name, watch, reference)
+
+
+def watch_model(inputs: BuildInputs, watch: DebugWatch | None) -> Model:
+    """Have what the family's `forward` returns checked; as it is without debug flags."""
+    family, name = inputs.family, inputs.model.architecture
+    if watch is None:
+        return family
+
+    def forward(
+        params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops
+    ) -> Tensor:
+        hidden: object = family.forward(params, config, batch, attend, ops)
+        if not isinstance(hidden, Tensor) or hidden.dim() != 2 or len(hidden) != len(batch.tokens):
+            found = list(hidden.shape) if isinstance(hidden, Tensor) else describe_type(hidden)
+            raise PluginBroken(
+                f"the model family {name!r} returned {found} from forward; wanted hidden states "
+                f"[{len(batch.tokens)}, hidden]"
+            )
+        return hidden
+
+    return evolve(family, forward=forward)

@@ -1,0 +1,58 @@
+"""The table of docs/broken-plugins.md, made of what is said when each broken plugin runs.
+
+`python tests/broken_table.py` writes it to the page; tests/docs/test_broken_plugins.py compares.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import tempfile
+from pathlib import Path
+
+PAGE = Path(__file__).parents[1] / "docs" / "broken-plugins.md"
+HEAD = "| kind | what is wrong | plain | under the debug flags |\n| --- | --- | --- | --- |\n"
+
+for folder in ("support", "."):
+    sys.path.insert(0, str(Path(__file__).parent / folder))
+
+from broken_parts.cases import CASES, Broken  # noqa: E402 - the path comes first
+from broken_parts.outcome import Outcome, run_case  # noqa: E402
+from broken_parts.specs import install  # noqa: E402
+
+
+def make_cell(outcome: Outcome, sound: Outcome) -> str:
+    """What a user sees, as a cell of the table."""
+    if outcome.exit_code:
+        return f"{outcome.exit_code}: {outcome.said}".replace("|", "\\|")
+    return "0: the right text" if outcome.tokens == sound.tokens else "0: **wrong text**"
+
+
+def make_cells(case: Broken, folder: Path, sound: Outcome) -> tuple[str, str]:
+    """What a user sees in a plain run, and under the debug flags."""
+    plain = "what the memory held"
+    if not case.is_undefined:
+        plain = make_cell(run_case(case, folder, debug=False), sound)
+    return plain, make_cell(run_case(case, folder, debug=True), sound)
+
+
+def make_row(case: Broken, cells: tuple[str, str]) -> str:
+    """The case's line of the table."""
+    return f"| {case.kind} | {case.fault} | {cells[0]} | {cells[1]} |\n"
+
+
+def write_page() -> None:
+    """Run all cases and write their table to the page."""
+    logging.disable(logging.CRITICAL)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        install(folder)
+        sys.path.insert(0, name)
+        sound = run_case(None, folder, debug=False)
+        rows = [make_row(case, make_cells(case, folder, sound)) for case in CASES]
+    text = PAGE.read_text()
+    PAGE.write_text(text[: text.index(HEAD)] + HEAD + "".join(rows))
+
+
+if __name__ == "__main__":
+    write_page()

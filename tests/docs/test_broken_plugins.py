@@ -1,0 +1,70 @@
+"""docs/broken-plugins.md says what is said of broken plugins, and debug flags let none pass."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from attrs import frozen
+from broken_parts.cases import CASES, Broken
+from broken_parts.outcome import Outcome, run_case
+from broken_parts.specs import install
+from broken_table import HEAD, PAGE, make_cells, make_row
+
+LEAST = 40
+"""Broken plugins that the page has at least."""
+BY_DEFAULT = CASES[::10]
+ROWS = PAGE.read_text().partition(HEAD)[2].splitlines()
+
+
+@frozen
+class Parts:
+    """The folder of the broken plugins' metadata, and what sound ones answer."""
+
+    folder: Path
+    sound: Outcome
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
+    folder = tmp_path_factory.mktemp("broken")
+    install(folder)
+    sys.path.insert(0, str(folder))
+    yield Parts(folder, run_case(None, folder, debug=False))
+    sys.path.remove(str(folder))
+
+
+def check(parts: Parts, case: Broken) -> None:
+    """Compare both runs of a case with its row of the page."""
+    cells = make_cells(case, parts.folder, parts.sound)
+    assert not cells[1].startswith("0"), "a broken plugin passes under the debug flags"
+    assert re.search(rf"{case.name}|broken[-_]parts", cells[1]), "the plugin is not named"
+    row = make_row(case, cells).rstrip("\n")
+    assert row == ROWS[CASES.index(case)], "python tests/broken_table.py writes the page anew"
+
+
+def test_sound_plugins_pass_under_the_debug_flags(parts: Parts) -> None:
+    assert run_case(None, parts.folder, debug=True) == parts.sound
+
+
+def test_the_page_has_a_row_for_each_broken_plugin() -> None:
+    assert len(ROWS) == len(CASES) >= LEAST
+    assert len({(case.kind, case.name) for case in CASES}) == len(CASES)
+
+
+@pytest.mark.parametrize("case", BY_DEFAULT, ids=lambda case: f"{case.kind}-{case.name}")
+def test_some_broken_plugins_are_told_of_as_the_page_says(parts: Parts, case: Broken) -> None:
+    check(parts, case)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case not in BY_DEFAULT],
+    ids=lambda case: f"{case.kind}-{case.name}",
+)
+def test_every_broken_plugin_is_told_of_as_the_page_says(parts: Parts, case: Broken) -> None:
+    check(parts, case)

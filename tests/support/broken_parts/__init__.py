@@ -1,0 +1,1 @@
+"""A distribution of plugins that are each broken in one way; `cases` says in which."""

@@ -1,0 +1,152 @@
+"""Run a broken plugin, and see what a user sees: the exit code and what is said."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from attrs import frozen
+
+import headstock_demo
+from headstock import SamplingParams
+from headstock.cli.main import main
+from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
+from headstock.errors import EngineDied, HeadstockError, RequestError
+from headstock.scheduler import Request
+
+from .cases import Broken
+
+CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
+DEBUG = {"debug_invariants": True, "debug_attention": True, "debug_ops": True}
+SETTINGS = {
+    "attention": "attn",
+    "cache": "cache_type",
+    "ops": "ops",
+    "proposer": "proposer",
+    "runner": "runner",
+    "scheduler": "scheduler",
+}
+WAVES = (
+    (("a", 3, 21, "red"), ("b", 4, 11, "red")),
+    (("c", 3, 21, "blue"), ("d", 5, 9, "blue")),
+    (("e", 3, 26, "red"), ("f", 3, 21, "blue"), ("g", 7, 15, "red")),
+)
+"""Requests that run together: id, seed and length of the prompt, namespace. Prompts of one seed
+begin alike, so that prefixes are shared within a namespace.
+"""
+
+
+@frozen
+class Outcome:
+    """What came of a run; no text of an error for exit code 0."""
+
+    exit_code: int
+    said: str
+    tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+
+def run_case(case: Broken | None, folder: Path, *, debug: bool) -> Outcome:
+    """Run a broken plugin, or the sound ones where there is none."""
+    if case is not None and case.kind == "command":
+        return run_command(case)
+    try:
+        engine = Engine(make_config(case, folder, debug=debug))
+    except HeadstockError as error:
+        return Outcome(error.exit_code, plain_text(str(error)))
+    try:
+        return run_requests(engine, clears=case is not None and case.clears)
+    finally:
+        engine.close()
+
+
+def make_config(case: Broken | None, folder: Path, *, debug: bool) -> EngineConfig:
+    """A small engine with the case's plugin."""
+    settings: dict[str, Any] = DEBUG if debug else {}
+    model = str(CHECKPOINT)
+    if case is not None and case.kind == "model":
+        model = str(write_checkpoint(folder, case.name))
+        settings = {**settings, "load_format": "dummy"}
+    elif case is not None:
+        settings = {**settings, SETTINGS[case.kind]: case.name}
+    return EngineConfig(
+        model=model,
+        **({"attn": "sdpa", "ops": "torch", "runner": "eager"} | settings),
+        num_pages=60,
+        page_size=4,
+        max_seq_len=48,
+        max_running_requests=4,
+        max_batch_tokens=16,
+    )
+
+
+def write_checkpoint(folder: Path, architecture: str) -> Path:
+    """A config.json of the demo model's, for another architecture."""
+    path = folder / architecture
+    path.mkdir(exist_ok=True)
+    fields = json.loads((CHECKPOINT / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(fields | {"architectures": [architecture]}))
+    return path
+
+
+def run_requests(engine: Engine, *, clears: bool) -> Outcome:
+    """Run the waves of requests, up to the first thing that is said."""
+    tokens: dict[str, list[int]] = {}
+    try:
+        for wave in WAVES:
+            for request in map(make_request, wave):
+                engine.submit(request)
+                tokens[request.id] = []
+            while engine.has_work:
+                for update in engine.step():
+                    tokens[update.id] += update.tokens
+                    if update.finish_reason == "error":
+                        return Outcome(RequestError.exit_code, plain_text(str(update.error)))
+        if clears:
+            engine.reset_prefix_cache()
+            engine.step()
+    except HeadstockError as error:
+        # The loop ends the engine with it, whatever it is.
+        return Outcome(EngineDied.exit_code, plain_text(str(error)))
+    return Outcome(0, "", tuple((name, tuple(found)) for name, found in tokens.items()))
+
+
+def make_request(one: Sequence[Any]) -> Request:
+    """A greedy request."""
+    name, seed, length, namespace = one
+    prompt = np.random.default_rng(seed).integers(3, 700, 40)[:length].astype(np.int32)
+    params = SamplingParams(temperature=0.0, seed=0)
+    return Request(id=name, prompt=prompt, max_tokens=6, namespace=namespace, params=params)
+
+
+def run_command(case: Broken) -> Outcome:
+    """Run a verb in this process."""
+    errors = io.StringIO()
+    with contextlib.redirect_stderr(errors):
+        code = main([case.name, "--port"])
+    return Outcome(code, plain_text(errors.getvalue()))
+
+
+def plain_text(text: str) -> str:
+    """An error without what differs between two runs: recordings, lines of sources, fractions."""
+    text = text.strip()
+    assert len(text) <= 400, f"an error of {len(text)} characters: {text}"
+    assert "\n" not in text, f"an error of several lines: {text}"
+    for pattern, replacement in PATTERNS:
+        text = re.sub(pattern, replacement, text)
+    return text
+
+
+PATTERNS: Iterable[tuple[str, str]] = (
+    (r"; the last (step|\d+ steps): headstock replay \S+", ""),
+    (r"; the log has the reason$", ""),
+    (r"\.py:\d+\)", ".py)"),
+    (r"\d+\.\d+(e[+-]\d+)?|\de[+-]\d+|\binf\b", "…"),
+    (r"query token \d+, head \d+", "query token …, head …"),
+)

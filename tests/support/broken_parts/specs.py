@@ -1,0 +1,72 @@
+"""The specs of the broken plugins, by `KIND__NAME`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from attrs import evolve
+
+import headstock_qwen.plugin
+import headstock_radix_cache.plugin
+import headstock_sdpa.plugin
+from headstock.builtin import specs
+from headstock.spi import CommandSpec, PluginSpec, ProposerSpec, SpiRange
+
+from .cases import CASES, Broken
+
+SPI = SpiRange(0, 2)
+
+
+def entry_name(case: Broken) -> str:
+    """The attribute of this module that makes the case's spec."""
+    return f"{case.kind}__{case.name.replace('-', '_')}"
+
+
+def make_spec(case: Broken) -> PluginSpec:
+    """The spec of a case: that of a sound plugin, with another implementation."""
+    own = {"name": case.name, "implementation": f"broken_parts.{case.path}"}
+    plain = {**own, "spi": SPI, "summary": "broken"}
+    if case.kind == "proposer":
+        return ProposerSpec(**plain)
+    if case.kind == "command":
+        return CommandSpec(**plain)
+    sound: dict[str, Callable[[], PluginSpec]] = {
+        "attention": headstock_sdpa.plugin.spec,
+        "cache": headstock_radix_cache.plugin.spec,
+        "scheduler": specs.mixed,
+        "runner": specs.eager,
+        "ops": specs.torch_ops,
+        "model": headstock_qwen.plugin.qwen3,
+    }
+    if case.kind == "attention":
+        own["resolve"] = f"broken_parts.{case.resolve}" if case.resolve else None
+        claims = headstock_sdpa.plugin.spec().capabilities
+        own["capabilities"] = evolve(claims, features=frozenset())
+    return evolve(sound[case.kind](), **own, options=None)
+
+
+def __getattr__(name: str) -> Any:
+    """The function behind an entry point."""
+    for case in CASES:
+        if entry_name(case) == name:
+            return lambda: make_spec(case)
+    raise AttributeError(name)
+
+
+def install(folder: Path) -> None:
+    """Put the metadata of a distribution with all cases into `folder`, for `sys.path`."""
+    info = folder / "broken_parts-1.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-parts\nVersion: 1\n")
+    kinds = dict.fromkeys(case.kind for case in CASES)
+    lines = []
+    for kind in kinds:
+        lines.append(f"[headstock.{kind}]")
+        lines += [
+            f"{case.name} = broken_parts.specs:{entry_name(case)}"
+            for case in CASES
+            if case.kind == kind
+        ]
+    (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
