@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 import torch
-from paged import Paged
 
+from headstock.conformance.model.paged import Paged
 from headstock.nn.decoder import decoder
 from headstock.nn.parameters import parameters
 from headstock.ops.torch_ops import TorchOps

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from headstock.spi import Variant
 
 _CLAIMS = "tests/core/startup/test_capabilities.py::"
+_REFUSALS = "tests/core/startup/test_refusals.py::"
 _GROUPS = "tests/core/startup/test_kv_groups.py::"
 _BROKEN = "tests/core/registry/test_broken.py::"
 _PLUGINS = "tests/core/cli/test_plugins.py::"
@@ -19,6 +20,7 @@ _GRAPHS = (
     "tests/plugins/cuda_graph/test_prompt_graphs.py::"
     "test_replayed_prompts_give_the_tokens_of_eager_ones"
 )
+_TOOLS = "tests/plugins/tool_parsers/test_parsers.py::"
 _ROUTES = "tests/core/nn/test_routing.py::"
 _LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
 
@@ -31,12 +33,47 @@ SHOWN: Mapping[str, str] = {
     "PluginSpec.requires": _BROKEN + "test_a_missing_requirement_is_found_without_importing",
     "PluginSpec.options": "tests/core/registry/test_options.py::"
     "test_an_assignment_is_converted_to_the_type_of_its_field",
+    "PluginSpec.request_args": "tests/core/startup/test_request_args.py::"
+    "test_each_plugin_gets_what_it_claims",
     "AttentionSpec.capabilities": _CLAIMS + "test_each_claim_that_is_not_met_is_a_reason",
-    "AttentionSpec.resolve": _CLAIMS + "test_a_resolve_that_answers_with_something_else_is_broken",
+    "PluginSpec.resolve": _REFUSALS + "test_a_plugin_that_says_no_is_named_with_its_reason",
+    **dict.fromkeys(
+        (
+            f"PartQuery.{name}"
+            for name in (
+                "model",
+                "dtype",
+                "kv_dtype",
+                "formats",
+                "contiguous",
+                "max_rows",
+                "max_batch_tokens",
+                "max_seq_len",
+                "parts",
+            )
+        ),
+        _REFUSALS + "test_a_runner_is_asked_last_and_knows_the_other_parts",
+    ),
+    **dict.fromkeys(
+        ("RunnerCapabilities.models", "RunnerCapabilities.ops"),
+        _REFUSALS + "test_a_runner_states_the_models_and_operations_that_it_takes",
+    ),
     "CacheSpec.capabilities": _GROUPS + "test_what_is_reused_follows_from_layouts_and_policy",
     "OpsSpec.capabilities": _GROUPS + "test_each_part_must_serve_the_layout",
     "RunnerSpec.capabilities": "tests/plugins/cuda_graph/test_replay.py::"
     "test_a_decode_backend_without_graphs_is_refused_by_name",
+    "ToolParserSpec.special_tokens": "tests/plugins/tool_parsers/test_in_answers.py::"
+    "test_marks_that_are_special_tokens_reach_the_parser",
+    "Tool.name": _TOOLS + "test_an_answer_is_read_the_same_whole_cut_once_and_by_characters",
+    "Tool.parameters": _TOOLS + "test_an_answer_is_read_the_same_whole_cut_once_and_by_characters",
+    **dict.fromkeys(
+        (
+            *("ToolEvent.kind", "ToolEvent.text"),
+            *(f"ToolEventKind.{name}" for name in ("CONTENT", "CALL", "ARGUMENTS", "END")),
+        ),
+        "tests/core/text/test_chat_answers.py::"
+        "test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once",
+    ),
     "CommandSpec.parser": "tests/docs/test_command_plugin.py::test_the_tab_key_knows_its_flags",
     **dict.fromkeys(
         (f"CheckpointSpec.{name}" for name in ("name", "spi", "summary", "directory")),
@@ -44,6 +81,8 @@ SHOWN: Mapping[str, str] = {
     ),
     "RunnerCapabilities.needs_graph": "tests/plugins/cuda_graph/test_replay.py::"
     "test_a_decode_backend_without_graphs_is_refused_by_name",
+    "RunnerCapabilities.pooling": "tests/core/engine/test_pooling.py::"
+    "test_a_runner_that_does_not_claim_it_is_named",
     "DeviceEnv.distributions": "tests/backends/flash_attn/test_resolve.py::"
     "test_the_first_provider_that_serves_is_used",
     "Rejection.message": _CLAIMS + "test_every_reason_is_given_at_once",
@@ -130,6 +169,26 @@ SHOWN: Mapping[str, str] = {
     ),
     "PromptInputs.memory": _TABLES
     + "test_inputs_keep_their_addresses_and_begin_where_kernels_like_it",
+    **dict.fromkeys(
+        ("DecodeStep.prepare_sampling", "PromptStep.prepare_sampling", "Program.rules"),
+        "tests/core/grammar/test_rows.py::"
+        "test_answers_follow_their_rules_and_others_are_as_without",
+    ),
+    **dict.fromkeys(
+        (
+            *("Processing.rows", "Processing.parts", "Sampling.processing"),
+            *(f"LogitColumn.{name}" for name in ("neutral", "dtype", "width")),
+        ),
+        "tests/core/engine/test_processors.py::"
+        "test_rows_with_a_processor_are_changed_by_it_and_others_are_as_without",
+    ),
+    **dict.fromkeys(
+        (
+            *(f"Vocabulary.{name}" for name in ("tokenizer_file", "size", "end_ids")),
+            *(f"GrammarKind.{name}" for name in ("JSON_SCHEMA", "REGEX", "CHOICE", "GRAMMAR")),
+        ),
+        "tests/plugins/llguidance/test_engine.py::test_a_form_allows_its_answers_alone",
+    ),
     "Scoring.SOFTMAX": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
     "Scoring.SIGMOID": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
     **dict.fromkeys(

@@ -7,11 +7,20 @@ from typing import Any
 
 import attrs
 import numpy as np
-from toy_schedule import Drive
 from toy_workloads import FULL, SCHEDULERS, limits, request
 
 from headstock.builtin import mixed
-from headstock.spi import Budget, CachePolicy, Inserted, Match, ScheduleDecision, View
+from headstock.conformance.scheduler.toy_schedule import Drive
+from headstock.spi import (
+    Budget,
+    CachePolicy,
+    Inserted,
+    Match,
+    RequestColumns,
+    ScheduleDecision,
+    ScheduleFunction,
+    View,
+)
 from headstock_radix_cache.policy import RadixCache
 
 from .vary import Case, outcome_of, vary
@@ -20,6 +29,13 @@ from .vary import Case, outcome_of, vary
 def ints(*numbers: int) -> np.ndarray:
     """An array of the contract."""
     return np.array(numbers, np.int32)
+
+
+def columns(*waits: int) -> RequestColumns:
+    """Columns of requests that differ in how long they have been here."""
+    same = ints(*[1] * len(waits))
+    names = [each.name for each in attrs.fields(RequestColumns)]
+    return RequestColumns(**dict.fromkeys(names, same) | {"waits": ints(*waits)})
 
 
 VIEW = View(
@@ -31,6 +47,8 @@ VIEW = View(
     num_drafts=ints(0, 0, 0, 0),
     waiting_lengths=ints(5),
     waiting_priorities=ints(0),
+    list_running=lambda: columns(30, 10, 20, 0),
+    list_waiting=lambda: columns(5, 4, 6),
     step=8,
 )
 BUDGET = Budget(tokens=9, free_rows=1, pages=(20,), page_size=4)
@@ -75,6 +93,51 @@ def longest_of_priority(view: View, budget: Budget) -> ScheduleDecision:
     decision = mixed.schedule(view, budget)
     last = np.argsort(view.waiting_priorities, kind="stable")[:1].astype(np.int32)
     return attrs.evolve(decision, admit=last if not len(view.rows_by_priority) else ints())
+
+
+def greatest(name: str) -> ScheduleFunction:
+    """A scheduler of one row: it admits the request that has most of `name`."""
+
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        decision = mixed.schedule(view, budget)
+        if len(view.rows_by_priority):
+            return attrs.evolve(decision, admit=ints())
+        values = getattr(view.list_waiting(), name)
+        return attrs.evolve(decision, admit=values.argsort(kind="stable")[-1:].astype(np.int32))
+
+    return schedule
+
+
+def ended_by(name: str, *requests: dict[str, Any]) -> list[str]:
+    """The order in which requests end that came one after the other, the longest first."""
+    drive = Drive(limits(schedule=greatest(name), max_rows=1), tick=10)
+    for number, fields in enumerate((requests[0], *requests)):
+        length = fields.get("length", 3)
+        rest = {key: value for key, value in fields.items() if key != "length"}
+        drive.submit(request(str(number), list(range(length)), **({"max_tokens": 4} | rest)))
+        drive.step()
+    drive.drain()
+    return list(drive.reasons)
+
+
+def column(name: str, field: str, *values: Any) -> Case:
+    """The case of a column: whoever has most of it goes first, whatever the order of arrival."""
+    asked = [{field: value} for value in values]
+    return lambda: (ended_by(name, *asked), ended_by(name, *asked[::-1]))
+
+
+def oldest_first(tick: int) -> list[float]:
+    """What a scheduler is shown of the waits of its rows."""
+    seen: list[float] = []
+
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        seen.extend(view.list_running().waits.tolist())
+        return mixed.schedule(view, budget)
+
+    drive = Drive(limits(schedule=schedule, max_rows=2), tick=tick)
+    drive.submit(request("0", [1, 2, 3]))
+    drive.drain()
+    return seen
 
 
 def order_of(priorities: tuple[int, ...]) -> list[str]:
@@ -175,6 +238,24 @@ CASES: dict[str, Case] = {
             "step": 9,
         },
     ),
+    **vary(
+        VIEW,
+        lambda view: [
+            greatest("waits")(attrs.evolve(view, rows_by_priority=ints()), BUDGET).admit,
+            int(view.list_running().waits.argmax()),
+        ],
+        {
+            "list_running": lambda: columns(10, 30, 20, 0),
+            "list_waiting": lambda: columns(5, 6, 4),
+        },
+    ),
+    "RequestColumns.lengths": column("lengths", "length", 3, 5, 9),
+    "RequestColumns.num_prompt_tokens": column("num_prompt_tokens", "length", 3, 5, 9),
+    "RequestColumns.max_tokens": column("max_tokens", "max_tokens", 2, 5, 9),
+    "RequestColumns.priorities": column("priorities", "priority", 0, 1, 2),
+    "RequestColumns.users": column("users", "user", "", "", "ada"),
+    "RequestColumns.adapters": column("adapters", "adapter", "", "", "lora"),
+    "RequestColumns.waits": lambda: (oldest_first(10), oldest_first(20)),
     "View.waiting_priorities": lambda: (order_of((0, 1, 2)), order_of((2, 1, 0))),
     **vary(BUDGET, lambda budget: decide(VIEW, budget), {"tokens": 2}),
     "Budget.free_rows": shown("free_rows", max_rows=3),

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import attention_cases
 import attrs
 import numpy as np
-import shared_cases
 import torch
 from torch import Tensor
 
+from headstock.conformance import attention as attention_cases
+from headstock.conformance.attention import shared_prefix_cases as shared_cases
+from headstock.execution.pooling import find_pooled_health
 from headstock.nn.eager_step import run_eager_step
 from headstock.nn.sampler import sample
 from headstock.nn.short_conv import ConvInputs, convolve_
@@ -23,6 +24,7 @@ from headstock.spi import (
     KVLayer,
     LayerInfo,
     Phase,
+    Pooling,
     Program,
     Sample,
     Sampling,
@@ -64,8 +66,12 @@ def attend_step(step: AttentionStep) -> object:
 
 
 def attend_decode(step: AttentionStep) -> object:
-    """Attention of decode rows with this step."""
-    return attend(DECODE, attrs.evolve(LAYER, window=None), step, context_of(DECODE))
+    """Attention of decode rows with this step, and the way that it goes."""
+    backend, layer = SdpaBackend(context_of(DECODE)), attrs.evolve(LAYER, window=None)
+    plan, out = backend.plan(step), torch.full_like(DECODE.q, math.nan)
+    backend.forward(DECODE.q, layer, plan, out)
+    # Rounded: rows of one token have the same result either way, but for the order of sums.
+    return [out.double().mul(1e4).round(), [type(index) for index in plan.indexes.values()]]
 
 
 def attend_layer(layer: LayerInfo) -> object:
@@ -110,6 +116,7 @@ SETTINGS = Sampling(
     history=torch.tensor([[1, 2, 2, 7], [3, 3, 0, 1], [4, 5, 6, 7]]),
     history_lens=torch.tensor([4, 3, 4]),
     prompt_lens=torch.tensor([1, 1, 2]),
+    mask=torch.full((3, 1), -1, dtype=torch.int32),
     banned=torch.zeros(3, 8, dtype=torch.bool),
     bias=torch.zeros(3, 8),
     targets=torch.tensor([1, -1, 3]),
@@ -134,8 +141,27 @@ def samples(sampling: Sampling) -> object:
 
 def run(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> object:
     """What a step of the model computes and writes, where attention gives back the queries."""
+    batch = attrs.evolve(batch, pools=tuple(pool.clone() for pool in batch.pools))
+    return [compute(batch, max_logits=max_logits, changes=changes), batch.pools]
+
+
+def store(batch: Batch) -> object:
+    """How much a step stores in its pools, and how much in those of `STEP`."""
+    for pool in (*batch.pools, *POOLS):
+        pool.zero_()
+    compute(batch)
+    counts = [[int(pool.count_nonzero()) for pool in pools] for pools in (batch.pools, POOLS)]
+    for pool in POOLS:
+        pool.zero_()
+    return counts
+
+
+def compute(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> Sample:
+    """The samples of a step of the model, where attention gives back the queries.
+
+    writes: the batch's pools
+    """
     config = models.CONFIG
-    pools = tuple(pool.clone() for pool in batch.pools)
     program: Any = Program(
         config=config,
         params=models.load(config, models.FAMILY.params(config)),
@@ -145,10 +171,10 @@ def run(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> object:
         attention=None,  # type: ignore[arg-type]
         max_logits=max_logits,
     )
-    made = run_eager_step(
-        attrs.evolve(program, **(changes or {})), attrs.evolve(batch, pools=pools), lambda q, _: q
-    )
-    return [made, pools]
+    if batch.pooling is not None and batch.pooling.sums is not None:
+        sums = batch.pooling.sums.clone()
+        batch = attrs.evolve(batch, pooling=attrs.evolve(batch.pooling, sums=sums))
+    return run_eager_step(attrs.evolve(program, **(changes or {})), batch, lambda q, _: q)
 
 
 POOLS = tuple(torch.zeros(3, 2, 4, 2, 8) for _ in models.LAYERS)
@@ -167,6 +193,12 @@ STEP = Batch(
 )
 
 
+# The second row goes on after a first step that summed up to ones.
+POOLING = Pooling(
+    rows=torch.tensor([1]),
+    is_mean=torch.tensor([True]),
+    sums=torch.ones(2, models.CONFIG.hidden),
+)
 # The second row has no tokens, as rows that pad a replay have none.
 STATE_STEP = attrs.evolve(
     STEP,
@@ -200,12 +232,12 @@ CASES: dict[str, Case] = {
         EXTEND.step,
         attend_step,
         {
-            "phase": Phase.DECODE,
             "page_tables": (EXTEND.step.page_tables[0].flip(0),),
             "host_query_lens": np.array([3, 2, 3], np.int32),
             "host_context_lens": EXTEND.step.host_context_lens - 1,
         },
     ),
+    **vary(DECODE.step, attend_decode, {"phase": Phase.EXTEND}),
     **vary(
         SHARED.step,
         lambda step: attend(SHARED, attrs.evolve(LAYER, window=None), step, context_of(SHARED)),
@@ -257,6 +289,7 @@ CASES: dict[str, Case] = {
             "history": SETTINGS.history * 0,  # type: ignore[operator]
             "history_lens": torch.tensor([1, 1, 2]),
             "prompt_lens": torch.tensor([4, 3, 4]),
+            "mask": torch.full((3, 1), 0b101, dtype=torch.int32),
             "banned": BANS,
             "bias": BIASES,
             "targets": None,
@@ -287,10 +320,25 @@ CASES: dict[str, Case] = {
             "tokens": torch.tensor([4, 5, 7]),
             "positions": torch.tensor([0, 2, 4]),
             "slots": (torch.tensor([4, 5, 10]), torch.tensor([6, 7, 9])),
-            "pools": POOLS[:2],
             "logit_indices": None,
             "sampling": Sampling(),
+            "pooling": POOLING,
         },
+    ),
+    **vary(STEP, store, {"pools": tuple(torch.zeros_like(pool) for pool in POOLS)}),
+    **vary(
+        POOLING,
+        lambda pooling: run(attrs.evolve(STEP, pooling=pooling)),
+        {
+            "rows": torch.tensor([0]),
+            "is_mean": torch.tensor([False]),
+            "sums": torch.zeros(2, models.CONFIG.hidden),
+        },
+    ),
+    **vary(
+        Sample(tokens=torch.zeros(0), healthy=torch.zeros(0)),
+        lambda sample: find_pooled_health(sample),
+        {"pooled": torch.tensor([[1.0], [math.nan]])},
     ),
     **vary(
         STATE_STEP,

@@ -7,10 +7,10 @@ from typing import Any
 
 import attrs
 import torch
-from attention_cases import query
 
 from headstock import registry
 from headstock.config import EngineConfig
+from headstock.conformance.attention import query
 from headstock.errors import CannotRun
 from headstock.execution.kv_pools import page_shape
 from headstock.nn.decoder_config import decoder_config

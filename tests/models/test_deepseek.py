@@ -9,8 +9,8 @@ import pytest
 import torch
 from families import YARN, Case, log_probabilities
 from fp8_checkpoints import quantize_directory
-from parity import add_tensors, expected, tokens, write
 
+from headstock.conformance.model.parity import add_tensors, expected, tokens, write
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import LatentKV, Scoring
 from headstock.startup.memory_plan import GroupTerms
@@ -109,7 +109,7 @@ def test_the_published_configuration_of_v3_is_read_whole() -> None:
         (V2, {"moe_layer_freq": 2}, "moe_layer_freq is 2, which is not supported; wanted 1"),
         (V2, {"num_experts_per_tok": 9}, "num_experts_per_tok is 9, wanted at most 8 experts"),
         (V2, {"n_shared_experts": -1}, "n_shared_experts is -1, wanted a number of experts"),
-        (V2, {"qk_rope_head_dim": 7}, "head_dim is 7, wanted an even number"),
+        (V2, {"qk_rope_head_dim": 7}, "qk_rope_head_dim is 7, wanted an even number"),
         (
             V2,
             {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 0.7}},

@@ -17,8 +17,8 @@ from attrs import frozen
 from engine_parity import MAX_TOKENS, PROMPTS, Answer, answer_alone, assert_equal, counted, generate
 from families import YARN, Case
 from often import often
-from parity import write
 
+from headstock.conformance.model.parity import write
 from headstock.execution.buffers import Buffers
 from headstock_cuda_graph.runner import CudaGraphRunner
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from families import CASES, FAMILIES, Case, log_probabilities
-from parity import expected, tokens, write
+from packed_ops import PackedOps
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from headstock.conformance.model.parity import expected, tokens, write
 from headstock.nn.config_keys import UNSERVED
 from headstock.ops.fbgemm_ops import FbgemmOps
-from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops
 from headstock.weights import read_config
@@ -23,7 +23,7 @@ PROMPT = tokens(40)
 WAYS: tuple[tuple[type[Ops], int | None], ...] = (
     (TorchOps, None),
     (TorchOps, 7),
-    (OneDnnOps, 7),
+    (PackedOps, 7),
     (FbgemmOps, None),
 )
 

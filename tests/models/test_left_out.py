@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from families import Case, log_probabilities
-from parity import add_tensors, expected, tokens, write
 
 from headstock.config import EngineConfig
+from headstock.conformance.model.parity import add_tensors, expected, tokens, write
 from headstock.engine.engine import Engine
 from headstock.errors import ModelError
 from headstock.ops.torch_ops import TorchOps

@@ -17,9 +17,9 @@ import replayed_sdpa
 import torch
 from engine_parity import MAX_TOKENS, SMALL, Answer, answer_alone, assert_equal, counted, generate
 from often import often
-from parity import write
 
 from headstock import LLM
+from headstock.conformance.model.parity import write
 from headstock.errors import CannotRun, ModelError
 from headstock.execution.buffers import Buffers
 from headstock.spi import Shard

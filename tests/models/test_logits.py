@@ -9,11 +9,11 @@ import pytest
 import torch
 from attrs import frozen
 from checkpoints import VARIANTS, Variant, save_model
-from paged import Paged
+from packed_ops import PackedOps
 from torch import Tensor
 
+from headstock.conformance.model.paged import Paged
 from headstock.ops.fbgemm_ops import FbgemmOps
-from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Model, ModelConfig, Ops, Params
 from headstock.weights import load_weights, read_config
@@ -72,7 +72,7 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return Loaded(model, config, params, prompts, expected)
 
 
-@pytest.mark.parametrize("ops", [TorchOps, OneDnnOps, FbgemmOps])
+@pytest.mark.parametrize("ops", [TorchOps, PackedOps, FbgemmOps])
 def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
     scores = loaded.paged(4, ops()).step(dict(enumerate(loaded.prompts)))
 
@@ -80,7 +80,7 @@ def test_whole_prompts_in_one_step(loaded: Loaded, ops: type[Ops]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, OneDnnOps)]
+    ("chunk", "ops"), [(1, TorchOps), (3, TorchOps), (8, TorchOps), (1, FbgemmOps), (3, PackedOps)]
 )
 def test_chunks_and_single_tokens_of_several_rows(
     loaded: Loaded, chunk: int, ops: type[Ops]

@@ -11,8 +11,16 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from often import often
-from parity import add_tensors, assert_parity, computed, expected, shape, tokens, write
 
+from headstock.conformance.model.parity import (
+    add_tensors,
+    assert_parity,
+    computed,
+    expected,
+    shape,
+    tokens,
+    write,
+)
 from headstock.errors import ModelError
 from headstock.startup.model_loading import read_model
 

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from families import GEMMA2_CAPS, NESTED, NEW, Case
 from often import often
-from parity import write
 
 from headstock import LLM, SamplingParams
+from headstock.conformance.model.parity import write
 
 CASES = {
     "gemma2": Case("gemma2", {**GEMMA2_CAPS, "sliding_window": 21, **NEW}),

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 from families import CASES, DRAWS, Case, chi_square, draws_are_true
-from parity import expected, tokens, write
+from packed_ops import PackedOps
 
 from headstock import LLM, SamplingParams
+from headstock.conformance.model.parity import expected, tokens, write
 from headstock.ops.fbgemm_ops import FbgemmOps
-from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops
 
@@ -20,7 +20,7 @@ GEMMA2 = Case("gemma2", {**CASES[0].changes, "vocab_size": VOCAB})
 PROMPT = [token % VOCAB for token in tokens(12)]
 
 
-@pytest.mark.parametrize("ops", [TorchOps, OneDnnOps, FbgemmOps])
+@pytest.mark.parametrize("ops", [TorchOps, PackedOps, FbgemmOps])
 def test_a_bounded_head_samples_its_true_distribution(ops: type[Ops], tmp_path: Path) -> None:
     write(tmp_path, GEMMA2.hf)
 

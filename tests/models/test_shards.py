@@ -10,21 +10,21 @@ from threading import Barrier
 from typing import Any
 
 import attrs
-import parity
 import pytest
 import torch
 from families import CASES
 from fp8_checkpoints import quantize_directory
-from paged import Paged
+from packed_ops import PackedOps
 from source_tree import PLUGINS, read_project
 from torch import Tensor
 
+from headstock.conformance.model import parity
+from headstock.conformance.model.paged import Paged
 from headstock.errors import CannotRun, PluginBroken
 from headstock.nn.decoder import decoder
 from headstock.nn.noise import gumbel, random_words
 from headstock.nn.sampler import gumbel_scores, join_best
 from headstock.nn.shard import shard_config
-from headstock.ops.onednn_ops import OneDnnOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Model,
@@ -143,7 +143,7 @@ def test_parts_joined_and_summed_are_the_whole(name: str, tmp_path: Path) -> Non
     assert_joined(family, config, parts, whole, pieces)
 
     expected = scores(family, config, whole, plain)
-    for base in (TorchOps, OneDnnOps):
+    for base in (TorchOps, PackedOps):
         ranks = Ranks(COUNT)
 
         def run(rank: int, base: type[TorchOps] = base, ranks: Ranks = ranks) -> Tensor:

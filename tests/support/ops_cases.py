@@ -8,160 +8,56 @@ that is right.
 from __future__ import annotations
 
 import torch
-from attrs import frozen
-from torch import Tensor
 
-from headstock.execution.kv_pools import page_shape, view_layer
-from headstock.nn.decoder import forward
-from headstock.nn.kv import kv_cells
-from headstock.nn.parameters import parameters
-from headstock.nn.rope import CosSin, rope_table
-from headstock.ops.bound import BoundOps
-from headstock.ops.torch_ops import TorchOps
-from headstock.spi import (
-    Activation,
-    Batch,
-    Experts,
-    FullKV,
-    KVGroup,
-    LayerConfig,
-    ModelConfig,
-    Ops,
-    Params,
-    QkNorm,
-    Rope,
-    Sampling,
-    Weight,
+from headstock.conformance.ops import cases
+from headstock.conformance.ops.cases import (
+    EPS,
+    LIMITS,
+    Shape,
+    batch_of,
+    config_of,
+    error,
+    noise,
+    params_of,
+    places,
+    positions_of,
+    run_model,
+    within,
 )
-from headstock_triton import activation, linear, norm
+from headstock.nn.kv import kv_cells
+from headstock.nn.rope import CosSin, rope_table
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import Activation, Ops, Rope, Stream, Weight
+from headstock_triton import activation, gated_linear, linear, norm, split_linear
+from headstock_triton.gated_linear import GatedTile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.ops import TritonOps
+from headstock_triton.split_linear import SplitTile
 
-EPS = 1e-6
-LIMITS = {
-    torch.bfloat16: 2.0**-6,
-    torch.float16: 2.0**-9,
-    torch.float32: 2.0**-17,
-    torch.float8_e4m3fn: 2.0**-3,
-}
-"""Two roundings of the largest number."""
-
-
-@frozen(kw_only=True)
-class Shape:
-    """The numbers of a model that its kernels see."""
-
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    intermediate: int
-    vocab: int
-    rope_dim: int | None = None
-    qk_norm: bool = True
-    bias: bool = False
-    layers: int = 2
-    experts: Experts | None = None
-
-
-def config_of(shape: Shape) -> ModelConfig:
-    """A decoder of that shape."""
-    layers = tuple(
-        LayerConfig(
-            index=index,
-            prefix=f"layers.{index}.",
-            group=0,
-            scale=shape.head_dim**-0.5,
-            experts=shape.experts,
-        )
-        for index in range(shape.layers)
-    )
-    group = KVGroup(
-        layers=tuple(range(shape.layers)),
-        layout=FullKV(kv_heads=shape.kv_heads, k_dim=shape.head_dim, v_dim=shape.head_dim),
-    )
-    return ModelConfig(
-        architecture="ops-case",
-        vocab=shape.vocab,
-        hidden=shape.hidden,
-        heads=shape.heads,
-        kv_heads=shape.kv_heads,
-        head_dim=shape.head_dim,
-        intermediate=shape.intermediate,
-        norm_eps=EPS,
-        max_position=40_960,
-        ropes=(Rope(theta=1e6, dim=shape.rope_dim or shape.head_dim),),
-        layers=layers,
-        kv_groups=(group,),
-        qk_norm=QkNorm.HEAD if shape.qk_norm else QkNorm.NONE,
-        qkv_bias=shape.bias,
-        tied_embeddings=True,
-    )
-
-
-def noise(
-    *shape: int, dtype: torch.dtype, device: str, seed: int = 0, scale: float = 1.0
-) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
-    generator = torch.Generator(device).manual_seed(seed)
-    return torch.randn(shape, generator=generator, device=device).mul_(scale).to(dtype)
-
-
-def params_of(config: ModelConfig, dtype: torch.dtype, device: str) -> Params:
-    """Random parameters under which activations neither vanish nor grow much."""
-    specs, params = parameters(config), {}
-    for seed, (name, spec) in enumerate(specs.items()):
-        if name.endswith(".bias"):
-            continue
-        if spec.compute is not None:
-            params[name] = Weight(tensor=spec.compute(config, config.max_position).to(device))
-            continue
-        scale = 1.0 if len(spec.shape) == 1 or name.endswith("qk_norm") else spec.shape[-1] ** -0.5
-        tensor = noise(*spec.shape, dtype=dtype, device=device, seed=seed, scale=scale)
-        bias = specs.get(f"{name}.bias")
-        held = (
-            None
-            if bias is None
-            else noise(*bias.shape, dtype=dtype, device=device, seed=seed + 1000)
-        )
-        params[name] = Weight(tensor=tensor, bias=held)
-    return params
-
-
-def places(tokens: int, page_size: int, device: str, seed: int = 0) -> tuple[Tensor, int]:
-    """A slot of its own for each token but the last two, which go to the dummy page, and how many
-    pages there are.
-    """
-    pages = 2 + -(-tokens // page_size)
-    generator = torch.Generator().manual_seed(seed)
-    slots = page_size + torch.randperm((pages - 1) * page_size, generator=generator)[:tokens]
-    if tokens > 2:
-        slots[-2:] = torch.tensor([0, 1 % page_size])
-    return slots.to(device), pages
-
-
-def positions_of(tokens: int, device: str) -> Tensor:
-    """Positions from 0 to 40,959, in no order."""
-    return (torch.arange(tokens, device=device) * 7919 + 40_959) % 40_960
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest number expected."""
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    found, expected = found.float(), expected.float()
-    assert bool((found.isnan() == expected.isnan()).all()), "NaN in other places"
-    worst = (found - expected).nan_to_num_().abs().max() / expected.nan_to_num().abs().max().clamp(
-        min=1e-30
-    )
-    return float(worst)
-
-
-def within(worst: float, dtype: torch.dtype) -> float:
-    """The error, if the type allows it."""
-    assert worst <= LIMITS[dtype], (
-        f"off by {worst:.2e} of the largest, {LIMITS[dtype]:.2e} is allowed"
-    )
-    return worst
+__all__ = [
+    "EPS",
+    "LIMITS",
+    "Shape",
+    "activation_case",
+    "batch_of",
+    "config_of",
+    "embed_case",
+    "error",
+    "fused_linear_case",
+    "gated_case",
+    "heads_case",
+    "linear_case",
+    "model_case",
+    "noise",
+    "norm",
+    "norm_case",
+    "params_of",
+    "places",
+    "positions_of",
+    "run_model",
+    "split_case",
+    "within",
+]
 
 
 def norm_case(tokens: int, hidden: int, dtype: torch.dtype, device: str, pending: bool) -> float:
@@ -209,6 +105,45 @@ def linear_case(
     term = noise(outs, dtype=dtype, device=device, seed=2) if bias else None
     expected = x.double() @ weight.double().T + (0 if term is None else term)
     return within(error(linear.small_linear(x, weight, term), expected.to(dtype)), dtype)
+
+
+def split_case(
+    tokens: int, outs: int, width: int, dtype: torch.dtype, device: str, tile: SplitTile
+) -> float:
+    """A product in parts that the next norm sums, against torch's operations one by one."""
+    ops = TorchOps()
+    x = noise(tokens, width, dtype=dtype, device=device)
+    weight = noise(outs, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
+    gain = noise(outs, dtype=dtype, device=device, seed=3)
+    total = noise(tokens, outs, dtype=dtype, device=device, seed=4)
+    expected = total + (x.double() @ weight.double().T).to(dtype)
+    parts = split_linear.multiply_in_parts(x, weight, tile)
+    assert parts.shape == (tile.parts, tokens, outs) and parts.dtype == torch.float32
+    settled = Stream(total.clone(), parts).settle()
+    normed = norm.add_norm(total, parts, gain, EPS)
+    within(error(total, settled), dtype)
+    within(error(total, expected), dtype)
+    return within(error(normed, ops.rms_norm(expected, Weight(tensor=gain), EPS)), dtype)
+
+
+def gated_case(
+    tokens: int,
+    outs: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str,
+    tile: SplitTile | GatedTile,
+) -> float:
+    """Gate and up in one product with the activation, against the same one by one."""
+    x = noise(tokens, width, dtype=dtype, device=device)
+    weight = noise(2 * outs, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
+    product = (x.double() @ weight.double().T).to(dtype)
+    expected = TorchOps().activate_and_mul(product, Activation.SILU)
+    if isinstance(tile, SplitTile):
+        found = split_linear.multiply_gated(x, weight, tile)
+    else:
+        found = gated_linear.multiply_gated_tiles(x, weight, tile)
+    return within(error(found, expected), dtype)
 
 
 def fused_linear_case(
@@ -290,79 +225,5 @@ def heads_case(
 def model_case(
     shape: Shape, tokens: int, dtype: torch.dtype, device: str, ops: Ops | None = None
 ) -> float:
-    """All layers, attention left out: hidden states and pools of `triton`, or of `ops`, and of
-    torch.
-
-    Errors of layers add up: what float32 says is the measure. From it `triton` may be as far as
-    `torch` on the whole (root of the mean square, which no single number decides), and its worst
-    number twice as far as torch's worst.
-    """
-    config = config_of(shape)
-    params = params_of(config, dtype, device)
-    ours = run_model(ops or TritonOps(), config, params, tokens, dtype, device)
-    theirs = run_model(TorchOps(), config, params, tokens, dtype, device)
-    wide = {
-        name: Weight(
-            tensor=each.tensor.float(), bias=None if each.bias is None else each.bias.float()
-        )
-        for name, each in params.items()
-    }
-    truth = run_model(TorchOps(), config, wide, tokens, torch.float32, device)
-    for own, other, exact in zip(ours, theirs, truth, strict=True):
-        mine, allowed = (
-            (each.float() - exact).square().mean().sqrt() / exact.abs().max()
-            for each in (own, other)
-        )
-        assert mine <= 1.02 * allowed + LIMITS[torch.float32], (
-            f"{mine:.3e} from float32 on the whole, torch {allowed:.3e}"
-        )
-    found, allowed = (
-        max(error(f.float(), t) for f, t in zip(each, truth, strict=True))
-        for each in (ours, theirs)
-    )
-    assert found <= 2 * allowed + LIMITS[torch.float32], (
-        f"{found:.2e} from float32, torch {allowed:.2e}"
-    )
-    return found
-
-
-def run_model(
-    ops: Ops, config: ModelConfig, params: Params, tokens: int, dtype: torch.dtype, device: str
-) -> tuple[Tensor, ...]:
-    """Hidden states and pools of one step in which attention gives back the queries."""
-    batch = batch_of(config, tokens, dtype, device)
-    with torch.inference_mode():
-        bound = BoundOps(type(ops).__name__, ops, config)
-        hidden = forward(params, config, batch, lambda q, layer: q, bound)
-    if config.layers[0].experts is None:
-        return hidden, *batch.pools
-    # Padding lies in the dummy page. What comes of it is left to each set, which may spare it the
-    # experts.
-    page_size = batch.pools[0].shape[2]
-    return hidden[batch.slots[0] >= page_size], *(pool[1:] for pool in batch.pools)
-
-
-def batch_of(
-    config: ModelConfig, tokens: int, dtype: torch.dtype, device: str, page_size: int = 16
-) -> Batch:
-    """A step of tokens in slots of their own."""
-    slots, pages = places(max(tokens, 1), page_size, device)
-    group = config.kv_groups[0]
-    pools = tuple(
-        torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
-        for _ in config.layers
-    )
-    return Batch(
-        tokens=(torch.arange(tokens, device=device) * 37) % config.vocab,
-        positions=positions_of(tokens, device),
-        token_rows=torch.zeros(tokens, dtype=torch.int64, device=device),
-        row_ids=torch.zeros(1, dtype=torch.int64, device=device),
-        starts=torch.zeros(1, dtype=torch.int64, device=device),
-        query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
-        max_query_len=tokens,
-        slots=(slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots,),
-        pools=pools,
-        kv=tuple(view_layer(pool, 0, group, page_size, dtype) for pool in pools),
-        logit_indices=None,
-        sampling=Sampling(),
-    )
+    """All layers by `triton`, or by `ops`, beside torch's; see `cases.model_case`."""
+    return cases.model_case(shape, tokens, dtype, device, ops or TritonOps())

@@ -5,16 +5,16 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import attention_cases as cases
 import numpy as np
 import pytest
-import shared_cases
 import torch
-from attention_cases import TOLERANCE, Case
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import TOLERANCE, Case
+from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo, Phase
 from headstock_sdpa.backend import SdpaBackend
 from headstock_sdpa.options import SdpaOptions

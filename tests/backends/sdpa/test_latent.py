@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
-import attention_cases as cases
 import pytest
-import shared_cases
 import torch
-from attention_cases import TOLERANCE, Case
 from attrs import evolve
 from backends.sdpa.test_attention import DEVICES, LAYER, backend, row_lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import TOLERANCE, Case
+from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Phase
 
 

@@ -11,9 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from attention_cases import row_attention
-from paged import gather_kv
 from torch import Tensor
+
+from headstock.conformance.attention import row_attention
+from headstock.conformance.model.paged import gather_kv
 
 SEMAPHORES = 8 << 20
 

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
-import attention_cases as cases
 import pytest
 import torch
-from attention_cases import Case
 from attrs import evolve
 from backends.trtllm import fakes
 
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules

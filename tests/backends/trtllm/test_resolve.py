@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from attention_cases import QUERY, query
 from attrs import evolve
 
 from headstock import registry
+from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionCapabilities,

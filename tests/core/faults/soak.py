@@ -154,7 +154,7 @@ def one_round(
         for _ in range(2):
             simulate(int(rng.integers(2**31)))
         return
-    requests = random_requests(rng, int(rng.integers(5, 40)))
+    requests = random_requests(rng, int(rng.integers(5, 40)), pooled=0.15)
     if number % 3 == 1:
         finished = Round(EngineHarness(lasting), rng, f"{number}/", requests)
         finished.run()

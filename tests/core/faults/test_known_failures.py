@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 from attrs import evolve
 from toy_engine import EngineHarness, Toys, random_requests, request
-from toy_schedule import Drive, alone
 from toy_text import toy_llm
 from toy_workloads import limits, prompt
 from toy_workloads import request as scheduled
 
 from headstock import LLM, RequestError, SamplingParams
 from headstock.config import EngineConfig
+from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check_state

@@ -18,8 +18,8 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed, request
-from toy_schedule import VOCAB
 
+from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.errors import CapacityError
 from headstock.scheduler import Request, find_refusal
 

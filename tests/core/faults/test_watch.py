@@ -15,7 +15,7 @@ from toy_engine import EngineHarness, Toys, random_requests, random_settings, re
 from headstock.debug.canary import PATTERN, Canary
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
-from headstock.errors import EngineDied
+from headstock.errors import EngineDied, PluginBroken
 from headstock.scheduler import State
 
 PROMPT = np.arange(20)
@@ -155,7 +155,7 @@ def test_an_index_that_keeps_a_hold_is_noticed_when_idle(toys: Toys) -> None:
     policy, index = engine.limits.policy, engine.state.index
     policy.hold(index, policy.match_prefix(index, PROMPT.astype(np.int32), "").handle)
     engine.abort("nobody")
-    with pytest.raises(EngineDied, match="idle, yet group 0: 5 of 5 indexed pages cannot be"):
+    with pytest.raises(PluginBroken, match=r"'radix'.*idle, yet group 0: 5 of 5 indexed pages"):
         engine.step()
     engine.close()
 

@@ -100,14 +100,16 @@ def with_part(
 
 def whole_prompt(match_prefix: Any, state: Any, entry: Any) -> Any:
     """The last token of a prompt may be cached too."""
-    return state.limits.policy.match_prefix(state.index, entry.tokens, entry.request.namespace)
+    return state.limits.policy.match_prefix(
+        state.index, entry.tokens, entry.request.prefix_namespace
+    )
 
 
 def without_promise(mark_logits: Any, state: Any, num_scheduled: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples = mark_logits(state, num_scheduled)
+    num_logits, samples, pooling = mark_logits(state, num_scheduled)
     state.row_counters[RowCounter.NUM_TOKENS] -= samples
-    return num_logits, samples
+    return num_logits, samples, pooling
 
 
 def behind_drafts(free_out_of_window: Any, state: Any, group: int, rows: np.ndarray) -> None:

@@ -12,11 +12,13 @@ from feature_table import TESTS
 
 from .broken import MUTANTS, Mutant
 from .broken_answers import MISTAKEN
+from .broken_drafts import DRAFTED
 from .broken_rules import NEGLECTED
+from .broken_vectors import MISPOOLED
 from .session import failures
 from .table import TABLE
 
-ALL = MUTANTS | NEGLECTED | MISTAKEN
+ALL = MUTANTS | NEGLECTED | MISTAKEN | MISPOOLED | DRAFTED
 NODES = {catch.test: f"{TESTS / catch.file}::{catch.test}" for catch in TABLE}
 
 

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
-from attention_cases import row_attention
 from attrs import field, frozen
 from torch import Tensor
 
+from headstock.conformance.attention.reference import row_attention
 from headstock.execution.kv_pools import count_page_bytes, page_shape, view_layer
 from headstock.ops.bound import BoundOps
 from headstock.spi import (
@@ -154,7 +154,7 @@ class Paged:
 
         def attend(q: Tensor, index: int) -> Tensor:
             layer = self.config.layers[index]
-            parts = q.split([len(tokens) for _, tokens in rows])
+            parts = torch.split(q, [len(tokens) for _, tokens in rows])
             return torch.cat(
                 [
                     self.attend_row(part, row, layer)

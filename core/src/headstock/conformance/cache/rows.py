@@ -24,6 +24,13 @@ def ints(values: Any) -> np.ndarray:
     return np.array(values, np.int32)
 
 
+def check_pages(call: str, pages: np.ndarray, shape: tuple[int, ...]) -> None:
+    """Raise AssertionError unless pages are as the contract has them."""
+    assert isinstance(pages, np.ndarray), f"{call} gives a {type(pages).__name__}, wanted an array"
+    assert pages.dtype == np.int32, f"{call} gives pages of {pages.dtype}, wanted int32"
+    assert pages.shape == shape, f"{call} gives pages {pages.shape}, wanted {shape}"
+
+
 @define
 class Row:
     """A row: what it stands for, and its page of each group and column, 0 where it let it go."""
@@ -42,10 +49,11 @@ class CacheRows(RuleBasedStateMachine):
 
     groups: ClassVar[tuple[KVGroup, ...]]
     make: ClassVar[Callable[[int, Sequence[KVGroup]], CachePolicy]]
+    page_sizes: ClassVar[tuple[int, ...]] = (1, 2, 3)
 
-    @initialize(page_size=st.integers(1, 3))
-    def start(self, page_size: int) -> None:
-        self.size = page_size
+    @initialize(size=st.integers(0, 2))
+    def start(self, size: int) -> None:
+        page_size = self.size = self.page_sizes[size % len(self.page_sizes)]
         self.policy = type(self).make(page_size, self.groups)
         self.index = self.policy.new_index()
         self.rows: list[Row] = []
@@ -70,7 +78,7 @@ class CacheRows(RuleBasedStateMachine):
                 for at in range(group.first_kept_page(count * self.size, self.size), count)
             )
 
-        return max(count for count in (0, *self.stops(keys)) if can_go_on(count))
+        return max([0, *(count for count in self.stops(keys) if can_go_on(count))])
 
     def stops(self, keys: tuple[int, ...]) -> range:
         """The numbers of whole pages of the keys, from 1."""
@@ -78,26 +86,46 @@ class CacheRows(RuleBasedStateMachine):
 
     def indexed(self, group: int) -> list[int]:
         """The pages of a group in the index."""
-        return self.policy.indexed_pages(self.index, group).tolist()
+        pages: list[int] = self.policy.indexed_pages(self.index, group).tolist()
+        return pages
 
     @rule(keys=KEYS, namespace=NAMESPACES)
     def arrive(self, keys: tuple[int, ...], namespace: str) -> None:
         match = self.policy.match_prefix(self.index, ints(keys), namespace)
-        count = match.pages.shape[1]
-        assert match.pages.dtype == np.int32 and len(match.pages) == len(self.groups)
-        assert count == self.find_kept((namespace, keys))
+        count = match.pages.shape[-1]
+        check_pages("match_prefix", match.pages, (len(self.groups), count))
+        kept = self.find_kept((namespace, keys))
         again = self.policy.match_prefix(self.index, ints(keys), namespace)
-        assert again.handle is match.handle and (again.pages == match.pages).all()
+        assert again.handle is match.handle and np.array_equal(again.pages, match.pages), (
+            "match_prefix gives another answer when it is asked again"
+        )
         self.policy.hold(self.index, match.handle)
         row = Row((namespace, keys[: count * self.size]), match.handle, match.pages.tolist())
         for number, group in enumerate(self.groups):
             first, pages = group.first_kept_page(count * self.size, self.size), row.pages[number]
-            assert not any(pages[:first]) and all(pages[first:])
+            assert not any(pages[:first]), (
+                f"match_prefix gives pages behind group {number}'s window"
+            )
+            assert all(pages[first:]), f"match_prefix lacks a page of group {number}"
             for at in range(first, count):
-                path = (namespace, keys[: (at + 1) * self.size])
-                assert self.paths[number][pages[at]] == path
-            self.hold_all(number, pages[first:])
+                self.check_match(number, pages[at], (namespace, keys[: (at + 1) * self.size]))
+        assert count == kept, (
+            f"match_prefix finds {count} pages of a prefix of which {kept} are indexed"
+        )
+        for number, pages in enumerate(row.pages):
+            self.hold_all(number, [page for page in pages if page])
         self.rows.append(row)
+
+    def check_match(self, group: int, page: int, path: Path) -> None:
+        """Raise AssertionError unless the page is one of this namespace and these keys."""
+        own = self.paths[group].get(page)
+        assert own is not None, f"match_prefix gives page {page}, which was never inserted"
+        assert own[0] == path[0], (
+            f"match_prefix gives a page of another namespace: {own[0]!r} for {path[0]!r}"
+        )
+        assert own[1] == path[1], (
+            f"match_prefix gives a page of other keys: {list(own[1])} for {list(path[1])}"
+        )
 
     def hold_all(self, group: int, pages: list[int]) -> None:
         """One row more holds the pages."""
@@ -146,8 +174,10 @@ class CacheRows(RuleBasedStateMachine):
             own.copy(),
             [row.path[0] for row in rows],
         )
-        assert canonical.dtype == np.int32 and canonical.shape == own.shape
-        assert ((canonical == 0) == (own == 0)).all()
+        check_pages("insert", canonical, own.shape)
+        assert ((canonical == 0) == (own == 0)).all(), (
+            "insert answers 0 for a page, or a page for 0"
+        )
         at = 0
         for row, count, end in zip(rows, counts, ends, strict=True):
             for column in range(at, at + count):
@@ -163,7 +193,9 @@ class CacheRows(RuleBasedStateMachine):
         if not own:
             return
         if own != canonical:
-            assert self.paths[group][canonical] == row.path, "a page of other keys is canonical"
+            assert self.paths[group].get(canonical) == row.path, (
+                "insert says that a page of other keys is the canonical one"
+            )
             self.free[group].append(own)
         self.paths[group][canonical] = row.path
         self.refs[group][canonical] += 1
@@ -189,34 +221,50 @@ class CacheRows(RuleBasedStateMachine):
         group = data.draw(st.integers(0, len(self.groups) - 1))
         room = self.policy.count_evictable(self.index, group)
         evicted = self.policy.evict(self.index, group, count)
-        assert len(evicted[group]) >= min(count, room)
+        assert len(evicted[group]) >= min(count, room), (
+            f"evict gives {len(evicted[group])} of {count} pages, and {room} can be evicted"
+        )
         self.free_all(evicted)
 
     @rule()
     def reset(self) -> None:
         self.free_all(self.policy.evict_all(self.index))
         for group in range(len(self.groups)):
-            assert self.policy.count_evictable(self.index, group) == 0
+            assert self.policy.count_evictable(self.index, group) == 0, (
+                "pages can be evicted after evict_all"
+            )
 
     def free_all(self, evicted: Sequence[np.ndarray]) -> None:
         """Take back what was evicted of each group; no row holds it."""
-        assert len(evicted) == len(self.groups)
+        assert len(evicted) == len(self.groups), "evict answers for another number of groups"
         for group, pages in enumerate(evicted):
-            assert pages.dtype == np.int32
+            check_pages("evict", pages, pages.shape[-1:])
             held = [page for page in pages.tolist() if self.refs[group][page]]
             assert not held, f"pages {held} of group {group} were evicted and rows hold them"
             self.free[group] += pages.tolist()
 
     @invariant()
     def agrees(self) -> None:
-        self.policy.check_index(self.index)
+        try:
+            self.policy.check_index(self.index)
+        except AssertionError as error:
+            raise AssertionError(f"check_index says: {error}") from error
         stats = self.policy.stats(self.index)
         for group, refs in enumerate(self.refs):
             pages = self.indexed(group)
             # Every page that a row holds is indexed here, as core's full pages are.
-            assert sorted(pages + self.free[group]) == list(range(1, PAGES + 1))
+            assert sorted(pages + self.free[group]) == list(range(1, PAGES + 1)), (
+                "a page is lost, or indexed and free at once"
+            )
             held = {page for page, count in refs.items() if count}
-            assert held <= set(pages)
-            assert (stats.pages[group], stats.held[group]) == (len(pages), len(held))
+            assert held <= set(pages), "a page that a row holds is no more indexed"
+            counts = stats.pages[group], stats.held[group]
+            assert counts == (len(pages), len(held)), (
+                f"stats count {counts} indexed and held pages, and there are "
+                f"{(len(pages), len(held))}"
+            )
             unheld = len(pages) - len(held)
-            assert self.policy.count_evictable(self.index, group) == unheld
+            evictable = self.policy.count_evictable(self.index, group)
+            assert evictable == unheld, (
+                f"count_evictable says {evictable}, and no row holds {unheld} indexed pages"
+            )

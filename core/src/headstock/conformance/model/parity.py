@@ -5,6 +5,7 @@ headstock's decoder.
 from __future__ import annotations
 
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,11 +14,11 @@ from typing import Any
 
 import torch
 import transformers
-from paged import Paged
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from headstock.conformance.model.paged import Paged
 from headstock.ops.torch_ops import TorchOps
 from headstock.startup.model_loading import read_model, untie_embeddings
 from headstock.weights import load_weights
@@ -72,9 +73,9 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
     path.write_text(json.dumps(hf))
     torch.manual_seed(seed)
     with _silenced():
-        model = (
-            AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory)).eval().float()
-        )
+        config: Any = AutoConfig.from_pretrained(directory)
+        family: Any = AutoModelForCausalLM  # has no types
+        model = family.from_config(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if "norm" in name or name.endswith("bias"):
@@ -96,9 +97,8 @@ def add_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
     """What transformers makes of the prompt.   returns: [tokens, vocab] log-probabilities"""
     with _silenced(), torch.inference_mode():
-        model = AutoModelForCausalLM.from_pretrained(
-            directory, dtype=torch.float32, attn_implementation="eager"
-        )
+        family: Any = AutoModelForCausalLM  # has no types
+        model = family.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
         logits: Tensor = model.eval()(torch.tensor([prompt]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
@@ -141,12 +141,17 @@ def assert_parity(directory: Path, prompt: Sequence[int]) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Without what transformers prints of configurations that are odd on purpose."""
+    """Without what transformers prints of configurations that are odd on purpose, and its bars."""
     level = transformers.logging.get_verbosity()
-    transformers.logging.set_verbosity(transformers.logging.CRITICAL)
+    bars: Any = transformers.logging  # has no types
+    has_bars = bars.is_progress_bar_enabled()
+    transformers.logging.set_verbosity(logging.CRITICAL)
+    bars.disable_progress_bar()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
         transformers.logging.set_verbosity(level)
+        if has_bars:
+            bars.enable_progress_bar()

@@ -5,7 +5,7 @@ give for them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,6 @@ from attrs import evolve, fields_dict, frozen
 from torch import Tensor
 
 from headstock.spi import (
-    AttentionBackend,
     AttentionContext,
     AttentionQuery,
     AttentionStep,
@@ -26,9 +25,6 @@ from headstock.spi import (
     Layout,
     Phase,
 )
-
-TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""How far an element may be off, absolute and relative, by type."""
 
 MAX_SEQ_LEN = 2048
 """What backends are built for."""
@@ -159,45 +155,6 @@ def make_latent(case: Case, rope_dim: int) -> Case:
     )
 
 
-def row_attention(
-    q: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float = 0.0,
-) -> tuple[Tensor, Tensor]:
-    """Causal attention of a row's last tokens written out in float64, and the logarithm of each
-    query's sum.
-
-    q: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
-    returns: [queries, heads, head_dim], [queries, heads] float64
-    """
-    ratio = q.shape[1] // keys.shape[1]
-    keys, values = (side.double().repeat_interleave(ratio, 1) for side in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", q.double(), keys) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    at = torch.arange(len(keys) - len(q), len(keys), device=q.device)[:, None]
-    other = torch.arange(len(keys), device=q.device)
-    seen = (other <= at) & (other > at - (window or len(keys)))
-    scores = scores.masked_fill(~seen, -math.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values), scores.logsumexp(-1).t()
-
-
-def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
-    """Attention and the logarithm of its sums. [tokens, heads, head_dim], [tokens, heads],
-    float32
-    """
-    queries = case.q.split(case.step.host_query_lens.tolist())
-    rows = [
-        row_attention(*row, layer.scale, layer.window, layer.softcap)
-        for row in zip(queries, case.keys, case.values, strict=True)
-    ]
-    answers, sums = zip(*rows, strict=True)
-    return torch.cat(answers).float(), torch.cat(sums).float()
-
-
 def in_8_bits(case: Case, k_scale: float, v_scale: float) -> Case:
     """The case over 8-bit floats, with the keys and values that are read from these with the
     scales.
@@ -263,129 +220,6 @@ def describe_pool(case: Case) -> tuple[Layout, KVLayer]:
 def out_dim_of(case: Case) -> int | None:
     """How wide a head of the case's answer is; None for as wide as its queries."""
     return case.values[0].shape[-1] if case.pool.dim() == 3 else None
-
-
-def attend(
-    backend: AttentionBackend, case: Case, layer: LayerInfo, with_lse: bool = False
-) -> tuple[Tensor, Tensor | None]:
-    """What the backend writes for the case; asserts that the pool is as before."""
-    before = case.pool.clone()
-    layer = evolve(layer, out_dim=out_dim_of(case))
-    out = layer.empty_output(case.q).fill_(math.nan)
-    lse = torch.full(case.q.shape[:2], math.nan, device=case.q.device) if with_lse else None
-    backend.forward(case.q, layer, backend.plan(case.step), out, lse)
-    assert torch.equal(case.pool.view(torch.uint8), before.view(torch.uint8))
-    return out, lse
-
-
-def check(
-    backend: AttentionBackend,
-    case: Case,
-    layer: LayerInfo,
-    *,
-    with_lse: bool = False,
-    tolerance: float | None = None,
-) -> float:
-    """The largest error of the backend's answer; asserts that it is small and that the pool is as
-    before.
-    """
-    out, lse = attend(backend, case, layer, with_lse)
-    answer, sums = expected(case, layer)
-    if lse is not None:
-        allowed = 1e-4 if case.q.dtype is torch.float32 else 1e-2
-        torch.testing.assert_close(lse, sums, atol=allowed, rtol=allowed / 10)
-    return compare(out, answer, tolerance)
-
-
-def check_replays(
-    backend: AttentionBackend,
-    made: Sequence[Case],
-    layer: LayerInfo,
-    *,
-    bucket: int,
-    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
-    held: Callable[[Any], Sequence[Tensor]] = lambda plan: (),
-) -> float:
-    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than
-    it has among them.
-
-    made: the first is what the backend was built over, and has the most pages: its pool takes in
-        the others' numbers
-    record: what does the work again; on a GPU, the replay of a graph
-    held: the tensors of the plan, which are to stay where they are
-    """
-    first, errors = made[0], []
-    backend.graph_init([bucket, 1], MAX_SEQ_LEN)
-    plan = backend.graph_plan(bucket, first.step)
-    places = [tensor.data_ptr() for tensor in held(plan)]
-    q = first.q.new_zeros(bucket, *first.q.shape[1:])
-    layer = evolve(layer, out_dim=out_dim_of(first))
-    out = layer.empty_output(q).fill_(math.nan)
-    replay = record(lambda: backend.forward(q, layer, plan, out))
-    for case in made:
-        rows = case.step.num_rows
-        first.pool[: len(case.pool)].copy_(case.pool)
-        q[:rows].copy_(case.q)
-        backend.graph_update(plan, case.step)
-        assert [tensor.data_ptr() for tensor in held(plan)] == places
-        out.fill_(math.nan)
-        replay()
-        assert out.isfinite().all(), "padding rows are not finite"
-        errors.append(compare(out[:rows], expected(case, layer)[0]))
-    return max(errors)
-
-
-def replayed_prompts(
-    backend: AttentionBackend,
-    layer: LayerInfo,
-    tokens: int,
-    made: Sequence[Case],
-    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
-) -> float:
-    """The largest error of a plan that a graph captures, which serves these cases of prompts in
-    turn: each has at most `tokens` query tokens, and three rows pad it.
-
-    made, record: as in `replayed`
-    """
-    first = made[0]
-    rows = max(case.step.num_rows for case in made) + 3
-    columns = max(case.step.page_tables[0].shape[1] for case in made)
-    query_start = first.step.query_start.new_zeros(rows + 1)
-    lens, table = query_start.new_ones(rows), query_start.new_zeros((rows, columns))
-    step = AttentionStep(
-        phase=Phase.EXTEND,
-        query_start=query_start,
-        context_lens=lens,
-        page_tables=(table,),
-        host_query_lens=np.full(rows, tokens, np.int32),
-        host_context_lens=np.full(rows, MAX_SEQ_LEN, np.int32),
-    )
-    q = first.q.new_zeros(tokens, *first.q.shape[1:])
-    layer = evolve(layer, out_dim=out_dim_of(first))
-    out, errors = layer.empty_output(q).zero_(), []
-    query_start[1:] = 1
-    replay = record(lambda: backend.forward(q, layer, backend.capture_plan(step), out))
-    for case in made:
-        count = case.step.num_rows
-        first.pool[: len(case.pool)].copy_(case.pool)
-        q[: len(case.q)].copy_(case.q)
-        query_start.fill_(len(case.q))[: count + 1] = case.step.query_start
-        lens.fill_(1)[:count] = case.step.context_lens
-        table.zero_()[:count, : case.step.page_tables[0].shape[1]] = case.step.page_tables[0]
-        out.fill_(7)
-        replay()
-        assert (out[len(case.q) :] == 7).all(), "what pads the step was written"
-        errors.append(compare(out[: len(case.q)], expected(case, layer)[0]))
-    return max(errors)
-
-
-def compare(out: Tensor, answer: Tensor, tolerance: float | None = None) -> float:
-    """The largest difference; asserts that none is above `tolerance`, by default what the type of
-    `out` allows.
-    """
-    tolerance = tolerance or TOLERANCE[out.dtype]
-    torch.testing.assert_close(out.float(), answer, atol=tolerance, rtol=tolerance)
-    return float((out.float() - answer).abs().max())
 
 
 def around(phase: Phase, page_size: int) -> list[tuple[int, int]]:

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 from attrs import define, evolve, field
-from onlooker import Onlooker
 
+from headstock.conformance.scheduler.onlooker import Onlooker
 from headstock.scheduler import (
     Arrived,
+    Clock,
     Event,
     Limits,
     Plan,
+    Pooled,
     Request,
     RequestState,
     RowCounter,
@@ -49,8 +51,20 @@ def is_state(group: KVGroup) -> bool:
     return group.layout.kind is LayoutKind.STATE
 
 
+def hash_prefixes(tokens: Sequence[int] | np.ndarray) -> list[int]:
+    """The toy's hidden states: the hash of each prefix."""
+    hashes, last = [], 0
+    for token in np.asarray(tokens, np.int64).tolist():
+        last = (last * 31 + token + 7) % PRIME
+        hashes.append(last)
+    return hashes
+
+
 def alone(request: Request) -> list[int]:
-    """Return the output of a request that runs by itself."""
+    """Return the output of a request that runs by itself, or the sum that it pools."""
+    if request.pooling:
+        hashes = hash_prefixes(request.prompt)
+        return [sum(hashes) if request.pooling == "mean" else hashes[-1]]
     history = [int(token) for token in request.prompt]
     while len(history) < request.max_len:
         token = next_token(history)
@@ -70,6 +84,10 @@ class ToyDevice:
     A token's slot holds the token and its position; "attention" gathers the row's context through
     the page table. A page that was handed out twice or freed too early yields a wrong history. A
     state page holds the hash of the row's tokens and their number.
+
+    sums: by row, of the hidden states that a mean is made of
+    pooled: by admission id, what a request pooled
+    pooled_event: of the plan that ran last
     """
 
     limits: Limits
@@ -77,6 +95,9 @@ class ToyDevice:
     pools: list[np.ndarray] = field(init=False)
     tokens: np.ndarray = field(init=False)
     requests: dict[int, Request] = field(factory=dict)
+    sums: dict[int, int] = field(factory=dict)
+    pooled: dict[int, int] = field(factory=dict)
+    pooled_event: Pooled | None = None
 
     def __attrs_post_init__(self) -> None:
         columns = self.limits.pages_for(self.limits.max_len) + 1
@@ -93,6 +114,8 @@ class ToyDevice:
         """Return the tokens that the plan samples, those that verification accepts among them."""
         self.apply_plan(plan, new_requests)
         rows, counts, tokens = [], [], []
+        done = plan.pooling == 2 if len(plan.pooling) else np.zeros(len(plan.rows), bool)
+        self.pooled_event = Pooled(plan.rows[done], plan.admission_ids[done])
         for i, row in enumerate(plan.rows.tolist()):
             start, stop, num_logits = (
                 int(plan.starts[i]),
@@ -100,6 +123,10 @@ class ToyDevice:
                 int(plan.num_logits[i]),
             )
             self.store(row, np.arange(start, stop))
+            if len(plan.pooling) and plan.pooling[i]:
+                assert not num_logits and not plan.samples[i], f"row {row} is scored, yet pools"
+                self.pool(row, start, stop, int(plan.admission_ids[i]))
+                continue
             if not plan.samples[i]:
                 continue
             request = self.requests[row]
@@ -114,6 +141,15 @@ class ToyDevice:
         if not self.limits.max_drafts:
             return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
         return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
+
+    def pool(self, row: int, start: int, stop: int, admission_id: int) -> None:
+        """Pool the row's tokens; what counts is that of the last step."""
+        hashes = hash_prefixes(self.history(row, stop))
+        mean = self.requests[row].pooling == "mean"
+        # A prefix hit leaves a row of another kind without the sum before it.
+        before = self.sums[row] if start and mean else 0
+        self.sums[row] = before + sum(hashes[start:])
+        self.pooled[admission_id] = self.sums[row] if mean else hashes[-1]
 
     def apply_plan(self, plan: Plan, new_requests: dict[int, RequestState]) -> None:
         """Write the plan's new requests and page-table entries to the device's tables."""
@@ -196,10 +232,13 @@ class Drive:
 
     With `rng`, rows also get up to three drafts, right and wrong at random, and some rows are held
     back for them.
+
+    tick: milliseconds from one step to the next; 0 for no clock
     """
 
     limits: Limits
     rng: np.random.Generator | None = None
+    tick: int = 0
     state: State = field(init=False)
     device: ToyDevice = field(init=False)
     events: list[Event] = field(factory=list)
@@ -209,6 +248,7 @@ class Drive:
     plans: list[Plan] = field(factory=list)
     planned: tuple[Plan, dict[int, RequestState]] | None = None
     in_flight: Sampled | None = None
+    pooled_in_flight: Pooled | None = None
     onlooker: Onlooker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -226,7 +266,8 @@ class Drive:
     def step(self) -> Plan:
         """Launch the last plan, apply the samples that have arrived, and make the next plan."""
         arrived = self.launch()
-        events = (*((arrived,) if arrived else ()), *self.events)
+        clock = (Clock(self.tick * len(self.plans)),) if self.tick else ()
+        events = (*clock, *((arrived,) if arrived else ()), *self.events)
         self.state, plan = step(self.state, events, self.limits)
         self.events = []
         self.plans.append(plan)
@@ -246,10 +287,15 @@ class Drive:
     def launch(self) -> Sampled | None:
         """Launch the last plan; return the samples that arrive, with drafts for their rows."""
         arrived, self.in_flight = self.in_flight, None
+        pooled, self.pooled_in_flight = self.pooled_in_flight, None
         if self.planned is not None and len(self.planned[0].rows):
             self.in_flight = self.device.run(*self.planned)
+            self.pooled_in_flight = self.device.pooled_event
         if not self.limits.overlap:
             arrived, self.in_flight = self.in_flight, None
+            pooled, self.pooled_in_flight = self.pooled_in_flight, None
+        if pooled is not None and len(pooled.rows):
+            self.events.insert(0, pooled)
         return arrived if arrived is None or self.rng is None else self.propose(arrived, self.rng)
 
     def propose(self, arrived: Sampled, rng: np.random.Generator) -> Sampled:
@@ -262,7 +308,9 @@ class Drive:
         is_in_flight = np.zeros(len(arrived.rows), bool)
         if self.in_flight is not None:
             is_in_flight = np.isin(arrived.admission_ids, self.in_flight.admission_ids)
-        for i, (row, count) in enumerate(zip(arrived.rows, arrived.counts, strict=True)):
+        # with drafts, events say how many tokens each row has
+        counts = np.ones_like(arrived.rows) if arrived.counts is None else arrived.counts
+        for i, (row, count) in enumerate(zip(arrived.rows, counts, strict=True)):
             start, stop = stop, stop + count
             drafts.append([])
             is_gone = state.row_counters[RowCounter.ADMISSION_ID, row] != arrived.admission_ids[i]
@@ -293,6 +341,8 @@ class Drive:
         for ended in self.state.ended:
             assert ended.id not in self.reasons, f"{ended.id} ended twice"
             self.reasons[ended.id] = ended.reason
+            if ended.reason == "stop" and ended.admission_id in self.device.pooled:
+                self.outputs[ended.id] = [self.device.pooled[ended.admission_id]]
         for row, request_state in enumerate(self.state.requests_by_row):
             if request_state is not None:
                 self.names[int(self.state.row_counters[RowCounter.ADMISSION_ID, row])] = (

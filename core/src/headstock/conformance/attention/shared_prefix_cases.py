@@ -6,20 +6,22 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import attention_cases as cases
 import numpy as np
 import torch
-from attention_cases import Case
 from attrs import evolve
 from torch import Tensor
 
+from headstock.conformance.attention import cases
+from headstock.conformance.attention.cases import Case
+from headstock.conformance.attention.comparison import compare
+from headstock.conformance.attention.reference import expected
 from headstock.execution.prefix_step import HostPrefixes, bound_prefixes, split_step
 from headstock.spi import AttentionBackend, AttentionStep, LayerInfo, Phase
 
 GROUPS = 4
 """Groups of a captured step, those without rows included."""
 
-LAYOUTS = (
+LAYOUTS: tuple[tuple[list[tuple[int, int]], list[int], list[int]], ...] = (
     ([(3, 2)], [], [5, 1, 17]),
     ([(2, 1), (3, 4), (2, 3)], [9, 30], [1, 2, 40, 16, 15, 17, 33]),
     ([(5, 3)], [1, 64, 3], [16, 1, 8, 31, 5]),
@@ -131,7 +133,7 @@ def check_replays(
         out.fill_(math.nan)
         replay()
         assert out.isfinite().all(), "padding rows are not finite"
-        errors.append(cases.compare(out[:count], cases.expected(case, layer)[0]))
+        errors.append(compare(out[:count], expected(case, layer)[0]))
     return max(errors)
 
 

@@ -33,7 +33,7 @@ class Onlooker:
     most: dict[int, int] = field(factory=dict)
     preemptions: dict[int, int] = field(factory=dict)
     tenants: list[str] = field(factory=lambda: [""])
-    owners: np.ndarray = field(init=False)
+    owners: list[np.ndarray] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         # by group and page, a place in `tenants`
@@ -112,9 +112,9 @@ class Onlooker:
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
             request_state, start = state.requests_by_row[row], int(before[row])
-            if request_state.request.namespace not in self.tenants:
-                self.tenants.append(request_state.request.namespace)
-            tenant = self.tenants.index(request_state.request.namespace)
+            if request_state.request.prefix_namespace not in self.tenants:
+                self.tenants.append(request_state.request.prefix_namespace)
+            tenant = self.tenants.index(request_state.request.prefix_namespace)
             for group, owners in enumerate(self.owners if self.limits.policy is not None else []):
                 first = int(state.first_pages[group, row])
                 pages = state.table[group, row, first : state.spans[group, row]]
@@ -131,8 +131,9 @@ def judge_beginnings(state: State, group: int, size: int) -> None:
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
         for other in rows[:at]:
-            one, two = state.requests_by_row[row].request, state.requests_by_row[other].request
-            if one.namespace != two.namespace:
+            states = state.requests_by_row[row], state.requests_by_row[other]
+            one, two = (each.request for each in states if each is not None)
+            if one.prefix_namespace != two.prefix_namespace:
                 continue
             count = int(min(indexed[row], indexed[other]))
             unlike = np.flatnonzero(

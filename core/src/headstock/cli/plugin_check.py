@@ -1,0 +1,61 @@
+"""`headstock plugins check`: the cases of a plugin, run and shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from headstock.cli.answers import print_note
+from headstock.cli.tables import print_table
+from headstock.errors import format_count
+from headstock.registry import InstalledPlugin
+
+if TYPE_CHECKING:
+    from headstock.conformance import CaseResult, CheckReport
+
+CHECK_EPILOG = "It ends with 0 when all passed, 3 when a case failed, 5 when none can run here."
+SLOW_SECONDS = 1.0
+"""Cases that take longer show how long."""
+
+
+def check_plugin(plugin: InstalledPlugin, device: str, *, as_json: bool) -> int:
+    """Check a plugin, print what came of it, and return the exit code.   raises: HeadstockError"""
+    from headstock import conformance  # late: the kit imports torch
+
+    # With the distribution: a name that two provide is ambiguous only without it.
+    name = f"{plugin.distribution}:{plugin.name}"
+    report = conformance.check_plugin(plugin.kind, name, device)
+    if as_json:
+        print(json.dumps({**report.to_plain(), "provided_by": _format_provider(plugin)}, indent=2))
+    else:
+        _show_report(plugin, report)
+    return report.exit_code
+
+
+def _show_report(plugin: InstalledPlugin, report: CheckReport) -> None:
+    """Print a table of the cases, and on standard error how many passed."""
+    rows = [(*_describe_result(result), result.reason) for result in report.results]
+    print_table(("CASE", "RESULT", "WHY"), rows, sys.stdout)
+    sys.stdout.flush()
+    counts = {
+        outcome.value: sum(result.outcome is outcome for result in report.results)
+        for outcome in sorted({result.outcome for result in report.results}, key=str)
+    }
+    cases = format_count(len(report.results), "case")
+    summary = ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    print_note(
+        f"{plugin.kind} {plugin.name} of {_format_provider(plugin)} on {report.device}: "
+        f"{cases}, {summary}"
+    )
+
+
+def _describe_result(result: CaseResult) -> tuple[str, str]:
+    """The case, and its outcome with the time of a slow one."""
+    slow = f" ({result.seconds:.0f} s)" if result.seconds >= SLOW_SECONDS else ""
+    return result.case, f"{result.outcome.value}{slow}"
+
+
+def _format_provider(plugin: InstalledPlugin) -> str:
+    """The distribution and its version."""
+    return f"{plugin.distribution} {plugin.version}"

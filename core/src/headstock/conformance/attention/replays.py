@@ -1,0 +1,98 @@
+"""Plans that a graph captures once and that serve many steps, compared with what each must give."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+from torch import Tensor
+
+from headstock.conformance.attention.cases import MAX_SEQ_LEN, Case, out_dim_of
+from headstock.conformance.attention.comparison import compare
+from headstock.conformance.attention.reference import expected
+from headstock.spi import AttentionBackend, AttentionStep, LayerInfo, Phase
+
+
+def check_replays(
+    backend: AttentionBackend,
+    made: Sequence[Case],
+    layer: LayerInfo,
+    *,
+    bucket: int,
+    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
+    held: Callable[[Any], Sequence[Tensor]] = lambda plan: (),
+) -> float:
+    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than
+    it has among them.
+
+    made: the first is what the backend was built over, and has the most pages: its pool takes in
+        the others' numbers
+    record: what does the work again; on a GPU, the replay of a graph
+    held: the tensors of the plan, which are to stay where they are
+    """
+    first, errors = made[0], []
+    backend.graph_init([bucket, 1], MAX_SEQ_LEN)
+    plan = backend.graph_plan(bucket, first.step)
+    places = [tensor.data_ptr() for tensor in held(plan)]
+    q = first.q.new_zeros(bucket, *first.q.shape[1:])
+    layer = evolve(layer, out_dim=out_dim_of(first))
+    out = layer.empty_output(q).fill_(math.nan)
+    replay = record(lambda: backend.forward(q, layer, plan, out))
+    for case in made:
+        rows = case.step.num_rows
+        first.pool[: len(case.pool)].copy_(case.pool)
+        q[:rows].copy_(case.q)
+        backend.graph_update(plan, case.step)
+        assert [tensor.data_ptr() for tensor in held(plan)] == places
+        out.fill_(math.nan)
+        replay()
+        assert out.isfinite().all(), "padding rows are not finite"
+        errors.append(compare(out[:rows], expected(case, layer)[0]))
+    return max(errors)
+
+
+def replayed_prompts(
+    backend: AttentionBackend,
+    layer: LayerInfo,
+    tokens: int,
+    made: Sequence[Case],
+    record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
+) -> float:
+    """The largest error of a plan that a graph captures, which serves these cases of prompts in
+    turn: each has at most `tokens` query tokens, and three rows pad it.
+
+    made, record: as in `replayed`
+    """
+    first = made[0]
+    rows = max(case.step.num_rows for case in made) + 3
+    columns = max(case.step.page_tables[0].shape[1] for case in made)
+    query_start = first.step.query_start.new_zeros(rows + 1)
+    lens, table = query_start.new_ones(rows), query_start.new_zeros((rows, columns))
+    step = AttentionStep(
+        phase=Phase.EXTEND,
+        query_start=query_start,
+        context_lens=lens,
+        page_tables=(table,),
+        host_query_lens=np.full(rows, tokens, np.int32),
+        host_context_lens=np.full(rows, MAX_SEQ_LEN, np.int32),
+    )
+    q = first.q.new_zeros(tokens, *first.q.shape[1:])
+    layer = evolve(layer, out_dim=out_dim_of(first))
+    out, errors = layer.empty_output(q).zero_(), []
+    query_start[1:] = 1
+    replay = record(lambda: backend.forward(q, layer, backend.capture_plan(step), out))
+    for case in made:
+        count = case.step.num_rows
+        first.pool[: len(case.pool)].copy_(case.pool)
+        q[: len(case.q)].copy_(case.q)
+        query_start.fill_(len(case.q))[: count + 1] = case.step.query_start
+        lens.fill_(1)[:count] = case.step.context_lens
+        table.zero_()[:count, : case.step.page_tables[0].shape[1]] = case.step.page_tables[0]
+        out.fill_(7)
+        replay()
+        assert (out[len(case.q) :] == 7).all(), "what pads the step was written"
+        errors.append(compare(out[: len(case.q)], expected(case, layer)[0]))
+    return max(errors)

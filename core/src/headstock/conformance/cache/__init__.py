@@ -1,0 +1,1 @@
+"""Cache policies: rows that use one as core does."""

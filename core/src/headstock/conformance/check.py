@@ -1,0 +1,103 @@
+"""Find the plugin, list the cases of its kind, and run them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+
+from headstock import registry
+from headstock.conformance.case import Case, CheckReport, run_cases
+from headstock.errors import CannotRun, join_reasons
+from headstock.spi import DeviceEnv, PluginSpec
+
+CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
+    {
+        kind: f"headstock.conformance.{kind}.checks"
+        for kind in ("attention", "cache", "ops", "scheduler", "model", "proposer", "logits")
+    }
+)
+"""Kind -> the module that lists its cases by `list_cases(spec, env)`."""
+
+LIGHT_SECONDS = 60
+
+
+def check_plugin(kind: str, name: str, device: str = "auto") -> CheckReport:
+    """Run all cases of an installed plugin.
+
+    device: `cpu`, `cuda`, or `auto` for a GPU where there is one
+    raises: CannotRun when nothing of the plugin can be checked here; UnknownPlugin,
+        AmbiguousPlugin, PluginBroken, SpiMismatch as when it is chosen
+    """
+    env = _describe_device(device)
+    results = run_cases(_list_cases(kind, name, env))
+    plain = name.rpartition(":")[2]
+    return CheckReport(kind=kind, name=plain, device=str(env), results=results)
+
+
+def list_cases(kind: str, name: str, device: str = "auto") -> tuple[Case, ...]:
+    """The cases of an installed plugin, which `pytest.mark.parametrize` takes.
+
+    They follow from what its spec claims. `Case.run` raises where the plugin is wrong.
+
+    raises: as `check_plugin`
+    """
+    return _list_cases(kind, name, _describe_device(device))
+
+
+def _describe_device(device: str) -> DeviceEnv:
+    # late: it imports torch
+    from headstock.startup.device import describe_device
+
+    return describe_device(device)
+
+
+def _list_cases(kind: str, name: str, env: DeviceEnv) -> tuple[Case, ...]:
+    if kind not in CHECKED_KINDS:
+        raise CannotRun(
+            f"plugins of the kind {kind!r} cannot be checked; those of these can: "
+            f"{', '.join(CHECKED_KINDS)}"
+        )
+    if not __debug__:
+        raise CannotRun(
+            "python -O leaves out the assertions that the checks consist of; run it without -O"
+        )
+    from headstock.startup.capabilities import find_obstacles
+
+    spec: PluginSpec = registry.load_spec(kind, name)
+    obstacles = find_obstacles(spec, env, None)
+    if obstacles:
+        reasons = join_reasons(
+            f"{each.message}; {each.hint}" if each.hint else each.message for each in obstacles
+        )
+        raise CannotRun(f"{spec.name!r} cannot be checked here: {reasons}")
+    plugin = registry.find_plugin(kind, name)
+    listed: tuple[Case, ...] = import_module(CHECKED_KINDS[kind]).list_cases(spec, env)
+    return (
+        Case("the spec is made without torch", lambda: check_light(plugin.target)),
+        Case("the options have defaults", lambda: registry.make_options(spec, ())),
+        *listed,
+    )
+
+
+def check_light(target: str) -> None:
+    """Check that the spec of an entry point is made without torch, in a process of its own."""
+    module, _, function = target.partition(":")
+    script = (
+        f"import sys; from {module} import {function} as spec; spec(); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", f"import sys; sys.path[:] = {sys.path!r}; {script}"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=LIGHT_SECONDS,
+    )
+    assert done.returncode == 0, (
+        f"{target} imports torch, and so slows every command; import it in the implementation alone"
+        if not done.stderr
+        else f"{target} cannot be called alone: {done.stderr.strip().splitlines()[-1]}"
+    )

@@ -1,0 +1,1 @@
+"""Logits processors: what they may change."""

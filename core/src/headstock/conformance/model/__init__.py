@@ -1,0 +1,1 @@
+"""Model families: small checkpoints, and what transformers makes of them."""

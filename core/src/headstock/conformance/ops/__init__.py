@@ -1,0 +1,1 @@
+"""Sets of operations: small models, and what torch's operations make of them."""

@@ -1,0 +1,279 @@
+"""The cases of a set of operations: whole models beside torch's operations in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from headstock import registry
+from headstock.conformance.attention.comparison import list_arrays
+from headstock.conformance.case import Case
+from headstock.conformance.model.paged import Paged
+from headstock.conformance.ops.cases import batch_of
+from headstock.conformance.ops.models import (
+    EPS,
+    Weights,
+    draw_weights,
+    list_configs,
+    make_latent_config,
+    make_plain,
+    make_state_config,
+)
+from headstock.conformance.ops.sampling import SETTINGS, check_mask, check_sampling
+from headstock.errors import CannotRun
+from headstock.nn.decoder import forward
+from headstock.ops.bound import BoundOps
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    Batch,
+    DeviceEnv,
+    LayoutKind,
+    Model,
+    ModelConfig,
+    Ops,
+    OpsSpec,
+    Sampling,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+TOKENS = (1, 2, 7, 33)
+"""Tokens of a step."""
+ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""What every set may be off by, as a share of the largest number, beside twice what torch is off
+by in this type.
+"""
+EPS_MISTAKES = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
+
+
+@frozen(kw_only=True)
+class Subject:
+    """A set of operations, and where it runs."""
+
+    spec: OpsSpec
+    device: str
+
+    def make(self) -> Ops:
+        """The set as the engine makes it, with default options.   raises: PluginBroken"""
+        options = () if self.spec.options is None else (registry.make_options(self.spec, ()),)
+        ops: Ops = registry.make_part(self.spec, Ops, *options)
+        return ops
+
+
+@frozen(eq=False)
+class StepResult:
+    """Hidden states, pools and scores of one step.
+
+    written: one a layer, which slots of its pool hold a number
+
+    hidden: [tokens, hidden]    scores: [tokens, vocab]    pools: one a layer
+    """
+
+    hidden: Tensor
+    scores: Tensor
+    pools: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]
+
+
+def list_cases(spec: OpsSpec, env: DeviceEnv) -> tuple[Case, ...]:
+    """All cases of what the spec claims."""
+    return tuple(Case(name, run) for name, run in list_named(Subject(spec=spec, device=env.device)))
+
+
+def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The cases by name."""
+    claims = subject.spec.capabilities
+    types = [name for name in DTYPES if name in claims.dtypes] or sorted(claims.dtypes)
+    if LayoutKind.FULL in claims.layouts:
+        for name, config in list_configs().items():
+            yield name, partial(check_model, subject, config, types[0])
+        for dtype in types[1:]:
+            yield dtype, partial(check_model, subject, make_plain(), dtype)
+        yield "nothing else is written", partial(check_inputs, subject, types[0])
+    for kind, config in (
+        (LayoutKind.LATENT, make_latent_config()),
+        (LayoutKind.STATE, make_state_config()),
+    ):
+        if kind in claims.layouts:
+            yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
+    for name, settings in SETTINGS.items():
+        yield f"sampling: {name}", partial(run_sampling, subject, settings)
+    yield "sampling: mask", partial(run_mask, subject)
+
+
+def check_model(subject: Subject, config: ModelConfig, dtype_name: str) -> None:
+    """Steps of a model agree with torch's operations in float32, as far as torch's do."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    weights = draw_weights(config, dtype, subject.device)
+    for tokens in TOKENS:
+        ours, theirs = (
+            run_step(ops, config, weights, make_batch(config, tokens, dtype, subject.device))
+            for ops in (subject.make(), TorchOps())
+        )
+        truth = run_exactly(config, weights, tokens, subject.device)
+        check_places(ours, truth)
+        try:
+            compare_steps(ours, theirs, truth, dtype)
+        except AssertionError as error:
+            cause = name_cause(ours, config, weights, tokens, dtype, subject.device)
+            raise AssertionError(f"{cause}{error} (a step of {tokens} tokens)") from error
+
+
+def make_batch(config: ModelConfig, tokens: int, dtype: torch.dtype, device: str) -> Batch:
+    """A step whose pools hold NaN wherever nothing is written."""
+    batch = batch_of(config, tokens, dtype, device)
+    for pool in batch.pools:
+        pool.fill_(float("nan"))
+    return batch
+
+
+def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> StepResult:
+    """A step in which attention gives back the queries."""
+    params = weights.prepare(ops)
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        hidden = forward(params, config, batch, lambda q, layer: q, bound)
+        scores = bound.lm_head(params, config, hidden)
+    page_size = batch.pools[0].shape[2]
+    # what comes of padding is left to each set
+    real = batch.slots[0] >= page_size
+    pools = tuple(pool[1:] for pool in batch.pools)
+    written = tuple(~pool.isnan().flatten(3).any(-1).any(1) for pool in pools)
+    return StepResult(hidden[real], scores[real], pools, written)
+
+
+def run_exactly(config: ModelConfig, weights: Weights, tokens: int, device: str) -> StepResult:
+    """The step by torch's operations in float32."""
+    batch = make_batch(config, tokens, torch.float32, device)
+    return run_step(TorchOps(), config, weights.widen(), batch)
+
+
+def check_places(ours: StepResult, truth: StepResult) -> None:
+    """Raise AssertionError unless keys and values lie where the batch says."""
+    for index, (found, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
+        missing, stray = int((expected & ~found).sum()), int((found & ~expected).sum())
+        assert not missing and not stray, (
+            f"keys and values of layer {index} are misplaced: {missing} slots of Batch.slots are "
+            f"not written, and {stray} others are"
+        )
+
+
+def compare_steps(
+    ours: StepResult, theirs: StepResult, truth: StepResult, dtype: torch.dtype
+) -> None:
+    """Raise AssertionError where `ours` is further from the truth than torch's."""
+    for (name, found), (_, torchs), (_, exact) in zip(
+        list_parts(ours), list_parts(theirs), list_parts(truth), strict=True
+    ):
+        assert found.shape == exact.shape, f"{name}: shape {tuple(found.shape)}"
+        worst, allowed = share_off(found, exact), share_off(torchs, exact)
+        most = 2 * allowed + ROUNDING[dtype]
+        assert worst <= most, f"{name} are off by {worst:.1e} of the largest, {most:.1e} is allowed"
+
+
+def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
+    """What is compared of a step, in the order in which it is computed."""
+    for index, pool in enumerate(step.pools):
+        yield f"keys of layer {index}", pool[:, 0]
+        yield f"values of layer {index}", pool[:, 1]
+    yield "hidden states", step.hidden
+    yield "scores", step.scores
+
+
+def share_off(found: Tensor, exact: Tensor) -> float:
+    """The largest difference, as a share of the largest number; infinite for NaN elsewhere."""
+    found, exact = found.float(), exact.float()
+    if not torch.equal(found.isnan(), exact.isnan()):
+        return float("inf")
+    largest = exact.nan_to_num().abs().max().clamp(min=1e-30)
+    return float((found - exact).nan_to_num().abs().max() / largest)
+
+
+def name_cause(
+    ours: StepResult,
+    config: ModelConfig,
+    weights: Weights,
+    tokens: int,
+    dtype: torch.dtype,
+    device: str,
+) -> str:
+    """The known fault that gives the same numbers; empty without one."""
+    off = {
+        eps: share_off(
+            ours.hidden, run_exactly(evolve(config, norm_eps=eps), weights, tokens, device).hidden
+        )
+        for eps in EPS_MISTAKES
+    }
+    nearest = min(off, key=lambda eps: off[eps])
+    if off[nearest] <= 4 * ROUNDING[dtype]:
+        return f"norms have an eps of {nearest:g}, and ModelConfig.norm_eps says {EPS:g}: "
+    truth = run_exactly(config, weights, tokens, device)
+    swapped = [
+        share_off(pool[:, [1, 0]], exact) <= 4 * ROUNDING[dtype]
+        for pool, exact in zip(ours.pools, truth.pools, strict=True)
+    ]
+    return "keys lie where values belong: " if any(swapped) else ""
+
+
+def check_inputs(subject: Subject, dtype_name: str) -> None:
+    """The step's tensors and the parameters are only read; pools are written at slots alone."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    config, ops = make_plain(), subject.make()
+    weights = draw_weights(config, dtype, subject.device)
+    params = weights.prepare(ops)
+    batch = make_batch(config, 7, dtype, subject.device)
+
+    def snapshot() -> Mapping[str, np.ndarray]:
+        inputs = evolve(batch, pools=(), kv=())
+        arrays = dict(list_arrays("batch", inputs))
+        for name, weight in params.items():
+            arrays |= dict(list_arrays(name, weight.tensor))
+        return {name: array.copy() for name, array in arrays.items()}
+
+    before = snapshot()
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        hidden = forward(params, config, batch, lambda q, layer: q, bound)
+        kept = hidden.clone()
+        bound.lm_head_sample(params, config, hidden, Sampling())
+    assert torch.equal(hidden, kept), "lm_head_sample writes to the hidden states"
+    for name, array in snapshot().items():
+        assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
+
+
+def check_chunks(subject: Subject, config: ModelConfig) -> None:
+    """A model over pages, its prompt in chunks and beside another sequence, agrees with torch's.
+
+    raises: CannotRun on a GPU: what drives it is on the CPU
+    """
+    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
+        raise CannotRun("it is checked on a CPU and in float32 alone")
+    weights = draw_weights(config, torch.float32, "cpu")
+    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+    scores = []
+    for ops in (subject.make(), TorchOps()):
+        paged = Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=40)
+        prompts = [[(7 * at + start) % config.vocab for at in range(20)] for start in (3, 5)]
+        steps = [
+            paged.step({0: prompts[0][:9]}),
+            paged.step({0: prompts[0][9:], 1: prompts[1][:1]}),
+            paged.step({1: prompts[1][1:]}),
+            paged.step({0: [4], 1: [6]}),
+        ]
+        scores.append(torch.cat(steps))
+    worst = share_off(*scores)
+    assert worst <= ROUNDING[torch.float32], f"scores are off by {worst:.1e} of the largest"
+
+
+def run_sampling(subject: Subject, settings: Mapping[str, object]) -> None:
+    """Sampling with these settings."""
+    check_sampling(subject.make(), subject.device, settings)
+
+
+def run_mask(subject: Subject) -> None:
+    """Sampling under a mask of allowed tokens."""
+    check_mask(subject.make(), subject.device)

@@ -1,0 +1,124 @@
+"""Scores with ties and rows that are not sound, and what is sampled from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from headstock.conformance.ops.cases import noise
+from headstock.nn import sampler
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import Ops, Sample, Sampling
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "greedy": {},
+        "temperature": {"temperature": 0.6},
+        "top_k": {"temperature": 1.0, "top_k": 40},
+        "top_p": {"temperature": 0.8, "top_p": 0.9},
+        "min_p": {"temperature": 0.7, "min_p": 0.02},
+        "all": {"temperature": 1.2, "top_k": 200, "top_p": 0.95, "min_p": 1e-4},
+    }
+)
+"""What rows of a sampling case ask for."""
+
+
+def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
+    """Logits with ties (every second row has few different ones), and from 6 rows on two rows that
+    are not sound.
+    """
+    logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=3.0)
+    logits[1::2] = logits[1::2].mul(2).round().div(2)
+    if rows >= 6:
+        logits[2, vocab // 2], logits[4] = math.nan, -math.inf
+        logits[5, vocab // 3 :] = -math.inf
+    return logits.to(dtype)
+
+
+def sampling_of(rows: int, device: str, settings: Mapping[str, Any], **more: Any) -> Sampling:
+    """Every row with the same settings, but for one greedy row, and a seed and a position of its
+    own.
+    """
+    if not settings:
+        return Sampling(**more)
+    each: dict[str, Any] = {
+        name: torch.full((rows,), value, device=device) for name, value in settings.items()
+    }
+    if rows > 3:
+        each["temperature"][3] = 0.0
+    seeds = torch.arange(rows, device=device) * 0x9E3779B97F4A7C1 - 5
+    return Sampling(**each, **more, seeds=seeds, positions=torch.arange(rows, device=device) * 1009)
+
+
+def compare_samples(found: Sample, expected: Sample, logits: Tensor, asked: Sampling) -> float:
+    """Tokens and log-probabilities. Where another token is taken, torch's scores of the two differ
+    by a rounding.
+
+    returns: the share of rows with another token
+    """
+    assert bool((found.healthy == expected.healthy).all()), "other rows are healthy"
+    tokens = found.tokens
+    assert bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()), (
+        "a token outside the vocabulary"
+    )
+    sound = found.healthy
+    others = sound & (tokens != expected.tokens)
+    if bool(others.any()):
+        assert asked.temperature is not None, "greedy rows have another token"
+        scores = sampler.gumbel_scores(logits.float(), asked.temperature, asked)
+        ours, theirs = (scores.gather(1, each.tokens[:, None])[:, 0] for each in (found, expected))
+        assert bool((theirs - ours)[others].max() < 1e-4), (
+            f"tokens that torch rates lower, in {int(others.sum())} rows"
+        )
+        assert bool((asked.temperature[others] > 0).all()), "greedy rows have another token"
+    check_logprobs(found, expected, sound & ~others)
+    return float(others.float().mean())
+
+
+def check_logprobs(found: Sample, expected: Sample, rows: Tensor) -> None:
+    """Log-probabilities and alternatives are the same."""
+    assert (found.logprobs is None) == (expected.logprobs is None), (
+        "log-probabilities are there without being asked for, or the other way round"
+    )
+    if found.logprobs is None or expected.logprobs is None:
+        return
+    assert found.top_logprobs is not None and expected.top_logprobs is not None
+    assert found.top_ids is not None and expected.top_ids is not None
+    # a ban may have made a row with NaN sound
+    close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5, "equal_nan": True}
+    torch.testing.assert_close(found.logprobs[rows], expected.logprobs[rows], **close)
+    torch.testing.assert_close(found.top_logprobs[rows], expected.top_logprobs[rows], **close)
+    assert torch.equal(found.top_ids[rows], expected.top_ids[rows]), "other alternatives"
+
+
+def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:
+    """A set's samples are torch's, with and without log-probabilities."""
+    rows, vocab = 9, 700
+    for top_logprobs in (-1, 0, 3):
+        logits = logits_of(rows, vocab, torch.float32, device)
+        asked = sampling_of(rows, device, settings, top_logprobs=top_logprobs)
+        expected = TorchOps().sample(logits.clone(), asked)
+        compare_samples(ops.sample(logits.clone(), asked), expected, logits, asked)
+
+
+def check_mask(ops: Ops, device: str) -> None:
+    """No token outside the mask is sampled."""
+    rows, vocab = 4, 70
+    logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=3.0)
+    allowed = torch.arange(vocab, device=device) % 3 == 1
+    bits = torch.zeros(96, dtype=torch.int64, device=device)
+    bits[:vocab] = allowed
+    words = (bits.view(3, 32) << torch.arange(32, device=device)).sum(-1)
+    packed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
+    for settings in ({}, {"temperature": 1.0}):
+        asked = evolve(
+            sampling_of(rows, device, settings), mask=packed.expand(rows, -1).contiguous()
+        )
+        found = ops.sample(logits.clone(), asked).tokens
+        assert bool(allowed[found].all()), "tokens that the mask rules out are sampled"

@@ -1,0 +1,1 @@
+"""Proposers: what they may answer."""

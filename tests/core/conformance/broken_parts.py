@@ -1,0 +1,207 @@
+"""Plugins of every kind but attention that are wrong in one way each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from attrs import evolve
+from torch import Tensor
+
+from headstock.builtin import mixed
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    Batch,
+    Budget,
+    CacheStats,
+    Match,
+    Proposer,
+    Sample,
+    Sampling,
+    ScheduleDecision,
+    View,
+    Weight,
+)
+from headstock.spi.arrays import Ints
+from headstock_ngram_proposer.options import NgramOptions
+from headstock_ngram_proposer.proposer import NgramProposer
+from headstock_qwen.families import QWEN3
+from headstock_radix_cache.policy import RadixCache
+
+
+class NamespaceIgnored(RadixCache):
+    """Shares pages between tenants."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, keys, "")
+
+    def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Any:
+        return super().insert(index, handle, keys, pages, "")
+
+
+class FirstKeysCompared(RadixCache):
+    """Compares the first key of each page alone."""
+
+    def blur(self, keys: Ints) -> Ints:
+        whole = keys[: len(keys) // self.page_size * self.page_size]
+        return whole.reshape(-1, self.page_size)[:, :1].repeat(self.page_size, 1).reshape(-1)
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, self.blur(keys), namespace)
+
+    def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Any:
+        return super().insert(index, handle, self.blur(keys), pages, namespace)
+
+
+class MatchShort(RadixCache):
+    """Never gives the last page."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, keys[: -self.page_size], namespace)
+
+
+class PagesReversed(RadixCache):
+    """Gives the pages of a match in the wrong order."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        found = super().match_prefix(index, keys, namespace)
+        return Match(found.pages[:, ::-1].copy(), found.handle)
+
+
+class HoldsForgotten(RadixCache):
+    """Evicts what rows still read."""
+
+    def hold(self, index: Any, handle: Any) -> None:
+        pass
+
+    def release(self, index: Any, handle: Any) -> None:
+        pass
+
+    def check_index(self, index: Any) -> None:
+        pass
+
+
+class PagesLost(RadixCache):
+    """Keeps a page to itself when it evicts."""
+
+    def evict(self, index: Any, group: int, count: int) -> Sequence[Ints]:
+        return [pages[:-1] for pages in super().evict(index, group, count)]
+
+
+class StatsWrong(RadixCache):
+    """Counts held pages as free."""
+
+    def stats(self, index: Any) -> CacheStats:
+        stats = super().stats(index)
+        return evolve(stats, held=tuple(0 for _ in stats.held))
+
+
+class OwnEps(TorchOps):
+    """Takes the eps that most models have."""
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        return super().rms_norm(x, weight, 1e-6)
+
+
+class KVMisplaced(TorchOps):
+    """Stores keys and values one cell further."""
+
+    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+        flat = pool.flatten(0, 2)
+        super().store_kv_(pool, (cells + 1) % len(flat), kv)
+
+
+class KVSwapped(TorchOps):
+    """Stores values where keys belong."""
+
+    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+        super().store_kv_(pool, cells, kv.flip(1))
+
+
+class StartsWritten(TorchOps):
+    """Counts the first positions up in place."""
+
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
+        if batch is not None:
+            batch.starts.add_(1)
+        return super().linear(x, weight, batch)
+
+
+class BiasForgotten(TorchOps):
+    """Has products without their biases."""
+
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
+        return super().linear(x, evolve(weight, bias=None), batch)
+
+
+class GreedyAlone(TorchOps):
+    """Samples the best token whatever is asked."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        return super().sample(logits, Sampling())
+
+
+def starve(view: View, budget: Budget) -> ScheduleDecision:
+    """Run the row of highest priority alone, and admit nobody beside it."""
+    if len(view.rows_by_priority):
+        decision = mixed.schedule(view, evolve(budget, free_rows=0))
+        return evolve(decision, rows=decision.rows[:0], counts=decision.counts[:0])
+    return mixed.schedule(view, budget)
+
+
+CALLS: list[int] = []
+
+
+def alternate(view: View, budget: Budget) -> ScheduleDecision:
+    """Decide otherwise at each second call."""
+    CALLS.append(view.step)
+    decision = mixed.schedule(view, budget)
+    if len(CALLS) % 2:
+        return decision
+    return evolve(decision, rows=decision.rows[::-1], counts=decision.counts[::-1])
+
+
+def overspend(view: View, budget: Budget) -> ScheduleDecision:
+    """Run every row with all of its tokens, whatever the budget."""
+    rows = view.rows_by_priority[view.num_new_tokens[view.rows_by_priority] > 0]
+    admit = np.arange(min(budget.free_rows, len(view.waiting_lengths)), dtype=np.int32)
+    return ScheduleDecision(rows=rows, counts=view.num_new_tokens[rows], admit=admit)
+
+
+class RoomIgnored(NgramProposer):
+    """Always gives as many drafts as it may give at most."""
+
+    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+        return super().propose(tokens, np.full_like(room, self.max_drafts))
+
+
+class AnswerReused(Proposer):
+    """Gives the same arrays each time."""
+
+    max_drafts = 2
+
+    def __init__(self, options: NgramOptions) -> None:
+        self.drafts = np.zeros(100, np.int32)
+
+    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+        for at, row in enumerate(tokens):
+            self.drafts[at] = row[-1]
+        return np.ones(len(tokens), np.int32), self.drafts[: len(tokens)]
+
+
+class TokensWritten(NgramProposer):
+    """Appends its guess to the row."""
+
+    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+        tokens[0][-1] = 3
+        return super().propose(tokens, room)
+
+
+EPS_IGNORED = evolve(QWEN3, config=lambda hf: evolve(QWEN3.config(hf), norm_eps=1e-6))
+ROPE_IGNORED = evolve(
+    QWEN3,
+    config=lambda hf: evolve(
+        config := QWEN3.config(hf), ropes=(evolve(config.ropes[0], theta=10_000.0),)
+    ),
+)

@@ -1,0 +1,79 @@
+"""The check of logits processors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from headstock.conformance.case import Outcome, run_case
+from headstock.conformance.logits.checks import list_cases
+from headstock.spi import DeviceEnv, LogitColumn, LogitsProcessor, LogitsSpec, SpiRange
+
+
+class Shifted(LogitsProcessor):
+    """Adds a number to the scores of a row."""
+
+    changes_argmax = False
+
+    @property
+    def columns(self) -> Mapping[str, LogitColumn]:
+        return {"shift": LogitColumn(neutral=0.0)}
+
+    def row(self, args: Any, prompt: Any, vocab: int) -> Mapping[str, Any] | None:
+        return None
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits + columns["shift"][:, None]
+
+
+class NeutralChanged(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits - logits.amax(-1, keepdim=True)
+
+
+class RowsMixed(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits - logits.nan_to_num(neginf=0.0).mean()
+
+
+class Halved(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits.to(torch.bfloat16)
+
+
+class Unknown(Shifted):
+    def row(self, args: Any, prompt: Any, vocab: int) -> Mapping[str, Any] | None:
+        return {"other": 1.0}
+
+
+BROKEN = {
+    NeutralChanged: "5 of 5 rows with neutral values change",
+    RowsMixed: "a row's scores depend on the rows beside it",
+    Halved: "apply returns torch.bfloat16, wanted float32",
+    Unknown: "row gives values of ['other'], which are no columns",
+}
+
+
+def check(kind: type[Shifted]) -> list[str]:
+    """The reasons of the cases that fail."""
+    spec = LogitsSpec(
+        name="shifted",
+        spi=SpiRange(0, 2),
+        summary="a number more",
+        implementation=f"core.conformance.test_logits_kit:{kind.__name__}",
+    )
+    results = [run_case(case) for case in list_cases(spec, DeviceEnv(device="cpu"))]
+    return [result.reason for result in results if result.outcome is not Outcome.PASSED]
+
+
+def test_a_right_processor_passes() -> None:
+    assert check(Shifted) == []
+
+
+@pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
+def test_a_wrong_processor_fails_and_its_fault_is_named(kind: type[Shifted]) -> None:
+    assert BROKEN[kind] in check(kind)

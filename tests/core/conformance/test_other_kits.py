@@ -1,0 +1,75 @@
+"""The checks of caches, operations, schedulers, proposers and families: each wrong one is named."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from headstock import registry
+from headstock.conformance.case import Outcome, run_case
+from headstock.conformance.check import CHECKED_KINDS
+from headstock.spi import DeviceEnv
+
+CPU = DeviceEnv(device="cpu")
+
+BROKEN = [
+    ("cache", "radix", "NamespaceIgnored", "the namespace is ignored"),
+    ("cache", "radix", "FirstKeysCompared", "the key at 1 is another"),
+    ("cache", "radix", "MatchShort", "match_prefix finds 3 of 4 pages that were inserted"),
+    ("cache", "radix", "PagesReversed", "match_prefix gives a page of other keys"),
+    ("cache", "radix", "HoldsForgotten", "stats count"),
+    ("cache", "radix", "PagesLost", "a page is lost"),
+    ("cache", "radix", "StatsWrong", "stats count"),
+    ("ops", "torch", "OwnEps", "norms have an eps of 1e-06, and ModelConfig.norm_eps says 0.3"),
+    ("ops", "torch", "KVMisplaced", "keys and values of layer 0 are misplaced"),
+    ("ops", "torch", "KVSwapped", "keys lie where values belong"),
+    ("ops", "torch", "StartsWritten", "batch.starts is written"),
+    ("ops", "torch", "BiasForgotten", "keys of layer 0 are off by"),
+    ("ops", "torch", "GreedyAlone", "tokens that torch rates lower"),
+    ("scheduler", "mixed", "starve", "some request is never run"),
+    ("scheduler", "mixed", "alternate", "the same view gives other rows when it is asked again"),
+    ("scheduler", "mixed", "overspend", "tokens of 7"),
+    ("proposer", "ngram", "RoomIgnored", "drafts for a row with room for 1"),
+    ("proposer", "ngram", "AnswerReused", "the next answer overwrites the last one"),
+    ("proposer", "ngram", "TokensWritten", "read-only"),
+    ("model", "Qwen3ForCausalLM", "EPS_IGNORED", "log-probabilities are off by"),
+    ("model", "Qwen3ForCausalLM", "ROPE_IGNORED", "log-probabilities are off by"),
+]
+WHERE = {
+    "PagesReversed": "one full group: pages in order",
+    "HoldsForgotten": "one full group: rows in any order",
+    "PagesLost": "one full group: evicted pages",
+    "StatsWrong": "one full group: evicted pages",
+    "EPS_IGNORED": "a large eps of norms",
+    "ROPE_IGNORED": "another rope",
+}
+"""Broken family -> the case that shows it."""
+
+
+def spec_of(kind: str, sound: str, broken: str) -> Any:
+    """The spec of a sound plugin with a broken implementation."""
+    spec = registry.load_spec(kind, sound)
+    return evolve(spec, implementation=f"core.conformance.broken_parts:{broken}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "sound", "broken", "said"), BROKEN, ids=[f"{each[0]}-{each[2]}" for each in BROKEN]
+)
+def test_a_wrong_plugin_fails_and_its_fault_is_named(
+    kind: str, sound: str, broken: str, said: str
+) -> None:
+    cases = import_module(CHECKED_KINDS[kind]).list_cases(spec_of(kind, sound, broken), CPU)
+    reasons = {}
+    for case in cases:
+        if WHERE.get(broken, case.name) != case.name:
+            continue
+        result = run_case(case)
+        if result.outcome is Outcome.FAILED:
+            reasons[result.case] = result.reason
+        if said in result.reason:
+            break
+    assert said in result.reason, reasons
+    assert "\n" not in result.reason
