@@ -1,0 +1,1 @@
+"""A scheduler that gives users equal shares of each step."""

@@ -1,0 +1,1 @@
+"""FlexAttention of torch as an attention backend for headstock."""

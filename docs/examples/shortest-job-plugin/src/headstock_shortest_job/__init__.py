@@ -1,0 +1,1 @@
+"""A scheduler that runs what has the least work left."""
