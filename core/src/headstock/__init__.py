@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         EngineDied,
         HeadstockError,
         ModelError,
+        NotSupported,
         PluginBroken,
         RequestError,
         SpiMismatch,
@@ -24,8 +25,17 @@ if TYPE_CHECKING:
         UsageError,
     )
     from headstock.llm import LLM
-    from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+    from headstock.outputs import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestMetrics,
+        RequestOutput,
+        ToolCall,
+    )
     from headstock.sampling_params import SamplingParams
+    from headstock.structured_outputs import StructuredOutputsParams
 
 __version__ = "0.1.0"
 
@@ -35,17 +45,22 @@ __all__ = [
     "CannotRun",
     "CapacityError",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineConfig",
     "EngineDied",
     "HeadstockError",
     "Logprob",
     "ModelError",
+    "NotSupported",
     "PluginBroken",
     "RequestError",
     "RequestMetrics",
     "RequestOutput",
     "SamplingParams",
     "SpiMismatch",
+    "StructuredOutputsParams",
+    "ToolCall",
     "UnknownPlugin",
     "UsageError",
     "__version__",
@@ -55,8 +70,18 @@ HOMES = {
     "LLM": "headstock.llm",
     "EngineConfig": "headstock.config",
     "SamplingParams": "headstock.sampling_params",
+    "StructuredOutputsParams": "headstock.structured_outputs",
     **dict.fromkeys(
-        ("CompletionOutput", "Logprob", "RequestMetrics", "RequestOutput"), "headstock.outputs"
+        (
+            "CompletionOutput",
+            "EmbeddingOutput",
+            "EmbeddingRequestOutput",
+            "Logprob",
+            "RequestMetrics",
+            "RequestOutput",
+            "ToolCall",
+        ),
+        "headstock.outputs",
     ),
 }
 """Where public names live; the rest are errors."""

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from pathlib import Path
 from types import TracebackType
-from typing import cast, overload
+from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast, overload
 
 from headstock.config import EngineConfig, make_engine_config
 from headstock.errors import UsageError, describe_type
-from headstock.outputs import RequestOutput
+from headstock.outputs import EmbeddingRequestOutput, RequestOutput
 from headstock.requests.engine_protocol import StartEngine
-from headstock.requests.input_processor import ParamsInput, name_prompt_in_errors
+from headstock.requests.foreign_names import drop_foreign_options, explain_missing_method
+from headstock.requests.input_processor import (
+    ParamsInput,
+    list_params,
+    name_prompt_in_errors,
+)
 from headstock.requests.progress_bars import UseTqdm, prompt_bar
 from headstock.requests.prompt_request import PromptRequest
 from headstock.requests.session import EngineSession, start_engine
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import Message, read_template
+from headstock.text.conversation import ChatOptions, Conversation, make_conversation
+from headstock.text.messages import Message
 from headstock.text.prompt import PromptType, list_prompts
 
 __all__ = ["LLM", "session_of", "start_engine"]
@@ -50,6 +56,12 @@ class LLM:
     ) -> None:
         self._session = EngineSession(_make_config(model, config, settings), start)
 
+    if not TYPE_CHECKING:  # or a type checker would take every name
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Raise NotSupported for a method of vLLM's LLM that is not here."""
+            raise explain_missing_method(name)
+
     # Two signatures for type checkers: of a union they could not tell what a list literal holds.
     @overload
     def generate(
@@ -75,15 +87,18 @@ class LLM:
         sampling_params: ParamsInput = None,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
+        **others: object,
     ) -> list[RequestOutput]:
         """The answers to the prompts, in their order. All are checked before any runs.
 
         Prompts of lower `priority` go first and, where rows or pages are short, preempt others (0
         by default). An answer that fails while it runs has finish_reason "error", and the others go
         on. `use_tqdm` draws a bar on standard error: True with `tqdm.auto`, a callable with the bar
-        that it makes.
-        raises: RequestError naming the prompt at fault, UsageError after `close`, EngineDied
+        that it makes. `others` are keywords of vLLM's, taken as far as they change nothing.
+        raises: RequestError naming the prompt at fault, UsageError after `close`, NotSupported,
+            EngineDied
         """
+        drop_foreign_options(others, "generate")
         # Checked whole before any runs, so that a bad last prompt costs no answers.
         prompt_requests = self._session.input_processor.process_batch(
             list_prompts(prompts), sampling_params, priority
@@ -96,11 +111,14 @@ class LLM:
         sampling_params: ParamsInput = None,
         use_tqdm: UseTqdm = False,
         *,
-        chat_template: str | Path | None = None,
+        split_answers: bool = False,
+        **options: Unpack[ChatOptions],
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or several through the model's chat template.
 
-        `chat_template`, a Jinja template or the name of a file with one, takes its place.
+        The options are those of `headstock.text.conversation.ChatOptions`. `text` is what the model
+        wrote. With `split_answers`, `reasoning` and `tool_calls` of outputs have theirs, and `text`
+        the rest.
         raises: UsageError when there is no template, RequestError, ModelError, EngineDied
         """
         # By the first element: a conversation is a list of mappings, several are a list of lists.
@@ -110,13 +128,65 @@ class LLM:
             and isinstance(messages[0], list | tuple)
         )
         conversations = cast("Sequence[Sequence[Message]]", messages if are_several else [messages])
-        template = None if chat_template is None else read_template(chat_template)
-        prompts = []
+        params_list = list_params(sampling_params, len(conversations))
+        prompt_requests = []
         for index, conversation in enumerate(conversations):
             with name_prompt_in_errors(index, len(conversations)):
-                prompts.append(self._session.input_processor.render_chat(conversation, template))
-        prompt_requests = self._session.input_processor.process_batch(prompts, sampling_params)
+                prompt_requests.append(
+                    self._session.input_processor.process_chat(
+                        _read_chat(conversation, options),
+                        params_list[index],
+                        divides=split_answers,
+                    )
+                )
         return self._run(prompt_requests, use_tqdm)
+
+    @overload
+    def embed(
+        self,
+        prompts: PromptType,
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]: ...
+
+    @overload
+    def embed(
+        self,
+        prompts: Sequence[PromptType],
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]: ...
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling: str = "last",
+        normalize: bool = True,
+        use_tqdm: UseTqdm = False,
+        priority: Sequence[int] | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """The vectors of the prompts, in their order, at `output.outputs.embedding`.
+
+        They are made of the hidden states after the model's last norm. `pooling` says of which:
+        "last" is that of the last token, "mean" the mean of all. `normalize` gives them length 1.
+        `use_tqdm` and `priority` are as in `generate`. A prompt that fails while it runs has no
+        numbers and says why in `outputs.error`, and the others go on.
+        raises: RequestError naming the prompt at fault, UsageError after `close`, EngineDied
+        """
+        requests = self._session.input_processor.process_embeddings(
+            list_prompts(prompts), pooling, normalize=normalize, priorities=priority
+        )
+        with (
+            prompt_bar(use_tqdm, len(requests)) as advance,
+            closing(self._session.stream_embeddings(requests)) as outputs,
+        ):
+            for _, _ in outputs:
+                advance(True, 0)
+        return [request.final_output() for request in requests]
 
     def _run(
         self, prompt_requests: Sequence[PromptRequest], use_tqdm: UseTqdm
@@ -143,6 +213,28 @@ class LLM:
         raises: RequestError and UsageError at once, EngineDied
         """
         return self._session.stream(prompt, sampling_params, priority)
+
+    def stream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        split_answers: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> Iterator[RequestOutput]:
+        """As `stream`, of one conversation; the options are those of `chat`.
+
+        raises: UsageError, RequestError and ModelError at once, EngineDied
+        """
+        return self._session.stream_request(
+            self._session.input_processor.process_chat(
+                _read_chat(messages, options),
+                sampling_params,
+                priority,
+                divides=split_answers,
+            )
+        )
 
     async def generate_async(
         self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
@@ -171,6 +263,31 @@ class LLM:
             async for _, piece in outputs:
                 yield piece
 
+    async def astream_chat(
+        self,
+        messages: Sequence[Message],
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        split_answers: bool = False,
+        **options: Unpack[ChatOptions],
+    ) -> AsyncIterator[RequestOutput]:
+        """As `stream_chat`, for asyncio; cancelling the task or closing the iterator ends the
+        request.
+
+        raises: UsageError, RequestError, ModelError, EngineDied
+        """
+        prompt_request = await asyncio.to_thread(
+            self._session.input_processor.process_chat,
+            _read_chat(messages, options),
+            sampling_params,
+            priority,
+            divides=split_answers,
+        )
+        async with aclosing(self._session.stream_outputs_async(prompt_request)) as outputs:
+            async for _, piece in outputs:
+                yield piece
+
     async def _process_on_a_thread(
         self, prompt: PromptType, params: SamplingParams | None, priority: int
     ) -> PromptRequest:
@@ -178,6 +295,19 @@ class LLM:
         # Long texts take milliseconds, which would hold up other streams of the event loop.
         process = self._session.input_processor.process
         return await asyncio.to_thread(process, prompt, params, priority)
+
+    def get_tokenizer(self) -> Any:
+        """The model's tokenizer, as transformers has it.   raises: ModelError without one"""
+        return self._session.tokenizer.hf_tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What a request without parameters has: those of the model's generation_config.json."""
+        return self._session.default_params
+
+    def reset_prefix_cache(self) -> None:
+        """Forget all prefixes before requests that come later.   raises: UsageError, EngineDied"""
+        self._session.check_open()
+        self._session.loop.reset_prefix_cache()
 
     def close(self) -> None:
         """End the requests that run and free the memory.
@@ -202,6 +332,14 @@ class LLM:
 def session_of(llm: LLM) -> EngineSession:
     """The session behind `llm`, for tools that look at the engine; users of LLM need it not."""
     return llm._session
+
+
+def _read_chat(messages: Sequence[Message], options: Mapping[str, Any]) -> Conversation:
+    """The conversation that keywords give, without those of vLLM's that change nothing.
+
+    raises: RequestError, NotSupported, ModelError, UsageError
+    """
+    return make_conversation(messages, drop_foreign_options(options, "chat"))
 
 
 def _make_config(

@@ -6,14 +6,17 @@ emits an `Update` a request, and users get `RequestOutput` with `CompletionOutpu
 
 from __future__ import annotations
 
-from attrs import frozen
+from attrs import field, frozen
 
 __all__ = [
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
     "TokenLogprob",
+    "ToolCall",
     "Update",
 ]
 
@@ -36,10 +39,12 @@ class RequestMetrics:
     or has not happened.
 
     arrival: when it was handed to the engine
+    queue_seconds: how long it waited for a row
     cached_tokens: prompt tokens from the prefix index
     """
 
     arrival: float
+    queue_seconds: float | None = None
     first_token: float | None = None
     end: float | None = None
     cached_tokens: int | None = None
@@ -56,6 +61,23 @@ class RequestMetrics:
         return None if self.end is None else self.end - self.arrival
 
 
+@frozen
+class ToolCall:
+    """A call of a tool in an answer.
+
+    In a stream, the first piece of a call has its id and its name, which later ones lack, and each
+    has the arguments that are new.
+
+    index: counts the calls of an answer
+    arguments: JSON as the model wrote it, checked by nothing
+    """
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
 @frozen(kw_only=True)
 class CompletionOutput:
     """The user's type of one completion: all of it, or, in a stream, what is new.
@@ -63,20 +85,23 @@ class CompletionOutput:
     text: without the token that ended it
     token_ids: with the token that ended it
     logprobs: if requested, one mapping a token, from id to Logprob
-    finish_reason: None while it goes on; then "stop", "length", "abort" or "error"
+    finish_reason: None while it goes on; then "stop", "length", "tool_calls", "abort" or "error"
     stop_reason: the stop string, or the id among `stop_token_ids`, that ended it; None after an
         end-of-sequence token
     error: the message of "error"
+    reasoning, tool_calls: parts of the answer that `text` is without, where answers are divided
     """
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
+    token_ids: list[int]
     cumulative_logprob: float | None = None
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    reasoning: str | None = None
+    tool_calls: tuple[ToolCall, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -91,16 +116,21 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
     metrics: RequestMetrics
     max_tokens: int
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
     @property
     def finished(self) -> bool:
         """Whether all of its completions have ended."""
         return all(output.finish_reason is not None for output in self.outputs)
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """The prompt tokens that came from the prefix index; None before the first token."""
+        return self.metrics.cached_tokens
 
     @property
     def num_output_tokens(self) -> int:
@@ -111,6 +141,42 @@ class RequestOutput:
     def sound(self) -> bool:
         """Whether none of its completions failed."""
         return all(output.error is None for output in self.outputs)
+
+
+@frozen(kw_only=True)
+class EmbeddingOutput:
+    """The vector of one prompt.
+
+    embedding: as long as a hidden state of the model; empty when the prompt failed or was aborted
+    error: why there is none
+    """
+
+    embedding: list[float]
+    error: str | None = None
+
+
+@frozen(kw_only=True)
+class EmbeddingRequestOutput:
+    """The user's type of one prompt's embedding.
+
+    prompt: None when it was given as token ids
+    """
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: tuple[int, ...]
+    outputs: EmbeddingOutput
+    metrics: RequestMetrics
+
+    @property
+    def finished(self) -> bool:
+        """Always: an embedding comes whole."""
+        return True
+
+    @property
+    def num_cached_tokens(self) -> int | None:
+        """Prompt tokens that the prefix index spared."""
+        return self.metrics.cached_tokens
 
 
 @frozen
@@ -128,8 +194,10 @@ class Update:
 
     tokens: with a stop token as the last
     logprobs: one entry a token
-    prompt_logprobs, cached_tokens: in the update with the first token only; the first entry of
-        prompt_logprobs is None, cached_tokens are prompt tokens from the prefix index
+    prompt_logprobs, cached_tokens, queue_seconds: in the update with the first token or the
+        embedding only; the first entry of prompt_logprobs is None, cached_tokens are prompt tokens
+        from the prefix index, queue_seconds passed before the request had a row
+    embedding: of a request that pools, in its last update
     finish_reason: in the last update only: "stop", "length", "abort" or "error", with
         `stop_token` or `error`
     """
@@ -143,3 +211,6 @@ class Update:
     error: str | None = None
     cached_tokens: int | None = None
     preemptions: int = 0
+    # No part of what was answered: two runs give equal updates.
+    queue_seconds: float | None = field(default=None, eq=False)
+    embedding: tuple[float, ...] | None = None

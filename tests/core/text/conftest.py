@@ -284,6 +284,7 @@ def scripted(
             max_seq_len=max_seq_len,
             length_hint=" or raise --max-seq-len",
             eos_ids=(0,),
+            request_args=None,
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda: ["model: scripted"]),
             stats=lambda: SimpleNamespace(draft_line=""),

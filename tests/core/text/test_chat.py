@@ -51,7 +51,7 @@ def test_bad_messages_are_request_errors(tokenizer: Tokenizer, messages: Any) ->
 CALL = {"type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
-def test_a_message_without_content_is_named(
+def test_only_a_message_with_calls_may_lack_a_content(
     byte_level: Path, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     for bare in ({"role": "user"}, {"role": "user", "content": None}):
@@ -67,13 +67,13 @@ def test_a_message_without_content_is_named(
         "{% for m in messages %}{{ m.content or m.tool_calls[0].type }}{% endfor %}",
     )
     assert render_chat(reads, talk) == "hellofunction"
-    for template in ("{{ 'x' + messages[1].content }}", "{{ messages[1].content.strip() }}"):
+    # templates that add it to a text, or call a method of it
+    for template in ("{{ 'x' + messages[1].content }}", "x{{ messages[1].content.strip() }}"):
         (tmp_path / "other").mkdir(exist_ok=True)
-        with pytest.raises(
-            RequestError,
-            match=r"messages\[1\] has tool_calls and no content, which the model's chat",
-        ):
-            render_chat(with_template(byte_level, tmp_path / "other", template), talk)
+        shown = render_chat(with_template(byte_level, tmp_path / "other", template), talk)
+        assert shown == "x"
+    with pytest.raises(RequestError, match="the chat template refuses these messages: no"):
+        render_chat(tokenizer, talk, template="{{ 'x' + raise_exception('no') }}")
 
 
 def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:

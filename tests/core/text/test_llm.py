@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from headstock import LLM, EngineConfig, SamplingParams
-from headstock.errors import RequestError, UsageError
+from headstock.errors import NotSupported, RequestError, UsageError
 from headstock.outputs import CompletionOutput, RequestOutput
 
 Make = Callable[..., tuple[LLM, Any]]
@@ -52,7 +52,7 @@ def test_token_ids_are_prompts_too(scripted: Make) -> None:
     ids = llm._session.tokenizer.encode("hello")
     for given_ids in (ids, [ids], {"prompt_token_ids": ids}, [{"prompt_token_ids": ids}]):
         (output,) = llm.generate(given_ids, SHORT)
-        assert (output.prompt, output.prompt_token_ids) == (None, tuple(ids))
+        assert (output.prompt, output.prompt_token_ids) == (None, ids)
     assert (
         llm.generate([ids, "hello"], SHORT)[0].outputs
         == llm.generate({"prompt": "hello"}, SHORT)[0].outputs
@@ -276,3 +276,39 @@ def test_llm_chat_takes_a_template_for_one_call_and_the_llm_one_for_all(scripted
     assert llm.chat(hello, chat_template="{{ 1 + 1 }}")[0].prompt == "2"
     with pytest.raises(UsageError, match="not a Jinja template"):
         llm.chat(hello, chat_template="{{")
+
+
+def test_a_request_keeps_the_parameters_that_it_began_with(scripted: Make) -> None:
+    llm, _ = scripted()
+    params = SamplingParams(max_tokens=3)
+    stream = llm.stream("a", params)
+    params.max_tokens = 1
+    assert sum(len(piece.outputs[0].token_ids) for piece in stream) == 3
+    params.min_tokens = 2
+    with pytest.raises(RequestError, match="min_tokens must be at most max_tokens"):
+        llm.generate("a", params)
+
+
+def test_keywords_of_vllm_are_taken_as_far_as_they_change_nothing(scripted: Make) -> None:
+    llm, _ = scripted()
+    talk = [{"role": "user", "content": "a"}]
+    llm.generate("a", SHORT, lora_request=None, mm_processor_kwargs=None)
+    llm.chat(talk, SHORT, lora_request=None, chat_template_content_format="auto")  # type: ignore[call-arg]
+    for call in (
+        lambda: llm.generate("a", SHORT, lora_request=5),
+        lambda: llm.chat(talk, SHORT, lora_request=5),  # type: ignore[call-arg]
+    ):
+        with pytest.raises(NotSupported, match="lora_request=5 is not supported; adapters are"):
+            call()
+    with pytest.raises(RequestError, match=r"generate has no keyword tools; give it to LLM.chat"):
+        llm.generate("a", SHORT, tools=[])
+    with pytest.raises(RequestError, match="generate has no keyword colour; leave it out"):
+        llm.generate("a", SHORT, colour=1)
+
+
+def test_the_tokenizer_is_the_one_of_transformers(scripted: Make) -> None:
+    llm, _ = scripted()
+    tokenizer = llm.get_tokenizer()
+    assert tokenizer is llm._session.tokenizer.hf_tokenizer
+    assert tokenizer.decode(tokenizer.encode("hello")) == "hello"
+    assert llm.get_default_sampling_params() == llm._session.default_params

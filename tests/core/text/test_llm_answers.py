@@ -98,9 +98,7 @@ def test_streamed_text_equals_final_text(
     (whole,) = llm.generate("x", params)[0].outputs
     llm.close()
     assert "".join(piece.outputs[0].text for piece in pieces) == whole.text
-    assert (
-        tuple(token for piece in pieces for token in piece.outputs[0].token_ids) == whole.token_ids
-    )
+    assert [token for piece in pieces for token in piece.outputs[0].token_ids] == whole.token_ids
     assert [piece.finished for piece in pieces] == [False] * (len(pieces) - 1) + [True]
     assert pieces[-1].outputs[0].finish_reason == whole.finish_reason == "stop"
     ends = [text.find(stop) for stop in stops if stop in text]

@@ -110,6 +110,13 @@ def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str
         },
         "preemptions": output.metrics.preemptions,
     }
+    if answer.reasoning is not None:
+        values["reasoning"] = answer.reasoning
+    if answer.tool_calls:
+        values["tool_calls"] = [
+            {"id": call.id, "name": call.name, "arguments": call.arguments}
+            for call in answer.tool_calls
+        ]
     if answer.logprobs is not None:
         values["cumulative_logprob"] = answer.cumulative_logprob
         values["logprobs"] = [_logprobs_to_json(entries) for entries in answer.logprobs]

@@ -22,7 +22,7 @@ from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
 from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
-from headstock.text.prompt import Prompt, tokenize_prompt
+from headstock.text.prompt import tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer
 
 if TYPE_CHECKING:
@@ -106,12 +106,22 @@ class PromptBatch:
             print_note(f"headstock: interrupted before the answer{more} complete")
 
     def make_request(self, number: int, prompt_input: PromptInput) -> PromptRequest | None:
-        """The request for one input; None after its error has been printed."""
+        """The request for one input; None after its error has been printed.
+
+        raises: UsageError without a chat template
+        """
+        processor, params = self.session.input_processor, self.merge_params
         try:
-            return self.session.input_processor.process(
-                self.make_prompt(prompt_input),
-                self.merge_params(prompt_input),
+            if prompt_input.conversation is None:
+                prompt = tokenize_prompt(prompt_input.content, self.session.tokenizer)
+                salted = evolve(prompt, cache_salt=prompt_input.cache_salt)
+                return processor.process(salted, params(prompt_input), prompt_input.priority)
+            return processor.process_chat(
+                prompt_input.conversation,
+                params(prompt_input),
                 prompt_input.priority,
+                cache_salt=prompt_input.cache_salt or None,
+                divides=self.as_json,
             )
         # A parameter of the line's own keeps its JSON name; one from a flag gets the flag's.
         except RequestError as error:
@@ -126,17 +136,6 @@ class PromptBatch:
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:
         """The parameters of one input: its own over the flags over the model's defaults."""
         return self.session.default_params.replace({**self.sampling, **prompt_input.sampling})
-
-    def make_prompt(self, prompt_input: PromptInput) -> Prompt:
-        """The tokens of one input.
-
-        raises: RequestError; UsageError without a chat template
-        """
-        if prompt_input.messages is None:
-            prompt = tokenize_prompt(prompt_input.content, self.session.tokenizer)
-        else:
-            prompt = self.session.input_processor.render_chat(prompt_input.messages)
-        return evolve(prompt, cache_salt=prompt_input.cache_salt)
 
     def note_cut_lengths(self, requests: Sequence[tuple[PromptInput, PromptRequest]]) -> None:
         """Print one note when answers are cut below the user's max_tokens.

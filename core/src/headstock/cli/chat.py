@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from headstock.cli.answers import format_footer, print_note
 from headstock.cli.tables import fold_line, terminal_width
@@ -13,9 +14,12 @@ from headstock.cli.turns import LineDropped
 from headstock.errors import RequestError, format_count
 from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
+from headstock.text.conversation import Conversation
 
 if TYPE_CHECKING:
     from headstock.requests.session import EngineSession
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
 
@@ -32,17 +36,22 @@ Ctrl-C stops an answer, and drops the line at the prompt."""
 
 
 def run_chat(
-    session: EngineSession, params: SamplingParams, system: str | None, read: Callable[[], str]
+    session: EngineSession,
+    params: SamplingParams,
+    system: str | None,
+    read: Callable[[], str],
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> int:
     """Answer turns until the user leaves; the exit code.
 
-    `read` returns a turn, or raises EOFError or LineDropped.
+    `read` returns a turn, or raises EOFError or LineDropped. `options` are those of conversations.
     raises: UsageError without a chat template
     """
     # A model without a chat template is refused here, before the user has typed a turn.
-    session.input_processor.render_chat([{"role": "user", "content": "hello"}])
+    hello = Conversation(messages=[{"role": "user", "content": "hello"}], **options)
+    session.input_processor.render_chat(hello)
     print_note("/help lists the commands; /exit leaves")
-    chat = Chat(session, params, system)
+    chat = Chat(session, params, system, options)
     has_dropped = False
     while True:
         try:
@@ -81,8 +90,15 @@ def _print_help() -> None:
 class Chat:
     """A conversation, and how many answers and tokens it has had."""
 
-    def __init__(self, session: EngineSession, params: SamplingParams, system: str | None) -> None:
+    def __init__(
+        self,
+        session: EngineSession,
+        params: SamplingParams,
+        system: str | None,
+        options: Mapping[str, Any] = NO_OPTIONS,
+    ) -> None:
         self.session = session
+        self.options = options
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []
@@ -128,7 +144,8 @@ class Chat:
         raises: RequestError, EngineDied
         """
         pieces: list[RequestOutput] = []
-        prompt = self.session.input_processor.render_chat(self.messages)
+        conversation = Conversation(messages=self.messages, **self.options)
+        prompt = self.session.input_processor.render_chat(conversation)
         stream = self.session.stream(prompt, self.params)
         try:
             for piece in stream:

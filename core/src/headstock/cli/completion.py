@@ -39,6 +39,8 @@ PLUGIN_KINDS: Mapping[str, str] = MappingProxyType(
         "runner": "runner",
         "ops": "ops",
         "proposer": "proposer",
+        "logits_processors": "logits",
+        "grammar": "grammar",
         "model": "checkpoint",
     }
 )

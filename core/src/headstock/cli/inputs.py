@@ -13,7 +13,7 @@ from attrs import evolve, field, frozen
 from headstock.errors import ModelError, RequestError, UsageError, describe_type, shorten
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import check_messages
+from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation, make_conversation
 from headstock.text.prompt import check_salt, split_prompt
 
 PROMPT_SOURCES = "--prompt TEXT, --input FILE.jsonl, or text on standard input"
@@ -30,13 +30,13 @@ EXAMPLE = '{"prompt": "Hello"}'
 class PromptInput:
     """One prompt, checked as far as that needs no model.
 
-    It is `content`, text or token ids, or else the turns of `messages`. `where` is its place for
-    errors; `sampling` are its own parameters.
+    It is `content`, text or token ids, or else a `conversation`. `where` is its place for errors;
+    `sampling` are its own parameters.
     """
 
     where: str
     content: str | tuple[int, ...] = ""
-    messages: Sequence[Mapping[str, Any]] | None = None
+    conversation: Conversation | None = None
     sampling: Mapping[str, object] = field(factory=dict)
     priority: int = 0
     cache_salt: str = ""
@@ -135,35 +135,79 @@ def _parse_line(where: str, line: bytes) -> PromptInput:
     }
     if len(contents) != 1:
         raise RequestError("must have one of prompt, prompt_token_ids and messages")
+    options = {key: rest.pop(key) for key in CONVERSATION_OPTIONS if key in rest}
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
     # For its checks alone: a bad line is named before a model is loaded. Its values are merged
     # later, over the flags and the model's defaults.
     SamplingParams(max_tokens=None).replace(rest)
     if "messages" in contents:
-        turns, salt = check_messages(contents["messages"]), check_salt(salt)
         return PromptInput(
-            where=where, messages=turns, sampling=rest, priority=priority, cache_salt=salt
+            where=where,
+            conversation=make_conversation(contents["messages"], options),
+            sampling=rest,
+            priority=priority,
+            cache_salt=check_salt(salt),
         )
+    if options:
+        name = next(iter(options))
+        raise RequestError(f"{name} needs messages; a prompt goes through no chat template", name)
     content, salt = split_prompt({**contents, "cache_salt": salt})
     return PromptInput(
         where=where, content=content, sampling=rest, priority=priority, cache_salt=salt
     )
 
 
+def read_chat_options(tools: str | None, template_kwargs: str | None) -> dict[str, Any]:
+    """The options of conversations that flags give: a JSON file of tools, and a JSON object.
+
+    raises: UsageError, ModelError when the file cannot be read
+    """
+    options: dict[str, Any] = {}
+    if tools is not None:
+        try:
+            text = Path(tools).read_text("utf-8")
+        except (OSError, ValueError) as error:
+            reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+            raise ModelError(f"--tools {shorten(tools)}: cannot be read: {reason}") from error
+        options["tools"] = _parse_json("--tools", text)
+    if template_kwargs is not None:
+        options["chat_template_kwargs"] = _parse_json("--chat-template-kwargs", template_kwargs)
+    try:
+        Conversation(messages=[{"role": "user", "content": ""}], **options)
+    except RequestError as error:
+        raise UsageError(f"--{(error.parameter or '').replace('_', '-')}: {error}") from error
+    return options
+
+
+def _parse_json(flag: str, text: str) -> object:
+    """The value that JSON spells.   raises: UsageError"""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{flag}: not valid JSON: {shorten(error)}") from error
+
+
 def as_conversation(
-    prompt_input: PromptInput | InvalidPrompt, system: str | None
+    prompt_input: PromptInput | InvalidPrompt, system: str | None, options: Mapping[str, Any]
 ) -> PromptInput | InvalidPrompt:
-    """`prompt_input` as a conversation for the chat template, after the `system` message."""
+    """`prompt_input` as a conversation for the chat template, after the `system` message.
+
+    `options` are those that its line does not set.
+    """
     if isinstance(prompt_input, InvalidPrompt):
         return prompt_input
-    if prompt_input.messages is None and not isinstance(prompt_input.content, str):
+    conversation = prompt_input.conversation
+    if conversation is None and not isinstance(prompt_input.content, str):
         return InvalidPrompt(
             prompt_input.where, "prompt must be text to go through the chat template, got token ids"
         )
-    turns = (
-        prompt_input.messages
-        if prompt_input.messages is not None
-        else [{"role": "user", "content": prompt_input.content}]
-    )
-    opening = [] if system is None else [{"role": "system", "content": system}]
-    return evolve(prompt_input, messages=[*opening, *turns])
+    if conversation is None:
+        turn = {"role": "user", "content": prompt_input.content}
+        conversation = Conversation(messages=[turn], **options)
+    else:
+        missing = {key: value for key, value in options.items() if not getattr(conversation, key)}
+        conversation = evolve(conversation, **missing)
+    if system is not None:
+        opening = {"role": "system", "content": system}
+        conversation = evolve(conversation, messages=[opening, *conversation.messages])
+    return evolve(prompt_input, conversation=conversation)

@@ -23,7 +23,14 @@ from headstock.cli.process import (
     raise_on_sigterm,
 )
 from headstock.cli.tables import fold_line, terminal_width
-from headstock.errors import HeadstockError, PluginBroken, UsageError, describe_error, shorten
+from headstock.errors import (
+    HeadstockError,
+    PluginBroken,
+    UsageError,
+    compose_error,
+    describe_error,
+    shorten,
+)
 
 VERBS: Mapping[str, str] = MappingProxyType(
     {
@@ -55,7 +62,7 @@ def main(argv: list[str] | None = None) -> int:
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
-        code = _report_error(error)
+        code = _report_error(error, arguments[verbose:][:1])
         if argv is None and code == DIED:
             # The error still holds tensors that a broken device may never free; see `Engine.close`.
             exit_at_once(code)
@@ -79,8 +86,8 @@ def _run_verb(arguments: list[str]) -> int:
     return code
 
 
-def _report_error(error: BaseException) -> int:
-    """The exit code of an error, after one line about it on standard error."""
+def _report_error(error: BaseException, verb: list[str]) -> int:
+    """The exit code of an error of a verb, after one line about it on standard error."""
     match error:
         case HeadstockError():
             _print_error(str(error))
@@ -101,8 +108,19 @@ def _report_error(error: BaseException) -> int:
             return UNWRITTEN
         case _:
             hint = f"'headstock -v ...' or {TRACEBACK}=1 shows where"
-            _print_error(f"internal error: {describe_error(error)}; {hint}")
+            _print_error(compose_error(_describe_fault(error, verb), hint))
             return DIED
+
+
+def _describe_fault(error: BaseException, verb: list[str]) -> str:
+    """What was raised, and in which plugin if it was in one."""
+    # Late: the registry takes 70 ms to import, and an error is rare.
+    from headstock.registry import find_culprit
+
+    culprit = find_culprit(error, [("command", name) for name in verb])
+    if culprit is None:
+        return f"internal error: {describe_error(error)}"
+    return f"{culprit.plugin} raised {describe_error(error)} in {culprit.place}"
 
 
 def _print_error(text: str) -> None:
@@ -195,6 +213,11 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
         raise UsageError(f"unknown {kind} '{shorten(verb)}'{close}")
     spec = registry.load_spec("command", verb)
     registry.require_installed(spec)
+    if spec.resolve is not None:  # describing the machine takes torch, which most verbs need not
+        from headstock.startup.device import describe_device
+        from headstock.startup.refusals import check_resolve
+
+        check_resolve(spec, "the command", None, describe_device("auto"))
     run: Callable[[list[str]], object] = registry.import_implementation(spec)
     if not callable(run):
         raise PluginBroken(

@@ -1,4 +1,4 @@
-"""`headstock plugins`: the installed plugins, and the facts about one of them."""
+"""`headstock plugins`: the installed plugins, the facts about one of them, and checks of it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ import attrs
 
 from headstock import registry
 from headstock.cli.answers import print_note
+from headstock.cli.plugin_check import CHECK_EPILOG, check_plugin
 from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config.flags import FlagParser
 from headstock.errors import HeadstockError, UsageError
@@ -42,16 +43,19 @@ _HINT_TITLES: Mapping[bool, str] = MappingProxyType(
 def main(arguments: list[str]) -> int:
     """Run `headstock plugins ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     args = make_parser().parse_args(arguments)
-    if args.verb == "list":
-        _show_list(registry.list_installed(args.group), as_json=args.json)
-    else:
-        _show_plugin(_find_plugin(args.name), as_json=args.json)
+    match args.verb:
+        case "list":
+            _show_list(registry.list_installed(args.group), as_json=args.json)
+        case "check":
+            return check_plugin(_find_plugin(args.name), args.device, as_json=args.json)
+        case _:
+            _show_plugin(_find_plugin(args.name), as_json=args.json)
     return 0
 
 
 def make_parser() -> FlagParser:
     """The parser of `headstock plugins`."""
-    about = "List the installed plugins, and describe one of them."
+    about = "List the installed plugins, and describe or check one of them."
     root = FlagParser(prog="headstock plugins", usage="%(prog)s VERB ...", description=about)
     verbs = root.add_subparsers(
         prog="headstock plugins", dest="verb", required=True, metavar="VERB"
@@ -67,7 +71,19 @@ def make_parser() -> FlagParser:
         "inspect", help="one plugin: spec, capabilities, requirements, options", epilog=EPILOG
     )
     inspection.add_argument("name", metavar="NAME")
-    for verb in (listing, inspection):
+    about = "run the cases of the contract that a plugin's claims ask for"
+    checking = verbs.add_parser(
+        "check",
+        usage="%(prog)s NAME [--device DEVICE] [--json]",
+        help=about,
+        description=f"{about[0].upper()}{about[1:]}.",
+        epilog=f"{CHECK_EPILOG} {EPILOG}",
+    )
+    checking.add_argument("name", metavar="NAME")
+    checking.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run them"
+    )
+    for verb in (listing, inspection, checking):
         verb.add_argument("--json", action="store_true", help="print JSON instead of text")
     return root
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
@@ -19,6 +19,7 @@ from headstock.cli.inputs import (
     InvalidPrompt,
     PromptInput,
     as_conversation,
+    read_chat_options,
     read_flags,
     read_lines,
     read_stdin,
@@ -40,8 +41,10 @@ if TYPE_CHECKING:
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling
 parameters of its own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first)
-and "cache_salt" (prefixes are shared only within one salt) too. With no prompt and a terminal,
-a chat begins.
+and "cache_salt" (prefixes are shared only within one salt) too. "messages" may have "tools",
+"tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs", "reasoning_effort",
+"add_generation_prompt" and "continue_final_message" beside them. With no prompt and a terminal, a
+chat begins.
 
 exit codes:
     0  all answered                 6  a model or file cannot be read
@@ -64,7 +67,8 @@ def main(arguments: list[str]) -> int:
         print_note(f"note: {line}")
     _check_flags(args, resolved)
     start_logs(resolved, quiet=args.quiet)
-    inputs = _collect_prompts(args, is_chat=_is_chat(args, resolved))
+    options = read_chat_options(args.tools, args.chat_template_kwargs)
+    inputs = _collect_prompts(args, options, is_chat=_is_chat(args, resolved))
     if inputs is None:
         # deferred for start-up time: only a chat needs a line editor
         from headstock.cli.chat import run_chat
@@ -79,12 +83,13 @@ def main(arguments: list[str]) -> int:
                 session.default_params.replace(resolved.sampling),
                 args.system,
                 read,
+                options,
             )
     good = list(_select_valid(inputs, as_json=args.json))
     if not good:
         return RequestError.exit_code
     if any(
-        prompt_input.messages is not None or isinstance(prompt_input.content, str)
+        prompt_input.conversation is not None or isinstance(prompt_input.content, str)
         for _, prompt_input in good
     ):
         _require_tokenizer(resolved)
@@ -124,6 +129,16 @@ def make_parser() -> FlagParser:
         "--chat", action="store_true", help="put each prompt through the model's chat template"
     )
     section.add_argument("--system", metavar="TEXT", help="system message of chats; implies --chat")
+    section.add_argument(
+        "--tools",
+        metavar="FILE.json",
+        help="tools that chats offer, a list as OpenAI's API has it; implies --chat",
+    )
+    section.add_argument(
+        "--chat-template-kwargs",
+        metavar="JSON",
+        help='variables of the chat template, such as {"enable_thinking": false}; implies --chat',
+    )
     section.add_argument(
         "--history",
         metavar="FILE|off",
@@ -165,12 +180,16 @@ def _is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
     return (
         args.chat
         or args.system is not None
+        or args.tools is not None
+        or args.chat_template_kwargs is not None
         # A template from a file or variable may be there for every run; a flag is for this one.
         or resolved.origins["chat_template"].startswith("flag ")
     )
 
 
-def _collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | InvalidPrompt] | None:
+def _collect_prompts(
+    args: Namespace, options: Mapping[str, Any], *, is_chat: bool
+) -> list[PromptInput | InvalidPrompt] | None:
     """The prompts in their order; None when there are none and a terminal can chat.
 
     raises: UsageError, ModelError
@@ -187,7 +206,7 @@ def _collect_prompts(args: Namespace, *, is_chat: bool) -> list[PromptInput | In
             return None
         inputs = [read_stdin()]
     return (
-        [as_conversation(prompt_input, args.system) for prompt_input in inputs]
+        [as_conversation(prompt_input, args.system, options) for prompt_input in inputs]
         if is_chat
         else inputs
     )

@@ -9,13 +9,22 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headstock.requests.embedding_request import EmbeddingRequest
     from headstock.requests.engine_protocol import EngineLoop, StartedEngine
     from headstock.requests.prompt_request import PromptRequest
     from headstock.requests.session import EngineSession, start_engine
 
-__all__ = ["EngineLoop", "EngineSession", "PromptRequest", "StartedEngine", "start_engine"]
+__all__ = [
+    "EmbeddingRequest",
+    "EngineLoop",
+    "EngineSession",
+    "PromptRequest",
+    "StartedEngine",
+    "start_engine",
+]
 
 _HOMES = {
+    "EmbeddingRequest": "headstock.requests.embedding_request",
     "EngineLoop": "headstock.requests.engine_protocol",
     "EngineSession": "headstock.requests.session",
     "PromptRequest": "headstock.requests.prompt_request",

@@ -8,19 +8,24 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from queue import Empty, SimpleQueue
+from typing import Any, Generic, TypeVar
 
 from headstock.errors import CapacityError, RequestError
-from headstock.outputs import RequestOutput, Update
+from headstock.outputs import Update
+from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop
 from headstock.requests.prompt_request import PromptRequest
+from headstock.scheduler.request import Request
 
 POLL_SECONDS = 0.2
+
+PromptKind = TypeVar("PromptKind", PromptRequest, EmbeddingRequest)
 
 TimedUpdate = tuple[Update, float]
 """An update, and when the engine's thread passed it on, in seconds of `time.monotonic`."""
 
 
-class RequestClient:
+class RequestClient(Generic[PromptKind]):
     """Submits `prompt_requests` to `loop` by priority and then in order.
 
     At most `max_in_flight` requests are submitted and have not ended. `deliver` gets every update,
@@ -35,7 +40,7 @@ class RequestClient:
     def __init__(
         self,
         loop: EngineLoop,
-        prompt_requests: Iterable[PromptRequest],
+        prompt_requests: Iterable[PromptKind],
         max_in_flight: int,
         deliver: Callable[[TimedUpdate], None],
         *,
@@ -51,8 +56,10 @@ class RequestClient:
             for request in prompt_request.requests
         ]
         # The sort is stable, so that requests of equal priority stay in the caller's order.
-        self.waiting = deque(sorted(pairs, key=lambda pair: -pair[1].priority))
-        self.in_flight: dict[str, PromptRequest] = {}
+        self.waiting: deque[tuple[PromptKind, Request]] = deque(
+            sorted(pairs, key=lambda pair: -pair[1].priority)
+        )
+        self.in_flight: dict[str, PromptKind] = {}
 
     @property
     def has_unfinished(self) -> bool:
@@ -69,10 +76,11 @@ class RequestClient:
             prompt_request.mark_submitted(request, time.monotonic())
             # Noted before it is submitted: Ctrl-C may come right after, and `close` must abort it.
             self.in_flight[request.id] = prompt_request
-            has_stop_strings = bool(prompt_request.params.stop)
             try:
                 self.loop.submit(
-                    request, self.on_update, stream_tokens=self.stream_tokens or has_stop_strings
+                    request,
+                    self.on_update,
+                    stream_tokens=self.stream_tokens or prompt_request.must_stream,
                 )
             except RequestError as error:
                 # The pool is under pressure (`on_pressure="reject"`): wait until one of ours ends.
@@ -87,9 +95,7 @@ class RequestClient:
         """Deliver `update` with the present time; the sink of every request."""
         self.deliver((update, time.monotonic()))
 
-    def apply_update(
-        self, update: Update, seconds: float
-    ) -> tuple[PromptRequest, RequestOutput] | None:
+    def apply_update(self, update: Update, seconds: float) -> tuple[PromptKind, Any] | None:
         """The prompt request of `update`, which came at `seconds`, and what it adds.
 
         The result is None for a late update of a request that has ended.
@@ -102,7 +108,7 @@ class RequestClient:
         if prompt_request is None:
             return None
         output = prompt_request.apply_update(update, seconds)
-        if prompt_request.completions[update.id].is_finished:
+        if prompt_request.has_ended(update.id):
             del self.in_flight[update.id]
             # A stop string ended it, which the engine knows nothing of: it would run on.
             if update.finish_reason is None:
@@ -131,11 +137,11 @@ def _wait_for_update(queue: SimpleQueue[TimedUpdate], loop: EngineLoop) -> Timed
 
 def stream_outputs(
     loop: EngineLoop,
-    prompt_requests: Sequence[PromptRequest],
+    prompt_requests: Sequence[PromptKind],
     max_in_flight: int,
     *,
     stream_tokens: bool = True,
-) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
+) -> Generator[tuple[PromptKind, Any], None, None]:
     """Each piece of output with its prompt request, as it comes.
 
     Closing the generator aborts what has not ended. Without `stream_tokens`, a request's first
@@ -163,11 +169,11 @@ def stream_outputs(
 
 async def stream_outputs_async(
     loop: EngineLoop,
-    prompt_requests: Iterable[PromptRequest],
+    prompt_requests: Iterable[PromptKind],
     max_in_flight: int,
     *,
     stream_tokens: bool = True,
-) -> AsyncGenerator[tuple[PromptRequest, RequestOutput], None]:
+) -> AsyncGenerator[tuple[PromptKind, Any], None]:
     """As `stream_outputs`, for asyncio."""
     queue: asyncio.Queue[TimedUpdate] = asyncio.Queue()
     event_loop = asyncio.get_running_loop()

@@ -12,6 +12,7 @@ from headstock.scheduler.request import Request
 
 if TYPE_CHECKING:
     from headstock.engine.stats import EngineStats
+    from headstock.startup.request_args import RequestArgs
     from headstock.startup.summary import EngineSummary
 
 
@@ -26,7 +27,8 @@ class StartedEngine(Protocol):
     """An engine that is ready for requests; its loop steps it.
 
     `directory` holds the model's tokenizer, `length_hint` says in errors what would allow
-    more tokens than `max_seq_len`.
+    more tokens than `max_seq_len`. `request_args` are what requests may give plugins; None where
+    only the engine's process can tell.
     """
 
     @property
@@ -41,6 +43,8 @@ class StartedEngine(Protocol):
     def eos_ids(self) -> tuple[int, ...]: ...
     @property
     def summary(self) -> EngineSummary: ...
+    @property
+    def request_args(self) -> RequestArgs | None: ...
     @property
     def has_work(self) -> bool: ...
 

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import cast
 
+from attrs import evolve
+
 from headstock.config.spelling import Spelling
 from headstock.errors import RequestError, describe_type, shorten
+from headstock.requests.answer_formats import AnswerFormats
+from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
 from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_checks import check_priority
 from headstock.sampling_params import SamplingParams
-from headstock.text.chat import Message, render_chat
+from headstock.scheduler.request import PoolingKind
+from headstock.text.answer import AnswerFormat
+from headstock.text.chat import find_template, render_chat
+from headstock.text.conversation import Conversation
+from headstock.text.forced_call import force_call
 from headstock.text.generation_config import read_generation_config
-from headstock.text.prompt import Prompt, PromptType, check_ids, check_prompt, tokenize_prompt
+from headstock.text.prompt import (
+    Prompt,
+    PromptType,
+    check_ids,
+    check_prompt,
+    check_salt,
+    tokenize_prompt,
+)
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
 
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
@@ -32,11 +47,17 @@ class InputProcessor:
     """
 
     def __init__(
-        self, engine: StartedEngine, seed: int, spelling: Spelling, template: str | None = None
+        self,
+        engine: StartedEngine,
+        seed: int,
+        spelling: Spelling,
+        template: str | None = None,
+        answer_formats: AnswerFormats | None = None,
     ) -> None:
         self.engine = engine
         self.spelling = spelling
         self.template = template
+        self.answer_formats = answer_formats or AnswerFormats()
         self.tokenizer = open_tokenizer(engine.directory)
         generation_config = read_generation_config(engine.directory)
         self.default_params = generation_config.params
@@ -48,29 +69,68 @@ class InputProcessor:
         self.request_numbers = itertools.count()
         self.seeds = random.Random(seed)
 
-    def render_chat(
-        self,
-        messages: Sequence[Message],
-        template: str | None = None,
-        *,
-        add_generation_prompt: bool = True,
-        template_kwargs: Mapping[str, object] | None = None,
-    ) -> Prompt:
-        """The prompt that `template`, the engine's or the model's makes of `messages`.
+    def render_chat(self, conversation: Conversation) -> Prompt:
+        """The prompt that its own template, the engine's or the model's makes of a conversation.
 
-        The template sees the variables in `template_kwargs`.
         raises: UsageError, RequestError, ModelError
         """
+        variables = dict(conversation.chat_template_kwargs or {})
+        if conversation.reasoning_effort is not None:
+            if "reasoning_effort" not in self.find_template(conversation):
+                raise RequestError(
+                    "reasoning_effort is not supported: the chat template does not read it; leave "
+                    "it out",
+                    "reasoning_effort",
+                )
+            variables["reasoning_effort"] = conversation.reasoning_effort
         with self.spelling.render_errors():
             text = render_chat(
                 self.tokenizer,
-                messages,
-                template=self.template if template is None else template,
-                add_generation_prompt=add_generation_prompt,
-                template_kwargs=template_kwargs,
+                conversation.messages,
+                template=conversation.chat_template or self.template,
+                tools=conversation.offered_tools,
+                add_generation_prompt=conversation.add_generation_prompt,
+                continue_final_message=conversation.continue_final_message,
+                template_kwargs=variables,
             )
         # The template has written the special tokens out already.
         return tokenize_prompt(text, self.tokenizer, add_special_tokens=False)
+
+    def find_template(self, conversation: Conversation) -> str:
+        """The text of the template that writes a conversation.   raises: UsageError, ModelError"""
+        with self.spelling.render_errors():
+            return find_template(
+                self.tokenizer,
+                conversation.chat_template or self.template,
+                has_tools=bool(conversation.offered_tools),
+            )
+
+    def process_chat(
+        self,
+        conversation: Conversation,
+        params: SamplingParams | None = None,
+        priority: int = 0,
+        *,
+        cache_salt: str | None = None,
+        divides: bool = False,
+    ) -> PromptRequest:
+        """The request for a conversation. With `divides`, its outputs have reasoning and calls of
+        tools apart from the text.
+
+        raises: UsageError, RequestError, ModelError
+        """
+        prompt = evolve(self.render_chat(conversation), cache_salt=check_salt(cache_salt))
+        if conversation.forced_tools:
+            params = force_call(params or self.default_params, conversation.forced_tools)
+        with self.spelling.render_errors():
+            answer_format = (
+                self.answer_formats.make_format(
+                    conversation, self.find_template(conversation), prompt.text or ""
+                )
+                if divides
+                else None
+            )
+            return self._make_request(prompt, params, priority, answer_format)
 
     def process(
         self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
@@ -83,7 +143,11 @@ class InputProcessor:
             return self._make_request(prompt, params, priority)
 
     def _make_request(
-        self, prompt: PromptType, params: SamplingParams | None, priority: int
+        self,
+        prompt: PromptType,
+        params: SamplingParams | None,
+        priority: int,
+        answer_format: AnswerFormat | None = None,
     ) -> PromptRequest:
         """As `process`; errors name settings by their flags.   raises: RequestError"""
         params = self.default_params if params is None else params
@@ -92,6 +156,9 @@ class InputProcessor:
                 f"sampling_params must be SamplingParams, got {describe_type(params)}",
                 "sampling_params",
             )
+        # The caller's may change while the request runs; and a pair of fields may contradict itself
+        # by now.
+        params = evolve(params)
         tokenized = tokenize_prompt(prompt, self.tokenizer)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(
@@ -102,6 +169,8 @@ class InputProcessor:
             params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
         )
         check_some_allowed(params, stop_ids)
+        if self.engine.request_args is not None:
+            self.engine.request_args.make(params.extra_args)
         return PromptRequest(
             str(next(self.request_numbers)),
             tokenized,
@@ -112,10 +181,45 @@ class InputProcessor:
             stop_ids=tuple(dict.fromkeys(stop_ids)),
             max_output_tokens=self.engine.max_seq_len - len(tokenized.tokens),
             seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
+            answer_format=answer_format,
         )
+
+    def process_embedding(
+        self,
+        prompt: PromptType,
+        pooling: str,
+        *,
+        normalize: bool,
+        priority: int = 0,
+        user: str = "",
+    ) -> EmbeddingRequest:
+        """The request for the vector of a checked prompt; `priority` as in `process`.
+
+        raises: RequestError
+        """
+        check_pooling_kind(pooling)
+        with self.spelling.render_errors():
+            tokenized = tokenize_prompt(prompt, self.tokenizer)
+            self._check_prompt(tokenized, num_outputs=0)
+            return EmbeddingRequest(
+                str(next(self.request_numbers)),
+                tokenized,
+                cast("PoolingKind", pooling),
+                normalize=normalize,
+                priority=-check_priority(priority),
+                user=user,
+            )
 
     def _check_token_ids(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise RequestError when the model does not know an id, or the prompt is too long."""
+        vocab = self.engine.model.vocab
+        self._check_prompt(prompt, num_outputs=1)
+        check_ids(params.stop_token_ids, "stop_token_ids", vocab)
+        check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
+        check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+
+    def _check_prompt(self, prompt: Prompt, *, num_outputs: int) -> None:
+        """Raise RequestError unless the model knows the tokens, and `num_outputs` more fit."""
         vocab = self.engine.model.vocab
         if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
             raise RequestError(
@@ -124,14 +228,12 @@ class InputProcessor:
                 "prompt",
             )
         check_prompt(
-            prompt.tokens,
+            prompt,
             vocab=vocab,
             max_seq_len=self.engine.max_seq_len,
             length_hint=self.engine.length_hint,
+            num_outputs=num_outputs,
         )
-        check_ids(params.stop_token_ids, "stop_token_ids", vocab)
-        check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
-        check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
 
     def process_batch(
         self,
@@ -144,25 +246,8 @@ class InputProcessor:
         raises: RequestError, which names the prompt at fault
         """
         count = len(prompts)
-        params_list: list[SamplingParams | None]
-        if isinstance(params, list | tuple):
-            params_list = list(params)
-        else:  # `process` refuses other types
-            params_list = [cast("SamplingParams | None", params)] * count
-        if len(params_list) != count:
-            raise RequestError(
-                f"wanted one sampling_params or one for each prompt ({count}), got "
-                f"{len(params_list)}",
-                "sampling_params",
-            )
-        priority_list = [0] * count if priorities is None else priorities
-        if not isinstance(priority_list, list | tuple) or len(priority_list) != count:
-            is_list = isinstance(priorities, list | tuple)
-            got = f"{len(priority_list)}" if is_list else describe_type(priorities)
-            raise RequestError(
-                f"priority must be a list with a number for each prompt ({count}), got {got}",
-                "priority",
-            )
+        params_list = list_params(params, count)
+        priority_list = list_priorities(priorities, count)
         prompt_requests = []
         for index in range(count):
             with name_prompt_in_errors(index, count):
@@ -170,6 +255,60 @@ class InputProcessor:
                     self.process(prompts[index], params_list[index], priority_list[index])
                 )
         return prompt_requests
+
+    def process_embeddings(
+        self,
+        prompts: Sequence[PromptType],
+        pooling: str,
+        *,
+        normalize: bool,
+        priorities: Sequence[int] | None = None,
+        user: str = "",
+    ) -> list[EmbeddingRequest]:
+        """A request for the vector of each prompt, in their order.
+
+        raises: RequestError, which names the prompt at fault
+        """
+        count, embedding_requests = len(prompts), []
+        priority_list = list_priorities(priorities, count)
+        for index in range(count):
+            with name_prompt_in_errors(index, count):
+                embedding_requests.append(
+                    self.process_embedding(
+                        prompts[index],
+                        pooling,
+                        normalize=normalize,
+                        priority=priority_list[index],
+                        user=user,
+                    )
+                )
+        return embedding_requests
+
+
+def list_priorities(priorities: Sequence[int] | None, count: int) -> Sequence[int]:
+    """The priority of each of `count` prompts, 0 by default.   raises: RequestError"""
+    if priorities is None:
+        return [0] * count
+    if not isinstance(priorities, list | tuple) or len(priorities) != count:
+        is_list = isinstance(priorities, list | tuple)
+        got = f"{len(priorities)}" if is_list else describe_type(priorities)
+        raise RequestError(
+            f"priority must be a list with a number for each prompt ({count}), got {got}",
+            "priority",
+        )
+    return priorities
+
+
+def list_params(params: ParamsInput, count: int) -> list[SamplingParams | None]:
+    """The parameters of each of `count` prompts.   raises: RequestError"""
+    if not isinstance(params, list | tuple):  # `process` refuses other types
+        return [cast("SamplingParams | None", params)] * count
+    if len(params) != count:
+        raise RequestError(
+            f"wanted one sampling_params or one for each prompt ({count}), got {len(params)}",
+            "sampling_params",
+        )
+    return list(params)
 
 
 def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:

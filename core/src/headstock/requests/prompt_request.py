@@ -4,29 +4,30 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from attrs import evolve
 
 from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput, Update
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import Request
+from headstock.text.answer import AnswerFormat
 from headstock.text.completion import (
     CompletionBuilder,
     LogprobTable,
     join_pieces,
     make_prompt_logprobs,
 )
-from headstock.text.prompt import Prompt
+from headstock.text.prompt import Prompt, pack_tokens
 from headstock.text.tokenizer import Tokenizer
 
-PromptLogprobs = tuple[LogprobTable | None, ...] | None
+PromptLogprobs = list[LogprobTable | None] | None
 
 
 class PromptRequest:
     """A checked prompt and its `params.n` requests to the engine, one for each completion.
 
     `max_output_tokens` is the room beside the prompt. `seed` is the first request's; the others'
-    are derived from it. Requests of higher `priority` go first.
+    are derived from it. Requests of higher `priority` go first. With `answer_format` the outputs
+    are divided.
     """
 
     def __init__(
@@ -40,12 +41,15 @@ class PromptRequest:
         max_output_tokens: int,
         seed: int,
         priority: int = 0,
+        answer_format: AnswerFormat | None = None,
     ) -> None:
         self.request_id = request_id
         self.prompt = prompt
         self.params = params
         self.tokenizer = tokenizer
-        tokens = np.array(prompt.tokens, dtype=np.int32)
+        self.answer_format = answer_format
+        self.prompt_token_ids = list(prompt.tokens)  # one list for all pieces of a stream
+        tokens = pack_tokens(prompt.tokens)
         max_tokens = (
             max_output_tokens
             if params.max_tokens is None
@@ -61,12 +65,14 @@ class PromptRequest:
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 params=params.for_answer(index, seed),
                 priority=priority,
+                user=params.user or "",
+                extra_args=params.extra_args,
                 namespace=prompt.cache_salt,
             )
             for index in range(params.n)
         )
         self.completions = {
-            request.id: CompletionBuilder(index, request.params, tokenizer)
+            request.id: CompletionBuilder(index, request.params, tokenizer, answer_format)
             for index, request in enumerate(self.requests)
         }
         self.pieces: dict[str, list[CompletionOutput]] = {
@@ -87,7 +93,7 @@ class PromptRequest:
         self.update_metrics(update, seconds)
         prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
         self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
-        return self._make_output((piece,), prompt_logprobs)
+        return self._make_output([piece], prompt_logprobs)
 
     def update_metrics(self, update: Update, seconds: float) -> None:
         """Bring the metrics up to date; most updates change none."""
@@ -95,6 +101,7 @@ class PromptRequest:
         # The first request's alone: the other completions find in the cache what it computed.
         if update.cached_tokens is not None and update.id == self.requests[0].id:
             changes["cached_tokens"] = update.cached_tokens
+            changes["queue_seconds"] = update.queue_seconds
         if update.finish_reason is not None:
             changes["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
         if update.tokens and self.metrics.first_token is None:
@@ -110,23 +117,33 @@ class PromptRequest:
         return self.requests[0].max_tokens
 
     @property
+    def must_stream(self) -> bool:
+        """Whether the text may end an answer before the engine does, so that each token counts."""
+        answer_format = self.answer_format
+        return bool(self.params.stop) or not (answer_format is None or answer_format.allows_several)
+
+    @property
     def is_finished(self) -> bool:
         """Whether every completion has finished."""
         return all(completion.is_finished for completion in self.completions.values())
 
+    def has_ended(self, request_id: str) -> bool:
+        """Whether the completion of this request has finished."""
+        return self.completions[request_id].is_finished
+
     def final_output(self) -> RequestOutput:
         """The output with whole completions, once each of them has finished."""
         return self._make_output(
-            tuple(join_pieces(pieces) for pieces in self.pieces.values()), self.prompt_logprobs
+            [join_pieces(pieces) for pieces in self.pieces.values()], self.prompt_logprobs
         )
 
     def _make_output(
-        self, outputs: tuple[CompletionOutput, ...], prompt_logprobs: PromptLogprobs
+        self, outputs: list[CompletionOutput], prompt_logprobs: PromptLogprobs
     ) -> RequestOutput:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
-            prompt_token_ids=self.prompt.tokens,
+            prompt_token_ids=self.prompt_token_ids,
             outputs=outputs,
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,

@@ -13,12 +13,15 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.errors import UsageError, shorten
 from headstock.logs import log_event
-from headstock.outputs import RequestOutput
+from headstock.outputs import EmbeddingRequestOutput, RequestOutput
+from headstock.requests.answer_formats import AnswerFormats
 from headstock.requests.client import stream_outputs, stream_outputs_async
+from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.input_processor import InputProcessor
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
+from headstock.startup.tool_parsers import select_tool_parser
 from headstock.text.chat import read_template
 from headstock.text.prompt import PromptType
 from headstock.text.tokenizer import Tokenizer
@@ -58,12 +61,14 @@ class EngineSession:
         self.config = config
         self.closed = True  # until there is an engine to close
         with config.spelling.render_errors():
-            # Read before the engine starts, which may load weights for minutes.
+            # Before the engine starts, which may load weights for minutes.
             template = (
                 None
                 if config.chat_template is None
                 else read_template(config.chat_template, config.spell("--chat-template"))
             )
+            if config.tool_parser not in ("auto", "off"):
+                select_tool_parser(config.tool_parser)
             self.engine, self.loop = start(config)
         self.closed = False
         # Refers to the loop alone: a finalizer that referred to the session would keep it alive.
@@ -71,7 +76,11 @@ class EngineSession:
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
         try:
             self.input_processor = InputProcessor(
-                self.engine, config.seed, config.spelling, template
+                self.engine,
+                config.seed,
+                config.spelling,
+                template,
+                AnswerFormats(config.tool_parser, config.reasoning_parser),
             )
         except BaseException:
             self.close()
@@ -101,6 +110,19 @@ class EngineSession:
             self.loop, prompt_requests, self.max_in_flight, stream_tokens=stream_tokens
         )
 
+    def stream_embeddings(
+        self, embedding_requests: Sequence[EmbeddingRequest]
+    ) -> Generator[tuple[EmbeddingRequest, EmbeddingRequestOutput], None, None]:
+        """Each embedding with its request, as it comes.
+
+        Closing the generator aborts what has not ended.
+        raises: UsageError at once after `close`, EngineDied
+        """
+        self.check_open()
+        return stream_outputs(
+            self.loop, embedding_requests, self.max_in_flight, stream_tokens=False
+        )
+
     def stream_outputs_async(
         self, prompt_request: PromptRequest, *, stream_tokens: bool = True
     ) -> AsyncGenerator[tuple[PromptRequest, RequestOutput], None]:
@@ -118,7 +140,11 @@ class EngineSession:
         Closing the iterator ends the request.
         raises: RequestError and UsageError at once, EngineDied
         """
-        outputs = self.stream_outputs([self.input_processor.process(prompt, params, priority)])
+        return self.stream_request(self.input_processor.process(prompt, params, priority))
+
+    def stream_request(self, prompt_request: PromptRequest) -> Iterator[RequestOutput]:
+        """As `stream`, of a prompt request."""
+        outputs = self.stream_outputs([prompt_request])
 
         def pieces(_session: EngineSession) -> Iterator[RequestOutput]:
             # Holds the session, so that an LLM that nothing else refers to is not dropped while

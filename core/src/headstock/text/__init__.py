@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headstock.text.completion import join_pieces
+    from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation
     from headstock.text.detokenizer import Detokenizer
     from headstock.text.prompt import Prompt, tokenize_prompt
     from headstock.text.tokenizer import NoTokenizer, Tokenizer
 
 __all__ = [
+    "CONVERSATION_OPTIONS",
+    "Conversation",
     "Detokenizer",
     "NoTokenizer",
     "Prompt",
@@ -24,6 +27,8 @@ __all__ = [
 ]
 
 _HOMES = {
+    "CONVERSATION_OPTIONS": "headstock.text.conversation",
+    "Conversation": "headstock.text.conversation",
     "Detokenizer": "headstock.text.detokenizer",
     "NoTokenizer": "headstock.text.tokenizer",
     "Prompt": "headstock.text.prompt",

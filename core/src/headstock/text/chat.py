@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from headstock.errors import (
     HeadstockError,
@@ -14,12 +15,8 @@ from headstock.errors import (
     describe_type,
     shorten,
 )
+from headstock.text.messages import Message, check_messages, spell_for_template
 from headstock.text.tokenizer import Tokenizer
-
-Message = Mapping[str, object]
-"""A message: "role", "content" and whatever else the template reads. Content is text or a list of
-parts {"type": "text", "text": ...}.
-"""
 
 TEMPLATE_CHARACTERS = "{}\n"
 """Characters that tell a template from the name of a file."""
@@ -30,36 +27,73 @@ def render_chat(
     messages: Sequence[Message],
     *,
     template: str | None = None,
+    tools: Sequence[Mapping[str, object]] = (),
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     template_kwargs: Mapping[str, object] | None = None,
 ) -> str:
     """The prompt that the template makes of `messages`, with its special tokens spelled out.
 
     `template` takes the place of the model's. Either runs in transformers' sandbox, and sees the
-    variables in `template_kwargs`, such as `enable_thinking`.
+    variables in `template_kwargs`, such as `enable_thinking`. With `continue_final_message` the
+    prompt ends within the last message, which the answer goes on with.
     raises: UsageError without a template, RequestError where it does not take these messages,
         ModelError where it is broken or there is no tokenizer
     """
     checked_messages, hf_tokenizer = check_messages(messages), tokenizer.hf_tokenizer
+    template_text = find_template(tokenizer, template, has_tools=bool(tools))
+    if tools and "tools" not in template_text:
+        raise RequestError(
+            "the chat template does not write tools; leave tools out, or give --chat-template one "
+            "that does",
+            parameter="tools",
+        )
+    variables = _check_template_kwargs(template_kwargs, hf_tokenizer.apply_chat_template)
+
+    def render(turns: list[dict[str, Any]]) -> str:
+        return str(
+            hf_tokenizer.apply_chat_template(
+                turns,
+                tools=list(tools) or None,
+                chat_template=template_text,
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                **variables,
+            )
+        )
+
+    turns = [spell_for_template(message, template_text) for message in checked_messages]
+    try:
+        return render(turns)
+    # A template is a program: it can divide by zero, or call a value that is no function.
+    except Exception as error:
+        if all(turn["content"] is not None for turn in turns):
+            raise explain_failure(error, is_users=template is not None) from error
+    # Clients send null beside calls of tools. Some templates test for it, others add it to a text.
+    try:
+        return render([{**turn, "content": turn["content"] or ""} for turn in turns])
+    except Exception as error:
+        raise explain_failure(error, is_users=template is not None) from error
+
+
+def find_template(tokenizer: Tokenizer, template: str | None, *, has_tools: bool = False) -> str:
+    """The template of a chat: `template`, or else the model's own, which may have one for tools.
+
+    raises: UsageError when there is none
+    """
+    hf_tokenizer = tokenizer.hf_tokenizer
     if template is None and hf_tokenizer.chat_template is None:
         raise UsageError(
             "this model has no chat template; give it a plain prompt, --chat-template, or choose "
             "a chat model"
         )
-    variables = _check_template_kwargs(template_kwargs, hf_tokenizer.apply_chat_template)
-    options = {} if template is None else {"chat_template": template}
+    if template is not None:
+        return template
     try:
-        text = hf_tokenizer.apply_chat_template(
-            checked_messages,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            **options,
-            **variables,
-        )
-    # A template is a program: it can divide by zero, or call a value that is no function.
-    except Exception as error:
-        raise explain_failure(error, checked_messages, is_users=template is not None) from error
-    return str(text)
+        return str(hf_tokenizer.get_chat_template(tools=[{}] if has_tools else None))
+    except ValueError as error:  # several, and none of them is the default
+        raise UsageError(f"this model's chat templates: {shorten(error)}") from error
 
 
 def _check_template_kwargs(
@@ -135,9 +169,7 @@ def _check_syntax(text: str, source: str) -> None:
         ) from error
 
 
-def explain_failure(
-    error: Exception, messages: Sequence[Message], *, is_users: bool
-) -> HeadstockError:
+def explain_failure(error: Exception, *, is_users: bool) -> HeadstockError:
     """The error to raise for a template that raised `error`: the user's own, or the model's."""
     from jinja2 import TemplateError, TemplateSyntaxError
     from jinja2.exceptions import SecurityError
@@ -152,76 +184,8 @@ def explain_failure(
         return ModelError(
             f"{whose} chat template uses what the sandbox forbids: {reason}; {repair}"
         )
-    # Before the errors that any message can cause: many templates add None to a text.
-    without_content = next(
-        (index for index, message in enumerate(messages) if message["content"] is None), None
-    )
-    if without_content is not None:
-        return RequestError(
-            f"messages[{without_content}] has tool_calls and no content, which {whose} chat "
-            "template cannot write; give it a content",
-            parameter="messages",
-        )
     if isinstance(error, TemplateError):  # also what a template itself raises about the messages
         return RequestError(
             f"the chat template refuses these messages: {shorten(error)}", parameter="messages"
         )
     return ModelError(f"{whose} chat template failed: {reason}; {repair}")
-
-
-def check_messages(messages: object) -> list[dict[str, object]]:
-    """A copy of the messages, with text as their content.   raises: RequestError"""
-    if not isinstance(messages, list | tuple) or not messages:
-        got = "an empty list" if isinstance(messages, list | tuple) else describe_type(messages)
-        raise RequestError(
-            f"messages must be a list of one or more turns, got {got}", parameter="messages"
-        )
-    return [_check_message(message, index) for index, message in enumerate(messages)]
-
-
-def _check_message(message: object, index: int) -> dict[str, object]:
-    if not isinstance(message, Mapping):
-        raise RequestError(
-            f"messages[{index}] must be an object with a role and content, got "
-            f"{describe_type(message)}",
-            parameter="messages",
-        )
-    role, content = message.get("role"), message.get("content")
-    if not isinstance(role, str):
-        raise RequestError(
-            f"messages[{index}].role must be text, got {describe_type(role)}", parameter="messages"
-        )
-    if content is None and not message.get("tool_calls"):
-        raise RequestError(
-            f"messages[{index}] (role {shorten(role)}) has no content; only a message with "
-            "tool_calls may lack it",
-            parameter="messages",
-        )
-    return {**message, "content": _join_text_parts(content, index)}
-
-
-def _join_text_parts(content: object, index: int) -> str | None:
-    """The text of a message's content; None, as a message with tool calls has, stays None.
-
-    raises: RequestError
-    """
-    if content is None or isinstance(content, str):
-        return content
-    if not isinstance(content, list | tuple):
-        raise RequestError(
-            f"messages[{index}].content must be text or a list of parts, got "
-            f"{describe_type(content)}",
-            parameter="messages",
-        )
-    texts = []
-    for part in content:
-        if (
-            not isinstance(part, Mapping)
-            or part.get("type") != "text"
-            or not isinstance(part.get("text"), str)
-        ):
-            raise RequestError(
-                f"messages[{index}].content may hold only parts of type text", parameter="messages"
-            )
-        texts.append(part["text"])
-    return "".join(texts)

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import evolve
+
+from headstock.errors import PluginBroken
 from headstock.outputs import CompletionOutput, Logprob, TokenLogprob, Update
 from headstock.sampling_params import SamplingParams
+from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
 from headstock.text.detokenizer import Detokenizer
 from headstock.text.stop import StopStringMatcher
 from headstock.text.tokenizer import Tokenizer
@@ -16,14 +20,27 @@ LogprobTable = dict[int, Logprob]
 
 class CompletionBuilder:
     """Turns each update of one request into a piece of its completion; after a piece with a finish
-    reason there are none.
+    reason there are none. With a format, the pieces are divided.
     """
 
-    def __init__(self, index: int, params: SamplingParams, tokenizer: Tokenizer) -> None:
+    def __init__(
+        self,
+        index: int,
+        params: SamplingParams,
+        tokenizer: Tokenizer,
+        answer_format: AnswerFormat | None = None,
+    ) -> None:
         self.index = index
         self.params = params
         self.tokenizer = tokenizer
-        self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=params.skip_special_tokens)
+        self.divider = None if answer_format is None else AnswerDivider(answer_format)
+        self.detokenizer = Detokenizer(
+            tokenizer,
+            skip_special_tokens=params.skip_special_tokens,
+            shown_ids=frozenset()
+            if answer_format is None
+            else tokenizer.find_ids(answer_format.special_tokens),
+        )
         self.matcher = StopStringMatcher(params.stop, include=params.include_stop_str_in_output)
         self.num_tokens = 0
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
@@ -36,16 +53,38 @@ class CompletionBuilder:
         else:
             text, num_tokens, stop = self._detokenize(update), len(update.tokens), None
         finish_reason = "stop" if stop is not None else update.finish_reason
-        self.is_finished = finish_reason is not None
-        return CompletionOutput(
+        output = CompletionOutput(
             index=self.index,
             text=text,
-            token_ids=update.tokens[:num_tokens],
+            token_ids=list(update.tokens[:num_tokens]),
             logprobs=self.add_logprobs(update, num_tokens),
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=finish_reason,
             stop_reason=stop if stop is not None else self._stop_token_id(update),
             error=update.error,
+        )
+        if self.divider is not None:
+            output = self._divide(output, self.divider)
+        self.is_finished = output.finish_reason is not None
+        return output
+
+    def _divide(self, output: CompletionOutput, divider: AnswerDivider) -> CompletionOutput:
+        """The piece with its text divided; a call that must be the last one ends it."""
+        finish_reason = output.finish_reason
+        try:
+            parts = divider.add_text(output.text, is_last=finish_reason is not None)
+        except PluginBroken as error:
+            return evolve(output, text="", finish_reason="error", error=str(error))
+        # A call that is the last one ends an answer that would go on.
+        reasons = (None, "stop", "length") if divider.is_ended else ("stop",)
+        if divider.num_ended and finish_reason in reasons:
+            finish_reason = "tool_calls"
+        return evolve(
+            output,
+            text=parts.content,
+            reasoning=parts.reasoning or None,
+            tool_calls=parts.tool_calls,
+            finish_reason=finish_reason,
         )
 
     def _detokenize(self, update: Update) -> str:
@@ -98,7 +137,7 @@ class CompletionBuilder:
         """
         return update.stop_token if update.stop_token in self.params.stop_token_ids else None
 
-    def add_logprobs(self, update: Update, num_tokens: int) -> tuple[LogprobTable, ...] | None:
+    def add_logprobs(self, update: Update, num_tokens: int) -> list[LogprobTable] | None:
         """A table for each of the update's first `num_tokens` tokens, which also count towards the
         cumulative log-probability; None when they were not requested.
         """
@@ -106,7 +145,7 @@ class CompletionBuilder:
             return None
         entries = (update.logprobs or ())[:num_tokens]
         self.cumulative_logprob += sum(entry.logprob for entry in entries)
-        return tuple(make_logprob_table(entry, self.tokenizer) for entry in entries)
+        return [make_logprob_table(entry, self.tokenizer) for entry in entries]
 
 
 def make_logprob_table(entry: TokenLogprob, tokenizer: Tokenizer) -> LogprobTable:
@@ -123,13 +162,11 @@ def make_logprob_table(entry: TokenLogprob, tokenizer: Tokenizer) -> LogprobTabl
 
 def make_prompt_logprobs(
     entries: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
-) -> tuple[LogprobTable | None, ...] | None:
+) -> list[LogprobTable | None] | None:
     """A table for each prompt position but the first, which nothing predicts; None for None."""
     if entries is None:
         return None
-    return tuple(
-        None if entry is None else make_logprob_table(entry, tokenizer) for entry in entries
-    )
+    return [None if entry is None else make_logprob_table(entry, tokenizer) for entry in entries]
 
 
 def join_pieces(pieces: Sequence[CompletionOutput]) -> CompletionOutput:
@@ -138,15 +175,17 @@ def join_pieces(pieces: Sequence[CompletionOutput]) -> CompletionOutput:
     logprobs = (
         None
         if last.logprobs is None
-        else tuple(table for piece in pieces for table in piece.logprobs or ())
+        else [table for piece in pieces for table in piece.logprobs or ()]
     )
     return CompletionOutput(
         index=last.index,
         text="".join(piece.text for piece in pieces),
-        token_ids=tuple(token for piece in pieces for token in piece.token_ids),
+        token_ids=[token for piece in pieces for token in piece.token_ids],
         cumulative_logprob=last.cumulative_logprob,
         logprobs=logprobs,
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
         error=last.error,
+        reasoning="".join(piece.reasoning or "" for piece in pieces) or None,
+        tool_calls=join_calls([call for piece in pieces for call in piece.tool_calls]),
     )

@@ -20,7 +20,7 @@ WINDOW: Final = 16
 
 class Detokenizer:
     """Gives the text of a growing row of tokens in pieces, whose concatenation is the text of them
-    all.
+    all. Special tokens may be left out, but for those in `shown_ids`.
     """
 
     # A token alone has no text: it may hold a part of a character, and a decoder may drop the first
@@ -31,9 +31,15 @@ class Detokenizer:
     #   - Byte fallback: one bad byte turns its whole run of byte tokens into U+FFFD, so a run is
     #     decoded when the first token that is no byte ends it.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool = True) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        skip_special_tokens: bool = True,
+        shown_ids: frozenset[int] = frozenset(),
+    ) -> None:
         self.tokenizer = tokenizer
-        self.skipped_ids = tokenizer.special_ids if skip_special_tokens else frozenset()
+        self.skipped_ids = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
         self.window: list[int] = []
         self.num_emitted = 0  # characters of the window's text
 

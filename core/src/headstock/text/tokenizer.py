@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,11 @@ class Tokenizer:
         have no text.
         """
         return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+
+    def find_ids(self, texts: Iterable[str]) -> frozenset[int]:
+        """The ids of the tokens that are these texts, as far as there are any."""
+        ids = map(self.backend.token_to_id, texts)
+        return frozenset(token for token in ids if token is not None)
 
     def has_token(self, token: int) -> bool:
         """Whether the vocabulary holds `token`; scores may be padded past its end."""

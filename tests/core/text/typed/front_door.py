@@ -59,10 +59,10 @@ async def check_generate_async(llm: LLM) -> None:
 def check_outputs(output: RequestOutput) -> None:
     assert_type(output.metrics, RequestMetrics)
     assert_type(output.metrics.ttft, float | None)
-    assert_type(output.outputs, tuple[CompletionOutput, ...])
+    assert_type(output.outputs, list[CompletionOutput])
     assert_type(output.outputs[0].text, str)
-    assert_type(output.outputs[0].token_ids, tuple[int, ...])
-    assert_type(output.outputs[0].logprobs, tuple[dict[int, Logprob], ...] | None)
+    assert_type(output.outputs[0].token_ids, list[int])
+    assert_type(output.outputs[0].logprobs, list[dict[int, Logprob]] | None)
 
 
 def check_construction(names: Sequence[str]) -> None:

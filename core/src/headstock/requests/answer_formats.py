@@ -1,0 +1,74 @@
+"""How answers to a conversation are divided: by which tool parser, and by which marks."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from headstock.errors import HeadstockError, RequestError
+from headstock.startup.tool_parsers import (
+    SelectedToolParser,
+    find_auto_parser,
+    select_tool_parser,
+)
+from headstock.text.answer import AnswerFormat
+from headstock.text.conversation import Conversation
+from headstock.text.forced_call import ForcedCallParser
+from headstock.text.reasoning import ReasoningState, find_first_state, find_marks
+from headstock.text.tools import list_tools
+
+
+class AnswerFormats:
+    """Makes formats of answers, with the parsers of `--tool-parser` and `--reasoning-parser`."""
+
+    def __init__(self, tool_parser: str = "auto", reasoning_parser: str = "auto") -> None:
+        self.tool_parser = tool_parser
+        self.reasoning_parser = reasoning_parser
+        # Listing what is installed takes longer than most of a request.
+        self.selected: dict[str, SelectedToolParser] = {}
+
+    def make_format(
+        self, conversation: Conversation, template: str, prompt: str
+    ) -> AnswerFormat | None:
+        """The format of answers to a conversation that `template` has rendered as `prompt`; None
+        where nothing divides them.
+
+        raises: RequestError for tools whose calls nothing would find; it names settings by flags
+        """
+        forced = conversation.forced_tools
+        if forced:  # a grammar begins with the first token, so there is no reasoning
+            return AnswerFormat(
+                make_parser=partial(ForcedCallParser, forced), parser_label="the call's reader"
+            )
+        marks = find_marks(self.reasoning_parser, template)
+        tools = list_tools(conversation.offered_tools)
+        parser = self._select_tool_parser(template) if tools else None
+        if marks is None and parser is None:
+            return None
+        return AnswerFormat(
+            reasoning=marks,
+            first_state=ReasoningState.AFTER if marks is None else find_first_state(prompt, marks),
+            make_parser=None if parser is None else partial(parser.make, tools),
+            parser_label="" if parser is None else parser.label,
+            special_tokens=(
+                *(() if marks is None else (marks.start, marks.end)),
+                *(() if parser is None else parser.spec.special_tokens),
+            ),
+            allows_several=conversation.parallel_tool_calls is not False,
+        )
+
+    def _select_tool_parser(self, template: str) -> SelectedToolParser:
+        """The parser of the setting, or else of the template.   raises: RequestError"""
+        name = find_auto_parser(template) if self.tool_parser == "auto" else self.tool_parser
+        if name in ("", "off"):
+            reason = "--tool-parser is off" if name else "its chat template has no known format"
+            raise RequestError(
+                f"tools are not supported with this model: {reason}; choose with --tool-parser, "
+                "or leave tools out",
+                "tools",
+            )
+        if name not in self.selected:
+            try:
+                self.selected[name] = select_tool_parser(name)
+            except HeadstockError as error:
+                raise RequestError(f"tools are not supported here: {error}", "tools") from error
+        return self.selected[name]

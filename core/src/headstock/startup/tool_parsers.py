@@ -1,0 +1,42 @@
+"""Select the tool parser of a model's answers, if it has one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from headstock import registry
+from headstock.spi import DeviceEnv, Tool, ToolParser, ToolParserSpec
+from headstock.startup.auto_choices import TOOL_PARSERS
+from headstock.startup.refusals import check_resolve
+
+
+@frozen
+class SelectedToolParser:
+    """A tool parser that can be made; `label` is what errors call it."""
+
+    spec: ToolParserSpec
+    label: str
+
+    def make(self, tools: Sequence[Tool]) -> ToolParser:
+        """A parser for one answer.   raises: PluginBroken"""
+        parser: ToolParser = registry.make_part(self.spec, ToolParser, tuple(tools))
+        return parser
+
+
+def select_tool_parser(name: str) -> SelectedToolParser:
+    """The tool parser of this name.
+
+    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch, CannotRun
+    """
+    spec: ToolParserSpec = registry.load_spec("tools", name)
+    registry.require_installed(spec)
+    # Parsers run on the host, in a process that may have no device.
+    check_resolve(spec, "--tool-parser", None, DeviceEnv(device="cpu"))
+    return SelectedToolParser(spec, str(registry.find_plugin("tools", name)))
+
+
+def find_auto_parser(template: str) -> str:
+    """What `--tool-parser auto` means for a chat template; empty when it has no known format."""
+    return next((name for mark, name in TOOL_PARSERS if mark in template), "")

@@ -1,0 +1,134 @@
+"""An answer divided into reasoning, text for the reader and calls of tools, as it comes."""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Callable, Sequence
+
+from attrs import evolve, frozen
+
+from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.outputs import ToolCall
+from headstock.spi import ToolEvent, ToolEventKind, ToolParser
+from headstock.text.reasoning import ReasoningMarks, ReasoningSplitter, ReasoningState
+
+ID_LENGTH = 9
+"""Characters of the id of a call: the chat templates of Mistral refuse any other length."""
+
+
+@frozen(kw_only=True)
+class AnswerFormat:
+    """How answers to one conversation are divided.
+
+    make_parser: makes the tool parser of one answer; None where no calls are looked for
+    parser_label: what errors call it
+    special_tokens: texts of special tokens that the answer's text must show
+    allows_several: whether an answer may go on after a call
+    """
+
+    reasoning: ReasoningMarks | None = None
+    first_state: ReasoningState = ReasoningState.START
+    make_parser: Callable[[], ToolParser] | None = None
+    parser_label: str = ""
+    special_tokens: tuple[str, ...] = ()
+    allows_several: bool = True
+
+
+@frozen
+class DividedText:
+    """What a piece of an answer adds to each of its parts."""
+
+    reasoning: str = ""
+    content: str = ""
+    tool_calls: tuple[ToolCall, ...] = ()
+
+
+class AnswerDivider:
+    """Divides one answer, whose text comes in pieces.
+
+    num_ended: complete calls so far
+    is_ended: the answer is over, though the model would write on
+    """
+
+    def __init__(self, answer_format: AnswerFormat) -> None:
+        self.format = answer_format
+        marks = answer_format.reasoning
+        self.splitter = (
+            None if marks is None else ReasoningSplitter(marks, answer_format.first_state)
+        )
+        self.parser: ToolParser | None = None
+        if answer_format.make_parser is not None:
+            self.parser = answer_format.make_parser()
+        self.num_calls = self.num_ended = 0
+        self.is_in_call = self.is_ended = False
+
+    def add_text(self, text: str, *, is_last: bool) -> DividedText:
+        """What `text` makes certain; with `is_last`, the rest too.   raises: PluginBroken"""
+        reasoning, content = self._split(text, is_last=is_last)
+        if self.parser is None:
+            return DividedText(reasoning, content)
+        try:
+            events = list(self.parser.feed(content)) if content else []
+            if is_last:
+                events += self.parser.finish()
+            return self._collect(reasoning, events)
+        except Exception as error:  # whatever a stranger's parser raises
+            raise PluginBroken(
+                f"{self.format.parser_label} failed: {describe_error(error)}; report it there"
+            ) from error
+
+    def _split(self, text: str, *, is_last: bool) -> tuple[str, str]:
+        """Reasoning and the rest."""
+        if self.splitter is None:
+            return "", text
+        reasoning, content = self.splitter.feed(text)
+        if is_last:
+            more_reasoning, more_content = self.splitter.finish()
+            return reasoning + more_reasoning, content + more_content
+        return reasoning, content
+
+    def _collect(self, reasoning: str, events: Sequence[ToolEvent]) -> DividedText:
+        """What the parser's events add.   raises: ValueError for events out of order"""
+        contents: list[str] = []
+        calls: list[ToolCall] = []
+        for event in events:
+            if self.is_ended:
+                break
+            match event.kind:
+                case ToolEventKind.CONTENT:
+                    self.is_in_call = False
+                    contents.append(event.text)
+                case ToolEventKind.CALL:
+                    self.is_in_call = True
+                    calls.append(ToolCall(self.num_calls, make_call_id(), event.text))
+                    self.num_calls += 1
+                case ToolEventKind.ARGUMENTS | ToolEventKind.END if not self.is_in_call:
+                    raise ValueError(f"a {event.kind.name} event outside a call")
+                case ToolEventKind.ARGUMENTS:
+                    calls.append(ToolCall(self.num_calls - 1, arguments=event.text))
+                case ToolEventKind.END:
+                    self.is_in_call = False
+                    self.num_ended += 1
+                    self.is_ended = not self.format.allows_several
+                case unknown:
+                    raise ValueError(f"a {shorten(unknown)} event")
+        return DividedText(reasoning, "".join(contents), join_calls(calls))
+
+
+def join_calls(pieces: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls that `pieces` add up to, one of each index."""
+    joined: dict[int, ToolCall] = {}
+    for piece in pieces:
+        before = joined.get(piece.index)
+        joined[piece.index] = (
+            piece
+            if before is None
+            else evolve(before, arguments=before.arguments + piece.arguments)
+        )
+    return tuple(joined.values())
+
+
+def make_call_id() -> str:
+    """A new id: letters and digits, unlike any other of a conversation."""
+    return "".join(secrets.choice(string.ascii_letters + string.digits) for _ in range(ID_LENGTH))

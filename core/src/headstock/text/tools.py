@@ -1,0 +1,118 @@
+"""The tools that a request offers, in the form of OpenAI's API, checked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from headstock.errors import RequestError, describe_type, shorten
+from headstock.spi import Tool
+
+NAME: Final = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
+KEYS: Final = ("name", "description", "parameters", "strict")
+MAX_TOOLS: Final = 256
+
+
+def check_tools(values: object) -> tuple[Mapping[str, object], ...]:
+    """The tools; none for None.   raises: RequestError"""
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise _make_error("tools", "a list of tools", values)
+    if len(values) > MAX_TOOLS:
+        raise RequestError(
+            f"tools has {len(values)} entries; at most {MAX_TOOLS} are taken", "tools"
+        )
+    tools = tuple(_check_tool(value, f"tools[{index}]") for index, value in enumerate(values))
+    names = [tool.name for tool in list_tools(tools)]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise RequestError(f"two tools are called {twice}; names must differ", "tools")
+    return tools
+
+
+def _check_tool(value: object, where: str) -> Mapping[str, object]:
+    if not isinstance(value, Mapping):
+        raise _make_error(where, 'an object {"type": "function", "function": {...}}', value)
+    if value.get("type") != "function":
+        raise RequestError(
+            f"{where}.type must be function, got {shorten(value.get('type'))}", "tools"
+        )
+    function = value.get("function")
+    if not isinstance(function, Mapping):
+        raise _make_error(f"{where}.function", "an object with a name", function)
+    for place, keys, known in (
+        (where, value.keys(), ("type", "function")),
+        (f"{where}.function", function.keys(), KEYS),
+    ):
+        unknown = next((key for key in keys if key not in known), None)
+        if unknown is not None:
+            raise RequestError(
+                f"{place}.{shorten(unknown)} is not a known field; known are {', '.join(known)}",
+                "tools",
+            )
+    name = function.get("name")
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise RequestError(
+            f"{where}.function.name must be 1 to 128 letters, digits or _ . : / -, got "
+            f"{describe_type(name)}",
+            "tools",
+        )
+    for key, kind, wanted in (
+        ("description", str, "text"),
+        ("parameters", Mapping, "a JSON schema"),
+        ("strict", bool, "true or false"),
+    ):
+        if function.get(key) is not None and not isinstance(function[key], kind):
+            raise _make_error(f"{where}.function.{key}", wanted, function[key])
+    return value
+
+
+def _make_error(where: str, wanted: str, value: object) -> RequestError:
+    return RequestError(f"{where} must be {wanted}, got {describe_type(value)}", "tools")
+
+
+def list_tools(tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
+    """Checked tools as parsers get them."""
+    functions = [tool["function"] for tool in tools]
+    return [
+        Tool(name=str(function["name"]), parameters=function.get("parameters") or {})
+        for function in functions
+        if isinstance(function, Mapping)
+    ]
+
+
+def list_forced_tools(choice: object, tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
+    """The tools one of which must be called; none where the model decides.
+
+    raises: RequestError
+    """
+    if choice is None or choice in ("auto", "none"):
+        return []
+    named, offered = _read_forced_name(choice), list_tools(tools)
+    if not offered:
+        raise RequestError("tool_choice needs tools to choose from", "tool_choice")
+    if choice == "required":
+        return offered
+    found = [tool for tool in offered if tool.name == named]
+    if not found:
+        raise RequestError(
+            f"tool_choice names {shorten(named)}, which is not among tools", "tool_choice"
+        )
+    return found
+
+
+def _read_forced_name(choice: object) -> str:
+    """ "required", or the name of the tool that must be called.   raises: RequestError"""
+    if choice == "required":
+        return "required"
+    function = choice.get("function") if isinstance(choice, Mapping) else None
+    name = function.get("name") if isinstance(function, Mapping) else None
+    if isinstance(name, str):
+        return name
+    raise RequestError(
+        'tool_choice must be none, auto, required or {"type": "function", "function": '
+        f'{{"name": ...}}}}, got {describe_type(choice)}',
+        "tool_choice",
+    )

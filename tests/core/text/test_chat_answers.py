@@ -1,0 +1,350 @@
+"""Answers to chats, divided: from Python and on the command line, over a scripted engine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headstock import LLM, SamplingParams
+from headstock.errors import RequestError, UnknownPlugin
+from headstock.outputs import CompletionOutput, ToolCall
+from headstock.requests.answer_formats import AnswerFormats
+from headstock.spi import ToolEvent, ToolEventKind, ToolParser
+from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
+from headstock.text.completion import join_pieces
+from headstock.text.conversation import Conversation
+from headstock.text.tokenizer import Tokenizer
+
+from .running import Run
+
+Make = Callable[..., tuple[LLM, Any]]
+TALK = [{"role": "user", "content": "2 + 3?"}]
+TOOLS: list[Any] = [
+    {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+]
+TEMPLATE = (
+    "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}{{ mood }}"
+    "{{ reasoning_effort }}{# <tool_call> </think> #}"
+)
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+ANSWER = f"<think>\nHm.\n</think>\n\nSo: {CALL}\n{CALL}"
+
+
+def says(tokenizer: Tokenizer, text: str) -> Callable[[Any], list[int]]:
+    """A script that says the text and ends."""
+    tokens = [*tokenizer.encode(text), 0]
+    return lambda _: tokens
+
+
+def parts(output: CompletionOutput) -> tuple[Any, ...]:
+    calls = [(call.index, call.name, call.arguments) for call in output.tool_calls]
+    return output.reasoning, output.text, calls, output.finish_reason
+
+
+WHOLE = ("Hm.", "So:", [(0, "add", '{"a": 2}'), (1, "add", '{"a": 2}')], "tool_calls")
+
+
+@pytest.mark.parametrize("pace", [1, 3, 1000])
+def test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once(
+    scripted: Make, tokenizer: Tokenizer, pace: int
+) -> None:
+    llm, _ = scripted(script=says(tokenizer, ANSWER), pace=pace, max_seq_len=900)
+    options: Any = {"tools": TOOLS, "chat_template": TEMPLATE, "split_answers": True}
+    params = SamplingParams(max_tokens=None)
+    (whole,) = llm.chat(TALK, params, **options)
+    assert parts(whole.outputs[0]) == WHOLE
+    ids = [call.id for call in whole.outputs[0].tool_calls]
+    assert len({*ids}) == 2
+
+    def check(pieces: list[CompletionOutput]) -> None:
+        assert parts(join_pieces(pieces)) == WHOLE
+        calls = [call for piece in pieces for call in piece.tool_calls]
+        firsts = {call.index: call for call in reversed(calls)}
+        assert all(call.id and call.name == "add" for call in firsts.values())
+        assert all((call in firsts.values()) == bool(call.id) for call in calls)
+
+    check([piece.outputs[0] for piece in llm.stream_chat(TALK, params, **options)])
+
+    async def read() -> list[CompletionOutput]:
+        stream = llm.astream_chat(TALK, params, **options)
+        return [piece.outputs[0] async for piece in stream]
+
+    check(asyncio.run(read()))
+    # Without being asked for, the text is what the model wrote.
+    (plain,) = llm.chat(TALK, params, tools=TOOLS, chat_template=TEMPLATE)
+    assert parts(plain.outputs[0]) == (None, ANSWER, [], "stop")
+
+
+def test_one_call_ends_an_answer_that_may_have_one(scripted: Make, tokenizer: Tokenizer) -> None:
+    llm, loop = scripted(script=says(tokenizer, ANSWER + " and so on" * 50), max_seq_len=1900)
+    (output,) = llm.chat(
+        TALK,
+        SamplingParams(max_tokens=None),
+        tools=TOOLS,
+        chat_template=TEMPLATE,
+        split_answers=True,
+        parallel_tool_calls=False,
+    )
+    assert parts(output.outputs[0]) == (*WHOLE[:2], WHOLE[2][:1], "tool_calls")
+    assert loop.aborted == ["0"], "the engine would have gone on"
+
+
+def test_marks_that_are_special_tokens_are_seen_by_the_parser_alone(tokenizer: Tokenizer) -> None:
+    from headstock.text.detokenizer import Detokenizer
+
+    shown = Detokenizer(tokenizer, shown_ids=tokenizer.find_ids(["<|im|>", "no token"]))
+    assert shown.add_tokens([1, *tokenizer.encode("a"), 0]) == "<|im|>a"
+    assert Detokenizer(tokenizer).add_tokens([1, *tokenizer.encode("a"), 0]) == "a"
+
+
+def test_a_conversation_is_the_same_on_the_command_line(
+    run: Run, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    file, tools = tmp_path / "chats.jsonl", tmp_path / "tools.json"
+    tools.write_text(json.dumps(TOOLS))
+    body = {
+        "messages": TALK,
+        "tools": TOOLS,
+        "chat_template": TEMPLATE,
+        "chat_template_kwargs": {"mood": "!"},
+        "reasoning_effort": "low",
+    }
+    file.write_text(json.dumps(body) + "\n" + json.dumps({"messages": TALK}))
+
+    said: Any = {"script": says(tokenizer, ANSWER), "max_seq_len": 900}
+    _, out, _ = run("--input", str(file), "--json", "--max-tokens", "500", **said)
+    first, second = map(json.loads, out.splitlines())
+    assert first["prompt"] == json.dumps(TOOLS) + "2 + 3?!low"
+    assert (first["reasoning"], first["text"], first["finish_reason"]) == (*WHOLE[:2], WHOLE[3])
+    assert [(call["name"], call["arguments"]) for call in first["tool_calls"]] == [
+        ("add", '{"a": 2}')
+    ] * 2
+    assert second["text"] == ANSWER and "tool_calls" not in second
+    assert second["prompt"] == "<|im|>user: 2 + 3?\n<|im|>assistant: "
+    _, out, _ = run(
+        *("-p", "2 + 3?", "--tools", str(tools), "--chat-template", TEMPLATE, "--json"),
+        *("--chat-template-kwargs", '{"mood": "?"}'),
+    )
+    assert json.loads(out)["prompt"] == json.dumps(TOOLS) + "2 + 3??"
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (("--tools", "/absent"), "--tools /absent: cannot be read: No such file"),
+        (("--tools", "{folder}/bad"), "--tools: not valid JSON"),
+        (("--chat-template-kwargs", "{"), "--chat-template-kwargs: not valid JSON"),
+        (("--chat-template-kwargs", "[]"), "chat_template_kwargs must be an object, got list"),
+    ],
+)
+def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
+    run: Run, tmp_path: Path, flags: tuple[str, ...], said: str
+) -> None:
+    (tmp_path / "bad").write_text("[")
+    given = [flag.replace("{folder}", str(tmp_path)) for flag in flags]
+    code, out, err = run("-p", "a", *given, absent=True)
+    assert code in (2, 6) and not out
+    assert said in " ".join(err.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "parameter", "said"),
+    [
+        ({"tols": []}, "tols", "no option of a chat is called tols; did you mean tools?"),
+        ({"tools": 5}, "tools", "tools must be a list of tools, got int 5"),
+        ({"tools": [5]}, "tools", r"tools\[0\] must be an object"),
+        ({"tools": [{"type": "web"}]}, "tools", r"tools\[0\].type must be function, got web"),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a b"}}]},
+            "tools",
+            r"tools\[0\].function.name must be 1 to 128 letters",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "code": ""}}]},
+            "tools",
+            r"tools\[0\].function.code is not a known field",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
+            "tools",
+            "function.parameters must be a JSON schema, got list",
+        ),
+        ({"tools": TOOLS * 2}, "tools", "two tools are called add; names must differ"),
+        ({"tools": TOOLS}, "tools", "the chat template does not write tools; leave tools out"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be none, auto, required or"),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
+            "tool_choice",
+            "tool_choice names x, which is not among tools",
+        ),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false, got int 1"),
+        ({"reasoning_effort": "low"}, "reasoning_effort", "the chat template does not read it"),
+        ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt false"),
+    ],
+)
+def test_what_a_chat_cannot_do_is_refused_by_name(
+    scripted: Make, options: dict[str, Any], parameter: str, said: str
+) -> None:
+    llm, _ = scripted()
+    with pytest.raises(RequestError, match=said) as caught:
+        llm.chat(TALK, **options)
+    assert caught.value.parameter == parameter
+    with pytest.raises(RequestError, match=said):
+        llm.stream_chat(TALK, **options)
+
+
+SUB: Any = {"type": "function", "function": {"name": "sub"}}
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("choice", "tools", "schema", "text", "call"),
+    [
+        ("required", TOOLS, SCHEMA, '{"a":1}', ("add", '{"a":1}')),
+        (
+            {"type": "function", "function": {"name": "sub"}},
+            [*TOOLS, SUB],
+            SCHEMA,
+            '{"a":{}}',
+            ("sub", '{"a":{}}'),
+        ),
+        (
+            "required",
+            [*TOOLS, SUB],
+            "anyOf",
+            '{"name":"sub","parameters":{"a":{}}}',
+            ("sub", '{"a":{}}'),
+        ),
+    ],
+)
+@pytest.mark.parametrize("pace", [1, 1000])
+def test_a_forced_call_is_a_form_of_the_answer(
+    scripted: Make,
+    tokenizer: Tokenizer,
+    choice: Any,
+    tools: list[Any],
+    schema: Any,
+    text: str,
+    call: tuple[str, str],
+    pace: int,
+) -> None:
+    llm, loop = scripted(script=says(tokenizer, text), pace=pace, max_seq_len=900)
+    # The template has opened reasoning, and the form leaves no room for it.
+    options: Any = {"tools": tools, "chat_template": TEMPLATE + "<think>", "split_answers": True}
+    asked = SamplingParams(max_tokens=200)
+    (output,) = llm.chat(TALK, asked, tool_choice=choice, **options)
+    assert parts(output.outputs[0]) == (None, "", [(0, *call)], "tool_calls")
+    form = loop.seen[0].params.structured_outputs
+    assert json.loads(form.json) == schema or schema in json.loads(form.json)
+    # Cut off, the arguments are what was written, and there is no end.
+    (output,) = llm.chat(TALK, SamplingParams(max_tokens=len(tokenizer.encode(text)) - 1),
+                         tool_choice=choice, **options)  # fmt: skip
+    (cut,) = output.outputs
+    assert cut.finish_reason == "length" and call[1].startswith(cut.tool_calls[0].arguments)
+
+
+def test_a_forced_call_is_no_other_form(scripted: Make) -> None:
+    llm, _ = scripted()
+    params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match="tool_choice demands a call, and structured_outputs"):
+        llm.chat(TALK, params, tools=TOOLS, tool_choice="required", chat_template=TEMPLATE)
+    with pytest.raises(RequestError, match="tool_choice needs tools to choose from"):
+        llm.chat(TALK, tool_choice="required")
+
+
+def test_the_last_message_may_be_gone_on_with(scripted: Make) -> None:
+    llm, _ = scripted()
+    talk = [*TALK, {"role": "assistant", "content": "It is"}]
+    options: Any = {"add_generation_prompt": False, "continue_final_message": True}
+    (output,) = llm.chat(talk, SamplingParams(max_tokens=1), **options)
+    assert output.prompt == "<|im|>user: 2 + 3?\n<|im|>assistant: It is"
+
+
+def test_the_template_says_which_parser_auto_is() -> None:
+    offer = Conversation(messages=TALK, tools=TOOLS)
+
+    def choose(template: str, **settings: str) -> str:
+        made = AnswerFormats(**settings).make_format(offer, template, "")
+        assert made is not None
+        return made.parser_label
+
+    for template, name in (
+        ("<tool_call> <function=", "qwen3_coder"),
+        ("<tool_call>", "hermes"),
+        ("[TOOL_CALLS]", "mistral"),
+        ("<|python_tag|>", "llama3_json"),
+    ):
+        assert f"{name!r} (headstock-tool-parsers" in choose(template)
+        assert "'hermes'" in choose(template, tool_parser="hermes")
+    for template in ("{{ tools }}", "<tool_call><arg_key>", "<seed:tool_call><function="):
+        with pytest.raises(RequestError, match="no known format; choose with --tool-parser"):
+            choose(template)
+    with pytest.raises(RequestError, match="--tool-parser is off"):
+        choose("<tool_call>", tool_parser="off")
+    with pytest.raises(RequestError, match="no tool parser 'other' is installed"):
+        choose("<tool_call>", tool_parser="other")
+    plain = Conversation(messages=TALK)
+    assert AnswerFormats().make_format(plain, "<tool_call>", "") is None
+
+
+def test_a_parser_that_is_not_installed_is_refused_before_a_model_is_loaded() -> None:
+    with pytest.raises(UnknownPlugin, match="no tool parser 'herms' is installed"):
+        LLM(tool_parser="herms", start=lambda _: pytest.fail("it was started"))
+
+
+class Broken(ToolParser):
+    """A parser that says what it is told to."""
+
+    def __init__(self, events: list[Any]) -> None:
+        self.events = events
+
+    def feed(self, text: str) -> list[Any]:
+        return self.events
+
+    def finish(self) -> list[Any]:
+        raise KeyError("mine")
+
+
+@pytest.mark.parametrize(
+    ("events", "said"),
+    [
+        ([ToolEvent(ToolEventKind.END)], "ValueError: a END event outside a call"),
+        ([ToolEvent(ToolEventKind.ARGUMENTS, "{")], "a ARGUMENTS event outside a call"),
+        (["text"], "AttributeError"),
+        ([ToolEvent("content", "x")], "ValueError: a content event"),  # type: ignore[arg-type]
+        ([], "KeyError: 'mine'"),
+    ],
+)
+def test_a_broken_parser_fails_the_answer_and_is_named(
+    scripted: Make, monkeypatch: pytest.MonkeyPatch, events: list[Any], said: str
+) -> None:
+    from headstock.requests import answer_formats
+
+    llm, _ = scripted()
+    formats = llm._session.input_processor.answer_formats
+    made = AnswerFormat(make_parser=lambda: Broken(events), parser_label="tool parser 'x' (y)")
+    monkeypatch.setattr(formats, "make_format", lambda *_: made)
+    assert isinstance(formats, answer_formats.AnswerFormats)
+    (output,) = llm.chat(TALK, SamplingParams(max_tokens=3), split_answers=True)
+    (answer,) = output.outputs
+    assert answer.finish_reason == "error" and answer.error is not None
+    assert answer.error.startswith("tool parser 'x' (y) failed: ") and said in answer.error
+
+
+def test_pieces_of_calls_are_joined_by_their_index() -> None:
+    def pieces() -> Iterator[ToolCall]:
+        yield ToolCall(0, "a", "f")
+        yield ToolCall(0, arguments='{"x"')
+        yield ToolCall(1, "b", "g", "{}")
+        yield ToolCall(0, arguments=": 1}")
+
+    assert join_calls([*pieces()]) == (
+        ToolCall(0, "a", "f", '{"x": 1}'),
+        ToolCall(1, "b", "g", "{}"),
+    )
+    assert AnswerDivider(AnswerFormat()).add_text("x", is_last=True).content == "x"
