@@ -1,0 +1,1 @@
+"""Tool parsers for the formats of four families."""

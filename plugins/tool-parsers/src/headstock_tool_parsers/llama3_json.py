@@ -1,0 +1,56 @@
+"""The format of Llama 3: `{"name": ..., "parameters": {...}}`, perhaps after `<|python_tag|>`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from headstock.spi import Tool
+from headstock_tool_parsers.call_parser import BLANK, CallParser
+
+
+class Llama3JsonParser(CallParser):
+    """An answer that begins with an object is a call, and so is an object after the tag; several
+    are divided by semicolons or commas.
+
+    There is no closing mark, and people ask for JSON as well: only the names of tools that the
+    request offers make an object a call.
+    """
+
+    marks = ("<|python_tag|>",)
+    argument_keys = ("parameters", "arguments")
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self.state = self.begin_answer
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The tools of the request."""
+        return frozenset(self.tools)
+
+    @property
+    def holds_text(self) -> bool:
+        """Whether what is held back is text."""
+        return super().holds_text or self.state == self.begin_answer
+
+    def begin_answer(self) -> bool:
+        """The first character that is no white space decides."""
+        rest = self.buffer.lstrip(BLANK)
+        if not rest:
+            return False
+        if rest[0] != "{":
+            return self.go_to(self.read_text)
+        self.take(len(self.buffer) - len(rest))
+        return self.read_object()
+
+    def begin_call(self) -> bool:
+        """What follows a tag: an object, or code, which is text here."""
+        if not self.skip():
+            return False
+        return self.read_object() if self.buffer[0] == "{" else self.give_up()
+
+    def end_call(self) -> bool:
+        """Another object, another tag, or text."""
+        if not self.skip(BLANK + ";,"):
+            return False
+        return self.read_object() if self.buffer[0] == "{" else self.go_to(self.read_text)
