@@ -7,18 +7,15 @@ import json
 import shutil
 import weakref
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from attrs import evolve
 from fp8_checkpoints import quantize_directory
 
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
-from headstock.errors import CannotRun, ModelError, PluginBroken, UsageError
-from headstock.startup.select import check_plugin_options
+from headstock.errors import CannotRun, ModelError, UsageError
 
 from .demo import SMALL, drain, request
 
@@ -54,24 +51,6 @@ def test_what_cannot_be_built_says_why(
     sizes = {} if "memory_ratio" in settings else SMALL
     with pytest.raises(error, match=text):
         Engine(EngineConfig(**(sizes | settings)))
-
-
-def test_options_that_nobody_would_read_are_the_fault_of_the_plugin() -> None:
-    kinds = {
-        "cache": "radix",
-        "scheduler": "mixed",
-        "runner": "eager",
-        "ops": "torch",
-    }
-    parts: dict[str, Any] = {kind: registry.load_spec(kind, name) for kind, name in kinds.items()}
-    check_plugin_options(EngineConfig(), SimpleNamespace(attention=(), proposer=None, **parts))
-    for kind in ("scheduler", "runner"):
-        greedy = evolve(parts[kind], options=parts["cache"].options)
-        with pytest.raises(PluginBroken, match=f"'{greedy.name}' declares options, but"):
-            check_plugin_options(
-                EngineConfig(),
-                SimpleNamespace(attention=(), proposer=None, **(parts | {kind: greedy})),
-            )
 
 
 def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:

@@ -258,6 +258,11 @@ def test_a_proposer_that_breaks_a_rule_is_named(
     ("settings", "error", "wanted"),
     [
         ({"proposer": "gues"}, UsageError, "did you mean guess"),
+        (
+            {"proposer": "guess", "state": True},
+            CannotRun,
+            "keep a state, which cannot go back behind a draft that was wrong; leave out",
+        ),
         ({"proposer": "guess", "kv_cache": False}, CannotRun, "--no-kv-cache .* leave out one"),
         (
             {"proposer": "guess", "opt": ("guess.drafts=16",)},
@@ -290,10 +295,10 @@ def test_acceptance_ends_at_the_first_draft_that_differs_from_the_sample_before_
         drafts=ints(7, 8, 7, 9, 7, 6),
     )
     samples = np.array([3, 7, 8, 9, 7, 1, 7, 7, 5, 0])
-    taken = accept_drafts(plan, np.arange(4), samples)
+    taken = accept_drafts(plan, plan.last_logits, np.arange(4), samples)
     assert taken.counts.tolist() == [1, 3, 2, 1]
     assert taken.tokens.tolist() == [3, 7, 8, 9, 7, 1, 5]
-    some = accept_drafts(plan, np.array([0, 2]), samples)
+    some = accept_drafts(plan, plan.last_logits, np.array([0, 2]), samples)
     assert (some.counts.tolist(), some.tokens.tolist()) == ([1, 2], [3, 7, 1])
 
 

@@ -4,6 +4,7 @@ their end.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from toy_engine import GREEDY, EngineHarness, Toys, expected, installed, random_
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
-from headstock.errors import CapacityError, EngineDied, RequestError
+from headstock.errors import CapacityError, RequestError
 from headstock.outputs import Update
 from headstock.scheduler import Request
 
@@ -124,6 +125,24 @@ def test_held_pages_are_counted_without_a_look_at_each(toys: Toys) -> None:
     harness.engine.close()
 
 
+def test_the_time_without_a_row_is_told_with_the_first_token(toys: Toys) -> None:
+    engine = toys.engine(max_running_requests=1)
+    began = time.monotonic()
+    updates_of = collect_updates(
+        engine, [request(name, PROMPT, 30) for name in "ab"], stream_tokens=True, aborts=10**9
+    )
+    passed = time.monotonic() - began
+    first, second = (updates[0].queue_seconds for updates in updates_of.values())
+
+    assert first is not None and second is not None
+    assert 0 <= first < second < passed, "b waits while a runs"
+    later = [each for updates in updates_of.values() for each in updates[1:]]
+    assert {each.queue_seconds for each in later} == {None}
+    stats = engine.stats()
+    assert 60 <= stats.executed_steps <= stats.steps and stats.replayed_steps == 0
+    engine.close()
+
+
 def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
     engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
     # no two begin alike
@@ -179,24 +198,25 @@ def test_the_end_of_an_engine_reaches_everyone_though_a_sink_raises(
     assert seen[-1].finish_reason == ("error" if faults else "abort")
 
 
-def test_a_plugin_that_exits_ends_the_engine_and_everyone_is_told(
+def test_a_plugin_that_exits_fails_its_step_and_the_engine_answers(
     toys: Toys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = toys.engine(overlap=False)
+    execute = engine.executor.execute
 
     def leave(*_: Any) -> None:
+        monkeypatch.setattr(engine.executor, "execute", execute)
         raise SystemExit(3)
 
     monkeypatch.setattr(engine.executor, "execute", leave)
-    loop = Loop(engine)
-    seen: list[Update] = []
-    loop.submit(request("a", PROMPT), seen.append)
-    loop.thread.join(10)
+    harness = EngineHarness(engine)
+    harness.submit(request("a", PROMPT))
+    updates = [update for _ in range(3) for update in engine.step()]
+    assert [update.finish_reason for update in updates] == ["error"]
+    assert "SystemExit: 3" in str(updates[0].error)
 
-    assert seen[-1].error == "the engine stopped: SystemExit"
-    with pytest.raises(EngineDied, match="SystemExit"):
-        loop.submit(request("b", PROMPT), seen.append)
-    loop.close()
+    harness = EngineHarness(engine)
+    assert harness.run([request("b", PROMPT)]).reasons == {"b": "length"}
     engine.close()
 
 

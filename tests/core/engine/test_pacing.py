@@ -12,8 +12,8 @@ from core.faults.conftest import crash_reports, toys
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import EngineHarness, Toys, request
-from toy_schedule import VOCAB
 
+from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.engine.pacing import (
     LEAST_TOKENS,
     StepPacer,

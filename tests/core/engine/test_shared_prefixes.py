@@ -11,9 +11,9 @@ from attrs import evolve
 from core.faults.conftest import crash_reports, toys
 from often import often
 from toy_engine import EngineHarness, Toys, request
-from toy_schedule import VOCAB
 
 from headstock import SamplingParams
+from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.engine.engine import Engine
 from headstock.execution.prefix_tracker import GroupedRows
 from headstock.scheduler import Plan, Request

@@ -10,9 +10,9 @@ import pytest
 from core.faults.conftest import crash_reports, toys
 from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
-from toy_schedule import VOCAB
 
 from headstock.cli.main import main
+from headstock.conformance.scheduler.toy_schedule import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

@@ -94,16 +94,27 @@ class SampledRows:
     tokens: Ints
 
 
-def accept_drafts(plan: Plan, which: Ints, samples: Ints) -> SampledRows:
+def accept_drafts(plan: Plan, last_logits: Ints, which: Ints, samples: Ints) -> SampledRows:
     """Accept the drafts of a step that are equal to the sample before them.
 
+    last_logits: the plan's
     which: [n] int64, the rows of the plan that are sampled and healthy
     samples: [logits] int64, in the plan's order
     """
-    num_drafts = (plan.num_drafts if len(plan.num_drafts) else np.zeros_like(plan.rows))[which]
+    if not len(plan.num_drafts):
+        ones = np.ones(len(which), np.int32)
+        tokens = samples[last_logits[which]].astype(np.int32)
+        return SampledRows(
+            rows=plan.rows[which],
+            admission_ids=plan.admission_ids[which],
+            counts=ones,
+            num_drafts=np.zeros_like(ones),
+            tokens=tokens,
+        )
+    num_drafts = plan.num_drafts[which]
     offsets = np.arange(int(num_drafts.max(initial=0)) + 1)
     in_row = offsets <= num_drafts[:, None]
-    first = plan.last_logits[which] - num_drafts
+    first = last_logits[which] - num_drafts
     grid = samples[np.where(in_row, first[:, None] + offsets, 0)]
     counts = np.ones(len(which), np.int32)
     if len(offsets) > 1:
@@ -162,6 +173,7 @@ class Drafting:
         """
         busy = set() if in_flight is None else set(in_flight.admission_ids.tolist())
         asked: list[tuple[int, DraftedRow]] = []
+        has_drafts = bool(sampled.num_drafts.any())
         entries = zip(
             sampled.rows.tolist(),
             sampled.admission_ids.tolist(),
@@ -181,9 +193,13 @@ class Drafting:
             drafted.append(sampled.tokens[start:stop])
             if num_drafts:
                 drafted.count_hits(count - 1)
+            has_drafts |= drafted.is_held
             if not drafted.rest:
                 asked.append((i, drafted))
         drafts, hold = self._propose(asked, sampled.admission_ids, busy, len(sampled.rows))
+        if not has_drafts and not drafts and not hold.any():
+            # The event of an engine without a proposer, which costs the scheduler a third.
+            return Sampled(sampled.rows, sampled.admission_ids, None, sampled.tokens)
         lengths = np.zeros(len(sampled.rows), np.int32)
         for i, tokens in drafts.items():
             lengths[i] = len(tokens)
@@ -243,7 +259,7 @@ class Drafting:
             raise PluginBroken(
                 f"the proposer {self.name!r} raised {describe_error(error)}; {_BLAME}"
             ) from error
-        fault = _find_fault(answer, room, self.vocab)
+        fault = find_proposal_fault(answer, room, self.vocab)
         if fault:
             raise PluginBroken(f"the proposer {self.name!r} returned {fault}; {_BLAME}")
         counts, drafts = answer
@@ -267,7 +283,7 @@ def make_drafting(parts: EngineBuild) -> Drafting | None:
 _BLAME = "report it to its author or leave out --proposer"
 
 
-def _find_fault(answer: object, room: Ints, vocab: int) -> str:
+def find_proposal_fault(answer: object, room: Ints, vocab: int) -> str:
     """Describe what is wrong with a proposer's answer; empty when nothing is."""
     if not isinstance(answer, tuple) or len(answer) != 2:
         return f"{shorten(answer)}, not counts and drafts"

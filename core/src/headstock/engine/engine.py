@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,25 +17,33 @@ from headstock.engine.drafting import make_drafting
 from headstock.engine.in_flight import InFlightStep, QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import StepPacer
+from headstock.engine.preparation import make_preparation
 from headstock.engine.stats import EngineStats, collect_stats
 from headstock.engine.step_events import make_step_events
+from headstock.engine.step_failures import (
+    LINE,
+    CollectedStep,
+    drop_unknown_tokens,
+    explain_idle_error,
+    explain_scheduling_error,
+    log_failed_step,
+)
 from headstock.errors import (
+    PLUGIN_FAILURES,
     CapacityError,
-    EngineDied,
     PluginBroken,
     RequestError,
-    describe_error,
-    describe_location,
+    compose_error,
     shorten,
 )
 from headstock.execution.threaded import ThreadedExecutor
-from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.record import Recorder, make_header, reserve_file
 from headstock.scheduler import (
     Aborted,
     Arrived,
     Cleared,
+    Clock,
     Event,
     Plan,
     Request,
@@ -46,7 +55,7 @@ from headstock.scheduler import (
 )
 from headstock.scheduler.invariants import check_idle
 from headstock.scheduler.selection import BLAME
-from headstock.spi import Sample
+from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build import build_engine
 from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine
@@ -60,8 +69,7 @@ _MAX_IDLE_STEPS = 10_000
 class Engine:
     """Owns the device, through its executor, and the scheduler's state, as a value.
 
-    Any thread may call `submit`, `abort` and `memory_pressure`; one thread calls the rest
-    (`headstock.engine.loop.Loop` does so).
+    Any thread may call `submit`, `abort` and `memory_pressure`; one thread, a `Loop`'s, the rest.
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
@@ -69,11 +77,13 @@ class Engine:
     def __init__(self, config: EngineConfig, report: ProgressCallback | None = None) -> None:
         with reserve_file(config.record, overwrite=config.record_overwrite):
             parts = build_engine(config, report)
+        self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model
         self.limits = parts.limits
         self.canary = parts.executor if isinstance(parts.executor, Canary) else None
         self.env = parts.env
+        self.request_args = parts.request_args
         self.device_lost = False
         # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
         on_cpu = parts.env.device == "cpu"
@@ -82,15 +92,13 @@ class Engine:
         )
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
-        self.state = initial_state(self.limits)
+        with blame_plugins(self.names):
+            self.state = initial_state(self.limits)
         self.output_tracker = OutputTracker()
         self.drafting = make_drafting(parts)
-        self.recorder = Recorder(
-            make_header(self.config, self.limits),
-            self.limits,
-            config.record,
-            prompts=config.record_prompts,
-        )
+        self.preparation = make_preparation(parts)
+        header = make_header(self.config, self.limits)
+        self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
         self.inbox: deque[Event] = deque()
         # Not yet known to the output tracker: the next step takes them out of the inbox.
         self.queued_requests: dict[str, QueuedRequest] = {}
@@ -102,6 +110,7 @@ class Engine:
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.num_idle_steps = 0
+        self.start_time = time.monotonic()
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
 
     @property
@@ -141,8 +150,11 @@ class Engine:
 
         After an interrupt at any point of this method, `abort` still removes the request.
         """
+        request = self.preparation.prepare(request)
         self.num_queued += 1
-        self.queued_requests[request.id] = QueuedRequest(request, stream_tokens, self.num_queued)
+        self.queued_requests[request.id] = QueuedRequest(
+            request, stream_tokens, self.num_queued, time.monotonic()
+        )
         self.inbox.append(Arrived(request))
 
     def check_request(self, request: Request) -> None:
@@ -151,19 +163,7 @@ class Engine:
             raise RequestError(
                 f"request id {shorten(request.id)} is in use; choose another", "request_id"
             )
-        prompt = request.prompt
-        if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= self.model.vocab):
-            wrong = int(prompt.min()) if int(prompt.min()) < 0 else int(prompt.max())
-            raise RequestError(
-                f"token {wrong} is not in the vocabulary of {self.model.vocab}", "prompt"
-            )
-        for name in ("logit_bias", "allowed_token_ids"):
-            ids = getattr(request.params, name) or (0,)
-            if min(ids) < 0 or max(ids) >= self.model.vocab:
-                wrong = min(ids) if min(ids) < 0 else max(ids)
-                raise RequestError(
-                    f"{name}: token {wrong} is not in the vocabulary of {self.model.vocab}", name
-                )
+        self.preparation.check(request)
         reason = find_refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(self.config.spell(reason), "prompt")
@@ -216,21 +216,25 @@ class Engine:
         # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
         num_kept = 1 if self.config.overlap and launched else 0
-        plan, sample = self._collect_step() if len(self.in_flight) > num_kept else (None, None)
+        collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
         # Results first: a request that its last token ends has ended, even if an abort is queued.
-        events = self._make_events(plan, sample) if plan is not None else []
+        events = self._make_events(collected)
+        errors = collected.explain(events, self.config.spell)
         while self.inbox:
             events.append(self.inbox.popleft())
             self._track_arrival(events[-1])
         events.extend(self.pacer.make_events(self.state))
-        state, next_plan = self.run_scheduler(events)
+        # What waits is waited for by this clock alone: a scheduler reads no other.
+        clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
+        state, next_plan = self.run_scheduler([clock, *events])
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(plan, sample, state)
+        updates = self.output_tracker.collect(collected.plan, collected.sample, state, errors)
         self.state, self.plan = state, next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
             self.drafting.track_admissions(next_plan, self.new_rows)
+        self.preparation.follow(next_plan, state)
         self._update_page_demand(events)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
@@ -239,21 +243,26 @@ class Engine:
         if not self.has_work:
             self._check_idle()
         elif self.num_idle_steps > _MAX_IDLE_STEPS:
-            raise PluginBroken(
+            raise self._explain(
                 f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
-                f"{self.config.spell(BLAME)}; {self.recorder.write_crash_recording()}"
+                f"{BLAME}"
             )
         return updates
 
-    def _make_events(self, plan: Plan, sample: Sample | None) -> list[Event]:
+    def _explain(self, text: str) -> PluginBroken:
+        """Make the error of a plugin that ends the engine."""
+        text, recording = self.config.spell(text), self.recorder.write_crash_recording()
+        return PluginBroken(compose_error(text, recording, most=LINE))
+
+    def _make_events(self, collected: CollectedStep) -> list[Event]:
         """Make the events of a step's result.   raises: PluginBroken by the proposer"""
+        if collected.plan is None:
+            return []
         in_flight = self.in_flight[-1].plan if self.in_flight else None
         try:
-            return make_step_events(plan, sample, self.drafting, in_flight)
+            return make_step_events(collected.plan, collected.sample, self.drafting, in_flight)
         except PluginBroken as error:
-            raise PluginBroken(
-                f"{self.config.spell(str(error))}; {self.recorder.write_crash_recording()}"
-            ) from error
+            raise self._explain(str(error)) from error
 
     def _track_arrival(self, event: Event) -> None:
         """Let the output tracker know a request that arrives."""
@@ -264,10 +273,12 @@ class Engine:
                 request,
                 stream_tokens=queued is None or queued.stream_tokens,
                 pages=self.limits.pages_by_group(len(request.prompt)),
+                arrival=time.monotonic() if queued is None else queued.arrival,
             )
         elif isinstance(event, Aborted):
             # An interrupt inside `enqueue` may leave an entry whose request never arrives.
             self.queued_requests.pop(event.id, None)
+            self.preparation.drop(event.id)
 
     def _update_page_demand(self, events: Sequence[Event]) -> None:
         """Count the pages that requests hold or wait for, arrivals among `events` included."""
@@ -291,13 +302,15 @@ class Engine:
             self.queued_requests.pop(id, None)
 
     def _check_idle(self) -> None:
-        """Raise EngineDied when an idle engine still holds rows or pages, which would leak."""
+        """Raise an error when an idle engine still holds rows or pages, which would leak.
+
+        raises: PluginBroken, EngineDied
+        """
         try:
             check_idle(self.state, self.limits)
         except AssertionError as error:
-            raise EngineDied(
-                f"internal error: idle, yet {error}; {self.recorder.record_failure((), error)}"
-            ) from error
+            recording = self.recorder.record_failure((), error)
+            raise explain_idle_error(error, self.limits.cache, recording) from error
 
     def run_scheduler(self, events: list[Event]) -> tuple[State, Plan]:
         """Apply `events`, make the next plan, and record both.
@@ -306,20 +319,10 @@ class Engine:
         """
         try:
             state, plan = step(self.state, tuple(events), self.limits)
-        except PluginBroken as error:
-            raise PluginBroken(
-                f"{self.config.spell(str(error))}; {self.recorder.record_failure(events, error)}"
-            ) from error
-        except AssertionError as error:
+        except PLUGIN_FAILURES as error:
             recording = self.recorder.record_failure(events, error)
-            raise EngineDied(
-                f"internal error: the scheduler contradicts itself: {error}; {recording}"
-            ) from error
-        except Exception as error:
-            recording = self.recorder.record_failure(events, error)
-            raise EngineDied(
-                f"internal error: scheduling failed in {describe_location(error)}: "
-                f"{describe_error(error)}; {recording}"
+            raise explain_scheduling_error(
+                error, self.names, self.limits.cache, self.config.spell, recording
             ) from error
         self.recorder.record_step(events, state, plan)
         return state, plan
@@ -332,48 +335,40 @@ class Engine:
         self.pacer.note_launch()
         try:
             self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
-        except Exception as error:
+        except PLUGIN_FAILURES as error:
             # It takes its turn as a step without a result, so that failures keep the plans' order.
-            self.in_flight.append(InFlightStep(plan, None))
-            self._log_failed_step(plan, error)
+            self.in_flight.append(InFlightStep(plan, None, self._fail_step(plan, error)))
         return True
 
-    def _collect_step(self) -> tuple[Plan, Sample | None]:
-        """Wait for the oldest step in flight; return its plan and what it sampled.
+    def _collect_step(self) -> CollectedStep:
+        """Wait for the oldest step in flight.
 
         A failed step has no sample: its requests fail, and the engine goes on.
         """
         oldest = self.in_flight.popleft()
         try:
-            sample = oldest.pending.wait() if oldest.pending is not None else None
-            if self.drafting is not None and oldest.pending is not None:
+            if oldest.pending is None:
+                return CollectedStep(oldest.plan, None, oldest.failure)
+            sample = oldest.pending.wait()
+            self.output_tracker.count_step(oldest.pending)
+            if self.drafting is not None:
                 self.drafting.count_step(oldest.plan, oldest.pending)
-            return oldest.plan, sample
-        except Exception as error:
-            self._log_failed_step(oldest.plan, error)
-            return oldest.plan, None
+            collected = CollectedStep(oldest.plan, sample, "", oldest.pending.reasons)
+            return drop_unknown_tokens(collected, self.model.vocab, self.names.ops)
+        except PLUGIN_FAILURES as error:
+            return CollectedStep(oldest.plan, None, self._fail_step(oldest.plan, error))
         finally:
             self.pacer.note_end(oldest.plan)
 
-    def _log_failed_step(self, plan: Plan, error: Exception) -> None:
-        """Log a step that failed, with a recording of the schedule so far.
-
-        raises: the error itself if it is EngineDied; EngineDied when the device is lost
-        """
-        facts = {
-            "step": plan.number,
-            "rows": len(plan.rows),
-            "at": describe_location(error),
-            "recording": self.recorder.write_crash_recording(),
-        }
-        LOG.error(log_event("step failed", **facts), exc_info=error)
-        if isinstance(error, EngineDied):
-            raise error
+    def _fail_step(self, plan: Plan, error: BaseException) -> str:
+        """Log a step that failed, and return why it did; raise EngineDied for a lost device."""
+        text = log_failed_step(plan, error, self.names, self.recorder.write_crash_recording())
         # Asked now and not at the next step: a CUDA error is sticky and would fail every later
         # request one by one. Assume the worst until the device answers.
         self.device_lost = True
         check_usable(self.env)
         self.device_lost = False
+        return text
 
     def final_updates(self) -> list[Update]:
         """End every live request with reason "abort", after the last step."""
@@ -395,6 +390,7 @@ class Engine:
         try:
             self.recorder.close()
         finally:
+            self.preparation.close()
             if not self.device_lost:
                 self.executor.close()
                 self.in_flight.clear()

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
-from headstock.errors import EngineDied, HeadstockError, RequestError, shorten
+from headstock.errors import EngineDied, HeadstockError, RequestError, describe_error, shorten
 from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.scheduler import Request
@@ -58,6 +58,8 @@ class Loop:
 
         raises: RequestError, EngineDied
         """
+        # Without the lock: to compile the form of an answer may take seconds.
+        self.engine.preparation.check(request)
         with self.submit_lock:
             self.check_alive()
             # The sink is registered before the request is queued: its first update may come at
@@ -159,7 +161,7 @@ class Loop:
     def _fail_requests(self, error: BaseException) -> None:
         """End every request with the error that stopped the engine."""
         self.failure = (
-            error if isinstance(error, HeadstockError) else EngineDied(type(error).__name__)
+            error if isinstance(error, HeadstockError) else EngineDied(describe_error(error))
         )
         message = f"the engine stopped: {self.failure}"
         self._emit([Update(id=id, finish_reason="error", error=message) for id in list(self.sinks)])

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from attrs import define, field
 
+from headstock.execution.abstract_executor import Pending
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import Ended, Limits, Plan, Request, RowCounter, State, count_held_pages
 from headstock.spi import Sample
 from headstock.spi.arrays import Ints
+
+UNEXPLAINED = "the step of this request failed; the log has the reason"
+NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
 @define(eq=False)
@@ -19,26 +26,33 @@ class TrackedRequest:
 
     stream_tokens: every token is an update; without it only the first token and the end are
     prompt_pages: how many pages its prompt takes, [groups] int64
+    arrival: in seconds of `time.monotonic`
     admission_id: of its last admission, 0 before the first
     num_emitted: how many output tokens its updates have carried
     cached_tokens: prompt tokens from the prefix index at the first admission, None before
+    queue_seconds: from its arrival to the first admission
     logprobs, prompt_logprobs: those that no update has carried yet; prompt_logprobs by position
+    embedding: of a request that pools, once its whole prompt is pooled
     """
 
     request: Request
     stream_tokens: bool
     prompt_pages: Ints
+    arrival: float
     admission_id: int = 0
     num_emitted: int = 0
     cached_tokens: int | None = None
+    queue_seconds: float | None = None
     logprobs: list[TokenLogprob] = field(factory=list)
     prompt_logprobs: dict[int, TokenLogprob] = field(factory=dict)
+    embedding: tuple[float, ...] | None = None
 
     def make_update(self, tokens: Ints, **end: Any) -> Update:
         """Make the update with the next `tokens`, [n] int32; `end` has the fields of an end."""
         changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
         if len(tokens) and not self.num_emitted:
             changes["cached_tokens"] = self.cached_tokens
+            changes["queue_seconds"] = self.queue_seconds
             if self.request.prompt_logprobs:
                 changes["prompt_logprobs"] = tuple(
                     map(self.prompt_logprobs.get, range(len(self.request.prompt)))
@@ -53,6 +67,8 @@ class TrackedRequest:
 
         tokens: [n] int32, the whole prompt and output
         """
+        if self.request.pooling and reason == "stop":
+            end |= {"embedding": self.embedding, "cached_tokens": self.cached_tokens}
         return self.make_update(
             tokens[len(self.request.prompt) + self.num_emitted :], finish_reason=reason, **end
         )
@@ -75,15 +91,24 @@ class OutputTracker:
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
+    executed_steps: int = 0
+    replayed_steps: int = 0
     peak_held_pages: int = 0
     num_unadmitted: int = 0
     unadmitted_pages: Ints = field(factory=lambda: np.zeros(1, np.int64))
 
-    def add_request(self, request: Request, *, stream_tokens: bool, pages: Ints) -> None:
+    def add_request(
+        self, request: Request, *, stream_tokens: bool, pages: Ints, arrival: float
+    ) -> None:
         """Track a request that arrived; its prompt takes `pages`, [groups] int64."""
-        self.requests[request.id] = TrackedRequest(request, stream_tokens, pages)
+        self.requests[request.id] = TrackedRequest(request, stream_tokens, pages, arrival)
         self.num_unadmitted += 1
         self.unadmitted_pages = self.unadmitted_pages + pages
+
+    def count_step(self, pending: Pending) -> None:
+        """Count a step that the device has run."""
+        self.executed_steps += 1
+        self.replayed_steps += pending.is_replayed
 
     def has_request(self, id: str) -> bool:
         """Whether a live request has this id."""
@@ -104,6 +129,7 @@ class OutputTracker:
             # At the first admission only: later a preempted request finds its own pages again.
             if tracked.cached_tokens is None:
                 tracked.cached_tokens = int(state.row_counters[RowCounter.NUM_CACHED, row])
+                tracked.queue_seconds = time.monotonic() - tracked.arrival
                 self._count_admitted(tracked)
 
     def _count_admitted(self, tracked: TrackedRequest) -> None:
@@ -116,13 +142,25 @@ class OutputTracker:
         self.by_admission_id.pop(tracked.admission_id, None)
         self.awaiting_token.pop(tracked.admission_id, None)
 
-    def collect(self, plan: Plan | None, sample: Sample | None, state: State) -> tuple[Update, ...]:
-        """Collect the updates of the step that ran `plan` and led to `state`."""
+    def collect(
+        self,
+        plan: Plan | None,
+        sample: Sample | None,
+        state: State,
+        errors: Mapping[int, str] = NO_ERRORS,
+    ) -> tuple[Update, ...]:
+        """Collect the updates of the step that ran `plan` and led to `state`.
+
+        errors: by admission id, why requests failed
+        """
         self.output_tokens += len(state.accepted_tokens)
-        if plan is not None and sample is not None and sample.logprobs is not None:
-            self._add_prompt_logprobs(plan, sample)
-            self._add_logprobs(plan, sample, state)
-        last = [self._finish_request(ended) for ended in state.ended]
+        if plan is not None and sample is not None:
+            if sample.logprobs is not None:
+                self._add_prompt_logprobs(plan, sample)
+                self._add_logprobs(plan, sample, state)
+            if sample.pooled is not None:
+                self._add_embeddings(plan, sample.pooled.numpy())
+        last = [self._finish_request(ended, errors) for ended in state.ended]
         return (*self._emit_tokens(state), *last)
 
     def _emit_tokens(self, state: State) -> list[Update]:
@@ -145,7 +183,7 @@ class OutputTracker:
                 del self.awaiting_token[admission_id]
         return updates
 
-    def _finish_request(self, ended: Ended) -> Update:
+    def _finish_request(self, ended: Ended, errors: Mapping[int, str]) -> Update:
         """Stop tracking a request and make its last update."""
         tracked = self.requests.pop(ended.id)
         self.clear_admission(tracked)
@@ -158,10 +196,10 @@ class OutputTracker:
             ended.tokens,
             ended.reason,
             preemptions=ended.preemptions,
-            stop_token=int(ended.tokens[-1]) if ended.reason == "stop" else None,
-            error="the step of this request failed; the log has the reason"
-            if ended.reason == "error"
+            stop_token=int(ended.tokens[-1])
+            if ended.reason == "stop" and not tracked.request.pooling
             else None,
+            error=errors.get(ended.admission_id, UNEXPLAINED) if ended.reason == "error" else None,
         )
 
     def make_final_updates(self, state: State) -> list[Update]:
@@ -193,6 +231,17 @@ class OutputTracker:
                     tracked.prompt_logprobs[following] = _token_logprob(
                         logprobs, at, int(prompt[following]), most
                     )
+
+    def _add_embeddings(self, plan: Plan, pooled: np.ndarray) -> None:
+        """Store the vectors of prompts that end in the plan's step.
+
+        pooled: [pooled rows, hidden] float32
+        """
+        rows = plan.pooled_rows
+        for i in np.flatnonzero(plan.pooling[rows] == 2).tolist():
+            tracked = self.by_admission_id.get(int(plan.admission_ids[rows[i]]))
+            if tracked is not None:
+                tracked.embedding = tuple(pooled[i].tolist())
 
     def _add_logprobs(self, plan: Plan, sample: Sample, state: State) -> None:
         """Store the requested log-probabilities of sampled tokens that the scheduler accepted."""

@@ -18,6 +18,8 @@ class EngineStats:
     running, waiting: requests now
     free_pages, cached_pages, total_pages: of all KV groups together, now; cached ones are held by
         the prefix index alone
+    steps: of the scheduler; executed_steps of them had work for the device, and replayed_steps of
+        those replayed a graph
     draft_tokens, accepted_draft_tokens: drafts of a proposer that were verified, and the right ones
     verify_steps, replayed_verify_steps: steps that verified drafts, and those that replayed a graph
     peak_held_pages: the most that requests held at once, in all KV groups together, since the start
@@ -36,6 +38,8 @@ class EngineStats:
     output_tokens: int
     failed: int
     peak_held_pages: int
+    executed_steps: int = 0
+    replayed_steps: int = 0
     draft_tokens: int = 0
     accepted_draft_tokens: int = 0
     verify_steps: int = 0
@@ -84,6 +88,8 @@ def collect_stats(
         output_tokens=output_tracker.output_tokens,
         failed=output_tracker.failed,
         peak_held_pages=output_tracker.peak_held_pages,
+        executed_steps=output_tracker.executed_steps,
+        replayed_steps=output_tracker.replayed_steps,
         draft_tokens=counts.proposed,
         accepted_draft_tokens=counts.accepted,
         verify_steps=counts.steps,

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-
 import numpy as np
 
 from headstock.engine.drafting import Drafting, accept_drafts
-from headstock.logs import log_event
-from headstock.scheduler import Event, Failed, Plan, Sampled
+from headstock.execution.pooling import find_healthy_rows
+from headstock.scheduler import Event, Failed, Plan, Pooled, Sampled
 from headstock.spi import Sample
-
-LOG = logging.getLogger(__name__)
 
 
 def make_step_events(
@@ -30,22 +26,19 @@ def make_step_events(
     if sample is None:
         return [Failed(plan.rows, plan.admission_ids)]
     last_logits = plan.last_logits
-    healthy = sample.healthy.numpy()
-    # A draft that is rejected tells as much of a row's soundness as any other token.
-    healthy = (
-        np.logical_and.reduceat(healthy, last_logits + 1 - plan.num_logits)
-        if len(plan.num_drafts)
-        else healthy[last_logits]
-    )
+    healthy = find_healthy_rows(plan, sample)
     events: list[Event] = []
     if not healthy.all():
         unhealthy = ~healthy
-        LOG.error(log_event("logits are not finite", step=plan.number, rows=int(unhealthy.sum())))
         events.append(Failed(plan.rows[unhealthy], plan.admission_ids[unhealthy]))
+    if len(plan.pooling):
+        ends = healthy & (plan.pooling == 2)
+        if ends.any():
+            events.append(Pooled(plan.rows[ends], plan.admission_ids[ends]))
     # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
     is_sampled = healthy & (plan.samples > 0)
     if is_sampled.any() and drafting is not None:
-        rows = accept_drafts(plan, is_sampled.nonzero()[0], sample.tokens.numpy())
+        rows = accept_drafts(plan, last_logits, is_sampled.nonzero()[0], sample.tokens.numpy())
         events.append(drafting.make_event(rows, in_flight))
     elif is_sampled.any():
         tokens = sample.tokens.numpy()[last_logits[is_sampled]].astype(np.int32)

@@ -9,12 +9,12 @@ import torch
 from attrs import frozen
 
 from headstock import registry
-from headstock.config import EngineConfig
-from headstock.debug.fault_injection import FaultInjector
+from headstock.debug.watch import DebugWatch
 from headstock.errors import CannotRun, PluginBroken, describe_error, shorten
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
+from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
@@ -29,57 +29,57 @@ from headstock.spi import (
     LayerInfo,
     Layout,
     LayoutKind,
-    Model,
     ModelConfig,
-    Params,
     Phase,
     Planning,
     Program,
     Runner,
 )
+from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import count_scored_positions
-from headstock.startup.model_needs import AttentionNeeds
 from headstock.startup.select import SelectedBackend, SelectedPlugins
-
-
-@frozen(kw_only=True, eq=False)
-class BuildInputs:
-    """The selected plugins and the loaded model: what an executor is built from, but its buffers.
-
-    The profile run and the engine assemble the same inputs over different buffers.
-    """
-
-    config: EngineConfig
-    parts: SelectedPlugins
-    needs: AttentionNeeds
-    family: Model
-    model: ModelConfig
-    params: Params
-    faults: FaultInjector
+from headstock.startup.watching import (
+    make_watch,
+    watch_attention,
+    watch_model,
+    watch_operations,
+)
 
 
 @frozen(kw_only=True, eq=False)
 class AssembledExecutor:
-    """An executor, and those of its parts that are measured or captured."""
+    """An executor, and those of its parts that are measured or captured.
+
+    watch: what debug flags see of the steps; None without such flags
+    """
 
     executor: Executor
     runner: Runner
     sampling: SamplingTable
     device: torch.device
+    watch: DebugWatch | None
 
 
 def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> AssembledExecutor:
     """Assemble the executor over these buffers; no graph is captured yet.   raises: CannotRun"""
     model, parts = inputs.model, inputs.parts
-    router = _make_attention_router(inputs, buffers)
+    watch = make_watch(inputs)
+    router = _make_attention_router(inputs, buffers, watch)
     tracker = _make_tracker(inputs, buffers, router)
-    sampling = SamplingTable(len(buffers.tokens), model.vocab, buffers.device)
+    sampling = SamplingTable(
+        len(buffers.tokens),
+        model.vocab,
+        buffers.device,
+        [selected.processor for selected in parts.processors],
+        inputs.masks,
+        parts.max_drafts,
+    )
     program = Program(
         config=model,
         params=inputs.params,
-        model=inputs.family,
-        ops=parts.operations,
-        row_tables=DeviceTables(buffers, sampling.columns),
+        model=watch_model(inputs, watch),
+        ops=watch_operations(inputs, watch),
+        row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(
             backend=router.decode,
             planning=parts.attention[-1].capabilities.planning,
@@ -91,6 +91,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         # which are therefore scored in parts.
         max_logits=count_scored_positions(inputs.config.max_running_requests, parts.max_drafts),
         verify_len=parts.max_drafts + 1,
+        rules=sampling.rules,
         verify_attention=_find_verify_attention(parts, router),
         prompt_attention=router.prefill
         if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
@@ -98,19 +99,26 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     )
     # Not the plugin's fault: the profile run reports it with the sizes to lower.
     out_of_memory = (torch.OutOfMemoryError,)
+    options = (
+        ()
+        if parts.runner.options is None
+        else (registry.make_options(parts.runner, inputs.config.opt),)
+    )
     runner = inputs.faults.wrap_runner(
-        registry.make_part(parts.runner, Runner, program, expected=out_of_memory)
+        registry.make_part(parts.runner, Runner, program, *options, expected=out_of_memory)
     )
     executor = parts.executor(
         buffers=buffers,
         sampling=sampling,
+        pooling=PoolingTable(len(buffers.tokens), model.hidden, buffers.device),
         runner=runner,
         router=router,
         tracker=tracker,
         max_drafts=parts.max_drafts,
+        watch=watch,
     )
     return AssembledExecutor(
-        executor=executor, runner=runner, sampling=sampling, device=buffers.device
+        executor=executor, runner=runner, sampling=sampling, device=buffers.device, watch=watch
     )
 
 
@@ -163,7 +171,9 @@ def _make_tracker(
     )
 
 
-def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter:
+def _make_attention_router(
+    inputs: BuildInputs, buffers: Buffers, watch: DebugWatch | None
+) -> PhaseRouter:
     """Make the attention backends, and the router that sends rows to them by phase.
 
     A backend that serves all phases is made once.
@@ -183,7 +193,8 @@ def _make_attention_router(inputs: BuildInputs, buffers: Buffers) -> PhaseRouter
             kv={layer: buffers.kv[layer] for layer in layers},
             options=registry.make_options(choice.spec, config.opt),
         )
-        return make_attention_backend(choice.spec, context)
+        backend = make_attention_backend(choice.spec, context)
+        return watch_attention(inputs, watch, backend, choice.spec.name, context)
 
     backends = {
         phase: backend

@@ -28,10 +28,26 @@ RUNNERS = ("cudagraph", "eager")
 OPS = ("triton", "fbgemm", "onednn", "torch")
 """What `--ops auto` tries, best first."""
 
+# It has no dependencies, compiles in milliseconds and refuses by name what it does not support.
+GRAMMARS = ("llguidance",)
+"""What `--grammar auto` looks for among installed plugins, best first."""
+
 # FlashAttention-3 with pages of 128 or 256 reads past a row's end, so that NaN there gets into the
 # answer; with 16, 32 and 64 it does not.
 PAGE_SIZES = {"cuda": 64, "cpu": 16}
 """What `--page-size auto` tries first, by kind of device."""
+
+TOOL_PARSERS: tuple[tuple[str, str], ...] = (
+    # Formats of other families that share a mark with one below.
+    ("<arg_key>", ""),
+    ("<seed:tool_call>", ""),
+    ("<function=", "qwen3_coder"),
+    ("<tool_call>", "hermes"),
+    ("[TOOL_CALLS]", "mistral"),
+    ("<|python_tag|>", "llama3_json"),
+    ('"parameters": dictionary of argument name', "llama3_json"),
+)
+"""What a chat template has -> what `--tool-parser auto` means; the first that is there counts."""
 
 OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
 """What `--page-size auto` tries after that, when a plugin does not serve the first size."""

@@ -16,9 +16,11 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.fault_injection import FaultInjector
+from headstock.debug.operation_reference import PlainWeights
 from headstock.errors import CannotRun, format_count
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.buffers import Buffers, allocate_buffers
+from headstock.grammar import GrammarRows
 from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
 from headstock.ops.onednn_ops import kernel_bytes
@@ -28,8 +30,11 @@ from headstock.spi import (
     GraphSupport,
     ModelConfig,
 )
-from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
+from headstock.startup.assemble import AssembledExecutor, assemble_executor
+from headstock.startup.blame import PluginNames, blame_plugins
+from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, free_bytes
+from headstock.startup.grammars import make_grammar_rows
 from headstock.startup.memory_plan import (
     MemoryPlan,
     MemoryUse,
@@ -43,7 +48,7 @@ from headstock.startup.model_loading import (
     describe_weights,
     load_onto_device,
     locate_model,
-    read_model,
+    read_family,
     resolve_max_seq_len,
     untie_embeddings,
 )
@@ -56,6 +61,8 @@ from headstock.startup.profile_run import (
     measure_memory_use,
     slow_notice,
 )
+from headstock.startup.refusals import check_resolve, make_part_query
+from headstock.startup.request_args import RequestArgs, collect_request_args
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.select import (
     SelectedPlugins,
@@ -80,7 +87,9 @@ Reading it takes about a quarter of a second a step on one thread of a CPU.
 class EngineBuild:
     """An engine's parts and the decisions behind them.
 
+    request_args: what requests may give the plugins
     weights: what loading made of quantized weights; empty for others
+    grammars: follows the answers that must have a form; None where none can
     notes: lines for the user
     """
 
@@ -89,12 +98,14 @@ class EngineBuild:
     directory: Path
     model: ModelConfig
     parts: SelectedPlugins
+    request_args: RequestArgs
     terms: Terms
     operations: OperationTable
     weights: str
     memory: MemoryPlan
     limits: Limits
     executor: Executor
+    grammars: GrammarRows | None
     notes: tuple[str, ...]
 
 
@@ -103,12 +114,20 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
+    # Whatever a plugin raises in any of its functions, the error names it.
+    with blame_plugins(PluginNames.from_config(config)):
+        return _build_parts(config, on_progress)
+
+
+def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> EngineBuild:
+    """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # Every refusal comes before the weights load, which can take minutes: model, options, parts and
     # terms are checked first, in the order in which each needs the one before.
     env = describe_device(config.device)
     device = torch.device(env.device)
     directory = locate_model(config.model, revision=config.revision)
-    family, model = read_model(directory)
+    read = read_family(directory, config.model_family, config.opt)
+    family, model = read.family, read.config
     notes: list[str] = []
     if config.load_format != "dummy":
         model = untie_embeddings(directory, family, model)
@@ -116,13 +135,16 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         notes += [left_out] if left_out else []
     dtype = resolve_model_dtype(config.dtype, model, env)
     max_len = resolve_max_seq_len(config, model, notes)
-    needs = find_attention_needs(config, model, dtype, max_len)
+    needs = find_attention_needs(config, model, dtype, max_len, read.formats)
+    check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
     parts = select_plugins(config, env, needs)
-    check_plugin_options(config, parts)
+    check_plugin_options(config, parts, read.spec)
+    request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
     free = free_bytes(device)
     quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
+    plain = PlainWeights(parts.operations.prepare) if config.debug_ops else None
     params = load_onto_device(
         config,
         directory,
@@ -131,11 +153,12 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         dtype,
         device,
         max_len,
-        parts.operations,
+        parts.operations.prepare if plain is None else plain.prepare,
         free,
         on_progress,
     )
     faults = FaultInjector.parse(config.faults)
+    grammars = make_grammar_rows(config, parts.grammar, directory, model)
     inputs = BuildInputs(
         config=config,
         parts=parts,
@@ -144,6 +167,8 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         model=model,
         params=params,
         faults=faults,
+        plain_params=None if plain is None else plain.name_by(params),
+        masks=grammars,
     )
     sizes = {
         "groups": model.kv_groups,
@@ -176,12 +201,15 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
     assembled = assemble_executor(inputs, buffers, max_len)
     # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = _capture_runner_graphs(assembled, inputs, memory, on_progress)
+    if assembled.watch is not None:
+        assembled.watch.is_on = True  # captures and the profile run are not watched
     return EngineBuild(
         config=config,
         env=env,
         directory=directory,
         model=model,
         parts=parts,
+        request_args=request_args,
         terms=terms,
         operations=operations,
         weights=quantized,
@@ -190,6 +218,7 @@ def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = No
         executor=_watch_free_pages(
             inputs, memory, buffers, faults.wrap_executor(assembled.executor)
         ),
+        grammars=grammars,
         notes=(*notes, *graphs),
     )
 
@@ -216,6 +245,8 @@ def _plan_device_memory(
             count_scored_positions(rows, inputs.parts.max_drafts),
             dtype.itemsize,
             kernel_bytes(inputs.params, tokens),
+            has_processors=bool(inputs.parts.processors),
+            has_masks=inputs.masks is not None,
         )
     return plan_memory(
         config,

@@ -14,12 +14,13 @@ from headstock.spi import (
     LayoutKind,
     ModelConfig,
     Phase,
+    WeightFormat,
 )
 
 
 @frozen(kw_only=True)
 class AttentionNeeds:
-    """What a model asks of attention, before phases are divided among backends."""
+    """What a model asks of its parts, before phases are divided among attention backends."""
 
     model: ModelConfig
     dtype: str
@@ -28,6 +29,7 @@ class AttentionNeeds:
     contiguous: bool
     max_rows: int
     max_seq_len: int
+    formats: tuple[WeightFormat, ...] = ()
 
     def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
         """Make the query for one backend, which serves these phases."""
@@ -88,9 +90,16 @@ def resolve_kv_dtype(requested: str, dtype: str) -> str:
 
 
 def find_attention_needs(
-    config: EngineConfig, model: ModelConfig, dtype: str, max_len: int
+    config: EngineConfig,
+    model: ModelConfig,
+    dtype: str,
+    max_len: int,
+    formats: tuple[WeightFormat, ...] = (),
 ) -> AttentionNeeds:
-    """Find what the model asks of attention under this configuration."""
+    """Find what the model asks of its parts under this configuration.
+
+    formats: of the checkpoint's packed matrices
+    """
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
     return AttentionNeeds(
         model=model,
@@ -100,4 +109,5 @@ def find_attention_needs(
         contiguous=config.paged_attn == "off",
         max_rows=config.max_running_requests,
         max_seq_len=max_len,
+        formats=formats,
     )

@@ -21,7 +21,9 @@ from headstock.execution.buffers import Buffers
 from headstock.logs import log_event
 from headstock.scheduler import Plan
 from headstock.spi import Runner
-from headstock.startup.assemble import AssembledExecutor, BuildInputs, assemble_executor
+from headstock.spi.arrays import Ints
+from headstock.startup.assemble import AssembledExecutor, assemble_executor
+from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import MemoryUse, count_scored_positions
 
 LOG = logging.getLogger(__name__)
@@ -91,6 +93,9 @@ def _max_graph_rows(inputs: BuildInputs) -> int:
 def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
     """List the sizes that the runner captures graphs of under this configuration."""
     config = inputs.config
+    # A replay calls neither attention nor operations, so there would be nothing to compare.
+    if config.debug_attention or config.debug_ops:
+        return GraphSizes()
     rows = runner.buckets(_max_graph_rows(inputs))
     most = (
         _DEFAULT_GRAPH_TOKENS
@@ -143,6 +148,9 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
         True,
     )
     sampling.top_k[:rows], sampling.logprobs[:rows] = 50, 5
+    sampling.processors.is_used[:, :rows] = True
+    if sampling.masks.source is not None:
+        sampling.masks.source = _WorstMasks()
     # Reserved, not allocated, bytes: the pool competes with the blocks that torch keeps, which
     # fragmentation makes larger than the tensors in them.
     torch.cuda.reset_peak_memory_stats()
@@ -150,6 +158,21 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
     assembled.executor.execute(plan, {}).wait()
     torch.cuda.synchronize()
     return torch.cuda.max_memory_reserved() - before
+
+
+class _WorstMasks:
+    """Masks for every logit of a step."""
+
+    logits: Ints
+
+    def plan_masks(self, plan: Plan) -> _WorstMasks:
+        """Mask all of the plan's logits."""
+        self.logits = np.arange(int(plan.num_logits.sum()))
+        return self
+
+    def fill(self, masks: np.ndarray) -> None:
+        """Allow every token."""
+        masks[:] = -1
 
 
 def try_capture(assembled: AssembledExecutor, rows: int) -> bool:

@@ -8,8 +8,9 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, PluginBroken, shorten
 from headstock.scheduler.limits import MAX_DRAFTS
-from headstock.spi import LayoutKind, Proposer, ProposerSpec
+from headstock.spi import DeviceEnv, LayoutKind, PartQuery, Proposer, ProposerSpec
 from headstock.startup.model_needs import AttentionNeeds
+from headstock.startup.refusals import check_resolve
 
 
 @frozen(kw_only=True)
@@ -21,7 +22,9 @@ class SelectedProposer:
     max_drafts: int
 
 
-def select_proposer(config: EngineConfig, needs: AttentionNeeds) -> SelectedProposer | None:
+def select_proposer(
+    config: EngineConfig, needs: AttentionNeeds, query: PartQuery, env: DeviceEnv
+) -> SelectedProposer | None:
     """Select the proposer that the configuration names; None for `off`.
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun
@@ -41,6 +44,7 @@ def select_proposer(config: EngineConfig, needs: AttentionNeeds) -> SelectedProp
             f"{name} needs the KV pool, and --no-kv-cache recomputes every token; leave out one of "
             "the two"
         )
+    check_resolve(spec, "--proposer", query, env)
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)
     try:
         proposer: Proposer = registry.make_part(spec, Proposer, *options, expected=(ValueError,))

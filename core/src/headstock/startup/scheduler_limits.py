@@ -6,6 +6,7 @@ import attrs
 
 from headstock import registry
 from headstock.config import EngineConfig
+from headstock.debug.watched_cache import WatchedPolicy
 from headstock.errors import CannotRun
 from headstock.scheduler import Limits
 from headstock.spi import CachePolicy, ModelConfig
@@ -30,9 +31,10 @@ def make_limits(
         page_size=memory.page_size,
         num_pages=memory.num_pages,
         groups=model.kv_groups,
-        schedule=registry.import_implementation(parts.scheduler),
+        schedule=registry.make_schedule(parts.scheduler, config.opt),
         scheduler=parts.scheduler.name,
         policy=_make_cache_policy(config, parts, memory, model) if terms.reuse else None,
+        cache=parts.cache.name,
         recompute=not config.kv_cache,
         max_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=config.overlap,
@@ -75,8 +77,12 @@ def _make_cache_policy(
                 "leave it out"
             )
         options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
-    make = registry.import_implementation(parts.cache)
-    policy: CachePolicy = make(memory.page_size, model.kv_groups, options)
+    policy: CachePolicy = registry.make_part(
+        parts.cache, CachePolicy, memory.page_size, model.kv_groups, options
+    )
+    if config.debug_invariants:
+        num_groups = len(model.kv_groups)
+        return WatchedPolicy(policy, parts.cache.name, num_groups, memory.page_size)
     return policy
 
 

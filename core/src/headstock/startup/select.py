@@ -29,9 +29,10 @@ from headstock.spi import (
     AttentionSpec,
     CacheSpec,
     DeviceEnv,
-    GraphSupport,
+    GrammarSpec,
     LayoutKind,
     ModelConfig,
+    ModelSpec,
     Ops,
     OpsSpec,
     Phase,
@@ -45,8 +46,18 @@ from headstock.startup.capabilities import (
     join_refusals,
     resolve_capabilities,
 )
+from headstock.startup.grammars import select_grammar
 from headstock.startup.model_needs import AttentionNeeds
+from headstock.startup.processors import SelectedProcessor, select_processors
 from headstock.startup.proposers import SelectedProposer, select_proposer
+from headstock.startup.refusals import (
+    check_claimed,
+    check_resolve,
+    configure_operations,
+    make_part_query,
+    note_part,
+)
+from headstock.startup.runner_choice import needs_graphs, resolve_runner_name
 
 T = TypeVar("T")
 
@@ -58,8 +69,6 @@ MakeExecutor = Callable[..., Executor]
 # No plugins: until two executors describe what they need of core, a contract would be a guess.
 EXECUTORS: Mapping[str, MakeExecutor] = MappingProxyType({"inline": LocalExecutor})
 """What `--executor` chooses from."""
-
-_SPECS_WITHOUT_OPTIONS = (SchedulerSpec, RunnerSpec)
 
 
 @frozen(kw_only=True)
@@ -88,11 +97,27 @@ class SelectedPlugins:
     operations: Ops
     executor: MakeExecutor
     proposer: SelectedProposer | None = None
+    processors: tuple[SelectedProcessor, ...] = ()
+    grammar: GrammarSpec | None = None
 
     @property
     def max_drafts(self) -> int:
         """The most drafts of a row in a step; 0 without a proposer."""
         return 0 if self.proposer is None else self.proposer.max_drafts
+
+    @property
+    def specs(self) -> tuple[PluginSpec, ...]:
+        """What the plugins say of themselves."""
+        return (
+            *(choice.spec for choice in self.attention),
+            self.cache,
+            self.scheduler,
+            self.runner,
+            self.ops,
+            *(() if self.proposer is None else (self.proposer.spec,)),
+            *(selected.spec for selected in self.processors),
+            *(() if self.grammar is None else (self.grammar,)),
+        )
 
     @property
     def attention_name(self) -> str:
@@ -110,6 +135,13 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
     # Attention first: runners depend on the graph support of the decode backend.
     attention = select_attention(config.attn, env, needs, config.spell)
     decode = attention[-1].capabilities
+    names = ",".join(choice.spec.name for choice in attention)
+    query = note_part(make_part_query(config, needs), "attention", names)
+
+    def accept_part(kind: str, name: str, flag: str) -> Any:
+        spec = _find_ready_spec(kind, name, env)
+        check_resolve(spec, flag, query, env)
+        return spec
 
     def accept_runner(name: str) -> RunnerSpec:
         spec: RunnerSpec = _find_ready_spec("runner", name, env)
@@ -117,22 +149,25 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
             raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
         # In contiguous mode pages are as long as sequences; graphs were left out of it
         # (docs/decisions/0008-contiguous-mode.md).
-        if needs.contiguous and _needs_graphs(spec):
+        if needs.contiguous and needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
                 "eager"
             )
-        if config.cuda_graph_max_bs == 0 and _needs_graphs(spec):
+        if config.cuda_graph_max_bs == 0 and needs_graphs(spec):
             raise CannotRun(
                 f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
             )
         check_layouts(needs, spec.capabilities.layouts, f"--runner {name} runs", "--runner eager")
+        check_claimed(spec.capabilities.models, f"--runner {name} runs", query.model.architecture)
+        check_claimed(spec.capabilities.ops, f"--runner {name} runs over --ops", ops_spec.name)
         if decode.graph < spec.capabilities.needs_graph:
             raise CannotRun(
                 f"--runner {name} needs graph support {spec.capabilities.needs_graph.name} of "
                 f"the decode backend, and {attention[-1].spec.name!r} has {decode.graph.name}; "
                 "use --runner eager"
             )
+        check_resolve(spec, "--runner", query, env)
         return spec
 
     def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
@@ -145,17 +180,25 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
             )
         check_layouts(needs, spec.capabilities.layouts, f"--ops {name} writes", "--ops torch")
         options = () if spec.options is None else (registry.make_options(spec, config.opt),)
-        return spec, registry.make_part(spec, Ops, *options)
+        check_resolve(spec, "--ops", query, env)
+        operations: Ops = registry.make_part(spec, Ops, *options)
+        configure_operations(spec, operations, query, env)
+        return spec, operations
 
     ops_spec, operations = select_first_accepted(
         config.ops, auto_choices.OPS, accept_ops, "--ops", config.spell
     )
+    query = note_part(query, "ops", ops_spec.name)
+    cache = accept_part("cache", config.cache_type, "--cache-type")
+    query = note_part(query, "cache", cache.name)
+    scheduler = accept_part("scheduler", config.scheduler, "--scheduler")
+    query = note_part(query, "scheduler", scheduler.name)
     return SelectedPlugins(
         attention=attention,
-        cache=_find_ready_spec("cache", config.cache_type, env),
-        scheduler=_find_ready_spec("scheduler", config.scheduler, env),
+        cache=cache,
+        scheduler=scheduler,
         runner=select_first_accepted(
-            _resolve_runner_name(config, env),
+            resolve_runner_name(config, env),
             auto_choices.RUNNERS,
             accept_runner,
             "--runner",
@@ -164,7 +207,9 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         ops=ops_spec,
         operations=operations,
         executor=find_executor(config.executor),
-        proposer=select_proposer(config, needs),
+        proposer=select_proposer(config, needs, query, env),
+        processors=select_processors(config, query, env),
+        grammar=select_grammar(config, query, env),
     )
 
 
@@ -199,50 +244,6 @@ def check_layouts(
         raise CannotRun(
             f"{who} {kinds} KV alone, and the model keeps {' and '.join(missing)} KV; use {instead}"
         )
-
-
-def _needs_graphs(spec: RunnerSpec) -> bool:
-    """Whether the runner needs graphs."""
-    return spec.capabilities.needs_graph > GraphSupport.NEVER
-
-
-def _resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
-    """Resolve the name of the runner.
-
-    It is `auto`, with a log line, when the configuration wants graphs where none can be captured:
-    in contiguous mode, and on a CPU, where a preset may want them. A named runner that does not
-    serve the device keeps its name, so that `select_plugins` refuses it.
-    """
-    spec = None if config.runner == "auto" else registry.load_spec("runner", config.runner)
-    if spec is not None and not any(env in devices for devices in spec.capabilities.devices):
-        return config.runner
-    named_graphs = spec is not None and _needs_graphs(spec)
-    flag = (
-        f"--runner {config.runner}"
-        if named_graphs
-        else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
-    )
-    if config.paged_attn == "off" and (
-        named_graphs or (config.cuda_graph_max_bs and env.device != "cpu")
-    ):
-        LOG.warning(
-            log_event(
-                "no graphs in contiguous mode",
-                because=config.spell("--paged-attn off"),
-                ignored=config.spell(flag),
-            )
-        )
-        return "auto"
-    several = (config.cuda_graph_max_bs or 0) > 1  # a chat sets 1 by itself
-    if env.device == "cpu" and not named_graphs and several:
-        LOG.info(
-            log_event(
-                "no graphs on a CPU",
-                because=config.spell(f"--device {config.device}"),
-                ignored=config.spell(flag),
-            )
-        )
-    return config.runner
 
 
 def _find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
@@ -346,14 +347,12 @@ def select_backends(
     return tuple(choices)
 
 
-def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
-    """Check `--opt`: each names a selected plugin that reads options.
+def check_plugin_options(config: EngineConfig, parts: SelectedPlugins, family: ModelSpec) -> None:
+    """Check `--opt`: each names a field of a selected plugin, and its value is valid.
 
-    raises: UsageError for one that no plugin takes, PluginBroken for options that nothing reads
+    raises: UsageError, PluginBroken for options that nothing can read
     """
-    specs: list[PluginSpec] = [choice.spec for choice in parts.attention]
-    specs += [parts.cache, parts.scheduler, parts.runner, parts.ops]
-    specs += [] if parts.proposer is None else [parts.proposer.spec]
+    specs = [*parts.specs, family]
     stray = registry.find_unclaimed(config.opt, specs)
     if stray:
         names = [spec.name for spec in specs]
@@ -362,10 +361,4 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins) -> None:
             f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(names)}{hint}"
         )
     for spec in specs:
-        if registry.make_options(spec, config.opt) is not None and isinstance(
-            spec, _SPECS_WITHOUT_OPTIONS
-        ):
-            raise PluginBroken(
-                f"the plugin {spec.name!r} declares options, but schedulers and runners "
-                "are not given any; its author should leave `options` out of its spec"
-            )
+        registry.make_options(spec, config.opt)

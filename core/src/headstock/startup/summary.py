@@ -27,6 +27,8 @@ class EngineSummary:
     runner: str
     ops: str
     proposer: str
+    logits_processors: tuple[str, ...]
+    grammar: str
     page_size: int
     kv_tokens: int
     max_seq_len: int
@@ -41,6 +43,10 @@ class EngineSummary:
         parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
         if self.proposer:
             parts += f" | proposer {self.proposer}"
+        if self.logits_processors:
+            parts += f" | logits processors {', '.join(self.logits_processors)}"
+        if self.grammar:
+            parts += f" | grammar {self.grammar}"
         wide = max(len(what) for what, *_ in self.table)
         value = max(len(text) for _, text, _ in self.table)
         return [
@@ -72,6 +78,8 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         runner=parts.runner.name,
         ops=parts.ops.name,
         proposer="" if parts.proposer is None else parts.proposer.spec.name,
+        logits_processors=tuple(each.spec.name for each in parts.processors),
+        grammar="" if build.grammars is None or parts.grammar is None else parts.grammar.name,
         page_size=build.memory.page_size,
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,

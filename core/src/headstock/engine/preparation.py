@@ -1,0 +1,93 @@
+"""From a request as it is submitted to one that a sampler can serve."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attrs import evolve, frozen
+
+from headstock.engine.request_checks import check_served
+from headstock.errors import RequestError
+from headstock.grammar import GrammarRows
+from headstock.scheduler import Plan, Request, State
+from headstock.spi import RunnerSpec
+from headstock.startup.build import EngineBuild
+from headstock.startup.grammars import explain_no_grammar
+from headstock.startup.processors import SelectedProcessor
+from headstock.startup.request_args import RequestArgs
+
+
+@frozen(eq=False)
+class RequestPreparation:
+    """Checks what requests ask of sampling, and adds what the sampler needs for it.
+
+    Any thread may check, prepare and drop requests.
+    grammars: None where no answer can have a form, as `why_no_grammar` says
+    """
+
+    vocab: int
+    runner: RunnerSpec
+    request_args: RequestArgs
+    processors: Sequence[SelectedProcessor]
+    grammars: GrammarRows | None
+    why_no_grammar: str
+
+    def check(self, request: Request) -> None:
+        """Raise RequestError when sampling cannot do what the request asks.
+
+        The form of an answer is compiled here, which may take seconds.
+        """
+        check_served(request, self.vocab, self.runner)
+        self.request_args.make(request.extra_args)
+        if request.params.structured_outputs is None:
+            return
+        if self.grammars is None:
+            raise RequestError(
+                f"structured_outputs cannot be served: {self.why_no_grammar}", "structured_outputs"
+            )
+        self.grammars.check_request(request)
+
+    def prepare(self, request: Request) -> Request:
+        """Return the request as the scheduler and the sampler take it.   raises: RequestError"""
+        # What is pooled is not sampled.
+        if self.processors and not request.pooling:
+            args = self.request_args.make(request.extra_args)
+            values = tuple(
+                each.make_values(args.get(each.spec.name), request.prompt, self.vocab)
+                for each in self.processors
+            )
+            request = evolve(request, processor_values=values)
+        if self.grammars is not None and request.params.structured_outputs is not None:
+            self.grammars.add_request(request)
+            # What may come next is known once the token before it is.
+            request = evolve(request, wait_for_sample=True)
+        return request
+
+    def follow(self, plan: Plan, state: State) -> None:
+        """Follow the tokens that led to `state`, and note what the plan admits."""
+        if self.grammars is not None:
+            self.grammars.advance(state)
+            self.grammars.track_admissions(plan, state)
+
+    def drop(self, request_id: str) -> None:
+        """Let go of a request that is to end, and may never have arrived."""
+        if self.grammars is not None:
+            self.grammars.drop_request(request_id)
+
+    def close(self) -> None:
+        """End what compiles the forms of answers."""
+        if self.grammars is not None:
+            self.grammars.close()
+
+
+def make_preparation(parts: EngineBuild) -> RequestPreparation:
+    """Make the preparation of an engine's requests."""
+    why = explain_no_grammar(parts.config, parts.parts.grammar)
+    return RequestPreparation(
+        parts.model.vocab,
+        parts.parts.runner,
+        parts.request_args,
+        parts.parts.processors,
+        parts.grammars,
+        parts.config.spell(why),
+    )
