@@ -19,7 +19,13 @@ from typing import Any
 
 from attrs import define, field, frozen
 
+import headstock_demo
+
 SUPPORT = Path(__file__).parent
+CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
+"""Of the demo model."""
+OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""The environment of clients that would ask a hub."""
 COMMAND = (
     "import sys; from headstock.cli.process import raise_on_sigterm\n"
     "from headstock.errors import HeadstockError\n"
@@ -173,6 +179,24 @@ def read_until_closed(connection: socket.socket) -> bytes:
         while chunk := connection.recv(1 << 16):
             data += chunk
     return data
+
+
+def split_events(data: bytes) -> list[dict[str, Any]]:
+    """The events of a raw response in chunks, which must be whole."""
+    head, _, rest = data.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 200"), head
+    body = b""
+    while rest:
+        size, _, rest = rest.partition(b"\r\n")
+        body, rest = body + rest[: int(size, 16)], rest[int(size, 16) + 2 :]
+    return Answer(200, {}, body).events
+
+
+def find_engine(server: Served) -> int:
+    """The id of the engine process."""
+    with open(f"/proc/{server.process.pid}/task/{server.process.pid}/children") as file:
+        (engine,) = map(int, file.read().split())
+    return engine
 
 
 @contextlib.contextmanager

@@ -15,6 +15,8 @@ import headstock_demo
 CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+OTHER = {"type": "function", "function": {"name": "g"}}
 QUESTION = {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}
 STORY = "Once upon a time"
 
@@ -241,13 +243,25 @@ def test_minus_infinity_is_a_number(server: Served) -> None:
         (TEXT, {"prompt": "a", "min_tokens": 99}, 400, "min_tokens"),
         (TEXT, {"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
         (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "model"),
+        (TEXT, {"prompt": "a", "user": "x" * 257}, 400, "user"),
+        (TEXT, {"prompt": "a", "extra_args": {"ban": 1}}, 400, "extra_args"),
+        (CHAT, QUESTION | {"extra_args": {"ban": 2**63}}, 400, "extra_args"),
         (CHAT, {"messages": []}, 400, "messages"),
         (CHAT, QUESTION | {"cache_salt": ""}, 400, "cache_salt"),
         (CHAT, {"messages": [{"role": "user", "content": "7" * 3500}]}, 400, "messages"),
         (CHAT, QUESTION | {"max_completion_tokens": 0}, 400, "max_completion_tokens"),
         (CHAT, QUESTION | {"logprobs": True, "top_logprobs": 21}, 400, "top_logprobs"),
-        (CHAT, QUESTION | {"tools": [{"type": "function"}]}, 400, "tools"),
-        (CHAT, QUESTION | {"response_format": {"type": "json_object"}}, 400, "response_format"),
+        (CHAT, QUESTION | {"tools": [{"type": "function"}]}, 400, "tools[0].function"),
+        (CHAT, QUESTION | {"tools": [FUNCTION]}, 400, "tools"),
+        (CHAT, QUESTION | {"tools": [FUNCTION] * 2}, 400, "tools"),
+        (CHAT, QUESTION | {"tool_choice": "required"}, 400, "tool_choice"),
+        (CHAT, QUESTION | {"tools": [FUNCTION], "tool_choice": OTHER}, 400, "tool_choice"),
+        (CHAT, QUESTION | {"reasoning_effort": "low"}, 400, "reasoning_effort"),
+        (CHAT, QUESTION | {"continue_final_message": True}, 400, "continue_final_message"),
+        (CHAT, QUESTION | {"response_format": {"type": "xml"}}, 400, "response_format.type"),
+        (CHAT, QUESTION | {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        (TEXT, {"prompt": "a", "structured_outputs": {}}, 400, "structured_outputs"),
+        (TEXT, {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages"),
     ],
     ids=lambda each: json.dumps(each)[:60] if isinstance(each, dict) else "",

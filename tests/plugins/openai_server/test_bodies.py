@@ -10,16 +10,19 @@ import pytest
 
 from headstock import SamplingParams
 from headstock_openai_server.api_errors import ApiError
-from headstock_openai_server.chat import make_messages
 from headstock_openai_server.completions import list_prompts
+from headstock_openai_server.conversations import make_messages
 from headstock_openai_server.decoding import decode_body
 from headstock_openai_server.sampling import make_chat_params, make_completion_params
 from headstock_openai_server.schema import (
     SAME,
     UNSERVED,
+    CalledFunction,
     ChatBody,
     ChatMessage,
     CompletionBody,
+    EmbeddingBody,
+    MessageToolCall,
     StreamOptions,
 )
 
@@ -61,7 +64,7 @@ def test_a_wrong_field_is_named(change: dict[str, Any], param: str, text: str) -
     [
         (b"", "not valid JSON"),
         (b"{", "not valid JSON"),
-        (b'{"tools": ' + b"[" * 200_000, "nested too deeply"),
+        (b'{"metadata": ' + b"[" * 200_000, "nested too deeply"),
         (b'{"messages": [], "temperature": NaN}', "not valid JSON"),
         (b'{"messages": [], "temperature": 1e999}', "temperature|JSON"),
         (b'{"messages": [], "n": 1' + b"0" * 5000 + b"}", "n is not valid|JSON"),
@@ -79,7 +82,11 @@ def test_a_body_that_is_no_request_is_refused(data: bytes, text: str) -> None:
 def test_each_field_that_is_not_served_is_refused_unless_it_changes_nothing(
     kind: type[msgspec.Struct],
 ) -> None:
-    required = {ChatBody: CHAT, CompletionBody: {"prompt": "hi"}}
+    required = {
+        ChatBody: CHAT,
+        CompletionBody: {"prompt": "hi"},
+        EmbeddingBody: {"input": "hi"},
+    }
 
     def body_with(name: str, value: object) -> tuple[dict[str, Any], type, str]:
         if kind is StreamOptions:
@@ -109,13 +116,23 @@ def test_roles_and_parts_that_are_not_served_are_named() -> None:
         assert caught.value.status == 400
         return f"{caught.value.param}: {caught.value.message}"
 
-    assert "messages[0].role: messages[0].role 'tool' is not" in refused(role="tool", content="x")
+    assert "messages[0].role: messages[0].role 'function' is" in refused(role="function")
+    assert "messages[0]: messages[0].content is missing; a tool's" in refused(role="tool")
     image = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]
     assert "messages[0].content[1].type 'image_url'" in refused(role="user", content=image)
     cached = [{"type": "text", "text": "see", "cache_control": {}}]
     assert "content[0].cache_control is not" in refused(role="user", content=cached)
     assert make_messages([ChatMessage(role="developer", content="x", reasoning="r")], 1) == [
-        {"role": "system", "content": "x", "reasoning_content": "r"}
+        {"role": "developer", "content": "x", "reasoning": "r"}
+    ]
+    function: Any = {"name": "f", "arguments": "{}"}
+    call: Any = MessageToolCall(id="a", function=CalledFunction(**function), index=0)
+    assert make_messages([ChatMessage(role="assistant", tool_calls=[call])], 1) == [
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [{"id": "a", "type": "function", "function": function}],
+        }
     ]
 
 
@@ -149,6 +166,8 @@ def test_sampling_fields_mean_what_the_parameters_of_their_names_mean() -> None:
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
         "allowed_token_ids": [5, 6],
+        "user": "ada",
+        "extra_args": {"a": [1, None]},
     }
     bias = {"logit_bias": {"7": 1.5}}
     body = decode_body(

@@ -52,6 +52,7 @@ def test_a_server_is_open_when_others_reach_it_without_a_key() -> None:
         (("--port", "65536"), "--port must be an integer from 0 to 65535, got 65536"),
         (("--metrics-prefix", "a-b"), "--metrics-prefix must be letters"),
         (("--served-model-name", ""), "--served-model-name must not be empty"),
+        (("--otlp-endpoint", "localhost"), "--otlp-endpoint must be an address that begins"),
         (("--apikey", "x"), "did you mean --api-key?"),
     ],
 )

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
 
-from headstock_openai_server.metrics import BETWEEN_TOKENS, TimeHistogram, name_series
+from headstock_openai_server.metrics import BETWEEN_TOKENS, Histogram, name_series
+
+MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))
 def test_a_histogram_counts_what_is_at_most_each_bound(seconds: list[float]) -> None:
-    histogram = TimeHistogram("a", "b", "m", BETWEEN_TOKENS)
+    histogram = Histogram("a", "b", "m", BETWEEN_TOKENS)
     for each in seconds:
         histogram.observe(each)
     (family,) = histogram.collect()
@@ -40,6 +45,11 @@ def test_requests_tokens_and_times_are_counted(server: Served) -> None:
         "headstock_output_tokens_total": 10.0,
         "headstock_prompt_tokens_total": 8.0,
         "headstock_inter_token_latency_seconds_count": 8.0,
+        "headstock_queue_seconds_count": 2.0,
+        "headstock_prefill_seconds_count": 2.0,
+        "headstock_decode_seconds_count": 2.0,
+        "headstock_request_prompt_tokens_sum": 8.0,
+        "headstock_request_output_tokens_sum": 10.0,
     }
     server.wait_for("headstock_requests_running", 0)
     before = {name: server.metric(name) for name in names if server.get("/metrics")}
@@ -55,3 +65,22 @@ def test_requests_tokens_and_times_are_counted(server: Served) -> None:
     pages = [server.metric(f"headstock_kv_pages_{kind}") for kind in ("live", "cached", "free")]
     assert pages[0] == 0 and sum(pages) == 128
     assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=")
+
+
+def test_the_board_and_the_alerts_ask_for_series_that_exist(server: Served) -> None:
+    text = server.get("/metrics").body.decode()
+    published = set(re.findall(r"^(headstock_\w+)", text, re.MULTILINE))
+    board = json.loads((MONITORING / "grafana.json").read_text())
+    alerts = yaml.safe_load((MONITORING / "alerts.yaml").read_text())
+    queries = [
+        *(target["expr"] for panel in board["panels"] for target in panel["targets"]),
+        *(each["query"] for each in board["templating"]["list"]),
+        *(rule["expr"] for rule in alerts["groups"][0]["rules"]),
+    ]
+    wanted = set(re.findall(r"headstock_\w+", " ".join(queries)))
+    assert len(wanted) > 20
+    assert wanted - published == set()
+    labels = {"model_name", "outcome", "kind", "status", "le"}
+    assert set(re.findall(r"(\w+)=~?\"", " ".join(queries))) <= labels
+    places = [tuple(panel["gridPos"][name] for name in "xy") for panel in board["panels"]]
+    assert len(places) == len(set(places)), "a panel would cover another"

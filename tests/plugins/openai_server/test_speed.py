@@ -1,9 +1,11 @@
-"""What a streamed token costs the HTTP process, beside an engine that costs nothing."""
+"""What a streamed token costs the HTTP process, and what many clients cost one another."""
 
 from __future__ import annotations
 
 import os
 import selectors
+import statistics
+import threading
 import time
 
 import pytest
@@ -50,3 +52,41 @@ def test_a_streamed_token_costs_40_us_at_32_streams_and_300_at_one() -> None:
         crowd = min(token_microseconds(server, 32, 3) for _ in range(3))
         alone = min(token_microseconds(server, 1, 3) for _ in range(3))
     assert (crowd <= 40, alone <= 300) == (True, True), (crowd, alone)
+
+
+CONCURRENCY = (1, 8, 32, 64)
+WHOLE = {"prompt": "Once upon a time", "max_tokens": 64, "ignore_eos": True}
+
+
+def throughput(server: Served, clients: int) -> float:
+    """Tokens a second of `clients` that each ask again when they are answered, over 4 seconds."""
+    end = time.monotonic() + 4
+
+    def ask(number: int) -> None:
+        while time.monotonic() < end:
+            # A prompt of its own, or the index would have it.
+            prompt = f"{number} {time.monotonic_ns()} {WHOLE['prompt']}"
+            assert server.post("/v1/completions", WHOLE | {"prompt": prompt}).status == 200
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(clients)]
+    before, began = server.metric("headstock_output_tokens_total"), time.monotonic()
+    for thread in threads:
+        thread.start()
+    time.sleep(max(0.0, end - time.monotonic()))
+    tokens, seconds = server.metric("headstock_output_tokens_total"), time.monotonic() - began
+    for thread in threads:
+        thread.join()
+    return (tokens - before) / seconds
+
+
+@pytest.mark.full
+@pytest.mark.alone
+def test_more_clients_never_cost_more_than_a_twentieth_of_the_throughput() -> None:
+    with serve("--num-pages", "2048", "--max-running-requests", "64") as server:
+        throughput(server, 8)  # warm
+        turns = [[throughput(server, clients) for clients in CONCURRENCY] for _ in range(3)]
+    rates = [statistics.median(of) for of in zip(*turns, strict=True)]
+    best = 0.0
+    for rate in rates:
+        assert rate >= 0.95 * best, dict(zip(CONCURRENCY, rates, strict=True))
+        best = max(best, rate)

@@ -47,7 +47,8 @@ class Bench:
 
     def __attrs_post_init__(self) -> None:
         metrics = SimpleNamespace(
-            observe_first_token=lambda seconds: None,
+            count_start=lambda seconds, queued: None,
+            count_answer=lambda prompt, output, seconds: None,
             observe_token_gap=lambda seconds: None,
             count_end=lambda outcome, seconds: self.ends.append(outcome),
         )

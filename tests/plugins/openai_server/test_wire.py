@@ -36,6 +36,8 @@ PARAMS = SamplingParams(
     logit_bias={3: -100.0, 5: 2.5},
     allowed_token_ids=(1, 2, 3),
     logprobs=4,
+    user="ada",
+    extra_args={"a": [1, None]},
 )
 
 
@@ -47,13 +49,19 @@ def test_a_request_arrives_with_every_field() -> None:
         min_tokens=2,
         stop_ids=(0, 2),
         priority=-4,
+        user="ada",
+        adapter="lora",
         namespace="salt",
         wait_for_sample=True,
         prompt_logprobs=True,
+        extra_args={"a": [1, None]},
+        pooling="mean",
         params=PARAMS,
     )
     plain = Request(id="", prompt=np.zeros(1, np.int32), max_tokens=1)
-    names = [each.name for each in fields(Request)]
+    # Values of processors are made where the engine is.
+    made = {"processor_values"}
+    names = [each.name for each in fields(Request) if each.init and each.name not in made]
     assert names == list(WireRequest.__struct_fields__), "a new field needs its place in a message"
     decoder = msgspec.msgpack.Decoder(WireRequest)
     found = unpack_request(decoder.decode(msgspec.msgpack.encode(pack_request(request))))
@@ -84,10 +92,13 @@ def test_an_update_arrives_with_every_field() -> None:
         error="none",
         cached_tokens=16,
         preemptions=1,
+        queue_seconds=0.5,
+        embedding=(0.25, -1.0),
     )
     assert [each.name for each in fields(Update)] == list(WireUpdate.__struct_fields__)
     data = msgspec.msgpack.encode(pack_update(update))
-    assert unpack_update(msgspec.msgpack.Decoder(WireUpdate).decode(data)) == update
+    found = unpack_update(msgspec.msgpack.Decoder(WireUpdate).decode(data))
+    assert found == update and found.queue_seconds == 0.5
     assert update != Update(id="3")
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import MutableMapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import MutableMapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import msgspec
@@ -12,9 +14,13 @@ from attrs import frozen
 from starlette.responses import Response
 
 from headstock_openai_server.event_stream import EventStream, StreamFormat
-from headstock_openai_server.generation import Generation
+from headstock_openai_server.generation import Generation, Piece
 from headstock_openai_server.responses import Answer, Chunk, PromptTokensDetails, Usage
 from headstock_openai_server.schema import SamplingBody
+
+if TYPE_CHECKING:
+    from headstock.requests import PromptRequest
+    from headstock_openai_server.service import Service
 
 ENCODER = msgspec.json.Encoder()
 
@@ -85,6 +91,53 @@ class UsageReport:
         )
 
 
+class ChunkStream(ABC):
+    """Writes the chunks of chats or completions: each has the identity, and usage as asked for."""
+
+    def __init__(self, identity: Identity, usage: UsageReport, kind: str) -> None:
+        self.usage = usage
+        self.identity = identity
+        self.kind = kind
+        self.make_chunk = partial(
+            Chunk, id=identity.id, object=kind, created=identity.created, model=identity.model
+        )
+
+    def open_stream(self) -> bytes:
+        """Nothing, unless answers begin with something."""
+        return b""
+
+    def write_pieces(self, pieces: list[Piece]) -> bytes:
+        """A chunk for each answer that has news, and one more where it ends."""
+        return b"".join(map(self.write_piece, pieces))
+
+    @abstractmethod
+    def write_piece(self, piece: Piece) -> bytes:
+        """The chunks of what is new of one answer."""
+
+    def close_stream(self) -> bytes:
+        """The usage, if it was asked for."""
+        return self.usage.write_last(self.identity, self.kind)
+
+    def write_choice(self, choice: Answer) -> bytes:
+        """A chunk of one answer."""
+        return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))
+
+
+async def wait_for_answers(
+    service: Service,
+    prompt_requests: Sequence[PromptRequest],
+    body: SamplingBody,
+    record: MutableMapping[str, object],
+) -> UsageReport:
+    """Run requests to their ends; their usage.   raises: ApiError, RequestError, EngineDied"""
+    async with service.open_generation(prompt_requests, streams=False) as generation:
+        try:
+            await generation.collect()
+        finally:
+            note_generation(record, generation)
+        return UsageReport(generation, body)
+
+
 class LoggedStream(EventStream):
     """An event stream whose line in the access log has its tokens."""
 
@@ -114,6 +167,8 @@ def note_generation(record: MutableMapping[str, object], generation: Generation)
     if firsts and None not in firsts:
         first = min(second for second in firsts if second is not None)
         record["ttft_ms"] = round(1000 * (first - generation.arrival), 1)
+        queued = max(each.metrics.queue_seconds or 0.0 for each in generation.prompt_requests)
+        record["queue_ms"] = round(1000 * queued, 1)
 
 
 def json_response(answer: Answer) -> Response:

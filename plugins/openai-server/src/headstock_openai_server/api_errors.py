@@ -11,6 +11,7 @@ from headstock import (
     EngineDied,
     HeadstockError,
     ModelError,
+    NotSupported,
     RequestError,
     UsageError,
 )
@@ -96,6 +97,8 @@ def translate_error(error: Exception) -> ApiError:
             return error
         case BusyError():
             return busy(str(error))
+        case NotSupported():
+            return refuse(str(error), error.parameter, "unsupported")
         case CapacityError() | RequestError():
             return refuse(str(error), error.parameter)
         case EngineDied():

@@ -25,11 +25,15 @@ from headstock.logs import log_event
 from headstock_openai_server.access_log import AccessLog
 from headstock_openai_server.answering import RECORD, json_response
 from headstock_openai_server.api_errors import ApiError, translate_error
-from headstock_openai_server.chat import answer_chat, make_messages
+from headstock_openai_server.chat import answer_chat
 from headstock_openai_server.completions import answer_completion
+from headstock_openai_server.conversations import make_conversation
 from headstock_openai_server.decoding import read_body
+from headstock_openai_server.embeddings import answer_embeddings
 from headstock_openai_server.generation import ClientGoneError
+from headstock_openai_server.live import make_live_view
 from headstock_openai_server.openapi import make_document
+from headstock_openai_server.page import render_page
 from headstock_openai_server.responses import (
     DetokenizeAnswer,
     Health,
@@ -40,21 +44,24 @@ from headstock_openai_server.responses import (
 )
 from headstock_openai_server.schema import DetokenizeBody, TokenizeBody
 from headstock_openai_server.service import Service
+from headstock_openai_server.tracing import RequestTracer
 
 LOG = logging.getLogger("headstock.serve")
 
-OPEN_PATHS = ("/health",)
-"""Paths that need no key."""
+OPEN_PATHS = ("/", "/health")
+"""Paths that need no key. The page has no secret: what it shows, it asks for with one."""
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-QUIET_PATHS = ("/health", "/metrics")
-"""Paths that probes ask every few seconds; they have no line in the access log."""
+QUIET_PATHS = ("/health", "/live", "/metrics")
+"""Paths that probes and pages ask every few seconds; they have no line in the access log."""
 CLIENT_GONE = 499
 """What the access log says of a client that left before its answer began."""
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
 
-def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
+def make_app(
+    service: Service, access_log: AccessLog, tracer: RequestTracer | None = None
+) -> ASGIApp:
     """The application of a server."""
 
     def route(path: str, method: str, endpoint: Endpoint) -> Route:
@@ -80,6 +87,7 @@ def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
         [
             route("/v1/chat/completions", "POST", answer_chat),
             route("/v1/completions", "POST", answer_completion),
+            route("/v1/embeddings", "POST", answer_embeddings),
             route("/v1/models", "GET", list_models),
             # A hub id has a slash.
             route("/v1/models/{id:path}", "GET", show_model),
@@ -89,11 +97,14 @@ def make_app(service: Service, access_log: AccessLog) -> ASGIApp:
             route("/version", "GET", show_version),
             route("/metrics", "GET", show_metrics),
             route("/openapi.json", "GET", show_document),
+            route("/live", "GET", show_live),
+            route("/", "GET", show_page),
         ],
         redirect_slashes=False,  # it would build an address out of the Host header
     )
     # Not a Starlette: that answers an unknown error itself, also one that says the client has gone.
-    return Gate(ExceptionMiddleware(router, {HTTPException: refuse_http}), service, access_log)
+    app = ExceptionMiddleware(router, {HTTPException: refuse_http})
+    return Gate(app, service, access_log, tracer)
 
 
 def error_response(error: ApiError) -> Response:
@@ -134,12 +145,8 @@ async def tokenize(service: Service, request: Request) -> Response:
 
     def encode() -> list[int]:
         if body.messages is not None:
-            prompt = session.input_processor.render_chat(
-                make_messages(body.messages, service.settings.max_messages),
-                add_generation_prompt=body.add_generation_prompt is not False,
-                template_kwargs=body.chat_template_kwargs,
-            )
-            return list(prompt.tokens)
+            conversation = make_conversation(body, body.messages, service.settings.max_messages)
+            return list(session.input_processor.render_chat(conversation).tokens)
         add_special = body.add_special_tokens is not False
         return session.tokenizer.encode(body.prompt or "", add_special_tokens=add_special)
 
@@ -211,6 +218,18 @@ async def show_document(service: Service, request: Request) -> Response:
     return Response(json.dumps(document), media_type="application/json")
 
 
+async def show_live(service: Service, request: Request) -> Response:
+    """`GET /live`: the counts of now, and what the engine held when it was last asked."""
+    stats = service.session.engine.stats()
+    service.loop.request_snapshot()
+    return json_response(make_live_view(stats, service.metrics, service.loop.snapshot))
+
+
+async def show_page(service: Service, request: Request) -> Response:
+    """`GET /`: the chat and the live view."""
+    return render_page()
+
+
 class Gate:
     """What every request passes: it has an id, a key is checked, its line is logged, and no error
     gets out.
@@ -219,10 +238,17 @@ class Gate:
     # Plain ASGI: Starlette's middleware class costs 36 us for each chunk of a stream, and hides
     # that the client has gone.
 
-    def __init__(self, app: ASGIApp, service: Service, access_log: AccessLog) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        access_log: AccessLog,
+        tracer: RequestTracer | None,
+    ) -> None:
         self.app = app
         self.service = service
         self.access_log = access_log
+        self.tracer = tracer
         self.keys = [key.encode() for key in service.settings.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -288,6 +314,11 @@ class Gate:
             "ms": round(1000 * seconds, 1),
         }
         self.access_log.write(json.dumps(line))
+        if self.tracer is not None:
+            headers = {
+                name.decode("latin-1"): each.decode("latin-1") for name, each in scope["headers"]
+            }
+            self.tracer.add_span(scope["path"], headers, line, seconds)
 
 
 def read_request_id(scope: Scope) -> bytes:

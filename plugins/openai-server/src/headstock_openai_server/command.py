@@ -58,8 +58,14 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     from headstock_openai_server.process_start import PROCESS_MODULE
     from headstock_openai_server.server import ServerProcess, listen
     from headstock_openai_server.service import Service
+    from headstock_openai_server.tracing import RequestTracer
 
     access_log = AccessLog(settings.access_log)
+    tracer = (
+        RequestTracer(settings.otlp_endpoint, settings.model_names[0])
+        if settings.otlp_endpoint
+        else None
+    )
     listener = listen(settings)
     host, port = listener.getsockname()[:2]
     print_note(f"listening on {format_address(host, port)}, loading {resolved.engine.model}")
@@ -76,6 +82,7 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
             service,
             access_log,
             listener,
+            tracer=tracer,
             engine_module=engine_module or PROCESS_MODULE,
             log_levels=(resolved.engine.log_level, "WARNING" if is_quiet else "NOTSET"),
         )
@@ -109,6 +116,8 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     finally:
         access_log.close()
         listener.close()
+        if tracer is not None:
+            tracer.close()
     return 0
 
 

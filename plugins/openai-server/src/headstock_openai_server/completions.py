@@ -14,21 +14,20 @@ from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
 from headstock_openai_server.answering import (
     RECORD,
+    ChunkStream,
     Identity,
     LoggedStream,
     UsageReport,
-    encode_event,
     json_response,
     make_identity,
-    note_generation,
+    wait_for_answers,
 )
 from headstock_openai_server.api_errors import refuse
 from headstock_openai_server.decoding import read_body
 from headstock_openai_server.event_stream import run_for_client
-from headstock_openai_server.generation import Generation, Piece
+from headstock_openai_server.generation import Piece
 from headstock_openai_server.logprobs import CompletionLogprobWriter, LogprobTable
 from headstock_openai_server.responses import (
-    Chunk,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
@@ -63,20 +62,24 @@ async def answer_completion(service: Service, request: Request) -> Response:
         return await run_for_client(request, whole)
 
 
-def list_prompts(prompt: str | list[str | int | list[int]], most: int) -> list[str | list[int]]:
-    """The prompts: one text, one list of ids, or several of either.   raises: ApiError"""
+def list_prompts(
+    prompt: str | list[str | int | list[int]], most: int, name: str = "prompt"
+) -> list[str | list[int]]:
+    """The prompts: one text, one list of ids, or several of either.
+
+    name: of the field that has them
+    raises: ApiError
+    """
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise refuse("prompt is an empty list; give at least one prompt", "prompt")
+        raise refuse(f"{name} is an empty list; give at least one", name)
     if all(isinstance(each, int) for each in prompt):
         return [[each for each in prompt if isinstance(each, int)]]
     if len(prompt) > most:
-        raise refuse(f"prompt has {len(prompt)} entries; at most {most} are taken", "prompt")
+        raise refuse(f"{name} has {len(prompt)} entries; at most {most} are taken", name)
     if len({type(each) for each in prompt}) > 1:
-        raise refuse(
-            "prompt mixes forms; give texts, or lists of token ids, or token ids", "prompt"
-        )
+        raise refuse(f"{name} mixes forms; give texts, or lists of token ids, or token ids", name)
     return [each for each in prompt if not isinstance(each, int)]
 
 
@@ -159,25 +162,19 @@ async def complete_prompts(
     record: dict[str, object],
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
-    async with service.open_generation(prompt_requests, streams=False) as generation:
-        try:
-            await generation.collect()
-        finally:
-            note_generation(record, generation)
-        # Long prompts with log-probabilities take many milliseconds to write out.
-        make = partial(make_choices, service, body, prompt_requests)
-        choices = await asyncio.to_thread(make) if body.echo else make()
-        usage = UsageReport(generation, body)
-        usage.drops_output = body.max_tokens == 0
-        return json_response(
-            Completion(
-                id=identity.id,
-                created=identity.created,
-                model=identity.model,
-                choices=choices,
-                usage=usage.count(),
-            )
+    usage = await wait_for_answers(service, prompt_requests, body, record)
+    usage.drops_output = body.max_tokens == 0
+    # Long prompts with log-probabilities take many milliseconds to write out.
+    make = partial(make_choices, service, body, prompt_requests)
+    return json_response(
+        Completion(
+            id=identity.id,
+            created=identity.created,
+            model=identity.model,
+            choices=await asyncio.to_thread(make) if body.echo else make(),
+            usage=usage.count(),
         )
+    )
 
 
 def make_choices(
@@ -200,42 +197,28 @@ def make_choices(
     return choices
 
 
-class CompletionStream:
+class CompletionStream(ChunkStream):
     """Writes the chunks of completions: text, and a chunk without text that has the reason."""
 
     def __init__(
         self, service: Service, identity: Identity, body: CompletionBody, usage: UsageReport
     ) -> None:
-        self.usage = usage
-        self.identity = identity
-        generation: Generation = usage.generation
+        super().__init__(identity, usage, OBJECT)
         self.texts = {
             choice: ChoiceText(service, body, prompt_request)
-            for choice, prompt_request in generation.choices.values()
+            for choice, prompt_request in usage.generation.choices.values()
         }
-        self.make_chunk = partial(
-            Chunk,
-            id=identity.id,
-            object=OBJECT,
-            created=identity.created,
-            model=identity.model,
-        )
 
-    def open_stream(self) -> bytes:
-        """Nothing: there is no role."""
-        return b""
-
-    def write_pieces(self, pieces: list[Piece]) -> bytes:
-        """A chunk for each answer that has news, and one more where it ends."""
-        return b"".join(map(self._write_piece, pieces))
-
-    def _write_piece(self, piece: Piece) -> bytes:
+    def write_piece(self, piece: Piece) -> bytes:
+        """The chunks of what is new of one answer."""
         output, events = piece.output, b""
         text, logprobs = self.texts[piece.choice].add_output(output)
         if text or (logprobs is not None and logprobs.tokens):
-            events = self._write(CompletionChoice(index=piece.choice, text=text, logprobs=logprobs))
+            events = self.write_choice(
+                CompletionChoice(index=piece.choice, text=text, logprobs=logprobs)
+            )
         if output.finish_reason is not None:
-            events += self._write(
+            events += self.write_choice(
                 CompletionChoice(
                     index=piece.choice,
                     text="",
@@ -244,10 +227,3 @@ class CompletionStream:
                 )
             )
         return events
-
-    def close_stream(self) -> bytes:
-        """The usage, if it was asked for."""
-        return self.usage.write_last(self.identity, OBJECT)
-
-    def _write(self, choice: CompletionChoice) -> bytes:
-        return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))

@@ -16,26 +16,27 @@ import socket
 import sys
 import threading
 import time
+from functools import partial
 from typing import Any
-
-import msgspec
 
 from headstock import CapacityError, EngineConfig, EngineDied, HeadstockError, RequestError
 from headstock.config import Surface
+from headstock.engine import engine as core_engine
 from headstock.errors import describe_error
 from headstock.logs import log_event, show_logs
 from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
+from headstock_openai_server.form_queue import FormQueue
 from headstock_openai_server.messages import (
-    INVALID,
     Abort,
     Accepted,
     Close,
     Failed,
-    FrameReader,
     FromEngine,
+    Inspect,
     Message,
+    MessageReader,
     Progress,
     Ready,
     Refused,
@@ -51,6 +52,7 @@ from headstock_openai_server.messages import (
     record_fields,
     unpack_request,
 )
+from headstock_openai_server.snapshot import take_snapshot
 
 LOG = logging.getLogger("headstock.serve")
 
@@ -69,9 +71,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self.socket = sock
         self.lock = threading.Lock()
-        self.reader = FrameReader()
-        self.decoder = msgspec.msgpack.Decoder(ToEngine)
-        self.frames: list[bytes] = []
+        self.reader: MessageReader[ToEngine] = MessageReader(ToEngine)
+        self.messages: list[ToEngine] = []
         # Not a shutdown of the socket: what is on its way to the other end would be lost there.
         self.wake_reader, self.wake_writer = os.pipe()
 
@@ -82,24 +83,15 @@ class Channel:
             self.socket.sendall(frame)
 
     def receive(self) -> ToEngine | None:
-        """The next message; None at the end of the stream or after `stop_receiving`.
-
-        An invalid one is logged and dropped.
-        """
-        while True:
-            while not self.frames:
-                watched = [self.socket.fileno(), self.wake_reader]
-                ready, _, _ = select.select(watched, [], [])
-                data = b"" if self.wake_reader in ready else self.socket.recv(CHUNK)
-                if not data:
-                    return None
-                self.frames = list(self.reader.feed(data))
-            try:
-                message: ToEngine = self.decoder.decode(self.frames.pop(0))
-            except INVALID as error:
-                LOG.error(log_event("a message was dropped", reason=describe_error(error)))
-                continue
-            return message
+        """The next message; None at the end of the stream or after `stop_receiving`."""
+        while not self.messages:
+            watched = [self.socket.fileno(), self.wake_reader]
+            ready, _, _ = select.select(watched, [], [])
+            data = b"" if self.wake_reader in ready else self.socket.recv(CHUNK)
+            if not data:
+                return None
+            self.messages = list(self.reader.feed(data))
+        return self.messages.pop(0)
 
     def stop_receiving(self) -> None:
         """Have `receive` return None, from any thread."""
@@ -121,6 +113,8 @@ class StepReporter:
         self.engine: StartedEngine | None = None
         self.loop: EngineLoop | None = None
         self.stats_due = 0.0
+        # Set by the thread that receives, cleared by the engine's.
+        self.wants_snapshot = False
 
     def add_update(self, update: Update) -> None:
         """Note an update; the sink of every request."""
@@ -140,6 +134,9 @@ class StepReporter:
                 self.stats_due = now + STATS_SECONDS
                 counts = record_fields(self.engine.stats())
                 self.channel.send(Stats({name: int(count) for name, count in counts.items()}))
+            if self.wants_snapshot and isinstance(self.engine, core_engine.Engine):
+                self.wants_snapshot = False
+                self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
         except (OSError, EngineDied):  # the server has gone, or the loop ends
             self.channel.stop_receiving()
 
@@ -213,20 +210,26 @@ def serve_engine(
         )
     )
     reporter.engine, reporter.loop = engine, loop
+    forms = FormQueue(channel.send, loop)
     code = 0
     while True:
         message = channel.receive()
         match message:
             case None | Close():
                 break
+            case Submit() if forms.has_form(message):
+                forms.submit(message, partial(submit_batch, message, engine, loop, reporter))
             case Submit():
                 channel.send(submit_batch(message, engine, loop, reporter))
             case Abort(ids=ids):
+                forms.note_aborts(ids)
                 for request_id in ids:
                     loop.abort(request_id)
             case ResetPrefixCache():
                 with contextlib.suppress(EngineDied):
                     loop.reset_prefix_cache()
+            case Inspect():
+                reporter.wants_snapshot = True
             case Start():
                 LOG.error(log_event("a message was dropped", reason="the engine runs already"))
     # A thread in C ends the process if a device hangs, whoever holds the interpreter.
@@ -239,6 +242,7 @@ def serve_engine(
             channel.send(Failed("EngineDied", str(error)))
     loop.close()
     engine.close()
+    forms.close()
     return code
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from attrs import frozen
+from attrs import define, frozen
 
+from headstock.logs import log_event
 from headstock.outputs import CompletionOutput, Update
 from headstock.requests import PromptRequest
 from headstock.text import join_pieces
@@ -17,12 +19,23 @@ from headstock_openai_server.api_errors import ApiError
 if TYPE_CHECKING:
     from headstock_openai_server.service import Service
 
+LOG = logging.getLogger("headstock.serve")
+
 LONG_PROMPT = 256
 """Tokens from which the log-probabilities of a prompt are written out on another thread."""
 
 
 class ClientGoneError(Exception):
     """The client has closed its connection; nothing can be answered."""
+
+
+@define
+class Progress:
+    """How far one choice is: the seconds of its first and latest token, and its tokens."""
+
+    first: float
+    last: float
+    num_tokens: int
 
 
 @frozen
@@ -71,7 +84,7 @@ class Generation:
         self.num_output_tokens = 0
         self.finish_reasons: list[str] = []
         self.arrival = self.last_news = time.monotonic()
-        self.last_update: dict[str, float] = {}
+        self.progress: dict[str, Progress] = {}
         self.send_began: float | None = None
         self.last_sent = self.arrival
         self.abort_connection: Callable[[], None] = lambda: None
@@ -98,8 +111,7 @@ class Generation:
             for request in prompt_request.requests:
                 prompt_request.mark_submitted(request, self.arrival)
                 requests.append(request)
-        # Stop strings end an answer here, so they must be seen at once.
-        must_stream = self.streams or any(each.params.stop for each in self.prompt_requests)
+        must_stream = self.streams or any(each.must_stream for each in self.prompt_requests)
         await self.service.loop.submit_batch(requests, self.on_update, stream_tokens=must_stream)
 
     def on_update(self, update: Update) -> None:
@@ -112,13 +124,16 @@ class Generation:
 
     def _note_tokens(self, update: Update, now: float) -> None:
         """Count tokens and times for the metrics."""
-        metrics, last = self.service.metrics, self.last_update.get(update.id)
-        if last is None:
+        metrics, progress = self.service.metrics, self.progress.get(update.id)
+        if progress is None:
             self.service.waiting_tokens -= self.unstarted.pop(update.id, 0)
-            metrics.observe_first_token(now - self.arrival)
-        elif self.streams:
-            metrics.observe_token_gap(now - last)
-        self.last_update[update.id] = now
+            metrics.count_start(now - self.arrival, update.queue_seconds or 0.0)
+            self.progress[update.id] = Progress(now, now, len(update.tokens))
+            return
+        if self.streams:
+            metrics.observe_token_gap(now - progress.last)
+        progress.last = now
+        progress.num_tokens += len(update.tokens)
 
     def stop(self, error: Exception) -> None:
         """Have `next_pieces` raise `error`; a later one changes nothing."""
@@ -158,8 +173,8 @@ class Generation:
             for id, pieces in outputs.items()
         ]
 
-    async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
-        """What the update adds to its completion.   raises: ApiError"""
+    def check_update(self, update: Update) -> None:
+        """Raise ApiError when the update ends its request without an answer."""
         if update.finish_reason == "error":
             raise ApiError(
                 500,
@@ -169,6 +184,10 @@ class Generation:
             )
         if update.finish_reason == "abort":
             raise ApiError(503, "the server is ending", code="shutting_down")
+
+    async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
+        """What the update adds to its completion.   raises: ApiError"""
+        self.check_update(update)
         _, prompt_request = self.choices[update.id]
         if self.streams and update.cached_tokens is None and update.finish_reason is None:
             # Most updates: nothing but text, of which nothing is kept. It saves half of the time.
@@ -184,15 +203,31 @@ class Generation:
     def _count_output(
         self, update: Update, output: CompletionOutput, seconds: float
     ) -> CompletionOutput:
-        """`output`, which `update` gave, after its tokens and its end are counted."""
+        """`output`, which `update` gave, after its tokens and its end are counted.
+
+        raises: ApiError
+        """
         self.num_output_tokens += len(output.token_ids)
+        if output.finish_reason == "error":  # the engine's are caught before: a broken tool parser
+            LOG.error(log_event("an answer failed", reason=output.error))
+            raise ApiError(500, "the tool parser failed on this answer", code="tool_parser_failed")
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason)
             self._end_choice(update.id)
-            if update.finish_reason is None:  # a stop string, which the engine knows nothing of
+            # A stop string or a call of a tool, which the engine knows nothing of.
+            if update.finish_reason is None:
                 self.service.loop.drop([update.id])
             self.service.metrics.count_end(output.finish_reason, seconds - self.arrival)
+            self._count_answer(update.id, seconds)
         return output
+
+    def _count_answer(self, request_id: str, seconds: float) -> None:
+        """Count the tokens of a choice that ended well, and the time that they took."""
+        progress, prompt_request = self.progress.get(request_id), self.choices[request_id][1]
+        if progress is not None:
+            self.service.metrics.count_answer(
+                len(prompt_request.prompt.tokens), progress.num_tokens, seconds - progress.first
+            )
 
     def _end_choice(self, request_id: str) -> None:
         self.live.discard(request_id)

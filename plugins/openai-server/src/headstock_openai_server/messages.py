@@ -5,17 +5,24 @@ One message is a frame: its length in 4 bytes, big-endian, and msgpack. Nothing 
 
 from __future__ import annotations
 
+import logging
 import struct
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 import numpy as np
 from attrs import asdict, fields
 
-from headstock import SamplingParams
+from headstock import SamplingParams, StructuredOutputsParams
+from headstock.errors import describe_error
+from headstock.logs import log_event
 from headstock.outputs import TokenLogprob, Update
-from headstock.scheduler import Request
+from headstock.scheduler import PoolingKind, Request
+
+LOG = logging.getLogger("headstock.serve")
+
+AnyMessage = TypeVar("AnyMessage")
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
@@ -35,9 +42,13 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     min_tokens: int
     stop_ids: tuple[int, ...]
     priority: int
+    user: str
+    adapter: str
     namespace: str
     wait_for_sample: bool
     prompt_logprobs: bool
+    extra_args: dict[str, Any] | None
+    pooling: PoolingKind
     params: dict[str, Any]
 
 
@@ -57,6 +68,8 @@ class WireUpdate(msgspec.Struct, array_like=True, frozen=True):
     error: str | None
     cached_tokens: int | None
     preemptions: int
+    queue_seconds: float | None
+    embedding: tuple[float, ...] | None
 
 
 class Start(Message, frozen=True):
@@ -84,6 +97,10 @@ class Abort(Message, frozen=True):
 
 class ResetPrefixCache(Message, frozen=True):
     """Empty the prefix index."""
+
+
+class Inspect(Message, frozen=True):
+    """Send a `Snapshot` after the next step; several that wait for one step get one."""
 
 
 class Close(Message, frozen=True):
@@ -144,11 +161,48 @@ class Stats(Message, frozen=True):
     counts: dict[str, int]
 
 
+class Lane(msgspec.Struct, array_like=True, frozen=True):
+    """A request in a snapshot: the tokens of its prompt, those of them that were cached, those
+    that are computed, and those that are known.
+    """
+
+    id: str
+    prompt: int
+    cached: int
+    computed: int
+    known: int
+
+
+class TreeNode(msgspec.Struct, array_like=True, frozen=True):
+    """Pages in a row that the same requests share; the parent's index, -1 for none."""
+
+    parent: int
+    pages: int
+    requests: int
+
+
+class Snapshot(Message, frozen=True):
+    """What an engine holds at one moment.
+
+    running, waiting: the first of them; num_running, num_waiting: all
+    page_maps: by KV group, a digit for each page: 0 free, 1 cached, 2 live, 3 shared
+    tree: the prefixes that running requests share, parents before children
+    """
+
+    running: list[Lane]
+    waiting: list[Lane]
+    num_running: int
+    num_waiting: int
+    page_size: int
+    page_maps: list[bytes]
+    tree: list[TreeNode]
+
+
 INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no message."""
 
-ToEngine = Start | Submit | Abort | ResetPrefixCache | Close
-FromEngine = Progress | Ready | Failed | Accepted | Refused | Step | Stats
+ToEngine = Start | Submit | Abort | ResetPrefixCache | Inspect | Close
+FromEngine = Progress | Ready | Failed | Accepted | Refused | Step | Stats | Snapshot
 
 
 class FrameReader:
@@ -173,6 +227,26 @@ class FrameReader:
         del self.buffer[:start]
 
 
+class MessageReader(Generic[AnyMessage]):
+    """Reads the messages of type `kind` out of a stream of bytes; an invalid one is logged and
+    dropped.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.frames = FrameReader()
+        self.decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(kind)
+
+    def feed(self, data: bytes) -> Iterator[AnyMessage]:
+        """Each message that `data` completes.   raises: ValueError for a stream out of step"""
+        for frame in self.frames.feed(data):
+            try:
+                message = self.decoder.decode(frame)
+            except INVALID as error:
+                LOG.error(log_event("a message was dropped", reason=describe_error(error)))
+                continue
+            yield message
+
+
 def encode_frame(message: Message) -> bytes:
     """The frame of a message."""
     content = msgspec.msgpack.encode(message)
@@ -188,9 +262,13 @@ def pack_request(request: Request) -> WireRequest:
         request.min_tokens,
         request.stop_ids,
         request.priority,
+        request.user,
+        request.adapter,
         request.namespace,
         request.wait_for_sample,
         request.prompt_logprobs,
+        None if request.extra_args is None else dict(request.extra_args),
+        request.pooling,
         _list_changes(request.params),
     )
 
@@ -199,10 +277,15 @@ def _list_changes(params: SamplingParams) -> dict[str, Any]:
     """The parameters that differ from their defaults."""
     plain = SamplingParams()
     return {
-        field.name: getattr(params, field.name)
+        field.name: _as_plain(getattr(params, field.name))
         for field in fields(SamplingParams)
         if getattr(params, field.name) != getattr(plain, field.name)
     }
+
+
+def _as_plain(value: Any) -> Any:
+    """The value of a parameter as msgpack knows it."""
+    return value.as_dict() if isinstance(value, StructuredOutputsParams) else value
 
 
 def unpack_request(wire: WireRequest) -> Request:
@@ -214,9 +297,13 @@ def unpack_request(wire: WireRequest) -> Request:
         min_tokens=wire.min_tokens,
         stop_ids=wire.stop_ids,
         priority=wire.priority,
+        user=wire.user,
+        adapter=wire.adapter,
         namespace=wire.namespace,
         wait_for_sample=wire.wait_for_sample,
         prompt_logprobs=wire.prompt_logprobs,
+        extra_args=wire.extra_args,
+        pooling=wire.pooling,
         params=SamplingParams(**wire.params),
     )
 
@@ -236,6 +323,8 @@ def pack_update(update: Update) -> WireUpdate:
         update.error,
         update.cached_tokens,
         update.preemptions,
+        update.queue_seconds,
+        update.embedding,
     )
 
 
@@ -259,6 +348,8 @@ def unpack_update(wire: WireUpdate) -> Update:
         error=wire.error,
         cached_tokens=wire.cached_tokens,
         preemptions=wire.preemptions,
+        queue_seconds=wire.queue_seconds,
+        embedding=wire.embedding,
     )
 
 

@@ -33,6 +33,14 @@ END_TO_END = (
     *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
 """Upper bounds in seconds: vLLM's, so that boards fit, and smaller ones for small models."""
+TOKENS = (
+    *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0),
+    *(20_000.0, 50_000.0, 100_000.0, 200_000.0, 500_000.0, 1_000_000.0),
+)
+"""Upper bounds in tokens."""
+
+OUTCOMES = ("stop", "length", "abort", "error")
+"""How an answer can end."""
 
 VLLM = "vllm"
 """The prefix under which series also have vLLM's names."""
@@ -44,6 +52,7 @@ GAUGES = (
     ("kv_pages_live", "kv_pages_live", "KV pages that requests hold"),
     ("kv_pages_cached", "kv_pages_cached", "KV pages that the prefix index alone holds"),
     ("kv_pages_free", "kv_pages_free", "KV pages that nothing holds"),
+    ("engine_silence_seconds", "engine_silence_seconds", "seconds since the engine said anything"),
 )
 COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "prompt tokens of ended requests"),
@@ -52,8 +61,15 @@ COUNTERS = (
     ("preemptions", "num_preemptions", "preempted requests"),
     ("engine_steps", "engine_steps", "scheduling steps"),
     ("failed_requests", "corrupted_requests", "requests whose step failed, or was not finite"),
+    ("draft_tokens", "spec_decode_num_draft_tokens", "drafts that were verified"),
+    ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "those that were right"),
 )
 """Our name, vLLM's name, and the meaning."""
+PREFIX_COUNTERS = (
+    ("prompt_tokens", "prefix_cache_queries", "prompt tokens that were looked up"),
+    ("cached_prompt_tokens", "prefix_cache_hits", "those from the prefix index"),
+)
+"""What vLLM counts under two names; served under its prefix alone."""
 
 
 class EngineCollector(Collector):
@@ -85,9 +101,22 @@ class EngineCollector(Collector):
             "preemptions": stats.preemptions,
             "engine_steps": stats.steps,
             "failed_requests": stats.failed,
+            "draft_tokens": stats.draft_tokens,
+            "accepted_draft_tokens": stats.accepted_draft_tokens,
+            "engine_silence_seconds": self.service.silence,
         }
         yield from self._make_families(GaugeMetricFamily, GAUGES, values)
         yield from self._make_families(CounterMetricFamily, COUNTERS, values)
+        if self.prefix == VLLM:
+            yield from self._make_families(CounterMetricFamily, PREFIX_COUNTERS, values)
+        steps = CounterMetricFamily(
+            self._name("device_steps", "device_steps"),
+            "steps of the device: replayed as a CUDA graph, or eager",
+            labels=["model_name", "kind"],
+        )
+        steps.add_metric([self.model, "replayed"], stats.replayed_steps)
+        steps.add_metric([self.model, "eager"], stats.executed_steps - stats.replayed_steps)
+        yield steps
         info = InfoMetricFamily(f"{self.prefix}_engine", "what serves the model")
         parts = ("attention", "cache", "scheduler", "runner", "ops", "device", "dtype", "kv_dtype")
         facts = {name: str(getattr(summary, name)) for name in parts}
@@ -121,8 +150,8 @@ def name_series(prefix: str, ours: str, theirs: str) -> str:
     return f"{VLLM}:{theirs}" if prefix == VLLM else f"{prefix}_{ours}"
 
 
-class TimeHistogram(Collector):
-    """A histogram of seconds.
+class Histogram(Collector):
+    """A histogram of seconds or tokens.
 
     prometheus-client's own takes a lock for each observation, which costs as much as all else that
     is done for a token.
@@ -136,10 +165,10 @@ class TimeHistogram(Collector):
         self.counts = [0] * (len(bounds) + 1)
         self.total = 0.0
 
-    def observe(self, seconds: float) -> None:
+    def observe(self, value: float) -> None:
         """Count one value; on the event loop alone."""
-        self.counts[bisect_left(self.bounds, seconds)] += 1
-        self.total += seconds
+        self.counts[bisect_left(self.bounds, value)] += 1
+        self.total += value
 
     def collect(self) -> Iterator[Metric]:
         """The series."""
@@ -157,10 +186,8 @@ class ServerMetrics:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(prefix, model, service))
 
-        def histogram(
-            ours: str, theirs: str, text: str, bounds: tuple[float, ...]
-        ) -> TimeHistogram:
-            family = TimeHistogram(name_series(prefix, ours, theirs), text, model, bounds)
+        def histogram(ours: str, theirs: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            family = Histogram(name_series(prefix, ours, theirs), text, model, bounds)
             self.registry.register(family)
             return family
 
@@ -182,6 +209,36 @@ class ServerMetrics:
             "seconds from a request's arrival to its end",
             END_TO_END,
         )
+        self.queue = histogram(
+            "queue_seconds",
+            "request_queue_time_seconds",
+            "seconds that a request waited for a row",
+            END_TO_END,
+        )
+        self.prefill = histogram(
+            "prefill_seconds",
+            "request_prefill_time_seconds",
+            "seconds from a request's row to its first token",
+            END_TO_END,
+        )
+        self.decode = histogram(
+            "decode_seconds",
+            "request_decode_time_seconds",
+            "seconds from a request's first token to its end",
+            END_TO_END,
+        )
+        self.prompt_sizes = histogram(
+            "request_prompt_tokens",
+            "request_prompt_tokens",
+            "prompt tokens of an answer",
+            TOKENS,
+        )
+        self.answer_sizes = histogram(
+            "request_output_tokens",
+            "request_generation_tokens",
+            "generated tokens of an answer",
+            TOKENS,
+        )
         outcome = "outcome" if prefix != VLLM else "finished_reason"
         self.outcomes = Counter(
             name_series(prefix, "requests", "request_success"),
@@ -189,6 +246,8 @@ class ServerMetrics:
             ["model_name", outcome],
             registry=self.registry,
         )
+        for reason in OUTCOMES:  # a series that begins at its first event hides that event
+            self.outcomes.labels(model, reason)
         self.http = Counter(
             name_series(prefix, "http_responses", "http_responses"),
             "HTTP responses by status",
@@ -201,8 +260,19 @@ class ServerMetrics:
             registry=self.registry,
         )
         self.model = model
-        self.observe_first_token = self.first_token.observe
         self.observe_token_gap = self.token_gap.observe
+
+    def count_start(self, seconds: float, queued: float) -> None:
+        """Count a first token, `seconds` after its request's arrival; it was `queued` before."""
+        self.first_token.observe(seconds)
+        self.queue.observe(queued)
+        self.prefill.observe(max(seconds - queued, 0.0))
+
+    def count_answer(self, num_prompt_tokens: int, num_tokens: int, seconds: float) -> None:
+        """Count an answer of `num_tokens`, the last `seconds` after the first."""
+        self.prompt_sizes.observe(num_prompt_tokens)
+        self.answer_sizes.observe(num_tokens)
+        self.decode.observe(seconds)
 
     def count_end(self, outcome: str, seconds: float) -> None:
         """Count an answer that ended, `seconds` after its arrival."""

@@ -14,7 +14,9 @@ from headstock_openai_server.responses import (
     ChatCompletion,
     Completion,
     DetokenizeAnswer,
+    EmbeddingList,
     Health,
+    LiveView,
     Model,
     ModelList,
     TokenizeAnswer,
@@ -25,6 +27,7 @@ from headstock_openai_server.schema import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    EmbeddingBody,
     TokenizeBody,
 )
 
@@ -74,6 +77,12 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         statuses=ANSWERING,
         streams=True,
     ),
+    ("post", "/v1/embeddings"): Operation(
+        summary="Make vectors of texts",
+        body=EmbeddingBody,
+        answer=EmbeddingList,
+        statuses=ANSWERING,
+    ),
     ("get", "/v1/models"): Operation(summary="List the models", answer=ModelList, statuses=(503,)),
     ("get", "/v1/models/{id}"): Operation(
         summary="Describe a model", answer=Model, statuses=(404, 503), path_parameter="id"
@@ -94,6 +103,10 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("get", "/version"): Operation(summary="Show the version", answer=Version),
     ("get", "/metrics"): Operation(summary="Show counts and times", answer="text/plain"),
     ("get", "/openapi.json"): Operation(summary="Show this document", answer="application/json"),
+    ("get", "/live"): Operation(
+        summary="Show what runs, waits and is cached", answer=LiveView, statuses=(503,)
+    ),
+    ("get", "/"): Operation(summary="Show a page for people", answer="text/html"),
 }
 """Method and path -> the operation."""
 
@@ -130,7 +143,7 @@ def make_document(*, has_keys: bool) -> dict[str, Any]:
 
 def _describe(path: str, operation: Operation, *, has_keys: bool) -> dict[str, Any]:
     """One operation of the document."""
-    needs_key = has_keys and path != "/health"
+    needs_key = has_keys and path not in ("/", "/health")
     statuses = (*operation.statuses, 431, *((401,) if needs_key else ()))
     answers: dict[str, Any] = {
         str(status): _answer(ERRORS[status], ErrorResponse) for status in sorted(statuses)

@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-import msgspec
 from attrs import frozen
 
 import headstock
@@ -24,24 +23,24 @@ from headstock import (
     RequestError,
 )
 from headstock.engine import stats as engine_stats
-from headstock.errors import describe_error
 from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.scheduler import Request
 from headstock.startup import summary as engine_summary
 from headstock_openai_server.messages import (
-    INVALID,
     Abort,
     Accepted,
     Close,
     Failed,
-    FrameReader,
     FromEngine,
+    Inspect,
     Message,
+    MessageReader,
     Progress,
     Ready,
     Refused,
     ResetPrefixCache,
+    Snapshot,
     Start,
     Stats,
     Step,
@@ -91,6 +90,10 @@ class RemoteEngine:
         """Whether a request has not ended."""
         return bool(self._loop.sinks)
 
+    @property
+    def request_args(self) -> None:
+        """None: the process refuses what its plugins do not take."""
+
     def stats(self) -> engine_stats.EngineStats:
         """The latest counts."""
         return self._loop.stats
@@ -113,6 +116,7 @@ class RemoteLoop(asyncio.Protocol):
     call `submit`. Every other method may be called on any thread.
 
     last_heard: when the process last said anything, in seconds of `time.monotonic`
+    snapshot: the latest; None before any was asked for
     ready: done when the engine takes requests; a HeadstockError when it could not start
     ended: done when the process has closed its end of the socket
     """
@@ -122,8 +126,7 @@ class RemoteLoop(asyncio.Protocol):
         self.on_progress = on_progress
         self.event_loop = asyncio.get_running_loop()
         self.thread = threading.get_ident()
-        self.reader = FrameReader()
-        self.decoder = msgspec.msgpack.Decoder(FromEngine)
+        self.reader: MessageReader[FromEngine] = MessageReader(FromEngine)
         self.transport: asyncio.WriteTransport | None = None
         self.sinks: dict[str, Sink] = {}
         self.answers: dict[int, asyncio.Future[Accepted | Refused]] = {}
@@ -135,6 +138,7 @@ class RemoteLoop(asyncio.Protocol):
         self.stats = engine_stats.EngineStats(
             **dict.fromkeys(engine_stats.EngineStats.__annotations__, 0)
         )
+        self.snapshot: Snapshot | None = None
         self.ready: asyncio.Future[Ready] = self.event_loop.create_future()
         self.ended: asyncio.Future[None] = self.event_loop.create_future()
 
@@ -149,12 +153,7 @@ class RemoteLoop(asyncio.Protocol):
         """Act on each message that `data` completes; an invalid one is logged and dropped."""
         self.last_heard = time.monotonic()
         try:
-            for frame in self.reader.feed(data):
-                try:
-                    message: FromEngine = self.decoder.decode(frame)
-                except INVALID as error:
-                    LOG.error(log_event("a message was dropped", reason=describe_error(error)))
-                    continue
+            for message in self.reader.feed(data):
                 self._receive(message)
         except ValueError as error:
             LOG.critical(log_event("the engine's messages are out of step"), exc_info=error)
@@ -195,6 +194,8 @@ class RemoteLoop(asyncio.Protocol):
                     self._call_sink(sink, unpack_update(wire))
             case Stats(counts=counts):
                 self.stats = engine_stats.EngineStats(**counts)
+            case Snapshot():
+                self.snapshot = message
             case Accepted(batch=batch) | Refused(batch=batch):
                 answer = self.answers.pop(batch, None)
                 if answer is not None and not answer.done():
@@ -305,6 +306,10 @@ class RemoteLoop(asyncio.Protocol):
         Ids that ended cost no message.
         """
         self._drop([request_id for request_id in ids if request_id in self.sinks])
+
+    def request_snapshot(self) -> None:
+        """Have the engine send a snapshot after its next step, or within a second."""
+        self._send(Inspect())
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix index before requests that are submitted later.   raises: EngineDied"""

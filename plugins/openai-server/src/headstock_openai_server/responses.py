@@ -29,6 +29,30 @@ class Usage(Answer, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class Embedding(Answer, kw_only=True):
+    """The vector of one input: numbers, or base64 of little-endian float32."""
+
+    object: Literal["embedding"] = "embedding"
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingUsage(Answer, kw_only=True):
+    """The tokens of all inputs."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingList(Answer, kw_only=True):
+    """The answer of `/v1/embeddings`."""
+
+    object: Literal["list"] = "list"
+    data: list[Embedding]
+    model: str
+    usage: EmbeddingUsage
+
+
 class TopLogprob(Answer, kw_only=True):
     """A token and its log-probability; `bytes` is null for a part of a character."""
 
@@ -50,12 +74,30 @@ class ChatLogprobs(Answer, kw_only=True):
     refusal: None = None
 
 
+class AnsweredFunction(Answer, kw_only=True):
+    """The function of a call; `arguments` is JSON as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class AnsweredCall(Answer, kw_only=True):
+    """A call of a tool in a chat answer."""
+
+    id: str
+    type: Literal["function"] = "function"
+    function: AnsweredFunction
+
+
 class AssistantMessage(Answer, kw_only=True):
-    """A chat answer's message."""
+    """A chat answer's message; `reasoning` has two names, and clients read either."""
 
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
     refusal: None = None
+    reasoning: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[AnsweredCall] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatChoice(Answer, kw_only=True):
@@ -79,11 +121,30 @@ class ChatCompletion(Answer, kw_only=True):
     usage: Usage
 
 
+class DeltaFunction(Answer, kw_only=True, omit_defaults=True):
+    """What a chunk adds to the function of a call: first its name, then arguments."""
+
+    name: str | None = None
+    arguments: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class DeltaCall(Answer, kw_only=True, omit_defaults=True):
+    """What a chunk adds to a call; `id` and `type` come with the name."""
+
+    index: int
+    id: str | None = None
+    type: str | None = None
+    function: DeltaFunction
+
+
 class Delta(Answer, kw_only=True, omit_defaults=True):
     """What a chunk adds to a message."""
 
     role: str | None = None
     content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[DeltaCall] | None = None
 
 
 class ChunkChoice(Answer, kw_only=True):
@@ -188,3 +249,51 @@ class Version(Answer, kw_only=True):
     """The answer of `/version`."""
 
     version: str
+
+
+class LiveLane(Answer, kw_only=True):
+    """A request: the tokens of its prompt, those of them that were cached, those that are computed,
+    and those that are known.
+    """
+
+    id: str
+    prompt: int
+    cached: int
+    computed: int
+    known: int
+
+
+class LiveNode(Answer, kw_only=True):
+    """Pages in a row that the same requests share; the parent's index, -1 for none."""
+
+    parent: int
+    pages: int
+    requests: int
+
+
+class LiveTimes(Answer, kw_only=True):
+    """Of all requests so far: how many times were measured, and their sum in seconds."""
+
+    first_token: tuple[int, float]
+    token_gap: tuple[int, float]
+
+
+class LiveView(Answer, kw_only=True):
+    """The answer of `/live`.
+
+    counts: of the engine, since its start and now
+    running, waiting: the first 64 of them, as of the last step before the last call
+    page_maps: by KV group, a digit for each page, or for several that lie side by side: 0 free,
+        1 cached, 2 of one request, 3 of several
+    tree: the prefixes that running requests share, parents before children
+    """
+
+    counts: dict[str, int]
+    times: LiveTimes
+    running: list[LiveLane]
+    waiting: list[LiveLane]
+    num_running: int
+    num_waiting: int
+    page_size: int
+    page_maps: list[str]
+    tree: list[LiveNode]

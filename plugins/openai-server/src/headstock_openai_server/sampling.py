@@ -9,6 +9,7 @@ from typing import Any
 from headstock import RequestError, SamplingParams
 from headstock.config import name_parameters
 from headstock_openai_server.api_errors import refuse
+from headstock_openai_server.forms import find_form
 from headstock_openai_server.schema import ChatBody, CompletionBody, SamplingBody
 
 COMPLETION_TOKENS = 16
@@ -18,6 +19,7 @@ PASSED_ON = (
     *("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
     *("stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"),
     *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids"),
+    *("user", "extra_args"),
 )
 """Fields that mean what the sampling parameter of their name means."""
 
@@ -69,6 +71,7 @@ def _make_params(
     if body.n is not None and body.n > most_n:
         raise refuse(f"n is {body.n}; at most {most_n} answers are given", "n")
     given = {name: getattr(body, name) for name in PASSED_ON}
+    given["structured_outputs"] = find_form(body.response_format, body.structured_outputs)
     return defaults.replace(
         {name: value for name, value in given.items() if value is not None} | dict(changes)
     )
@@ -77,20 +80,30 @@ def _make_params(
 def client_names(body: SamplingBody) -> dict[str, str]:
     """The names by which this client gave parameters, where they are not headstock's."""
     names = {"prompt_logprobs": "logprobs"}
+    if body.structured_outputs is None:
+        names["structured_outputs"] = "response_format"
     if isinstance(body, ChatBody):
         names |= {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
+        if body.tool_choice not in (None, "none", "auto"):  # its form is that of the tools' calls
+            names["structured_outputs"] = "tool_choice"
     return names
 
 
 @contextmanager
 def named_for_client(body: SamplingBody) -> Iterator[None]:
     """RequestErrors that leave this block name parameters as the client did."""
+    with rename_parameters(client_names(body)):
+        yield
+
+
+@contextmanager
+def rename_parameters(names: Mapping[str, str]) -> Iterator[None]:
+    """RequestErrors that leave this block have other names of parameters."""
     try:
         yield
     except RequestError as error:
-        names = client_names(body)
         parameter = error.parameter
         raise type(error)(
             name_parameters(str(error), names), names.get(parameter or "", parameter)

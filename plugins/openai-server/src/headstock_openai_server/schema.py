@@ -8,13 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from inspect import get_annotations
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
-import msgspec
-
-
-class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """A body; a field that it does not declare is refused."""
+from headstock_openai_server.bodies import Body
+from headstock_openai_server.forms import ResponseFormat, StructuredOutputsBody
 
 
 class StreamOptions(Body, kw_only=True):
@@ -53,19 +50,65 @@ class SamplingBody(Body, kw_only=True):
     allowed_token_ids: list[int] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+    extra_args: dict[str, Any] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputsBody | None = None
 
     bad_words: Any = None
     best_of: Any = None
     logits_processors: Any = None
     prompt_logprobs: Any = None
     request_id: Any = None
-    response_format: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
-    structured_outputs: Any = None
     truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
+
+
+class CalledFunction(Body, kw_only=True):
+    """A function that a message calls; `arguments` is JSON in a string, as the model wrote it."""
+
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Body, kw_only=True):
+    """A call of a tool in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+    index: int | None = None
+
+
+class FunctionBody(Body, kw_only=True):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ToolBody(Body, kw_only=True):
+    """A tool that a request offers."""
+
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class ChosenFunction(Body, kw_only=True):
+    """The name of a tool's function."""
+
+    name: str
+
+
+class NamedToolChoice(Body, kw_only=True):
+    """The tool that the model must call."""
+
+    type: Literal["function"] = "function"
+    function: ChosenFunction
 
 
 class ChatMessage(Body, kw_only=True):
@@ -76,13 +119,13 @@ class ChatMessage(Body, kw_only=True):
     name: str | None = None
     reasoning: str | None = None
     reasoning_content: str | None = None
+    tool_calls: list[MessageToolCall] | None = None
+    tool_call_id: str | None = None
 
     annotations: Any = None
     audio: Any = None
     function_call: Any = None
     refusal: Any = None
-    tool_call_id: Any = None
-    tool_calls: Any = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -93,27 +136,28 @@ class ChatBody(SamplingBody, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: list[ToolBody] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 
     add_special_tokens: Any = None
     audio: Any = None
     chat_template: Any = None
-    continue_final_message: Any = None
     documents: Any = None
     echo: Any = None
     function_call: Any = None
     functions: Any = None
+    include_reasoning: Any = None
     metadata: Any = None
     modalities: Any = None
-    parallel_tool_calls: Any = None
     prediction: Any = None
-    reasoning_effort: Any = None
     service_tier: Any = None
     store: Any = None
-    tool_choice: Any = None
-    tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 
@@ -129,14 +173,33 @@ class CompletionBody(SamplingBody, kw_only=True):
     suffix: Any = None
 
 
+class EmbeddingBody(Body, kw_only=True):
+    """The body of `/v1/embeddings`; `input` is text, token ids, or a list of either."""
+
+    input: str | list[str | int | list[int]]
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    user: str | None = None
+
+    normalize: bool | None = None
+    pooling: Literal["last", "mean"] | None = None
+    priority: int | None = None
+
+    add_special_tokens: Any = None
+    dimensions: Any = None
+    truncate_prompt_tokens: Any = None
+
+
 class TokenizeBody(Body, kw_only=True):
     """The body of `/tokenize`: a prompt or a conversation."""
 
     model: str | None = None
     prompt: str | None = None
     messages: list[ChatMessage] | None = None
+    tools: list[ToolBody] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     return_token_strs: bool | None = None
 
@@ -156,33 +219,26 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "bad_words": ([],),
         "best_of": (1,),
         "chat_template": (),
-        "continue_final_message": (False,),
+        "dimensions": (),
         "documents": (),
         "echo": (False,),
         "function_call": ("none", "auto"),
         "functions": ([],),
         "include_obfuscation": (False,),
+        "include_reasoning": (True,),
         "logits_processors": ([],),
         "metadata": ({},),
         "modalities": (["text"],),
-        "parallel_tool_calls": (True, False),
         "prediction": (),
         "prompt_logprobs": (),
-        "reasoning_effort": (),
         "refusal": (),
         "request_id": (),
-        "response_format": ({"type": "text"},),
         "return_token_ids": (False,),
         "return_tokens_as_token_ids": (False,),
         "service_tier": ("auto", "default"),
         "spaces_between_special_tokens": (True,),
         "store": (False,),
-        "structured_outputs": (),
         "suffix": ("",),
-        "tool_call_id": (),
-        "tool_calls": ([],),
-        "tool_choice": ("none", "auto"),
-        "tools": ([],),
         "truncate_prompt_tokens": (),
         "use_beam_search": (False,),
         "verbosity": ("medium",),
@@ -195,8 +251,8 @@ HINTS: Mapping[str, str] = MappingProxyType(
     {
         "best_of": "ask for n answers and choose among them",
         "chat_template": "the server's own template is used; --chat-template sets it",
+        "dimensions": "vectors are as long as the model's hidden states; cut them yourself",
         "prompt_logprobs": "/v1/completions has them with echo and logprobs",
-        "reasoning_effort": "templates that know it read chat_template_kwargs",
         "request_id": "send an X-Request-Id header",
     }
 )
@@ -211,7 +267,7 @@ UNSERVED: Mapping[type[Body], tuple[str, ...]] = MappingProxyType(
             for name, annotation in get_annotations(each).items()
             if annotation == "Any"
         )
-        for kind in (StreamOptions, ChatMessage, ChatBody, CompletionBody)
+        for kind in (StreamOptions, ChatMessage, ChatBody, CompletionBody, EmbeddingBody)
     }
 )
 """The fields of each body that are declared for the sake of a refusal."""

@@ -23,6 +23,7 @@ from headstock_openai_server.protocol import GuardedProtocol
 from headstock_openai_server.remote_engine import OnProgress
 from headstock_openai_server.service import Service
 from headstock_openai_server.settings import ServerSettings
+from headstock_openai_server.tracing import RequestTracer
 
 LOG = logging.getLogger("headstock.serve")
 
@@ -81,6 +82,7 @@ class ServerProcess:
         access_log: AccessLog,
         listener: socket.socket,
         *,
+        tracer: RequestTracer | None = None,
         engine_module: str = PROCESS_MODULE,
         log_levels: tuple[str, str] = ("INFO", "NOTSET"),
     ) -> None:
@@ -94,7 +96,7 @@ class ServerProcess:
         self.ending: asyncio.Event = asyncio.Event()
         self.http = HttpServer(
             uvicorn.Config(
-                make_app(service, access_log),
+                make_app(service, access_log, tracer),
                 http=partial(GuardedProtocol, settings=settings),  # type: ignore[arg-type]
                 ws="none",
                 lifespan="off",

@@ -141,27 +141,35 @@ class Service:
 
     @contextlib.asynccontextmanager
     async def open_generation(
-        self, prompt_requests: Sequence[PromptRequest], *, streams: bool
+        self,
+        prompt_requests: Sequence[PromptRequest],
+        *,
+        streams: bool,
+        kind: type[Generation] = Generation,
     ) -> AsyncIterator[Generation]:
         """The requests, submitted; they end with the context.
 
         raises: ApiError, RequestError, EngineDied
         """
-        generation = await self.start_generation(prompt_requests, streams=streams)
+        generation = await self.start_generation(prompt_requests, streams=streams, kind=kind)
         try:
             yield generation
         finally:
             generation.close()
 
     async def start_generation(
-        self, prompt_requests: Sequence[PromptRequest], *, streams: bool
+        self,
+        prompt_requests: Sequence[PromptRequest],
+        *,
+        streams: bool,
+        kind: type[Generation] = Generation,
     ) -> Generation:
         """The requests, submitted; the caller must close it.
 
         raises: ApiError, RequestError, EngineDied
         """
         self.check_serving()
-        generation = Generation(self, prompt_requests, streams=streams)
+        generation = kind(self, prompt_requests, streams=streams)
         self.check_room(len(generation.live), sum(generation.unstarted.values()))
         self.num_sequences += len(generation.live)
         self.waiting_tokens += sum(generation.unstarted.values())

@@ -63,6 +63,7 @@ class ServerSettings:
     model_names: tuple[str, ...] = Factory(tuple)
     access_log: str = "-"
     metrics_prefix: str = "headstock"
+    otlp_endpoint: str = ""
     max_body_bytes: int = _limit(32 << 20, COUNT, "bytes of a request's body at most (413)")
     max_header_bytes: int = _limit(64 << 10, COUNT, "bytes of a request's headers at most (431)")
     max_headers: int = _limit(100, COUNT, "headers of a request at most (431)")
@@ -137,6 +138,13 @@ def add_server_flags(parser: FlagParser) -> None:
         help="what names of metrics begin with; vllm feeds boards made for vLLM "
         "(default: headstock)",
     )
+    section.add_argument(
+        "--otlp-endpoint",
+        default="",
+        metavar="URL",
+        help="where a span of each request goes, as OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces (default: nowhere)",
+    )
     limits = parser.add_argument_group("limits")
     for name, number, text, default in list_limits():
         flag = f"--{name.replace('_', '-')}"
@@ -185,6 +193,11 @@ def read_settings(
         raise UsageError(
             f"--metrics-prefix must be letters, digits and _, got {shorten(options.metrics_prefix)}"
         )
+    if options.otlp_endpoint and not options.otlp_endpoint.startswith(("http://", "https://")):
+        raise UsageError(
+            "--otlp-endpoint must be an address that begins with http:// or https://, got "
+            f"{shorten(options.otlp_endpoint)}"
+        )
     return ServerSettings(
         host=options.host,
         port=options.port,
@@ -192,6 +205,7 @@ def read_settings(
         model_names=names,
         access_log=options.access_log,
         metrics_prefix=options.metrics_prefix,
+        otlp_endpoint=options.otlp_endpoint,
         **{name: getattr(options, name) for name, *_ in list_limits()},
     )
 

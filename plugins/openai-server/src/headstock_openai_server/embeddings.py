@@ -1,0 +1,108 @@
+"""`/v1/embeddings`."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstock.outputs import CompletionOutput, Update
+from headstock.requests import EmbeddingRequest, PromptRequest
+from headstock_openai_server.answering import RECORD, json_response, note_generation
+from headstock_openai_server.completions import list_prompts
+from headstock_openai_server.decoding import read_body
+from headstock_openai_server.event_stream import run_for_client
+from headstock_openai_server.generation import Generation
+from headstock_openai_server.responses import Embedding, EmbeddingList, EmbeddingUsage
+from headstock_openai_server.sampling import rename_parameters
+from headstock_openai_server.schema import EmbeddingBody
+from headstock_openai_server.service import Service
+
+NAMES = {"prompt": "input"}
+"""The name by which clients give a parameter of headstock's."""
+
+
+class EmbeddingGeneration(Generation):
+    """The embeddings of one HTTP request, each of which comes in one update."""
+
+    async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
+        self.check_update(update)
+        _, embedding_request = self.choices[update.id]
+        output: Any = embedding_request.apply_update(update, seconds)
+        self._end_choice(update.id)
+        self.finish_reasons.append("stop")
+        self.service.metrics.count_end("stop", seconds - self.arrival)
+        return cast("CompletionOutput", output)
+
+
+async def answer_embeddings(service: Service, request: Request) -> Response:
+    """Answer `/v1/embeddings`.   raises: ApiError, HeadstockError, ClientGoneError"""
+    body = await read_body(request, EmbeddingBody, service.settings.max_body_bytes)
+    service.check_serving()
+    model = service.check_model(body.model)
+    record = request.scope[RECORD]
+    record["model"] = model
+    with rename_parameters(NAMES):
+        prompts = list_prompts(body.input, service.settings.max_prompts, "input")
+        # Long texts take milliseconds to tokenize.
+        requests = await asyncio.to_thread(prepare_inputs, service, body, prompts)
+        return await run_for_client(request, embed(service, model, requests, body, record))
+
+
+def prepare_inputs(
+    service: Service, body: EmbeddingBody, prompts: Sequence[str | list[int]]
+) -> list[EmbeddingRequest]:
+    """The checked requests.   raises: RequestError that names the input at fault"""
+    return service.session.input_processor.process_embeddings(
+        prompts,
+        body.pooling or "last",
+        normalize=body.normalize is not False,
+        priorities=[body.priority or 0] * len(prompts),
+        user=body.user or "",
+    )
+
+
+async def embed(
+    service: Service,
+    model: str,
+    requests: list[EmbeddingRequest],
+    body: EmbeddingBody,
+    record: dict[str, object],
+) -> Response:
+    """The whole answer.   raises: ApiError, RequestError, EngineDied"""
+    # A generation reads of its requests what both kinds have.
+    alike = cast("Sequence[PromptRequest]", requests)
+    async with service.open_generation(
+        alike, streams=False, kind=EmbeddingGeneration
+    ) as generation:
+        try:
+            await generation.collect()
+        finally:
+            note_generation(record, generation)
+        count = generation.num_prompt_tokens
+        data = await asyncio.to_thread(write_embeddings, requests, body.encoding_format or "float")
+        usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+        return json_response(EmbeddingList(data=data, model=model, usage=usage))
+
+
+def write_embeddings(requests: Sequence[EmbeddingRequest], encoding: str) -> list[Embedding]:
+    """The embeddings in the order of the inputs.
+
+    encoding: "float" for numbers, "base64" for their bytes as little-endian float32
+    """
+    return [
+        Embedding(index=index, embedding=encode(request.final_output().outputs.embedding, encoding))
+        for index, request in enumerate(requests)
+    ]
+
+
+def encode(vector: list[float], encoding: str) -> list[float] | str:
+    """The vector as a client asked for it."""
+    if encoding == "float":
+        return vector
+    return base64.b64encode(np.array(vector, "<f4").tobytes()).decode("ascii")

@@ -1,0 +1,77 @@
+"""Requests whose answers must have a form, compiled apart from the thread of messages."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+
+from headstock.logs import log_event
+from headstock.requests import EngineLoop
+from headstock_openai_server.messages import FromEngine, Message, Refused, Submit
+
+LOG = logging.getLogger("headstock.serve")
+
+THREADS = 4
+"""Grammars that are compiled at once. One that hangs keeps a thread for `--grammar-timeout`."""
+
+
+class FormQueue:
+    """Submits batches with a form on threads of its own, and answers each when it is done.
+
+    `send` answers the server; any thread may call it.
+    """
+
+    # To compile may take seconds, in which other requests must arrive and others be aborted.
+
+    def __init__(self, send: Callable[[Message], None], loop: EngineLoop) -> None:
+        self.send = send
+        self.loop = loop
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headstock-forms")
+        self.lock = threading.Lock()
+        # Requests that are not submitted yet -> whether they are aborted.
+        self.pending: dict[str, bool] = {}
+
+    @staticmethod
+    def has_form(message: Submit) -> bool:
+        """Whether an answer to some request of the batch must have a form."""
+        return any("structured_outputs" in wire.params for wire in message.requests)
+
+    def submit(self, message: Submit, work: Callable[[], FromEngine]) -> None:
+        """Have `work` submit the batch, and send what it returns."""
+        with self.lock:
+            self.pending.update(dict.fromkeys((wire.id for wire in message.requests), False))
+        self.threads.submit(self._run, message, work)
+
+    def _run(self, message: Submit, work: Callable[[], FromEngine]) -> None:
+        """Submit a batch, on a thread of this queue."""
+        try:
+            answer = work()
+        except Exception as error:  # or the client would wait for ever
+            LOG.error(log_event("a batch was not submitted"), exc_info=error)
+            answer = Refused(
+                message.batch,
+                "internal error; the log has the reason",
+                None,
+                capacity=False,
+                retry=False,
+            )
+        with self.lock:
+            aborted = [wire.id for wire in message.requests if self.pending.pop(wire.id, False)]
+        for request_id in aborted:
+            self.loop.abort(request_id)
+        with contextlib.suppress(OSError):  # the server has gone
+            self.send(answer)
+
+    def note_aborts(self, ids: Iterable[str]) -> None:
+        """Note requests that end; those that are not submitted yet end when they are."""
+        with self.lock:
+            for request_id in ids:
+                if request_id in self.pending:
+                    self.pending[request_id] = True
+
+    def close(self) -> None:
+        """Submit no more; what runs ends by itself."""
+        self.threads.shutdown(wait=False, cancel_futures=True)

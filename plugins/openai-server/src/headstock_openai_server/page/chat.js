@@ -1,0 +1,122 @@
+// The conversation: asks, shows the answer as it comes, and stops when told to.
+
+const conversation = [];
+let running = null;
+
+function addTurn(kind, text) {
+  const turn = document.createElement("div");
+  turn.className = `turn ${kind}`;
+  // Never as HTML: what a model writes may be anything.
+  turn.textContent = text;
+  element("log").append(turn);
+  element("log").scrollTop = element("log").scrollHeight;
+  return turn;
+}
+
+function makeBody(messages) {
+  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  const temperature = element("temperature").value;
+  const tokens = element("max-tokens").value;
+  if (temperature !== "") body.temperature = Number(temperature);
+  if (tokens !== "") body.max_tokens = Number(tokens);
+  return body;
+}
+
+// Calls `onEvent` with the object of each event; a chunk may end within one.
+async function readEvents(stream, onEvent) {
+  const reader = stream.getReader();
+  const decoder = new TextDecoder();
+  let buffer = "";
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    buffer += decoder.decode(value, { stream: true });
+    const blocks = buffer.split("\n\n");
+    buffer = blocks.pop();
+    for (const block of blocks) {
+      if (!block.startsWith("data: ") || block === "data: [DONE]") continue;
+      onEvent(JSON.parse(block.slice(6)));
+    }
+  }
+}
+
+async function answer() {
+  const system = element("system").value.trim();
+  const messages = system ? [{ role: "system", content: system }, ...conversation] : conversation;
+  const turn = addTurn("assistant", "");
+  const thought = document.createElement("div");
+  const text = document.createElement("div");
+  const facts = document.createElement("span");
+  thought.className = "thought";
+  facts.className = "facts";
+  turn.append(thought, text, facts);
+  const began = performance.now();
+  let first = 0;
+  let usage = null;
+  let reason = "";
+  running = new AbortController();
+  setRunning(true);
+  try {
+    const response = await ask("/v1/chat/completions", {
+      method: "POST",
+      headers: { "content-type": "application/json" },
+      body: JSON.stringify(makeBody(messages)),
+      signal: running.signal,
+    });
+    await readEvents(response.body, (event) => {
+      if (event.error) throw new Error(event.error.message);
+      usage = event.usage || usage;
+      for (const choice of event.choices) {
+        const piece = choice.delta.content || "";
+        const reasoning = choice.delta.reasoning || "";
+        if ((piece || reasoning) && !first) first = performance.now();
+        text.append(piece);
+        thought.append(reasoning);
+        reason = choice.finish_reason || reason;
+      }
+      element("log").scrollTop = element("log").scrollHeight;
+    });
+  } catch (error) {
+    if (error.name === "AbortError") reason = "stopped";
+    else addTurn("error", error.message);
+  }
+  running = null;
+  setRunning(false);
+  if (text.textContent) conversation.push({ role: "assistant", content: text.textContent });
+  const parts = [];
+  if (first) parts.push(`first token ${milliseconds((first - began) / 1000)}`);
+  if (usage && first) {
+    const seconds = (performance.now() - first) / 1000;
+    const rate = usage.completion_tokens > 1 ? (usage.completion_tokens - 1) / seconds : 0;
+    parts.push(`${usage.completion_tokens} tokens`, `${rate.toFixed(0)} tokens/s`);
+    const cached = usage.prompt_tokens_details?.cached_tokens;
+    parts.push(`${usage.prompt_tokens} in the prompt${cached ? `, ${cached} cached` : ""}`);
+  }
+  if (reason) parts.push(reason);
+  facts.textContent = parts.join(" · ");
+}
+
+function setRunning(isRunning) {
+  element("send").disabled = isRunning;
+  element("stop").disabled = !isRunning;
+}
+
+function send() {
+  const text = element("prompt").value.trim();
+  if (!text || running) return;
+  element("prompt").value = "";
+  conversation.push({ role: "user", content: text });
+  addTurn("user", text);
+  answer();
+}
+
+function stop() {
+  if (running) running.abort();
+}
+
+function clearChat() {
+  stop();
+  conversation.length = 0;
+  element("log").replaceChildren();
+  element("prompt").focus();
+}

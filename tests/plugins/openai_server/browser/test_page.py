@@ -1,0 +1,192 @@
+"""The page at `/` in a headless Chromium: chat, live view, keyboard, key and both themes."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+from served import Served, serve
+
+PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+PICTURE = "HEADSTOCK_PICTURE"
+"""The variable with a path to which the picture of the README is written."""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Served]:
+    with serve("--num-pages", "256") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    paths = [path for name in PROGRAMS if (path := shutil.which(name))]
+    if not paths:
+        pytest.skip("no Chromium is installed")
+    with sync_playwright() as playwright:
+        # Without its sandbox, which root may not use.
+        browser = playwright.chromium.launch(executable_path=paths[0], args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@contextmanager
+def open_page(
+    browser: Browser, server: Served, *, fine: str = "-", **context: Any
+) -> Iterator[Page]:
+    """The page, opened. Messages on the console, which a broken policy gives too, errors, and
+    requests to other servers fail the test, but for messages with `fine` in them.
+    """
+    settings = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"} | context
+    opened = browser.new_context(**settings)
+    page, complaints = opened.new_page(), list[str]()
+    origin = f"http://127.0.0.1:{server.port}"
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on(
+        "request",
+        lambda request: (
+            complaints.append(request.url) if not request.url.startswith(origin) else None
+        ),
+    )
+    page.goto(origin)
+    yield page
+    opened.close()
+    assert [each for each in complaints if fine not in each] == []
+
+
+def ask(page: Page, text: str) -> None:
+    page.get_by_label("Message").fill(text)
+    page.keyboard.press("Enter")
+
+
+def test_an_answer_comes_as_a_stream_and_the_chat_goes_on(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        expect(page.locator("#model")).to_have_text("demo")
+        expect(page.get_by_label("Message")).to_be_focused()
+        page.get_by_label("Temperature").fill("0")
+        ask(page, "What is 2 + 3?")
+        answer = page.locator(".turn.assistant")
+        expect(answer).to_contain_text("5")
+        expect(answer.locator(".facts")).to_contain_text(re.compile(r"first token .* tokens/s"))
+        ask(page, "What is 4 + 4?")
+        expect(page.locator(".turn.assistant")).to_have_count(2)
+        expect(page.locator(".turn.assistant .facts").nth(1)).to_contain_text("stop")
+        assert server.wait_for_line(path="/v1/chat/completions")["status"] == 200
+        page.get_by_role("button", name="New chat").click()
+        expect(page.locator(".turn")).to_have_count(0)
+
+
+def test_escape_stops_an_answer_and_frees_its_pages(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        ask(page, "Tell a long story about a girl and a dog.")
+        expect(page.locator(".turn.assistant div").nth(1)).to_have_text(re.compile(r"\w{2}"))
+        page.keyboard.press("Escape")
+        expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        server.wait_for("headstock_kv_pages_live", 0)
+
+
+def test_a_wrong_field_shows_the_servers_own_words(browser: Browser, server: Served) -> None:
+    with open_page(browser, server, fine="400") as page:
+        page.get_by_label("Temperature").fill("9")
+        ask(page, "Hello")
+        expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
+
+
+def test_what_a_model_writes_is_never_html(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        hostile = "<img src=x onerror=document.title='bad'>"
+        ask(page, hostile)
+        expect(page.locator(".turn.user")).to_have_text(hostile)
+        assert page.locator("img").count() == 0 and page.title() == "headstock"
+
+
+def test_views_and_themes_are_reached_by_keys(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        page.locator("#log").focus()
+        page.keyboard.press("l")
+        expect(page.locator("#live")).to_be_visible()
+        expect(page.get_by_role("tab", name="Live")).to_have_attribute("aria-selected", "true")
+        page.get_by_role("tab", name="Live").focus()
+        page.keyboard.press("ArrowLeft")
+        expect(page.locator("#chat")).to_be_visible()
+        expect(page.get_by_role("tab", name="Chat")).to_be_focused()
+        before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        page.keyboard.press("d")
+        after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert before != after
+        page.reload()
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+    with open_page(browser, server, color_scheme="dark") as page:
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+
+
+def painted(page: Page, canvas: str) -> set[str]:
+    """The colours of a canvas."""
+    script = """canvas => {
+        const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const colours = new Set();
+        for (let i = 0; i < data.length; i += 4)
+            if (data[i + 3] === 255) colours.add([data[i], data[i + 1], data[i + 2]].join());
+        return [...colours];
+    }"""
+    return set(page.locator(canvas).evaluate(script))
+
+
+def colour(page: Page, name: str) -> str:
+    """A colour of the page's style, as pixels have it."""
+    text = page.evaluate(
+        "name => getComputedStyle(document.documentElement).getPropertyValue(name)", name
+    ).strip()
+    return ",".join(str(int(text[i : i + 2], 16)) for i in (1, 3, 5))
+
+
+def test_the_live_view_shows_what_runs(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        page.get_by_role("tab", name="Live").click()
+        tiles = page.locator("#tiles")
+        expect(tiles).to_contain_text("KV pool in use")
+        text = "Once upon a time there was a little girl who lived near the woods with her dog."
+        body = {"prompt": text, "n": 3, "max_tokens": 1500, "ignore_eos": True, "stream": True}
+        others = body | {"prompt": "Tom had a red ball.", "n": 1}
+        with server.post_raw("/v1/completions", body), server.post_raw("/v1/completions", others):
+            expect(tiles.locator("div", has_text="Running").locator("dd")).to_have_text("4")
+            expect(page.locator("#tree-note")).to_contain_text("4 requests save")
+            expect(page.locator("#charts figcaption").first).to_contain_text(
+                re.compile(r"Output tokens/s: [1-9]")
+            )
+            page.wait_for_timeout(1500)
+            assert colour(page, "--decode") in painted(page, "#lanes")
+            wanted = {colour(page, name) for name in ("--free", "--one", "--shared")}
+            assert wanted <= painted(page, "#pages")
+            assert colour(page, "--shared") in painted(page, "#tree")
+            if os.environ.get(PICTURE):
+                page.wait_for_timeout(4000)
+                page.screenshot(path=Path(os.environ[PICTURE]))
+        expect(tiles.locator("div", has_text="Running").locator("dd")).to_have_text("0")
+        expect(page.locator("#tree-note")).to_have_text("nothing runs")
+
+
+def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
+    script = {"interval": 0.01}
+    with (
+        serve(key="secret", script=script) as server,
+        open_page(browser, server, fine="401") as page,
+    ):
+        expect(page.get_by_label("API key")).to_be_visible()
+        expect(page.locator("#status")).to_contain_text("a valid key is needed")
+        page.get_by_label("API key").fill("secret")
+        page.keyboard.press("Enter")
+        expect(page.locator("#model")).to_have_text("demo")
+        expect(page.locator("#login")).to_be_hidden()
+        ask(page, "Hello")
+        expect(page.locator(".turn.assistant")).to_contain_text("Once upon a time")
+        page.reload()
+        expect(page.locator("#model")).to_have_text("demo")

@@ -1,0 +1,139 @@
+"""The Dockerfile, as far as it can be tried without Docker."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+from pathlib import Path
+
+import pytest
+from source_tree import PLUGINS, ROOT
+
+FILE = ROOT / "plugins" / "openai-server" / "Dockerfile"
+
+
+def read_stages() -> dict[str, list[tuple[str, str]]]:
+    """Stage -> its instructions, with lines joined."""
+    text = re.sub(r"^\s*#.*\n", "", FILE.read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    stages: dict[str, list[tuple[str, str]]] = {}
+    for line in filter(str.strip, text.splitlines()):
+        word, _, rest = line.partition(" ")
+        if word == "FROM":
+            stages[rest.split(" AS ")[1]] = stage = []
+        stage.append((word, " ".join(rest.split())))
+    return stages
+
+
+def words(stage: str, name: str) -> list[str]:
+    """The arguments of a stage's instructions of a name."""
+    return [rest for word, rest in read_stages()[stage] if word == name]
+
+
+def project(member: Path) -> dict[str, object]:
+    data: dict[str, object] = tomllib.loads((member / "pyproject.toml").read_text())["project"]
+    return data
+
+
+def test_versions_are_those_of_the_checkout() -> None:
+    versions = {
+        project(each)["name"]: project(each)["version"] for each in (ROOT / "core", *PLUGINS)
+    }
+    pins = dict(
+        line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines()[1:]
+    )
+    named = re.findall(r"([\w-]+)(?:\[\w+\])?==([\d.]+)", FILE.read_text())
+    assert len(named) >= 8
+    assert [(name, each) for name, each in named if (versions | pins)[name] != each] == []
+
+
+def test_the_extra_serve_names_members_and_every_family() -> None:
+    names = {project(each)["name"] for each in PLUGINS}
+    extra = project(ROOT / "core")["optional-dependencies"]["serve"]  # type: ignore[index]
+    assert set(extra) <= names
+    families = {project(each)["name"] for each in PLUGINS if each.parent.name == "models"}
+    assert families - {"headstock-demo"} <= set(extra)
+
+
+def test_every_name_is_listed_for_who_publishes() -> None:
+    page = (ROOT / "docs" / "CONTRIBUTING.md").read_text()
+    listed = set(re.findall(r"`(headstock[\w-]*)`", page.partition("## Release")[2]))
+    assert {str(project(each)["name"]) for each in (ROOT / "core", *PLUGINS)} <= listed
+
+
+def test_what_is_copied_is_there_and_nothing_else_is_sent() -> None:
+    copied = [each.split()[0] for each in words("wheels", "COPY")]
+    copied += [each.split()[0] for each in words("base", "COPY") if not each.startswith("--from")]
+    assert all((ROOT / each).exists() for each in copied)
+    everything, *rules = Path(f"{FILE}.dockerignore").read_text().split()
+    assert everything == "*"
+    sent = {rule[1:] for rule in rules if rule.startswith("!")}
+    assert sent == set(copied)
+    left_out = [rule for rule in rules if not rule.startswith("!")]
+    for path in ("models/demo/training", "core/src/headstock/__pycache__"):
+        assert any(fnmatch.fnmatch(path, rule) for rule in left_out)
+
+
+@pytest.mark.parametrize("stage", ["cpu", "cuda"])
+def test_the_server_is_no_root_and_gets_signals_itself(stage: str) -> None:
+    assert words(stage, "USER") == ["10001"] and words(stage, "FROM") == [f"base AS {stage}"]
+    assert words("base", "STOPSIGNAL") == ["SIGTERM"]
+    (entry,) = words("base", "ENTRYPOINT")
+    assert json.loads(entry) == ["headstock", "serve"]
+
+
+@pytest.mark.full
+def test_its_run_lines_make_a_server_that_starts_and_ends(tmp_path: Path) -> None:
+    venv.create(tmp_path / "python", with_pip=True)
+    folder = tmp_path / "python" / "bin"
+    env = {
+        **{name: value for name, value in os.environ.items() if not name.startswith("PYTHON")},
+        "PATH": os.pathsep.join((str(folder), os.environ["PATH"])),
+        "TORCH_OPTIONS": "",  # the index that pip uses here
+    }
+
+    def run(stage: str) -> None:
+        for line in words(stage, "RUN"):
+            if line.startswith("useradd"):
+                continue
+            command = line.replace("/wheels", f"{tmp_path}/wheels")
+            command = command.replace("/constraints.txt", f"{ROOT}/constraints.txt")
+            subprocess.run(["bash", "-c", command], cwd=ROOT, env=env, check=True, timeout=900)
+
+    for stage in ("wheels", "base", "cpu"):
+        run(stage)
+    assert len(list((tmp_path / "wheels").glob("*.whl"))) == 1 + len(PLUGINS)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    (entry,) = words("base", "ENTRYPOINT")
+    program, *arguments = json.loads(entry)
+    (health,) = (each.split("CMD ")[1] for each in words("base", "HEALTHCHECK"))
+    check = [each.replace("8000", port) for each in json.loads(health)]
+    process = subprocess.Popen(
+        [folder / program, *arguments, "--port", port, "--model", "demo", "--num-pages", "64"],
+        env=env,
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        assert check != json.loads(health)
+        check[0] = sys.executable
+        end = time.monotonic() + 120
+        while subprocess.run(check, capture_output=True, check=False).returncode:
+            assert process.poll() is None and time.monotonic() < end
+            time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0
+    finally:
+        process.kill()
+        process.wait()

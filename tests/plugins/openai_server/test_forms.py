@@ -1,0 +1,110 @@
+"""Answers of a given form over HTTP, and forms that harm nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from served import Served
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+QUESTION = {"messages": [{"role": "user", "content": "Who?"}], "max_tokens": 60}
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "age": {"type": "integer", "minimum": 1, "maximum": 99},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def schema_format(schema: Any) -> dict[str, Any]:
+    """A response format as OpenAI's client sends it."""
+    return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
+
+
+def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> None:
+    body = QUESTION | {"response_format": schema_format(SCHEMA), "temperature": 1, "seed": 3}
+    (choice,) = server.post(CHAT, body).json["choices"]
+    assert choice["finish_reason"] == "stop"
+    found = json.loads(choice["message"]["content"])
+    assert found.keys() == {"name", "age"} and 1 <= found["age"] <= 99 and len(found["name"]) <= 8
+
+    stream = server.post(CHAT, body | {"stream": True}).body.decode()
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line.startswith("data: {")]
+    pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
+    assert "".join(pieces) == choice["message"]["content"] and len(pieces) > 5
+
+
+@pytest.mark.parametrize(
+    ("form", "wanted"),
+    [
+        ({"regex": "[ab]{3}c"}, "[ab]{3}c"),
+        ({"choice": ["red", "gr\u00fcn"]}, "red|gr\u00fcn"),
+        ({"grammar": 'start: "x" "y"~2'}, "xyy"),
+        ({"json": {"enum": [1, 2]}}, "1|2"),
+    ],
+)
+def test_each_form_of_vllm_is_served_beside_other_requests(
+    server: Served, form: dict[str, Any], wanted: str
+) -> None:
+    ruled = {"prompt": "a", "structured_outputs": form, "max_tokens": 20, "n": 2}
+    plain = {"prompt": "12 + 30 =", "temperature": 0, "max_tokens": 8}
+    with ThreadPoolExecutor() as threads:
+        ours, other = threads.map(lambda body: server.post(TEXT, body), (ruled, plain))
+    assert all(re.fullmatch(wanted, choice["text"]) for choice in ours.json["choices"])
+    assert other.json["choices"][0]["text"] == " 42."
+
+
+def test_any_object_is_json(server: Served) -> None:
+    body = QUESTION | {"response_format": {"type": "json_object"}, "temperature": 0}
+    (choice,) = server.post(CHAT, body).json["choices"]
+    assert choice["message"]["content"].startswith("{")
+    if choice["finish_reason"] == "stop":
+        assert isinstance(json.loads(choice["message"]["content"]), dict)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems"),
+        ({"type": "zork"}, "zork"),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(server: Served, schema: Any, text: str) -> None:
+    answer = server.post(CHAT, QUESTION | {"response_format": schema_format(schema)})
+    assert (answer.status, answer.error["param"]) == (400, "response_format")
+    assert text in answer.error["message"]
+    assert "response_format" in answer.error["message"]
+    assert "structured_outputs" not in answer.error["message"]
+
+
+def test_bombs_are_refused_or_answered_and_others_are_served(server: Served) -> None:
+    nested: dict[str, Any] = {"type": "integer"}
+    for _ in range(63):
+        nested = {"items": nested}
+    forms = [
+        {"json": nested},
+        {"regex": "(" * 900 + "a" + ")" * 900},
+        {"regex": "((a{1,1000}){1,1000}){1,1000}"},
+        {"regex": "(x+x+)+y"},
+        {"grammar": 'start: e\ne: e e | "a" | "aa" | "aaa"'},
+        {"json": {"items": {"type": "string", "minLength": 10**6}}},
+    ]
+    plain = {"prompt": "12 + 30 =", "temperature": 0, "max_tokens": 8}
+    bodies = [{"prompt": "a", "structured_outputs": form, "max_tokens": 20} for form in forms]
+    began = time.monotonic()
+    with ThreadPoolExecutor(3) as threads:
+        bombs = [threads.submit(server.post, TEXT, body) for body in bodies]
+        others = [server.post(TEXT, plain) for _ in range(4)]
+        statuses = {bomb.result().status for bomb in bombs}
+    assert statuses <= {200, 400} and time.monotonic() - began < 60
+    assert [each.json["choices"][0]["text"] for each in others] == [" 42."] * 4
+    assert server.get("/health").status == 200

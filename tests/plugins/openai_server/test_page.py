@@ -1,0 +1,100 @@
+"""The page at `/` and what it reads: self-contained, and true of the engine."""
+
+from __future__ import annotations
+
+import re
+import time
+from importlib.resources import files
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+from served import Served
+
+from headstock_openai_server.page import render_page
+from headstock_openai_server.snapshot import build_tree, shrink_map
+
+
+def test_the_page_needs_no_key_and_loads_nothing(server: Served) -> None:
+    first, second = (server.get("/", headers={"authorization": "none"}) for _ in range(2))
+    assert first.status == 200 and first.headers["content-type"] == "text/html; charset=utf-8"
+    nonces = set()
+    for each in (first, second):
+        policy = each.headers["content-security-policy"]
+        (nonce,) = set(re.findall(r"'nonce-([\w-]{20,})'", policy))
+        assert "default-src 'none'" in policy and "unsafe" not in policy
+        text = each.body.decode()
+        assert re.findall(r"<(?:style|script)[^>]*>", text) == [
+            f'<style nonce="{nonce}">',
+            f'<script nonce="{nonce}">',
+        ]
+        assert not re.search(r"""\b(?:src|href|style|on\w+)=|url\(|@import|https?://""", text)
+        nonces.add(nonce)
+    assert len(nonces) == 2
+
+
+def test_scripts_name_parts_of_the_page_that_are_there() -> None:
+    text = bytes(render_page().body).decode()
+    ids = re.findall(r'\bid="([\w-]+)"', text)
+    assert len(ids) == len(set(ids))
+    asked = set(re.findall(r'(?:element|openCanvas)\("([\w-]+)"', text))
+    assert len(asked) > 15 and asked <= set(ids)
+    assert {*re.findall(r'aria-(?:controls|labelledby)="([\w-]+)"', text)} <= set(ids)
+    style = (files("headstock_openai_server") / "page" / "page.css").read_text("utf-8")
+    light, dark = (set(re.findall(r"--[\w-]+(?=:)", part)) for part in style.split("}")[:2])
+    assert light == dark, "a colour lacks its other half"
+    assert set(re.findall(r"[\"`(](--[\w-]+)\b", text)) <= light | {"--"}
+
+
+def test_the_live_view_is_what_the_engine_holds(server: Served) -> None:
+    server.wait_for("headstock_requests_running", 0)
+    prompt = [7] * 40
+    body = {"prompt": prompt, "n": 3, "max_tokens": 400, "ignore_eos": True, "stream": True}
+    with server.post_raw("/v1/completions", body) as connection:
+        connection.recv(1 << 12)
+        end = time.monotonic() + 10
+        while (view := server.get("/live").json)["num_running"] < 3:
+            assert time.monotonic() < end
+            time.sleep(0.02)
+    assert [lane["prompt"] for lane in view["running"]] == [40] * 3
+    # one more is computed than known while a step is under way
+    assert all(40 <= lane["computed"] <= lane["known"] + 1 for lane in view["running"])
+    (pages,) = view["page_maps"]
+    assert len(pages) == 128 and set(pages) <= set("0123")
+    # two pages of 16 hold the prompt's first 32 tokens, for all three
+    assert pages.count("3") >= 2 and pages.count("2") >= 3
+    assert view["tree"][0] == {"parent": -1, "pages": view["tree"][0]["pages"], "requests": 3}
+    assert view["tree"][0]["pages"] >= 2
+    assert view["counts"]["executed_steps"] >= view["counts"]["replayed_steps"] == 0
+    assert view["times"]["first_token"][0] >= 1
+    server.wait_for("headstock_kv_pages_live", 0)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 20))
+def test_a_cell_of_a_large_pool_is_what_most_of_its_pages_are(pages: list[int], most: int) -> None:
+    found = [int(each) for each in shrink_map(np.array(pages, np.uint8), most).decode()]
+    assert len(found) <= max(most, 1)
+    size = -(-len(pages) // most)
+    cells = [pages[at : at + size] for at in range(0, len(pages), size)]
+    assert len(found) == len(cells)
+    for state, cell in zip(found, cells, strict=True):
+        assert cell.count(state) == max(map(cell.count, range(4)))
+
+
+@given(st.lists(st.lists(st.integers(1, 3), min_size=1, max_size=6), min_size=1, max_size=8))
+def test_the_tree_has_each_prefix_once_with_the_requests_that_share_it(
+    rows: list[list[int]],
+) -> None:
+    spans = np.array(list(map(len, rows)))
+    table = np.full((len(rows), spans.max()), 0)
+    for index, row in enumerate(rows):
+        table[index, : len(row)] = row
+        table[index, len(row) :] = -1 - index
+    nodes = build_tree(table, spans)
+    prefixes = {tuple(row[: at + 1]) for row in rows for at in range(len(row))}
+    assert sum(node.pages for node in nodes) == len(prefixes)
+    assert sum(node.pages * node.requests for node in nodes) == sum(map(len, rows))
+    assert all(node.parent < index for index, node in enumerate(nodes))
+    for node in nodes:
+        if node.parent >= 0:
+            assert node.requests <= nodes[node.parent].requests

@@ -1,0 +1,151 @@
+"""Calls of tools and reasoning through a server, whose engine writes what the test says."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from served import Answer, Served, serve
+
+CHAT = "/v1/chat/completions"
+TEMPLATE = (
+    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.a }})"
+    "{% endfor %}\n{% endfor %}"
+    "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+)
+"""It writes tools, reads arguments as an object, and closes reasoning that is not wanted."""
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [3]}}\n</tool_call>'
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Add.", "parameters": {"type": "object"}},
+}
+BODY = {"messages": [{"role": "user", "content": "2 + 3?"}], "tools": [ADD]}
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    template = tmp_path_factory.mktemp("tools") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    text = f"<think>\nTwo.\n</think>\n\nI add.\n{CALL}\n{CALL}"
+    script = {"text": text, "stops": True, "interval": 0.0005}
+    with serve("--chat-template", str(template), script=script) as served:
+        yield served
+
+
+def fold(answer: Answer) -> dict[str, Any]:
+    """The message that the chunks of a stream add up to, as clients merge them."""
+    message: dict[str, Any] = {"calls": {}}
+    for event in answer.events:
+        for choice in event["choices"]:
+            delta = choice["delta"]
+            assert len(delta) <= 2
+            for key in ("role", "content", "reasoning", "reasoning_content"):
+                if key in delta:
+                    message[key] = message.get(key, "") + delta[key]
+            for call in delta.get("tool_calls", ()):
+                index = call["index"]
+                if index not in message["calls"]:
+                    assert call.keys() == {"index", "id", "type", "function"}
+                    assert call["function"] == {"name": "add", "arguments": ""}
+                    message["calls"][index] = {"id": call["id"], "arguments": ""}
+                else:
+                    assert call.keys() == {"index", "function"}
+                    assert call["function"].keys() == {"arguments"}
+                message["calls"][index]["arguments"] += call["function"]["arguments"]
+            message["finish_reason"] = choice["finish_reason"]
+    return message
+
+
+def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: Served) -> None:
+    answer = server.post(CHAT, BODY).json
+    (choice,) = answer["choices"]
+    message = choice["message"]
+    assert choice["finish_reason"] == "tool_calls"
+    assert message["content"] == "I add."
+    assert message["reasoning"] == message["reasoning_content"] == "Two."
+    assert [call["type"] for call in message["tool_calls"]] == ["function"] * 2
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "add", "arguments": '{"a": 2, "b": [3]}'}
+    ] * 2
+    ids = [call["id"] for call in message["tool_calls"]]
+    assert len(set(ids)) == 2 and all(each.isalnum() and len(each) == 9 for each in ids)
+
+    streamed = server.post(CHAT, BODY | {"stream": True, "stream_options": {"include_usage": True}})
+    folded = fold(streamed)
+    assert folded["role"] == "assistant" and folded["content"] == "I add."
+    assert folded["reasoning"] == folded["reasoning_content"] == "Two."
+    assert [each["arguments"] for each in folded["calls"].values()] == ['{"a": 2, "b": [3]}'] * 2
+    assert folded["finish_reason"] == "tool_calls"
+    assert streamed.events[-1]["usage"] == answer["usage"]
+    # A token of arguments is a chunk of its own.
+    chunks = [
+        each
+        for each in streamed.events
+        if each["choices"] and "tool_calls" in each["choices"][0]["delta"]
+    ]
+    assert len(chunks) > 10
+
+
+def test_reasoning_that_the_template_has_closed_is_not_looked_for(server: Served) -> None:
+    variables = {"chat_template_kwargs": {"enable_thinking": False}}
+    message = server.post(CHAT, BODY | variables).json["choices"][0]["message"]
+    assert message["content"] == "<think>\nTwo.\n</think>\n\nI add."
+    assert message.keys() == {"role", "content", "refusal", "tool_calls"}
+
+
+def test_without_tools_a_call_is_text(server: Served) -> None:
+    for body in (
+        {"messages": BODY["messages"]},
+        {"messages": BODY["messages"], "tools": []},
+        BODY | {"tool_choice": "none"},
+    ):
+        (choice,) = server.post(CHAT, body).json["choices"]
+        assert choice["finish_reason"] == "stop"
+        assert choice["message"]["content"] == f"I add.\n{CALL}\n{CALL}"
+        assert "tool_calls" not in choice["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_call_alone_ends_the_answer(server: Served, stream: bool) -> None:
+    answer = server.post(CHAT, BODY | {"parallel_tool_calls": False, "stream": stream})
+    if stream:
+        folded = fold(answer)
+        assert len(folded["calls"]) == 1 and folded["finish_reason"] == "tool_calls"
+    else:
+        (choice,) = answer.json["choices"]
+        assert len(choice["message"]["tool_calls"]) == 1
+        assert choice["finish_reason"] == "tool_calls"
+    server.wait_for("headstock_requests_running", 0)
+
+
+def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Served) -> None:
+    tokens = server.post("/tokenize", {"prompt": f"<think>\nTwo.\n</think>\n\nI add.\n{CALL}"})
+    count = tokens.json["count"]
+    (choice,) = server.post(CHAT, BODY | {"max_tokens": count - 14}).json["choices"]
+    assert choice["finish_reason"] == "length"
+    (call,) = choice["message"]["tool_calls"]
+    assert '{"a": 2, "b": [3]}'.startswith(call["function"]["arguments"])
+    assert call["function"]["arguments"] != '{"a": 2, "b": [3]}'
+
+
+def test_tools_and_calls_of_earlier_turns_reach_the_template(server: Served) -> None:
+    call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text",
+                                                                            "text": "brief."}]},
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "reasoning": "Hm."},
+        {"role": "tool", "tool_call_id": "a", "content": "5"},
+    ]  # fmt: skip
+    tokens = server.post("/tokenize", {"messages": messages, "tools": [ADD]}).json["tokens"]
+    text = server.post("/detokenize", {"tokens": tokens}).json["prompt"]
+    shown, _, rest = text.partition(" <tool_call>")
+    assert json.loads(shown) == [ADD]
+    assert rest == "system: Be brief.user: 2 + 3?assistant: add(2)tool: 5"
+    # What the model wrote itself may be no JSON, and goes back as it is.
+    call["function"]["arguments"] = "{a: 2}"
+    assert server.post("/tokenize", {"messages": messages}).status == 200
