@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 import pytest
 
-from headstock import LLM
+from headstock import LLM, EngineConfig
 from headstock.cli.main import main
 from headstock.config.catalog import engine_settings, keyword_names
-from headstock.config.equivalents import EQUIVALENTS
-from headstock.errors import UsageError
+from headstock.config.effective import resolve_keywords
+from headstock.config.equivalents import EQUIVALENTS, SAME, TAKEN
+from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
+from headstock.errors import NotSupported, UsageError
 
 
 @pytest.mark.parametrize(
     ("name", "value", "answer"),
     [
         (
-            "enforce_eager",
-            False,
+            "disable_cuda_graph",
+            1,
             'CUDA graphs are replayed where the backend allows it; runner="eager" runs without',
         ),
         ("trust_remote_code", True, "code out of a model's directory is never run"),
@@ -32,12 +35,12 @@ from headstock.errors import UsageError
         ),
         (
             "enable_prefix_caching",
-            True,
+            "yes",
             'prefixes are reused by default; cache_type="naive" turns that off',
         ),
         (
             "swap_space",
-            4,
+            16,
             "no pages are swapped to the host; a preempted request is recomputed",
         ),
     ],
@@ -45,24 +48,24 @@ from headstock.errors import UsageError
 def test_a_keyword_of_vllm_is_answered_with_its_equivalent(
     name: str, value: object, answer: str
 ) -> None:
-    with pytest.raises(UsageError) as caught:
+    with pytest.raises(NotSupported) as caught:
         LLM("demo", **{name: value})  # type: ignore[arg-type]
-    assert str(caught.value) == f"{name}={value}: unknown setting '{name}'; {answer}"
+    assert str(caught.value) == f"{name}={value} is not supported; {answer}"
 
 
 @pytest.mark.parametrize(
     ("flag", "answer"),
     [
         (
-            "--enforce-eager",
+            "--enforce-eager=maybe",
             "CUDA graphs are replayed where the backend allows it; --runner eager runs without",
         ),
         (
-            "--no-enable-prefix-caching",
+            "--enable-prefix-caching=3",
             "prefixes are reused by default; --cache-type naive turns that off",
         ),
         (
-            "--swap-space=4",
+            "--swap-space=16",
             "no pages are swapped to the host; a preempted request is recomputed",
         ),
     ],
@@ -82,7 +85,7 @@ def test_a_key_of_a_file_is_answered_too(tmp_path_factory: pytest.TempPathFactor
     file = tmp_path_factory.mktemp("settings") / "a.toml"
     file.write_text("swap-space = 4")
     with pytest.raises(
-        UsageError, match="unknown setting 'swap_space'; no pages are swapped to the host; "
+        NotSupported, match="swap_space is not supported; no pages are swapped to the host; "
     ):
         LLM("demo", config=file)
 
@@ -91,3 +94,66 @@ def test_the_table_names_no_setting_of_headstock_and_only_flags_that_are_there()
     assert not EQUIVALENTS.keys() & keyword_names().keys()
     flags = {flag for text in EQUIVALENTS.values() for flag in re.findall(r"--[a-z-]+", text)}
     assert flags <= {setting.flag for setting in engine_settings().values()} and "--runner" in flags
+
+
+@pytest.mark.parametrize(
+    ("keywords", "flags", "note", "settings"),
+    [
+        ({"swap_space": 4}, ["--swap-space", "4"], "it is so anyway", {}),
+        (
+            {"enable_prefix_caching": True},
+            ["--enable-prefix-caching"],
+            "it is so anyway",
+            {"cache_type": "radix"},
+        ),
+        (
+            {"enable_prefix_caching": False},
+            ["--no-enable-prefix-caching"],
+            "taken as {cache_type} naive",
+            {"cache_type": "naive"},
+        ),
+        (
+            {"enforce_eager": True},
+            ["--enforce-eager"],
+            "taken as {runner} eager",
+            {"runner": "eager"},
+        ),
+        ({"async_scheduling": False}, ["--no-async-scheduling"], "taken as", {"overlap": False}),
+        ({"quantization": None}, ["--quantization", "null"], "it is so anyway", {}),
+    ],
+    ids=str,
+)
+def test_what_is_so_anyway_and_what_has_a_setting_is_taken_with_a_note(
+    keywords: dict[str, Any], flags: list[str], note: str, settings: dict[str, Any]
+) -> None:
+    parser = FlagParser()
+    add_engine_flags(parser)
+    for resolved in (
+        resolve_keywords(keywords, {}),
+        resolve_flags(parser.parse_args(flags), {}),
+    ):
+        assert len(resolved.notes) == 1
+        # Names are those of the surface: keywords in Python, flags on the command line.
+        assert note.partition("{")[0] in resolved.notes[0]
+        for name, value in settings.items():
+            assert getattr(resolved.engine, name) == value
+    assert resolve_keywords({}, {}).notes == ()
+
+
+def test_a_value_is_set_once_whatever_it_is_called() -> None:
+    with pytest.raises(UsageError, match="enforce_eager=True and runner=cudagraph set the same"):
+        resolve_keywords({"enforce_eager": True, "runner": "cudagraph"}, {})
+    # 1 is not True
+    with pytest.raises(NotSupported):
+        resolve_keywords({"enforce_eager": 1}, {})
+
+
+def test_each_meaning_is_a_setting_with_a_valid_value() -> None:
+    for name, (value, setting, here) in TAKEN.items():
+        assert name not in keyword_names() and name in EQUIVALENTS
+        resolved = resolve_keywords({name: value}, {})
+        assert getattr(resolved.engine, setting) == here
+    for name, values in SAME.items():
+        assert name not in keyword_names()
+        for value in values:
+            assert resolve_keywords({name: value}, {}).engine == EngineConfig()

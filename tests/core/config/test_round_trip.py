@@ -28,10 +28,13 @@ from headstock.text.generation_config import PARAM_NAMES
 OTHER_VALUES: dict[str, object] = {
     "model": "elsewhere",
     "revision": "v1.0",
+    "model_family": "my-families",
     "dtype": "bfloat16",
     "device": "cpu",
     "load_format": "dummy",
     "chat_template": "chat.jinja",
+    "tool_parser": "hermes",
+    "reasoning_parser": "think",
     "max_seq_len": 77,
     "max_seq_len_or_less": True,
     "attn": "fa,fi",
@@ -40,6 +43,9 @@ OTHER_VALUES: dict[str, object] = {
     "runner": "eager",
     "ops": "torch",
     "proposer": "ngram",
+    "logits_processors": ("one", "two"),
+    "grammar": "off",
+    "grammar_timeout": 2.5,
     "executor": "multiprocess",
     "opt": ("fa.x=1", "fa.y=2"),
     "page_size": 8,
@@ -64,6 +70,8 @@ OTHER_VALUES: dict[str, object] = {
     "tp": 2,
     "engine_seed": 14,
     "debug_invariants": True,
+    "debug_attention": True,
+    "debug_ops": True,
     "debug_canary": True,
     "faults": ("nan@7:2", "slow@3:0.5"),
     "record": "steps.recording",
@@ -94,6 +102,12 @@ OTHER_SAMPLING: dict[str, tuple[object, list[str]]] = {
     "include_stop_str_in_output": (True, ["on"]),
     "logit_bias": ({5: -100.0, 7: 1.5}, ["5=-100", "7=1.5"]),
     "allowed_token_ids": ((3, 4, 5), ["3 4", "5"]),
+    "user": ("ada", ["ada"]),
+    "extra_args": ({"a": [1, {"b": None}]}, ['{"a": [1, {"b": null}]}']),
+    "structured_outputs": (
+        {"choice": ("yes", "no")},
+        ['{"choice": ["yes", "no"]}'],
+    ),
 }
 """Field of SamplingParams -> another value than its default, and the texts of its flag."""
 

@@ -67,7 +67,10 @@ def eager() -> RunnerSpec:
         summary="launches every operation as it comes",
         implementation="headstock.builtin.eager:EagerRunner",
         capabilities=RunnerCapabilities(
-            devices=DEVICES, needs_graph=GraphSupport.NEVER, layouts=frozenset(LayoutKind)
+            devices=DEVICES,
+            needs_graph=GraphSupport.NEVER,
+            layouts=frozenset(LayoutKind),
+            pooling=True,
         ),
     )
 

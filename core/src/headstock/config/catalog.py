@@ -14,7 +14,7 @@ from headstock.config.sampling import collect_sampling_settings
 from headstock.config.setting import Setting, flag_to_key
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.value_types import Value
-from headstock.errors import UsageError, shorten, suggest_name
+from headstock.errors import NotSupported, UsageError, shorten, suggest_name
 
 
 @frozen
@@ -90,6 +90,10 @@ def find_setting_name(word: str, names: Mapping[str, SettingName], source_text: 
     word = word.replace("-", "_")
     if word not in names:
         equivalent = find_equivalent(word)
-        hint = suggest_name(shorten(word), names) if equivalent is None else f"; {equivalent}"
+        if equivalent is not None:
+            # A keyword's text has its name, a file's has not.
+            named = source_text if word in source_text else f"{source_text}: {word}"
+            raise NotSupported(f"{named} is not supported; {equivalent}")
+        hint = suggest_name(shorten(word), names)
         raise UsageError(f"{source_text}: unknown setting '{shorten(word)}'{hint}")
     return names[word]

@@ -8,15 +8,17 @@ from collections import ChainMap
 from collections.abc import Iterator, Mapping
 from typing import Any, get_args
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headstock.config.catalog import (
+    SettingName,
     engine_settings,
     find_setting_name,
     keyword_names,
     sampling_settings,
 )
 from headstock.config.engine import EngineConfig
+from headstock.config.equivalents import Meaning, find_meaning
 from headstock.config.setting_rules import POOL_SIZES, describe_size_conflict
 from headstock.config.sources import (
     SourceKind,
@@ -194,8 +196,13 @@ def resolve_keywords(
     raises: UsageError, for an unknown keyword with a suggestion
     """
     values: dict[str, SourceValue] = {}
+    foreign: list[str] = []
     plain = make_spelling(Surface(), engine_settings().values())
     for word, raw in keywords.items():
+        meaning = None if word in keyword_names() else find_meaning(word, raw)
+        if meaning is not None:
+            foreign += take_meaning(meaning, values, "keyword", word, f"{word}={shorten(raw)}")
+            continue
         # In the file and the environment there is no SamplingParams, so there these names are
         # settings.
         if word in sampling_settings() and word not in keyword_names():
@@ -208,7 +215,31 @@ def resolve_keywords(
         value = SourceValue(name, raw, "keyword", word, source_text)
         check_set_once(values, value)
         values[name.setting.key] = value
-    return merge_sources(values, os.environ if environ is None else environ, keywords=True)
+    environ = os.environ if environ is None else environ
+    resolved = merge_sources(values, environ, keywords=True)
+    return evolve(resolved, notes=(*map(plain.render, foreign), *resolved.notes))
+
+
+def take_meaning(
+    meaning: Meaning,
+    values: dict[str, SourceValue],
+    source_kind: SourceKind,
+    source_name: str,
+    source_text: str,
+) -> list[str]:
+    """The notes on another engine's setting, which names settings by flags.
+
+    writes: values, where it is another setting here
+    raises: UsageError when that is set already
+    """
+    if not meaning.setting:
+        return [f"{source_text}: it is so anyway"]
+    setting = engine_settings()[meaning.setting]
+    value = SourceValue(SettingName(setting), meaning.value, source_kind, source_name, source_text)
+    check_set_once(values, value)
+    values[setting.key] = value
+    shown = setting.value_type.show(value.value())
+    return [f"{source_text}: taken as {setting.flag} {shown}"]
 
 
 def make_engine_config(**keywords: object) -> EngineConfig:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import attrs
 from attrs import Factory, frozen
 
+from headstock.config.part_settings import PartSettings
 from headstock.config.patterns import (
-    ATTN,
     DTYPE_SPELLINGS,
     FAULT,
     FP8_SPELLINGS,
     GRAPH_BATCH,
     LEVEL_SPELLINGS,
-    NAME,
-    OPTION,
     SGLANG_TOKENS,
     VLLM_RATIO,
     VLLM_SEQS,
@@ -33,120 +31,13 @@ DEFAULT_RUNNING = 256
 
 
 @frozen(kw_only=True)
-class EngineConfig:
+class EngineConfig(PartSettings):
     """The settings of an engine, each checked alone and against the others.
 
     Plugins and models check what concerns them later.
     raises: UsageError with the setting, the value and the rule
     """
 
-    model: str = setting_field(
-        "--model",
-        Text(form="NAME|DIR|HUB-ID"),
-        "demo",
-        "an installed checkpoint's name, a directory in Hugging Face layout, or a hub id",
-        aliases=("--model-path", "-m"),
-        default_text="demo, the bundled checkpoint",
-        group="model",
-    )
-    revision: str | None = setting_field(
-        "--revision",
-        Text(form="BRANCH|TAG|COMMIT", word="auto"),
-        None,
-        "revision of a model on the hub, of its weights and its tokenizer",
-        default_text="auto: the main branch",
-        group="model",
-    )
-    dtype: str = setting_field(
-        "--dtype",
-        Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPE_SPELLINGS),
-        "auto",
-        (
-            "type of weights and activations; auto: float32 on a CPU; on CUDA the checkpoint's, "
-            "but float16 for float32"
-        ),
-        group="model",
-    )
-    device: str = setting_field(
-        "--device",
-        Choice(names=("auto", "cpu", "cuda"), spellings={"gpu": "cuda"}),
-        "auto",
-        "where to run; auto: CUDA when there is one",
-        group="model",
-    )
-    load_format: str = setting_field(
-        "--load-format",
-        Choice(names=("auto", "dummy")),
-        "auto",
-        "dummy: random weights of the right shapes",
-        group="model",
-    )
-    chat_template: str | None = setting_field(
-        "--chat-template",
-        Text(form="FILE|TEXT", word="auto"),
-        None,
-        "Jinja template of chats in place of the model's; as a flag of run it implies --chat",
-        default_text="auto: the model's",
-        group="model",
-    )
-    max_seq_len: int | None = setting_field(
-        "--max-seq-len",
-        Integer(least=1, word="auto"),
-        None,
-        "maximum number of tokens of a request, prompt and output together",
-        aliases=("--max-seq-len-override", "--max-model-len"),
-        default_text="from the model, cut to what the pool can hold",
-        group="model",
-    )
-    # A switch beside the size, so that presets need no special case and a plain size still fails
-    # when it cannot be served (docs/decisions/0006-configuration.md).
-    max_seq_len_or_less: bool = setting_field(
-        "--max-seq-len-or-less",
-        Switch(),
-        False,
-        "cut --max-seq-len to the model's limit, in place of an error",
-        group="model",
-    )
-    attn: str = setting_field(
-        "--attn",
-        ATTN,
-        "auto",
-        "attention backend for both phases, or one for prefill and one for decode",
-        aliases=("--attention-backend",),
-        default_text="auto: the first of the device's list that can run",
-        group="parts",
-    )
-    cache_type: str = setting_field(
-        "--cache-type", NAME, "radix", "policy for reusing the KV pages of prompts", group="parts"
-    )
-    scheduler: str = setting_field(
-        "--scheduler", NAME, "mixed", "policy that picks what each step computes", group="parts"
-    )
-    runner: str = setting_field(
-        "--runner",
-        NAME,
-        "auto",
-        "how a step is launched",
-        default_text="auto: cudagraph where the decode backend supports it, else eager",
-        group="parts",
-    )
-    ops: str = setting_field(
-        "--ops", NAME, "auto", "kernels of the decoder's operations", group="parts"
-    )
-    proposer: str = setting_field(
-        "--proposer", NAME, "off", "what guesses next tokens for a step to verify", group="parts"
-    )
-    executor: str = setting_field(
-        "--executor", NAME, "inline", "where steps are executed", group="parts"
-    )
-    opt: tuple[str, ...] = setting_field(
-        "--opt",
-        Texts(item=OPTION, spaced=True),
-        (),
-        "an option of one plugin, such as fa.num_splits=4",
-        default_text="none",
-        group="parts",
-    )
     page_size: int | str = setting_field(
         "--page-size",
         Integer(least=1, word="auto", unset="auto"),
@@ -211,7 +102,7 @@ class EngineConfig:
         ),
         "auto",
         "type of keys and values in the pool; auto: the model's",
-        aliases=("--pa-cache-type",),
+        aliases=("--pa-cache-type", "--kv-cache-dtype"),
         group="memory",
     )
     paged_attn: str = setting_field(
@@ -330,11 +221,13 @@ class EngineConfig:
         group="running",
     )
     debug_invariants: bool = setting_field(
-        "--debug-invariants",
-        Switch(),
-        False,
-        "check each schedule; what attention leaves out is NaN",
-        group="running",
+        "--debug-invariants", Switch(), False, "check schedules, answers, writes", group="running"
+    )
+    debug_attention: bool = setting_field(
+        "--debug-attention", Switch(), False, "compare attention with float32", group="running"
+    )
+    debug_ops: bool = setting_field(
+        "--debug-ops", Switch(), False, "compare operations with plain torch", group="running"
     )
     debug_canary: bool = setting_field(
         "--debug-canary", Switch(), False, "fail when a free page is written", group="running"

@@ -1,9 +1,14 @@
-"""Settings of vLLM and SGLang that headstock lacks, each with what replaces it here."""
+"""Settings of vLLM and SGLang that headstock lacks, each with what replaces it here.
+
+Values that ask for what is so anyway are taken, and those that a setting of headstock spells.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+
+from attrs import frozen
 
 EAGER = "CUDA graphs are replayed where the backend allows it; --runner eager runs without"
 PREFIXES = "prefixes are reused by default; --cache-type naive turns that off"
@@ -16,7 +21,9 @@ QUANTIZED = (
 CHUNKED = "long prompts are always cut into chunks of --max-batch-tokens"
 ONE_DEVICE = "this version runs on one device"
 ADAPTERS = "adapters are not served; merge one into its model"
-UNSPECULATIVE = "there is no speculative decoding"
+SPECULATION = (
+    "--proposer ngram guesses tokens by what followed them before; drafts of a model are not there"
+)
 OVERLAP = "steps are scheduled ahead by default; --overlap off turns that off"
 OWN_TOKENIZER = "the tokenizer is the one in the model's directory"
 
@@ -33,7 +40,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         "one step",
         "max_seq_len_to_capture": "--cuda-graph-max-bs and --cuda-graph-max-tokens limit what is "
         "captured",
-        **dict.fromkeys(("kv_cache_dtype", "cache_dtype"), "--kv-dtype is the type of the KV pool"),
+        "cache_dtype": "--kv-dtype is the type of the KV pool",
         "mem_fraction_static": "--memory-ratio is the share of the free memory that is used",
         **dict.fromkeys(
             ("context_length", "max_context_len"),
@@ -47,11 +54,13 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("distributed_executor_backend", "disable_custom_all_reduce"), ONE_DEVICE),
         **dict.fromkeys(("enable_lora", "lora_modules", "lora_paths"), ADAPTERS),
         **dict.fromkeys(
-            ("speculative_config", "speculative_algorithm", "num_speculative_tokens"), UNSPECULATIVE
+            ("speculative_config", "speculative_algorithm", "num_speculative_tokens"), SPECULATION
         ),
         **dict.fromkeys(
             ("tokenizer", "tokenizer_path", "tokenizer_mode", "skip_tokenizer_init"), OWN_TOKENIZER
         ),
+        "compilation_config": EAGER,
+        "hf_overrides": "config.json is read as it is; change a copy of it",
         "tokenizer_revision": "--revision is that of the weights and the tokenizer",
         "download_dir": "the environment's HF_HOME says where models are kept",
         "hf_token": "the environment's HF_TOKEN is used",
@@ -60,6 +69,82 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
 """The name as a keyword -> a sentence that is true whatever the value, with flags of headstock in
 it.
 """
+
+
+SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
+    {
+        "enable_prefix_caching": (True,),
+        "disable_radix_cache": (False,),
+        "enforce_eager": (False,),
+        "disable_cuda_graph": (False,),
+        "async_scheduling": (True,),
+        "disable_overlap_schedule": (False,),
+        "enable_chunked_prefill": (True,),
+        "trust_remote_code": (False,),
+        "pipeline_parallel_size": (1,),
+        "data_parallel_size": (1,),
+        "enable_expert_parallel": (False,),
+        "distributed_executor_backend": (None, "uni"),
+        "disable_custom_all_reduce": (True, False),
+        # Several answers to a prompt share its pages, and a preempted request is recomputed: pages
+        # on the host would never be used.
+        "swap_space": (0, 4),
+        "cpu_offload_gb": (0,),
+        "kv_offloading_size": (None, 0),
+        **dict.fromkeys(("quantization", "speculative_config", "tokenizer_revision"), (None,)),
+        "tokenizer": (None,),
+        "tokenizer_mode": ("auto",),
+        "skip_tokenizer_init": (False,),
+        "enable_lora": (False,),
+        "enable_sleep_mode": (False,),
+        "use_v2_block_manager": (True,),
+        "model_impl": ("auto",),
+        "task": (None, "auto", "generate"),
+        "generation_config": ("auto",),
+        "limit_mm_per_prompt": (None, {}),
+        "disable_log_stats": (True, False),
+        "disable_log_requests": (True,),
+        "enable_log_requests": (False,),
+        "enable_auto_tool_choice": (True,),
+    }
+)
+"""The name -> the values that ask for what is so anyway."""
+
+TAKEN: Mapping[str, tuple[object, str, object]] = MappingProxyType(
+    {
+        "enforce_eager": (True, "runner", "eager"),
+        "disable_cuda_graph": (True, "runner", "eager"),
+        "enable_prefix_caching": (False, "cache_type", "naive"),
+        "disable_radix_cache": (True, "cache_type", "naive"),
+        "async_scheduling": (False, "overlap", False),
+        "disable_overlap_schedule": (True, "overlap", False),
+    }
+)
+"""The name -> a value, and the setting here with the value that does the same."""
+
+
+@frozen
+class Meaning:
+    """What another engine's setting means here: a setting and its value; no setting when it is so
+    anyway.
+    """
+
+    setting: str = ""
+    value: object = None
+
+
+def find_meaning(word: str, value: object) -> Meaning | None:
+    """The meaning of another engine's setting with this value; None when it has none here."""
+    taken = TAKEN.get(word)
+    if taken is not None and _is_same(taken[0], value):
+        return Meaning(*taken[1:])
+    same = any(_is_same(each, value) for each in SAME.get(word, ()))
+    return Meaning() if same else None
+
+
+def _is_same(wanted: object, value: object) -> bool:
+    """Whether two values are equal, and not one of them True and the other 1."""
+    return isinstance(wanted, bool) == isinstance(value, bool) and wanted == value
 
 
 def find_equivalent(name: str) -> str | None:

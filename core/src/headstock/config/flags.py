@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import argparse
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
+from attrs import evolve
+
 from headstock.config.catalog import SettingName, engine_settings, sampling_settings
-from headstock.config.effective import ResolvedConfig, merge_sources
-from headstock.config.equivalents import find_equivalent
+from headstock.config.effective import ResolvedConfig, merge_sources, take_meaning
+from headstock.config.equivalents import SAME, TAKEN, find_equivalent, find_meaning
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.sources import SourceValue
 from headstock.config.value_types import Choice, Repeated, Switch
-from headstock.errors import UsageError, shorten, suggest_name
+from headstock.errors import NotSupported, UsageError, shorten, suggest_name
 
 DEST_PREFIX = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
+
+FOREIGN_PREFIX = "foreign "
+"""Where it keeps other engines' flags."""
 
 GROUP_TITLES = {
     "sources": "sources",
@@ -90,7 +96,8 @@ class FlagParser(argparse.ArgumentParser):
             if equivalent
             else suggest_name(word, flags, prefix="--") or f"; see '{self.prog} --help'"
         )
-        raise UsageError(f"unknown flag {shorten(word)}{close}")
+        kind = NotSupported if equivalent else UsageError
+        raise kind(f"unknown flag {shorten(word)}{close}")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:
@@ -101,6 +108,42 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         for setting in settings:
             if setting.group == group:
                 _add_flag(section, setting)
+    for name in sorted({*SAME, *TAKEN}):
+        _add_foreign_flag(parser, name)
+
+
+def _add_foreign_flag(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add another engine's flag, which the help leaves out."""
+
+    class Remember(argparse.Action):
+        def __call__(
+            self,
+            parser: argparse.ArgumentParser,
+            namespace: argparse.Namespace,
+            values: str | Sequence[object] | None,
+            option_string: str | None = None,
+        ) -> None:
+            flag = str(option_string)
+            value = flag != negative if values is None else _read_foreign(str(values))
+            meaning = find_meaning(name, value)
+            if meaning is None and isinstance(parser, FlagParser):
+                parser.refuse(flag)
+            text = flag if values is None else f"{flag} {shorten(values)}"
+            setattr(namespace, self.dest, (meaning, flag, text))
+
+    flag = f"--{name.replace('_', '-')}"
+    negative = f"--no-{name.replace('_', '-')}"
+    options: dict[str, Any] = {"help": argparse.SUPPRESS, "default": argparse.SUPPRESS}
+    options |= {"dest": FOREIGN_PREFIX + name, "nargs": "?", "action": Remember}
+    parser.add_argument(flag, negative, **options)
+
+
+def _read_foreign(text: str) -> object:
+    """The value of another engine's flag: a JSON value, or text."""
+    try:
+        return json.loads(text.lower())
+    except ValueError:
+        return text
 
 
 def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
@@ -183,4 +226,10 @@ def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> 
         for dest, value in vars(namespace).items()
         if dest.startswith(DEST_PREFIX)
     }
-    return merge_sources(flags, environ)
+    foreign: list[str] = []
+    for dest, found in vars(namespace).items():
+        if dest.startswith(FOREIGN_PREFIX):
+            meaning, flag, text = found
+            foreign += take_meaning(meaning, flags, "flag", flag, text)
+    resolved = merge_sources(flags, environ)
+    return evolve(resolved, notes=(*foreign, *resolved.notes))

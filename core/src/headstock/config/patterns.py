@@ -23,6 +23,16 @@ VLLM_SEQS = (
     "the maximum number of running requests, as in vLLM; Hetero-Paged-Infer's flag counts "
     "the waiting ones too"
 )
+MARK_SPELLINGS = {
+    "none": "off",
+    **dict.fromkeys(
+        ("qwen3", "qwen3-thinking", "deepseek_r1", "deepseek-r1", "deepseek_v3", "glm45"), "think"
+    ),
+    "magistral": "mistral",
+    "seed_oss": "seed",
+}
+"""Reasoning parsers of vLLM and SGLang -> the marks that they look for."""
+
 GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
 
 NAME = Text(pattern=r"[^\s,]+", rule="must be one name without spaces or commas", form="NAME")

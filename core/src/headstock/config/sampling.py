@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -25,15 +26,27 @@ from headstock.errors import RequestError, shorten
 from headstock.sampling_checks import (
     IntegerCheck,
     NumberCheck,
+    TextCheck,
     TokenIdsCheck,
     check_bool,
+    check_extra_args,
     check_logit_bias,
     check_stop_strings,
 )
 from headstock.sampling_params import SamplingParams
+from headstock.structured_outputs import StructuredOutputsParams
 
 SEPARATORS = re.compile(r"[\s,]+")
 """What separates the ids and biases of one text."""
+
+
+def _check_value(name: str, value: object) -> Value:
+    """The value as SamplingParams holds it in its field `name`.   raises: InvalidValue"""
+    try:
+        # The class itself checks, so that flags, files and Python have one rule and one sentence.
+        return getattr(SamplingParams(**{name: value}), name)  # type: ignore[no-any-return,arg-type]
+    except RequestError as error:
+        raise InvalidValue(str(error).removeprefix(name).lstrip(": ")) from None
 
 
 @frozen(kw_only=True)
@@ -44,12 +57,7 @@ class CheckedEntries(Repeated):
 
     def check_value(self, value: object) -> Value:
         """The value as SamplingParams holds it.   raises: InvalidValue"""
-        try:
-            # The class itself checks, so that flags, files and Python have one rule and one
-            # sentence.
-            return getattr(SamplingParams(**{self.name: value}), self.name)  # type: ignore[no-any-return,arg-type]
-        except RequestError as error:
-            raise InvalidValue(str(error).removeprefix(f"{self.name} ")) from None
+        return _check_value(self.name, value)
 
 
 @frozen(kw_only=True)
@@ -131,6 +139,60 @@ class LogitBiases(CheckedEntries):
         return ",".join(f"{token}={bias:g}" for token, bias in value.items())
 
 
+@frozen(kw_only=True)
+class UserName(ValueType):
+    """A text; `auto` leaves it unset. `name` is its field."""
+
+    name: str
+
+    def read(self, raw: object) -> Value:
+        return None if raw is None or raw == "auto" else _check_value(self.name, raw)
+
+    def describe(self) -> str:
+        return "NAME, or 'auto'"
+
+    def show(self, value: Value) -> str:
+        return "auto" if value is None else str(value)
+
+
+@frozen(kw_only=True)
+class Arguments(ValueType):
+    """Values by name: a table in a file, or a JSON object.
+
+    `auto` leaves them unset. `name` is their field.
+    """
+
+    name: str
+
+    def describe(self) -> str:
+        return "JSON, or 'auto'"
+
+    def read(self, raw: object) -> Value:
+        if raw is None or raw == "auto":
+            return None
+        if isinstance(raw, str):
+            try:
+                raw = json.loads(raw)
+            except (ValueError, RecursionError) as error:
+                raise InvalidValue(f"must be a JSON object, got {shorten(raw)}: {error}") from None
+        return _check_value(self.name, raw)
+
+    def show(self, value: Value) -> str:
+        return json.dumps(value) if isinstance(value, Mapping) else "auto"
+
+
+@frozen(kw_only=True)
+class AnswerForm(Arguments):
+    """The form of an answer: a table in a file, or JSON.
+
+    `auto` leaves it unset. `name` is its field.
+    """
+
+    def read(self, raw: object) -> Value:
+        form = super().read(raw)
+        return form.as_dict() if isinstance(form, StructuredOutputsParams) else form
+
+
 def _split_entries(raw: object) -> Iterable[object]:
     """The single entries of a text, or of a list of texts and numbers.   raises: InvalidValue"""
     if not isinstance(raw, str | list | tuple):
@@ -170,6 +232,12 @@ def _choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
             return Number(least=low, most=high, rule=f"must be {rule}", above=above, word="auto")
         case TokenIdsCheck():
             return TokenIdList(name=field.name)
+        case TextCheck():
+            return UserName(name=field.name)
+        case check if check is check_extra_args:
+            return Arguments(name=field.name)
+        case None if field.name == "structured_outputs":
+            return AnswerForm(name=field.name)
         case check if check is check_bool:
             return Switch()
         case check if check is check_stop_strings:

@@ -104,10 +104,11 @@ def name_parameters(text: str, names: Mapping[str, str]) -> str:
     # A message begins with the parameter. Later only words with "_" surely are parameters: "n" or
     # "stop" may be plain words.
     first, space, rest = text.partition(" ")
+    name = first.removesuffix(":")
     words = re.sub(
         r"(?<![\w.-])[a-z]+(?:_[a-z]+)+(?![\w-])", lambda word: names.get(word[0], word[0]), rest
     )
-    return f"{names.get(first, first)}{space}{words}"
+    return f"{names.get(name, name)}{first[len(name) :]}{space}{words}"
 
 
 def _is_value(word: str, value_type: ValueType) -> bool:

@@ -19,7 +19,17 @@ INT32_MAX = 2**31 - 1
 SWITCH_WORDS = {"on": True, "off": False, "1": True, "0": False, "true": True, "false": False}
 """How a switch, of a setting or of a plugin's option, is written."""
 
-Value = bool | int | float | str | tuple[str, ...] | tuple[int, ...] | Mapping[int, float] | None
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | tuple[str, ...]
+    | tuple[int, ...]
+    | Mapping[int, float]
+    | Mapping[str, object]
+    | None
+)
 
 
 class InvalidValue(Exception):

@@ -10,7 +10,7 @@ from headstock.config import EngineConfig
 from headstock.doctor.finding import Check, Finding, Status, fail_finding, pass_finding, run_check
 
 if TYPE_CHECKING:
-    from headstock.doctor.environment import FamilyAndConfig
+    from headstock.startup.model_loading import FamilyAndConfig
 
 __all__ = ["Finding", "Status", "check_parts", "run_checks"]
 

@@ -8,26 +8,23 @@ from pathlib import Path
 
 from attrs import frozen
 
-from headstock import spi
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, try_step, warn_finding
 from headstock.errors import HeadstockError
-from headstock.spi import DeviceEnv, ModelConfig, PluginSpec, Rejection
+from headstock.spi import DeviceEnv, PluginSpec, Rejection
 from headstock.startup.capabilities import find_obstacles
 from headstock.startup.device import describe_device
-from headstock.startup.model_loading import locate_model, read_model, resolve_max_seq_len
+from headstock.startup.model_loading import (
+    FamilyAndConfig,
+    locate_model,
+    read_family,
+    resolve_max_seq_len,
+)
 from headstock.startup.model_needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import negotiate_terms
+from headstock.startup.refusals import check_resolve, make_part_query
 from headstock.startup.select import bind_operations, check_plugin_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached
-
-
-@frozen
-class FamilyAndConfig:
-    """A model family, and the configuration that it read."""
-
-    family: spi.Model
-    config: ModelConfig
 
 
 @frozen(kw_only=True)
@@ -54,8 +51,10 @@ class Environment:
         """Check that the selected plugins can serve together.   raises: HeadstockError"""
         if self.needs is None or self.model is None:
             return
+        query = make_part_query(self.config, self.needs)
+        check_resolve(self.model.spec, "the model family", query, self.env)
         parts = select_plugins(self.config, self.env, self.needs)
-        check_plugin_options(self.config, parts)
+        check_plugin_options(self.config, parts, self.model.spec)
         terms = negotiate_terms(self.config, parts, self.model.config, self.dtype, self.env)
         _, operations = bind_operations(parts, self.model.config)
         selection = {
@@ -68,6 +67,8 @@ class Environment:
         }
         if parts.proposer is not None:
             selection["proposer"] = parts.proposer.spec.name
+        if parts.processors:
+            selection["logits processors"] = ", ".join(each.spec.name for each in parts.processors)
         yield pass_finding(
             "choice", ", ".join(f"{label} {name}" for label, name in selection.items())
         )
@@ -88,13 +89,11 @@ def inspect_environment(config: EngineConfig) -> Environment:
     except HeadstockError as error:
         problems.append(fail_finding(subject, str(error), "", error.exit_code))
     if directory is not None:
-        family_and_config = try_step("config.json", partial(read_model, directory), problems)
-        model = family_and_config and FamilyAndConfig(*family_and_config)
+        read = partial(read_family, directory, config.model_family, config.opt)
+        model = try_step("config.json", read, problems)
     dtype_and_needs = None
     if env is not None and model is not None:
-        dtype_and_needs = try_step(
-            "choice", partial(_find_needs, config, model.config, env), problems
-        )
+        dtype_and_needs = try_step("choice", partial(_find_needs, config, model, env), problems)
     return Environment(
         config=config,
         # With a --device that is not there, the plugins are still compared with what is.
@@ -108,8 +107,9 @@ def inspect_environment(config: EngineConfig) -> Environment:
 
 
 def _find_needs(
-    config: EngineConfig, model: ModelConfig, env: DeviceEnv
+    config: EngineConfig, model: FamilyAndConfig, env: DeviceEnv
 ) -> tuple[str, AttentionNeeds]:
-    """Find the dtype, and what the model asks of attention.   raises: HeadstockError"""
-    dtype = resolve_model_dtype(config.dtype, model, env)
-    return dtype, find_attention_needs(config, model, dtype, resolve_max_seq_len(config, model, []))
+    """Find the dtype, and what the model asks of its parts.   raises: HeadstockError"""
+    dtype = resolve_model_dtype(config.dtype, model.config, env)
+    max_len = resolve_max_seq_len(config, model.config, [])
+    return dtype, find_attention_needs(config, model.config, dtype, max_len, model.formats)

@@ -10,7 +10,7 @@ from headstock.doctor.finding import Finding, fail_finding, pass_finding, warn_f
 from headstock.errors import format_count, shorten
 
 if TYPE_CHECKING:
-    from headstock.doctor.environment import FamilyAndConfig
+    from headstock.startup.model_loading import FamilyAndConfig
 
 _SAMPLE_TEXT = "Once upon a time"
 
