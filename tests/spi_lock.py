@@ -22,7 +22,15 @@ LOCK = Path(__file__).parents[1] / "core" / "spi.lock"
 LIBRARIES = {
     "headstock.nn": ("attention", "runner", "ops", "model"),
     "headstock.ops": ("ops",),
-    "headstock.conformance": ("attention", "cache", "scheduler", "runner", "ops", "model"),
+    "headstock.conformance": (
+        "attention",
+        "cache",
+        "ops",
+        "scheduler",
+        "model",
+        "proposer",
+        "logits",
+    ),
 }
 """Package beside headstock.spi -> the kinds whose plugins may import it."""
 

@@ -1,5 +1,6 @@
 """The contract between headstock and its plugins. Importing it does not import torch."""
 
+from headstock.errors import CannotRun
 from headstock.spi.attention import (
     MAX_PREFIX_GROUPS,
     AttentionBackend,
@@ -17,7 +18,7 @@ from headstock.spi.attention import (
     PrefixGroups,
     SharedPrefixes,
 )
-from headstock.spi.batch import Batch, KVLayer, Sample, Sampling
+from headstock.spi.batch import Batch, KVLayer, Pooling, Processing, Sample, Sampling
 from headstock.spi.cache import (
     CacheCapabilities,
     CachePolicy,
@@ -29,8 +30,17 @@ from headstock.spi.cache import (
 from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
+from headstock.spi.grammar import (
+    CompiledGrammar,
+    GrammarEngine,
+    GrammarKind,
+    GrammarSpec,
+    Matcher,
+    Vocabulary,
+)
 from headstock.spi.int_set import IntSet
 from headstock.spi.kv import FullKV, KVGroup, LatentKV, Layout, LayoutKind, StateKV, StateTensor
+from headstock.spi.logits import LogitColumn, LogitsProcessor, LogitsSpec
 from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec, Role
 from headstock.spi.model_config import (
     Activation,
@@ -53,6 +63,7 @@ from headstock.spi.ops import (
     OpsSpec,
     Stream,
 )
+from headstock.spi.part_query import PartQuery
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.proposer import Proposer, ProposerSpec
 from headstock.spi.row_tables import PrefixInputs, PromptInputs, RowTables
@@ -64,8 +75,16 @@ from headstock.spi.runner import (
     RunnerCapabilities,
     RunnerSpec,
 )
-from headstock.spi.scheduler import Budget, ScheduleDecision, ScheduleFunction, SchedulerSpec, View
+from headstock.spi.scheduler import (
+    Budget,
+    RequestColumns,
+    ScheduleDecision,
+    ScheduleFunction,
+    SchedulerSpec,
+    View,
+)
 from headstock.spi.steps import AttendInto, DecodeStep, PromptStep
+from headstock.spi.tools import Tool, ToolEvent, ToolEventKind, ToolParser, ToolParserSpec
 from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 from headstock.spi.weight import Params, Weight, WeightFormat, WeightKind
@@ -91,9 +110,11 @@ __all__ = [
     "CachePolicy",
     "CacheSpec",
     "CacheStats",
+    "CannotRun",
     "CaptureProgress",
     "CheckpointSpec",
     "CommandSpec",
+    "CompiledGrammar",
     "DecodeAttention",
     "DecodeStep",
     "DeviceEnv",
@@ -101,6 +122,9 @@ __all__ = [
     "Experts",
     "Feature",
     "FullKV",
+    "GrammarEngine",
+    "GrammarKind",
+    "GrammarSpec",
     "GraphSupport",
     "GroupQuery",
     "Head",
@@ -114,7 +138,11 @@ __all__ = [
     "LayerInfo",
     "Layout",
     "LayoutKind",
+    "LogitColumn",
+    "LogitsProcessor",
+    "LogitsSpec",
     "Match",
+    "Matcher",
     "Model",
     "ModelConfig",
     "ModelSpec",
@@ -123,11 +151,14 @@ __all__ = [
     "OpsSpec",
     "ParamSpec",
     "Params",
+    "PartQuery",
     "Phase",
     "Planning",
     "PluginSpec",
+    "Pooling",
     "PrefixGroups",
     "PrefixInputs",
+    "Processing",
     "Program",
     "PromptInputs",
     "PromptStep",
@@ -135,6 +166,7 @@ __all__ = [
     "ProposerSpec",
     "QkNorm",
     "Rejection",
+    "RequestColumns",
     "Require",
     "Role",
     "Rope",
@@ -155,8 +187,14 @@ __all__ = [
     "StateKV",
     "StateTensor",
     "Stream",
+    "Tool",
+    "ToolEvent",
+    "ToolEventKind",
+    "ToolParser",
+    "ToolParserSpec",
     "Variant",
     "View",
+    "Vocabulary",
     "Weight",
     "WeightFormat",
     "WeightKind",

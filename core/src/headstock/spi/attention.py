@@ -8,12 +8,12 @@ from enum import Enum, IntEnum
 from typing import TYPE_CHECKING, Any
 
 from attrs import field, frozen
-from attrs.validators import deep_iterable, instance_of, optional
+from attrs.validators import deep_iterable, instance_of
 
 from headstock.spi.environment import DeviceRange
 from headstock.spi.int_set import IntSet
 from headstock.spi.kv import Layout, LayoutKind
-from headstock.spi.plugin import PluginSpec, check_path
+from headstock.spi.plugin import PluginSpec
 
 if TYPE_CHECKING:
     import numpy as np
@@ -125,13 +125,11 @@ class AttentionCapabilities:
 class AttentionSpec(PluginSpec):
     """An attention backend as its entry point returns it.
 
-    `implementation` names an `AttentionBackend`. `resolve` names a function
-    `(AttentionQuery, DeviceEnv) -> AttentionCapabilities | tuple[Rejection, ...]`, or is None; it
-    may only narrow `capabilities`.
+    `implementation` names an `AttentionBackend`. `resolve` gives
+    `AttentionCapabilities | tuple[Rejection, ...]`; it may only narrow `capabilities`.
     """
 
     capabilities: AttentionCapabilities = field(validator=instance_of(AttentionCapabilities))
-    resolve: str | None = field(default=None, validator=optional(check_path))
 
 
 @frozen(kw_only=True)

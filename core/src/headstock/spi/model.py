@@ -115,5 +115,6 @@ class Model:
 class ModelSpec(PluginSpec):
     """A model family as its entry point returns it; `implementation` names a `Model`.
 
-    The name of the entry point is the architecture.
+    The name of the entry point is the architecture. With a class of options, `implementation` names
+    a function that makes a `Model` out of them.
     """

@@ -19,6 +19,9 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
         "proposer": (0, 2, 0),
+        "tools": (0, 2, 0),
+        "logits": (0, 2, 0),
+        "grammar": (0, 2, 0),
     }
 )
 """Kind of plugin -> (major, edition, revision) that this core offers.
@@ -27,7 +30,7 @@ A revision only adds, as docs/plugins.md defines; any other change is an edition
 group of a kind is `headstock.KIND`.
 """
 
-RESERVED = ("grammar", "tools", "quant", "weights")
+RESERVED = ("quant", "weights")
 """Kinds whose group names are taken for later and must not be used by anyone else."""
 
 
