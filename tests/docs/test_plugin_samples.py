@@ -10,10 +10,10 @@ from typing import Any
 import ops_cases
 import torch
 from attrs import evolve
-from paged import Paged
 from safetensors.torch import save_file
 from source_tree import ROOT
 
+from headstock.conformance.model.paged import Paged
 from headstock.nn.decoder import forward
 from headstock.ops.bound import BoundOps
 from headstock.ops.torch_ops import TorchOps

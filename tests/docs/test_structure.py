@@ -7,7 +7,10 @@ import re
 from source_tree import CORE, ROOT, files, imports, tree
 
 PAGE = (ROOT / "docs" / "structure.md").read_text()
-ANYONE = {"spi", "errors", "logs", "outputs", "callbacks", "sampling_params", "sampling_checks"}
+ANYONE = {
+    *("spi", "errors", "logs", "outputs", "callbacks"),
+    *("sampling_params", "sampling_checks", "structured_outputs"),
+}
 """What every folder may import."""
 
 

@@ -65,7 +65,9 @@ def test_the_name_of_a_step_is_the_one_that_timelines_show(
     monkeypatch.setattr(torch.cuda.nvtx, "range", names.append)
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"))
     nothing: Any = None
-    executor = LocalExecutor(buffers=on_cuda, sampling=nothing, runner=nothing, router=nothing)
+    executor = LocalExecutor(
+        buffers=on_cuda, sampling=nothing, pooling=nothing, runner=nothing, router=nothing
+    )
     seats, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
     told = {
         "rows": seats,
