@@ -41,6 +41,7 @@ def spec() -> RunnerSpec:
             devices=(DeviceRange("cpu"),),
             needs_graph=GraphSupport.DECODE,
             layouts=frozenset(LayoutKind),
+            pooling=True,
         ),
     )
 

@@ -58,7 +58,7 @@ def test_streamed_text_equals_final_text(llm: LLM) -> None:
         pieces = [piece.outputs[0] for piece in llm.stream(prompt, GREEDY)]
         (whole,) = llm.generate(prompt, GREEDY)[0].outputs
         assert "".join(piece.text for piece in pieces) == whole.text
-        assert tuple(token for piece in pieces for token in piece.token_ids) == whole.token_ids
+        assert [token for piece in pieces for token in piece.token_ids] == whole.token_ids
 
 
 def test_a_stop_string_cuts_the_text_where_it_begins(llm: LLM) -> None:

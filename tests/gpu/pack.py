@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 GLIBCS = (39, 35, 34, 31, 28, 27, 26, 24, 17, 12, 5)
 KERNELS = ("flashinfer-python==0.6.18.post1", "apache-tvm-ffi==0.1.9")
-PURE = ("stevedore==5.10.0",)
+PURE = ("llguidance==1.9.1", "stevedore==5.10.0")
+SERVER = ("httptools==0.9.0", "msgspec==0.22.0", "starlette==1.10.0", "uvicorn==0.54.0")
 VLLM = "vllm==0.24.0"
 WANTED_OF_VLLM = ("_vllm_fa3_C.abi3.so", "dist-info/METADATA")
 """FlashAttention-3's library, and what says that vllm is installed; nothing else of it is used."""
@@ -93,7 +94,7 @@ def pack_kernels(target: Path, work: Path) -> None:
     shutil.rmtree(work, ignore_errors=True)
     site = work / "site"
     site.mkdir(parents=True)
-    unpack(download(KERNELS + PURE, work / "wheels"), site)
+    unpack(download(KERNELS + PURE + SERVER, work / "wheels"), site)
     unpack(download((VLLM,), work / "vllm"), site, WANTED_OF_VLLM)
     (site / "vllm" / "__init__.py").touch()
     subprocess.run(f"tar -C {work} -cf - site | xz -T2 -3 > {target}", shell=True, check=True)

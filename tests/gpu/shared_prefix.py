@@ -7,10 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import attention_cases as cases
-import shared_cases
 import torch
-from attention_cases import Case
 from attrs import asdict, evolve
 from gpu.graphs import Compared
 from gpu.kernels import LAYER, Contestant, Findings, captured
@@ -18,6 +15,9 @@ from gpu.speed import device_us
 from gpu.tokens import questions
 
 from headstock import LLM, SamplingParams
+from headstock.conformance import attention as cases
+from headstock.conformance.attention import Case
+from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo
 
 LAYOUTS = (

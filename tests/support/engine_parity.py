@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from parity import tokens
 from transformers import AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
+from headstock.conformance.model.parity import tokens
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 MAX_TOKENS = 10

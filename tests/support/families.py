@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from attrs import evolve, field, frozen
-from paged import Paged
-from parity import SHAPE
 from torch import Tensor
 
+from headstock.conformance.model.paged import Paged
+from headstock.conformance.model.parity import SHAPE
 from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
 from headstock.weights import load_weights, read_config
 from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3

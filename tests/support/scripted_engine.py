@@ -1,6 +1,7 @@
 """An engine process without a model: it says what `SCRIPT` in the environment tells it to.
 
-Run by a server in place of its engine. Every request gets the tokens of TEXT in turns, one a step.
+Run by a server in place of its engine. Every request gets the tokens of the text in
+turns, one a step.
 """
 
 from __future__ import annotations
@@ -24,13 +25,17 @@ from headstock_openai_server.messages import (
     Accepted,
     Close,
     Failed,
+    Inspect,
+    Lane,
     Progress,
     Ready,
     Refused,
+    Snapshot,
     Start,
     Stats,
     Step,
     Submit,
+    TreeNode,
     WireRequest,
     WireUpdate,
 )
@@ -50,6 +55,8 @@ SUMMARY = {
     "runner": "none",
     "ops": "none",
     "proposer": "",
+    "logits_processors": [],
+    "grammar": "",
     "page_size": 16,
     "kv_tokens": 4096,
     "max_seq_len": 4096,
@@ -64,6 +71,7 @@ SUMMARY = {
 class Script:
     """What the engine does: seconds a step, and the steps after which it changes its mind.
 
+    stops: an answer ends with the text, and does not begin it again
     die_at: the process ends at once; fail_at: it says why first; hang_at: it says nothing more
     """
 
@@ -74,6 +82,8 @@ class Script:
     fail_at: int = -1
     hang_at: int = -1
     refuse: str = ""
+    text: str = TEXT
+    stops: bool = False
     garbage: bool = False
 
 
@@ -103,7 +113,7 @@ def main(descriptor: int, script: Script) -> int:
     if script.garbage:
         channel.socket.sendall(b"\0\0\0\3abc")  # a frame that is no message
     channel.send(Ready(str(DIRECTORY), 768, 4096, "", (0, 2), SUMMARY))
-    tokens = Tokenizer(DIRECTORY).encode(TEXT)
+    tokens = Tokenizer(DIRECTORY).encode(script.text)
     running: dict[str, Running] = {}
     step, due = 0, time.monotonic()
     send_stats(channel, running, step)
@@ -127,7 +137,7 @@ def main(descriptor: int, script: Script) -> int:
             return 70
         if step == script.hang_at:
             time.sleep(1e6)
-        channel.send(Step(make_updates(running, tokens)))
+        channel.send(Step(make_updates(running, tokens, stops=script.stops)))
         if step % 100 == 0:
             send_stats(channel, running, step)
 
@@ -152,17 +162,29 @@ def take_message(channel: Channel, running: dict[str, Running], script: Script) 
                 running.pop(request_id, None)
             if not running:
                 send_stats(channel, running, 0)
-        if not channel.frames:
+        elif isinstance(message, Inspect):
+            lanes = [
+                Lane(each.wire.id, len(each.wire.prompt) // 4, 0, 0, each.sent)
+                for each in running.values()
+            ]
+            pages = b"1" * 16 + b"2" * len(lanes) + b"3" * 8
+            tree = [TreeNode(-1, 4, len(lanes)), *(TreeNode(0, 2, 1) for _ in lanes)]
+            shown = Snapshot(lanes, [], len(lanes), 0, 16, [pages.ljust(256, b"0")], tree)
+            channel.send(shown)
+        if not channel.messages:
             return True
 
 
-def make_updates(running: dict[str, Running], tokens: list[int]) -> list[WireUpdate]:
+def make_updates(
+    running: dict[str, Running], tokens: list[int], *, stops: bool
+) -> list[WireUpdate]:
     """The news of one step: a token for each request."""
     updates = []
     for request_id, one in list(running.items()):
         token = tokens[one.sent % len(tokens)]
         is_first, one.sent = one.sent == 0, one.sent + 1
-        is_last = one.sent == one.wire.max_tokens
+        ends = stops and one.sent == len(tokens)
+        is_last = ends or one.sent == one.wire.max_tokens
         one.held.append(token)
         if one.stream_tokens or is_first or is_last:
             updates.append(
@@ -171,11 +193,13 @@ def make_updates(running: dict[str, Running], tokens: list[int]) -> list[WireUpd
                     tuple(one.held),
                     None,
                     None,
-                    "length" if is_last else None,
+                    "stop" if ends else "length" if is_last else None,
                     None,
                     None,
                     0 if is_first else None,
                     0,
+                    0.0 if is_first else None,
+                    None,
                 )
             )
             one.held = []

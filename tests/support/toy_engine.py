@@ -9,17 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import toy_plugins
 from attrs import define, evolve, field, frozen
-from onlooker import Onlooker
-from toy_schedule import VOCAB, next_token
 
 from headstock import SamplingParams
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
+from headstock.conformance.scheduler.onlooker import Onlooker
+from headstock.conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, next_token
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
-from headstock.scheduler import Request
+from headstock.scheduler import PoolingKind, Request
 from headstock.scheduler.invariants import check_state
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -100,6 +101,12 @@ def expected(request: Request) -> list[int]:
     return history[len(request.prompt) :]
 
 
+def pool(request: Request) -> float:
+    """The one number of a pooling request's vector: the toy's hidden state is its next token."""
+    states = [hash % VOCAB for hash in hash_prefixes(request.prompt)]
+    return sum(states) / len(states) if request.pooling == "mean" else states[-1]
+
+
 @define
 class EngineHarness:
     """Drives an engine and records its updates; checks the output of each request as it ends.
@@ -113,6 +120,7 @@ class EngineHarness:
     reasons: dict[str, str] = field(factory=dict)
     preemptions: dict[str, int] = field(factory=dict)
     sampled: dict[tuple[Any, ...], list[int]] = field(factory=dict)
+    embeddings: dict[str, tuple[float, ...]] = field(factory=dict)
     steps: int = 0
     onlooker: Onlooker = field(init=False)
 
@@ -161,6 +169,8 @@ class EngineHarness:
         self.steps += 1
         for update in self.engine.step():
             self.outputs[update.id] += update.tokens
+            if update.embedding is not None:
+                self.embeddings[update.id] = update.embedding
             if update.finish_reason is not None:
                 assert update.id not in self.reasons, f"{update.id} ended twice"
                 self.reasons[update.id], self.preemptions[update.id] = (
@@ -176,6 +186,14 @@ class EngineHarness:
         Outputs with the same prompt and settings must be prefixes of one another.
         """
         output = self.outputs[one.id]
+        if one.pooling:
+            assert not output, f"{one.id} pools, and yet it said {output}"
+            ended = self.reasons[one.id] == "stop"
+            found = self.embeddings.get(one.id)
+            assert found == (pytest.approx((pool(one),), abs=1e-4) if ended else None), (
+                f"{one.id} pooled {found} and not {pool(one)}"
+            )
+            return
         if one.params != GREEDY:
             key = (one.prompt.tobytes(), repr(one.params), one.stop_ids, one.min_tokens)
             longest = self.sampled[key] = max(self.sampled.get(key, []), output, key=len)
@@ -214,6 +232,11 @@ class EngineHarness:
 SCHEDULERS = ("mixed", "prefill-first", "decode-first", "equal-length")
 
 
+def to_pooling(one: Request, kind: PoolingKind) -> Request:
+    """The request, changed to pool its prompt."""
+    return evolve(one, max_tokens=0, min_tokens=0, stop_ids=(), params=GREEDY, pooling=kind)
+
+
 def contiguous(rows: int, regions: int) -> dict[str, Any]:
     """The settings of an engine with so many regions, at least one and at most one a row."""
     return {"paged_attn": "off", "page_size": "auto", "num_pages": max(1, min(regions, rows))}
@@ -240,9 +263,11 @@ def random_settings(rng: np.random.Generator) -> dict[str, Any]:
     return settings
 
 
-def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = False) -> list[Request]:
+def random_requests(
+    rng: np.random.Generator, count: int, *, greedy: bool = False, pooled: float = 0.0
+) -> list[Request]:
     """Requests of all kinds, half of which share a prefix of some length and some of which come
-    several times over.
+    several times over. A share of them is `pooled`.
     """
     shared = rng.integers(0, VOCAB, 60)
     requests: list[Request] = []
@@ -261,6 +286,9 @@ def random_requests(rng: np.random.Generator, count: int, *, greedy: bool = Fals
             namespace="other" if rng.random() < 0.1 else "",
             params=GREEDY if greedy else random_params(rng),
         )
+        if pooled and rng.random() < pooled:
+            kind: PoolingKind = "mean" if rng.random() < 0.5 else "last"
+            one = to_pooling(one, kind)
         requests += [
             evolve(one, id=f"{one.id}.{i}", params=again(one.params, i))
             for i in range(rng.choice([1, 1, 3]))

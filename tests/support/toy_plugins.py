@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
-from toy_schedule import POWERS, PRIME, VOCAB
 
+from headstock.conformance.scheduler.toy_schedule import POWERS, PRIME, VOCAB
 from headstock.nn.decoder import forward
 from headstock.nn.sampler import sample
 from headstock.scheduler.limits import MAX_DRAFTS
@@ -69,6 +69,11 @@ rerun = rerun:spec
 toy = toy_plugins:ops
 [headstock.proposer]
 guess = toy_proposer:spec
+[headstock.logits]
+shift = toy_processor:shift_spec
+sharpen = toy_processor:sharpen_spec
+[headstock.grammar]
+toy-rules = toy_grammar:spec
 [headstock.model]
 ToyForCausalLM = toy_plugins:model
 """

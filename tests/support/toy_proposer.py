@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 from attrs import frozen
-from toy_schedule import VOCAB, next_token
 
+from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.spi import Proposer, ProposerSpec, SpiRange
 from headstock.spi.arrays import Ints
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import toy_plugins
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from toy_schedule import VOCAB
 
 from headstock import LLM
+from headstock.conformance.scheduler.toy_schedule import VOCAB
 
 EOS = 0
 """The token that ends an answer."""

@@ -66,7 +66,7 @@ class HeadstockEngine:
                     f"{answer.error}"
                 )
         self._store_counts([output.metrics for output in outputs])
-        return TimedRun(seconds, tuple(answer.token_ids for answer in answers))
+        return TimedRun(seconds, tuple(tuple(answer.token_ids) for answer in answers))
 
     def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> TimedRun:
         """Run requests that come one by one.   raises: EngineDied when all of them fail"""

@@ -43,7 +43,7 @@ async def _stream_requests(
     tasks = []
     try:
         async with asyncio.TaskGroup() as group:
-            with _release_when_due([start + at for at in workload.arrivals], due):
+            with release_when_due([start + at for at in workload.arrivals], due):
                 for prompt, one in pairs:
                     # From the moment that the request was due: an engine that keeps its callers
                     # from sending gains nothing by it.
@@ -56,7 +56,7 @@ async def _stream_requests(
 
 
 @contextlib.contextmanager
-def _release_when_due(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
+def release_when_due(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
     """Put each moment, in seconds of `time.perf_counter`, into `due` when it has come."""
     # A thread, because asyncio.sleep rounds up to whole milliseconds, and each first token would
     # seem that much later.
