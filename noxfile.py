@@ -34,8 +34,7 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 
 # Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s
 # for sdpa's), and start hundreds of processes, each of which would compile every module anew where
-# bytecode may not
-# be kept.
+# bytecode may not be kept.
 SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
 # Programs among the tests import what tests share, as pytest does.
 SUPPORT = {"PYTHONPATH": str(ROOT / "tests" / "support")}
@@ -45,6 +44,19 @@ LATER = "--no-compile"
 # A test that waits for ever says where each of its threads is and fails, and the others go on.
 LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
+# What a server with the demo model needs.
+SERVER = (
+    "core backends/sdpa plugins/radix-cache plugins/openai-server plugins/tool-parsers "
+    "models/qwen models/demo"
+)
+SERVED = [ROOT / each for each in SERVER.split()]
+# What each folder of tests/plugins/openai_server/clients needs beside a server.
+CLIENTS = {
+    "libraries": "inspect-ai langchain-openai openai schemathesis "
+    "opentelemetry-exporter-otlp-proto-http opentelemetry-sdk",
+    "guidellm": "guidellm",
+    "lm_eval": "lm-eval[api] transformers",
+}
 # What core needs to list plugins and print help: all of its dependencies but those of the engine
 # itself.
 LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
@@ -82,9 +94,10 @@ def tests(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def lint(session: nox.Session) -> None:
-    """Check the style and the formatting of every Python file."""
+    """Check the style and the formatting of every Python file, and the Dockerfile."""
     in_dev(session, "ruff", "check", ".")
     in_dev(session, "ruff", "format", "--check", ".")
+    in_dev(session, "hadolint", "plugins/openai-server/Dockerfile")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -122,13 +135,8 @@ def broken(session: nox.Session) -> None:
     what it is.
     """
     fixtures = Path(session.create_tmp()) / "wheels"
-    session.run(
-        python_of(BUILD),
-        "tests/support/broken_plugins.py",
-        str(fixtures),
-        external=True,
-        silent=True,
-    )
+    make = (python_of(BUILD), "tests/support/broken_plugins.py", str(fixtures))
+    session.run(*make, external=True, silent=True)
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
     session.run(
@@ -162,30 +170,25 @@ def perfetto(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def browser(session: nox.Session) -> None:
-    """Open pages of recordings in a headless Chromium, which must be installed
-    (`apt-get install chromium`).
+    """Open pages of recordings, and a server's own page, in a headless Chromium, which must be
+    installed (`apt-get install chromium`).
     """
-    install_light(session, "plugins/radix-cache", "plugins/replay-view")
-    session.install("-q", "-c", str(CONSTRAINTS), "jinja2", "playwright")
-    session.run("pytest", "tests/plugins/replay_view/browser", *LIMITED, *session.posargs)
+    install_wheels(session, [*SERVED, ROOT / "plugins/replay-view"], "tests")
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), "playwright")
+    folders = ("tests/plugins/replay_view/browser", "tests/plugins/openai_server/browser")
+    session.run("pytest", *folders, *LIMITED, *session.posargs, env=SWIFT | SUPPORT)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
-def clients(session: nox.Session) -> None:
-    """Run OpenAI's own client and schemathesis against a server with the demo model, all installed
-    from wheels.
+@nox.parametrize("name", [nox.param(name, id=name) for name in CLIENTS])
+def clients(session: nox.Session, name: str) -> None:
+    """Run clients that others wrote, offline, against a server with the demo model, all installed
+    from wheels. With the CPU build of torch, guidellm and lm_eval take 1.3 GB each.
     """
-    served = ("backends/sdpa", "plugins/radix-cache", "plugins/openai-server")
-    models = ("models/qwen", "models/demo")
-    install_wheels(session, [ROOT / each for each in ("core", *served, *models)], "tests")
-    session.install("-q", LATER, "-c", str(CONSTRAINTS), "openai", "schemathesis")
-    session.run(
-        "pytest",
-        "tests/plugins/openai_server/clients",
-        *LIMITED,
-        *session.posargs,
-        env=SWIFT | SUPPORT,
-    )
+    install_wheels(session, SERVED, "tests")
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), *CLIENTS[name].split())
+    folder = f"tests/plugins/openai_server/clients/{name}"
+    session.run("pytest", folder, *LIMITED, *session.posargs, env=SWIFT | SUPPORT)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -233,13 +236,15 @@ def gpu(session: nox.Session) -> None:
 # `build` for `perfetto`: notify() brings no prerequisites
 @nox.session(venv_backend="none", requires=["dev", "build"])
 def full(session: nox.Session) -> None:
-    """Run the long tests too (soak, all pairs, several seeds, Perfetto, OpenAI's client); by hand,
-    before a release.
+    """Run the long tests too (soak, all pairs, several seeds, Perfetto, clients that others wrote);
+    by hand, before a release.
     """
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
     session.notify("perfetto")
-    session.notify("clients")
+    session.notify("browser")
+    for name in CLIENTS:
+        session.notify(f"clients({name})")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -255,6 +260,15 @@ def mutants(session: nox.Session) -> None:
         *TWO,
         *session.posargs,
     )
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def check(session: nox.Session) -> None:
+    """Check a plugin of each kind as authors do, or those that the arguments name."""
+    for name in session.posargs or ("sdpa", "radix", "ops:torch", "mixed"):
+        in_dev(session, "headstock", "plugins", "check", name)
+    if not session.posargs:
+        in_dev(session, "pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -294,18 +308,8 @@ def build(session: nox.Session) -> None:
     for member in MEMBERS:
         folder = wheel_folder() / member.name
         with session.chdir(member):
-            session.run(
-                "python",
-                "-m",
-                "hatchling",
-                "build",
-                "--clean",
-                "-t",
-                "wheel",
-                "-d",
-                str(folder),
-                silent=True,
-            )
+            build = ("hatchling", "build", "--clean", "-t", "wheel", "-d", str(folder))
+            session.run("python", "-m", *build, silent=True)
     remember(session, needed)
 
 
