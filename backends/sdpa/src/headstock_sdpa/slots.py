@@ -40,6 +40,8 @@ def visible_positions(step: AttentionStep, window: int | None) -> Visible:
 
 def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """The numbers on the device, without waiting for it."""
+    # A step's own lengths are read-only, which torch does not take.
+    numbers = numbers if numbers.flags.writeable else numbers.copy()
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
 
