@@ -42,6 +42,7 @@ OTHER_VALUES: dict[str, object] = {
     "scheduler": "prefill-first",
     "runner": "eager",
     "ops": "torch",
+    "tuned_choices": "/tmp/kept",
     "proposer": "ngram",
     "logits_processors": ("one", "two"),
     "grammar": "off",

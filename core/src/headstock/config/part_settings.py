@@ -7,7 +7,7 @@ from attrs import frozen
 from headstock.config.model_settings import ModelSettings
 from headstock.config.patterns import ATTN, NAME, OPTION
 from headstock.config.setting import setting_field
-from headstock.config.value_types import Number, Texts
+from headstock.config.value_types import Number, Text, Texts
 
 
 @frozen(kw_only=True)
@@ -39,6 +39,13 @@ class PartSettings(ModelSettings):
     )
     ops: str = setting_field(
         "--ops", NAME, "auto", "kernels of the decoder's operations", group="parts"
+    )
+    tuned_choices: str | None = setting_field(
+        "--tuned-choices",
+        Text(form="DIR", word="off"),
+        "~/.cache/headstock/tuned",
+        "where `headstock tune` keeps what auto takes for --attn and --ops; off: take the lists",
+        group="parts",
     )
     proposer: str = setting_field(
         "--proposer", NAME, "off", "what guesses next tokens for a step to verify", group="parts"

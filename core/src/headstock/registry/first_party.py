@@ -11,7 +11,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "backends/flashinfer": ("headstock-flashinfer", {"attention": ("fi",)}),
         "backends/trtllm": ("headstock-trtllm", {"attention": ("trtllm",)}),
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
-        "plugins/bench": ("headstock-bench", {"command": ("bench",)}),
+        "plugins/bench": ("headstock-bench", {"command": ("bench", "tune")}),
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
         "plugins/llguidance-grammar": ("headstock-llguidance", {"grammar": ("llguidance",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),

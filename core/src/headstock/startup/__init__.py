@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["summary"]
+__all__ = ["auto_choices", "device", "summary", "tuned_choices"]

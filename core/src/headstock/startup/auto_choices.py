@@ -5,7 +5,11 @@ Installing a package changes nothing until it is named, because no plugin can en
 
 from __future__ import annotations
 
-from headstock.spi import DeviceRange
+from collections.abc import Sequence
+
+from attrs import frozen
+
+from headstock.spi import DeviceEnv, DeviceRange
 
 ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
     (DeviceRange("cpu"), ("sdpa",)),
@@ -51,3 +55,21 @@ TOOL_PARSERS: tuple[tuple[str, str], ...] = (
 
 OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
 """What `--page-size auto` tries after that, when a plugin does not serve the first size."""
+
+
+@frozen(kw_only=True)
+class FastestChoices:
+    """What `--attn auto` and `--ops auto` try before their lists, because it was measured."""
+
+    attn: str
+    ops: str
+
+
+def list_attention_names(env: DeviceEnv) -> tuple[str, ...]:
+    """The list that `--attn auto` goes through on this device, best first."""
+    return next((names for served, names in ATTENTION if env in served), ())
+
+
+def move_to_front(names: Sequence[str], first: str | None) -> tuple[str, ...]:
+    """The names with `first` before the others; one that is not in the list is not added."""
+    return tuple(sorted(names, key=lambda name: name != first))

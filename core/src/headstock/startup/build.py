@@ -70,6 +70,7 @@ from headstock.startup.select import (
     check_plugin_options,
     select_plugins,
 )
+from headstock.startup.tuned_choices import find_tuned_choices
 
 LOG = logging.getLogger(__name__)
 
@@ -137,7 +138,9 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len, read.formats)
     check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
-    parts = select_plugins(config, env, needs)
+    tuned, tuned_note = find_tuned_choices(config, env, directory, needs)
+    parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
+    notes += [tuned_note] if tuned_note else []
     check_plugin_options(config, parts, read.spec)
     request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)

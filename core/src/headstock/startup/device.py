@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import platform
 from importlib.metadata import distributions
+from pathlib import Path
 
 import torch
 
@@ -43,6 +45,16 @@ def describe_device(requested: str) -> DeviceEnv:
         cuda=torch.version.cuda,
         distributions=installed,
     )
+
+
+def read_cpu_name() -> str:
+    """The processor's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []  # a system without /proc
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def check_usable(env: DeviceEnv) -> None:

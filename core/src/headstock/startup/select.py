@@ -41,6 +41,7 @@ from headstock.spi import (
     SchedulerSpec,
 )
 from headstock.startup import auto_choices
+from headstock.startup.auto_choices import FastestChoices
 from headstock.startup.capabilities import (
     explain_device_mismatch,
     join_refusals,
@@ -125,15 +126,24 @@ class SelectedPlugins:
         return ",".join(choice.spec.name for choice in self.attention)
 
 
-def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) -> SelectedPlugins:
+def select_plugins(
+    config: EngineConfig,
+    env: DeviceEnv,
+    needs: AttentionNeeds,
+    fastest: FastestChoices | None = None,
+) -> SelectedPlugins:
     """Select the plugins that `config` names, or those that `auto` stands for; each can run here.
+
+    With `fastest`, `auto` begins with that.
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
     if config.tp > 1:
         raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
     # Attention first: runners depend on the graph support of the decode backend.
-    attention = select_attention(config.attn, env, needs, config.spell)
+    attention = select_attention(
+        config.attn, env, needs, config.spell, None if fastest is None else fastest.attn
+    )
     decode = attention[-1].capabilities
     names = ",".join(choice.spec.name for choice in attention)
     query = note_part(make_part_query(config, needs), "attention", names)
@@ -186,7 +196,11 @@ def select_plugins(config: EngineConfig, env: DeviceEnv, needs: AttentionNeeds) 
         return spec, operations
 
     ops_spec, operations = select_first_accepted(
-        config.ops, auto_choices.OPS, accept_ops, "--ops", config.spell
+        config.ops,
+        auto_choices.move_to_front(auto_choices.OPS, None if fastest is None else fastest.ops),
+        accept_ops,
+        "--ops",
+        config.spell,
     )
     query = note_part(query, "ops", ops_spec.name)
     cache = accept_part("cache", config.cache_type, "--cache-type")
@@ -293,18 +307,30 @@ def select_first_accepted(
 
 
 def select_attention(
-    name_or_auto: str, env: DeviceEnv, needs: AttentionNeeds, spell: Callable[[str], str] = str
+    name_or_auto: str,
+    env: DeviceEnv,
+    needs: AttentionNeeds,
+    spell: Callable[[str], str] = str,
+    fastest: str | None = None,
 ) -> tuple[SelectedBackend, ...]:
-    """Select the attention backends for `--attn`, each with its capabilities on this machine."""
-    names = next((names for served, names in auto_choices.ATTENTION if env in served), ())
+    """Select the attention backends for `--attn`, each with its capabilities on this machine.
+
+    `auto` begins with the fastest, where one was measured.
+    """
+    names = auto_choices.list_attention_names(env)
     choices = select_first_accepted(
-        name_or_auto, names, lambda pair: select_backends(pair, env, needs), "--attn", spell
+        name_or_auto,
+        auto_choices.move_to_front(names, fastest),
+        lambda pair: select_backends(pair, env, needs),
+        "--attn",
+        spell,
     )
     # A GPU's last choice is `sdpa`, in plain torch: without this line a library that is missing
     # would show as low speed alone.
-    if name_or_auto == "auto" and len(names) > 1 and choices[0].spec.name == names[-1]:
+    chosen = choices[0].spec.name
+    if name_or_auto == "auto" and len(names) > 1 and chosen == names[-1] != fastest:
         see = "headstock doctor, with the same flags"
-        facts = {"setting": spell("--attn"), "chosen": names[-1], "device": str(env), "see": see}
+        facts = {"setting": spell("--attn"), "chosen": chosen, "device": str(env), "see": see}
         LOG.warning(log_event("auto is left with its last choice", **facts))
     return choices
 

@@ -1,0 +1,251 @@
+"""What 'headstock tune' measured, kept on disk: a file for each model, device and software."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from attrs import frozen
+
+from headstock import registry
+from headstock.config import EngineConfig
+from headstock.errors import HeadstockError, ModelError, describe_error
+from headstock.logs import log_event
+from headstock.spi import AttentionSpec, DeviceEnv, OpsSpec
+from headstock.startup import auto_choices
+from headstock.startup.auto_choices import FastestChoices
+from headstock.startup.device import read_cpu_name
+from headstock.startup.model_loading import locate_model, read_family
+from headstock.startup.model_needs import AttentionNeeds, resolve_kv_dtype, resolve_model_dtype
+
+LOG = logging.getLogger(__name__)
+
+FORMAT = 1
+"""The version of the files; those of another version are not read."""
+
+_DRIVER = Path("/proc/driver/nvidia/version")
+_OWN_WORDS = ("_name_or_path", "transformers_version")
+"""Keys of a config.json that change no figure."""
+
+
+@frozen(kw_only=True)
+class TuningSubject:
+    """What figures depend on: a device, a model and software, each by the names of its facts."""
+
+    device: Mapping[str, str]
+    model: Mapping[str, str]
+    software: Mapping[str, str]
+
+    @property
+    def file_name(self) -> str:
+        """The name of the file that has the choices."""
+        facts = [sorted(each.items()) for each in (self.device, self.model, self.software)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16] + ".json"
+
+
+@frozen(kw_only=True)
+class TunedCandidate:
+    """One pair of choices.
+
+    milliseconds: of each step that was timed, None where the pool cannot hold it; empty where the
+        pair cannot run, for the reason in `refusal`
+    """
+
+    attn: str
+    ops: str
+    milliseconds: tuple[float | None, ...] = ()
+    refusal: str = ""
+
+
+@frozen(kw_only=True)
+class TunedChoices:
+    """The choices that were measured, the first of which `auto` took, and the fastest of them."""
+
+    subject: TuningSubject
+    date: str
+    steps: tuple[str, ...]
+    candidates: tuple[TunedCandidate, ...]
+    fastest: FastestChoices
+
+
+def read_subject(config: EngineConfig, env: DeviceEnv) -> TuningSubject:
+    """What figures of this configuration depend on, without loading weights.
+
+    raises: UsageError, ModelError
+    """
+    directory = locate_model(config.model, revision=config.revision)
+    model = read_family(directory, config.model_family, config.opt).config
+    dtype = resolve_model_dtype(config.dtype, model, env)
+    return describe_subject(env, directory, dtype, resolve_kv_dtype(config.kv_dtype, dtype))
+
+
+def describe_subject(env: DeviceEnv, directory: Path, dtype: str, kv_dtype: str) -> TuningSubject:
+    """Describe what figures of this model on this device depend on."""
+    device = {"name": env.name, "driver": _read_driver_version()}
+    if env.device == "cpu":
+        device = {"name": env.name, "processor": read_cpu_name()}
+    return TuningSubject(
+        device=device,
+        model={"config": _hash_config(directory), "dtype": dtype, "kv_dtype": kv_dtype},
+        software={"torch": env.torch, "cuda": env.cuda or ""} | _list_versions(env),
+    )
+
+
+def find_tuned_choices(
+    config: EngineConfig, env: DeviceEnv, directory: Path, needs: AttentionNeeds
+) -> tuple[TunedChoices | None, str]:
+    """Find what was measured for this model, device and software, and a note on it.
+
+    The note says what `auto` takes, or that other software was measured; it may be empty.
+    """
+    # Most machines were never tuned, and start without a look at versions.
+    if config.tuned_choices is None or not Path(config.tuned_choices).expanduser().is_dir():
+        return None, ""
+    subject = describe_subject(env, directory, needs.dtype, needs.kv_dtype)
+    choices = _read_choices_of(config.tuned_choices, subject)
+    if choices is not None:
+        return choices, _describe_choices(config, choices)
+    return None, _explain_stale_choices(config.tuned_choices, subject)
+
+
+def load_tuned_choices(config: EngineConfig, env: DeviceEnv) -> tuple[TunedChoices | None, str]:
+    """The choices that an engine of this configuration would take, or the reason for none.
+
+    raises: UsageError, ModelError
+    """
+    if config.tuned_choices is None:
+        return None, "--tuned-choices off: nothing is kept; wanted a directory"
+    subject = read_subject(config, env)
+    choices = _read_choices_of(config.tuned_choices, subject)
+    if choices is not None:
+        return choices, ""
+    return None, (
+        _explain_stale_choices(config.tuned_choices, subject)
+        or f"--tuned-choices {config.tuned_choices} has no choices for this model, device and "
+        "software; run 'headstock tune' without --show"
+    )
+
+
+def read_tuned_choices(path: Path) -> TunedChoices | None:
+    """Read a file; None, with a line in the log, for one that is damaged or of another format."""
+    try:
+        content = json.loads(path.read_text())
+        if content.pop("format") != FORMAT:
+            return None
+        return TunedChoices(
+            subject=TuningSubject(**content.pop("subject")),
+            steps=tuple(content.pop("steps")),
+            candidates=tuple(map(_read_candidate, content.pop("candidates"))),
+            fastest=FastestChoices(**content.pop("fastest")),
+            **content,
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        LOG.warning(
+            log_event("tuned choices are not read", file=path, reason=describe_error(error))
+        )
+        return None
+
+
+def write_tuned_choices(folder: str, choices: TunedChoices) -> Path:
+    """Write the file whole or not at all, and return its path.   raises: ModelError"""
+    path = Path(folder).expanduser() / choices.subject.file_name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump({"format": FORMAT} | attrs.asdict(choices), file, indent=1)
+        os.replace(file.name, path)
+    except OSError as error:
+        raise ModelError(
+            f"--tuned-choices {folder}: cannot be written: {error.strerror}"
+        ) from error
+    return path
+
+
+def _describe_choices(config: EngineConfig, tuned: TunedChoices) -> str:
+    """A note on what `auto` takes because it was measured; empty where nothing is `auto`."""
+    fastest = tuned.fastest
+    settings = (("--attn", config.attn, fastest.attn), ("--ops", config.ops, fastest.ops))
+    taken = [f"{flag} {name}" for flag, value, name in settings if value == "auto"]
+    if not taken:
+        return ""
+    return (
+        f"auto begins with {' and '.join(taken)}, the fastest that 'headstock tune' measured on "
+        f"{tuned.date}"
+    )
+
+
+def _read_choices_of(folder: str, subject: TuningSubject) -> TunedChoices | None:
+    """The choices of a subject; None where it was not measured."""
+    path = Path(folder).expanduser() / subject.file_name
+    return read_tuned_choices(path) if path.exists() else None
+
+
+def _explain_stale_choices(folder: str, subject: TuningSubject) -> str:
+    """Which versions have changed since this model was measured; empty where it never was."""
+    for path in sorted(Path(folder).expanduser().glob("*.json")):
+        choices = read_tuned_choices(path)
+        if choices is None:
+            continue
+        measured = choices.subject
+        if (measured.device, measured.model) == (subject.device, subject.model):
+            before, now = measured.software, subject.software
+            changed = sorted(name for name in {*now, *before} if before.get(name) != now.get(name))
+            return (
+                f"'headstock tune' measured this model on {choices.date} with another version of "
+                f"{', '.join(changed)}: its choices are not taken until it has run again"
+            )
+    return ""
+
+
+def _read_candidate(fields: Mapping[str, Any]) -> TunedCandidate:
+    return TunedCandidate(**dict(fields) | {"milliseconds": tuple(fields["milliseconds"])})
+
+
+def _hash_config(directory: Path) -> str:
+    """A hash of what config.json says of the model; empty for a directory without one."""
+    try:
+        config = json.loads((directory / "config.json").read_text())
+    except (OSError, ValueError):
+        return ""
+    kept = {name: value for name, value in config.items() if name not in _OWN_WORDS}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _read_driver_version() -> str:
+    """The version of NVIDIA's driver; empty where there is none."""
+    try:
+        version = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text())
+    except OSError:
+        return ""
+    return version[0] if version else ""
+
+
+def _list_versions(env: DeviceEnv) -> dict[str, str]:
+    """The versions of headstock's packages and of those that its lists' plugins need."""
+    names = {name for name in env.distributions if name.startswith("headstock")}
+    for spec in _load_listed_specs(env):
+        for require in spec.requires:
+            names |= {each.distribution for each in (require, *require.any_of)}
+    return {name: env.distributions[name] for name in sorted(names) if name in env.distributions}
+
+
+def _load_listed_specs(env: DeviceEnv) -> Iterator[AttentionSpec | OpsSpec]:
+    """The specs of the plugins that `auto` may take here; those that are not installed are left
+    out.
+    """
+    backends = {name for pair in auto_choices.list_attention_names(env) for name in pair.split(",")}
+    for kind, name in [("attention", name) for name in sorted(backends)] + [
+        ("ops", name) for name in auto_choices.OPS
+    ]:
+        try:
+            yield registry.load_spec(kind, name)
+        except HeadstockError:
+            continue
