@@ -9,6 +9,7 @@ from pathlib import Path
 import headstock
 from headstock import LLM
 from headstock.llm import session_of
+from headstock.startup.device import read_cpu_name
 from headstock_bench.result import Conditions
 
 
@@ -39,16 +40,6 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
         kv_dtype=summary.kv_dtype,
         proposer=summary.proposer,
     )
-
-
-def read_cpu_name() -> str:
-    """The processor's name."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []  # a system without /proc
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
 
 
 def read_commit(file: Path) -> str | None:

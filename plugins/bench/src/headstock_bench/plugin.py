@@ -1,4 +1,4 @@
-"""What `bench` says of itself."""
+"""What `bench` and `tune` say of themselves."""
 
 from __future__ import annotations
 
@@ -13,4 +13,15 @@ def spec() -> CommandSpec:
         summary="measure speed, with everything that a figure depends on beside it",
         implementation="headstock_bench.command:main",
         parser="headstock_bench.command:make_parser",
+    )
+
+
+def tune_spec() -> CommandSpec:
+    """The spec of `tune`."""
+    return CommandSpec(
+        name="tune",
+        spi=SpiRange(0, 2),
+        summary="measure what auto could take on this machine, and keep the fastest",
+        implementation="headstock_bench.tune_command:main",
+        parser="headstock_bench.tune_command:make_parser",
     )

@@ -1,0 +1,126 @@
+"""`headstock tune`: measure the choices that `auto` makes on this machine, and keep the fastest."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import Namespace, RawDescriptionHelpFormatter
+from typing import TYPE_CHECKING
+
+import attrs
+
+from headstock import EngineConfig, UsageError
+from headstock.cli import print_note, print_table, start_logs
+from headstock.config import FlagParser, add_engine_flags, resolve_flags
+from headstock.errors import shorten, suggest_name
+from headstock_bench.command import open_config
+from headstock_bench.model_shapes import MODEL_SHAPES
+
+if TYPE_CHECKING:
+    from headstock.startup.tuned_choices import TunedChoices
+
+EPILOG = """
+Each pair of attention backend and ops that `auto` could take here runs in an
+engine of its own, with the model and the flags that you give. What is timed are
+steps: a prompt's, and one that makes the next token of some rows. A pair
+replaces the default when it is faster by 3 %, by the geometric mean.
+
+The choices are kept for this model, device and software in --tuned-choices, and
+`--attn auto` and `--ops auto` take them from then on.
+"""
+
+
+def main(arguments: list[str]) -> int:
+    """Run `headstock tune ARGUMENTS`; 0.   raises: HeadstockError"""
+    options = make_parser().parse_args(arguments)
+    if options.shape is not None and options.shape not in MODEL_SHAPES:
+        hint = suggest_name(options.shape, MODEL_SHAPES) or f"; known are {', '.join(MODEL_SHAPES)}"
+        raise UsageError(f"unknown --shape {shorten(options.shape)}{hint}")
+    resolved = resolve_flags(options, os.environ)
+    if resolved.engine.tuned_choices is None and not options.show:
+        raise UsageError("--tuned-choices off keeps nothing; wanted a directory")
+    for line in resolved.notes:
+        print_note(f"note: {line}")
+    start_logs(resolved, quiet=options.quiet)
+    with open_config(options.shape, resolved) as config:
+        return show_choices(config, options) if options.show else keep_choices(config, options)
+
+
+def make_parser() -> FlagParser:
+    """The parser of `headstock tune`."""
+    root = FlagParser(
+        prog="headstock tune",
+        usage="%(prog)s [options]",
+        description="Measure what auto could take here, and keep the fastest.",
+        epilog=EPILOG,
+        formatter_class=RawDescriptionHelpFormatter,
+    )
+    section = root.add_argument_group("measuring and output")
+    section.add_argument(
+        "--shape",
+        metavar="|".join(MODEL_SHAPES),
+        help="measure this architecture with random weights, without a download",
+    )
+    section.add_argument("--show", action="store_true", help="print what is kept; measure nothing")
+    section.add_argument("--json", action="store_true", help="print a JSON object in place of text")
+    section.add_argument("--quiet", action="store_true", help="no progress, no line below WARNING")
+    add_engine_flags(root)
+    return root
+
+
+def keep_choices(config: EngineConfig, options: Namespace) -> int:
+    """Measure, print the table and keep the choices; 0.   raises: HeadstockError"""
+    from headstock.startup.tuned_choices import write_tuned_choices
+    from headstock_bench.tuning import tune
+
+    def report(attn: str, ops: str) -> None:
+        print_note(f"measuring --attn {attn} --ops {ops}")
+
+    assert config.tuned_choices is not None  # `main` has looked
+    choices = tune(config, None if options.quiet else report)
+    path = write_tuned_choices(config.tuned_choices, choices)
+    print_choices(choices, options)
+    if not options.quiet:
+        print_note(f"kept in {path}")
+    return 0
+
+
+def show_choices(config: EngineConfig, options: Namespace) -> int:
+    """Print what is kept for this model, device and software; 0.   raises: UsageError"""
+    from headstock.startup.device import describe_device
+    from headstock.startup.tuned_choices import load_tuned_choices
+
+    choices, reason = load_tuned_choices(config, describe_device(config.device))
+    if choices is None:
+        raise UsageError(reason)
+    print_choices(choices, options)
+    return 0
+
+
+def print_choices(choices: TunedChoices, options: Namespace) -> None:
+    """Print the choices, as a table or as one JSON object."""
+    if options.json:
+        print(json.dumps(attrs.asdict(choices), ensure_ascii=False), flush=True)
+        return
+    from headstock_bench.tuning import compare_times
+
+    measured = [each for each in choices.candidates if each.milliseconds]
+    rows = [
+        (
+            each.attn,
+            each.ops,
+            *("-" if time is None else f"{time:.2f}" for time in each.milliseconds),
+            f"{compare_times(each, measured[0]):.2f}",
+        )
+        for each in measured
+    ]
+    print_table(("ATTN", "OPS", *map(str.upper, choices.steps), "TIME"), rows, sys.stdout)
+    print(
+        "milliseconds a step; TIME is the geometric mean by that of the first line, which is what "
+        "auto takes by itself"
+    )
+    for each in choices.candidates:
+        if each.refusal:
+            print(f"--attn {each.attn} --ops {each.ops} was not measured: {each.refusal}")
+    print(f"fastest: --attn {choices.fastest.attn} --ops {choices.fastest.ops}")

@@ -1,0 +1,184 @@
+"""Time the steps of a model under each choice that `auto` could make, and choose the fastest."""
+
+from __future__ import annotations
+
+import gc
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from random import Random
+from statistics import median
+
+import torch
+from attrs import evolve, frozen
+
+from headstock import LLM, CannotRun, EngineConfig, SamplingParams
+from headstock.llm import session_of
+from headstock.startup.auto_choices import OPS, FastestChoices, list_attention_names
+from headstock.startup.device import describe_device
+from headstock.startup.tuned_choices import TunedCandidate, TunedChoices, read_subject
+from headstock_bench.workloads import SEED, draw_tokens
+
+MARGIN = 0.03
+"""How much faster a candidate must be to replace the default.
+
+The same kernel's time differs by up to 6 % from one machine to the next, and by 1 to 2 on one.
+"""
+RUNS = 3
+"""Times that each step is measured; the figure is the median."""
+DECODE_CONTEXT = 512
+"""Prompt tokens of the rows whose decode steps are timed."""
+DECODE_STEPS = 24
+"""Decode steps in a measurement."""
+
+
+@frozen(kw_only=True)
+class Step:
+    """A step to time: a prompt of `tokens`, or the next token of each of `rows`."""
+
+    tokens: int = 0
+    rows: int = 0
+
+    def __str__(self) -> str:
+        return f"prompt {self.tokens}" if self.tokens else f"decode {self.rows}"
+
+
+STEPS = {
+    "cuda": (*(Step(tokens=n) for n in (128, 2048)), *(Step(rows=n) for n in (1, 8, 32, 128))),
+    "cpu": (*(Step(tokens=n) for n in (128, 512)), *(Step(rows=n) for n in (1, 8, 32))),
+}
+"""What is timed, by kind of device."""
+
+OnCandidate = Callable[[str, str], None]
+"""Is told of a pair of choices before it is measured."""
+
+
+def tune(config: EngineConfig, on_candidate: OnCandidate | None = None) -> TunedChoices:
+    """Measure each choice of `--attn` and `--ops` that `auto` could make here.
+
+    A setting that is not `auto` stays as it is. The ops are measured with the fastest attention.
+
+    raises: UsageError, ModelError; CannotRun when no choice can run here
+    """
+    env = describe_device(config.device)
+    steps = STEPS[env.device]
+    config = evolve(
+        config,
+        tuned_choices=None,
+        record=None,
+        max_running_requests=min(config.max_running_requests, max(step.rows for step in steps)),
+    )
+    candidates: list[TunedCandidate] = []
+
+    def measure(attn: str, ops: str) -> TunedCandidate | None:
+        """Measure a pair; None where it cannot run here."""
+        if on_candidate is not None:
+            on_candidate(attn, ops)
+        try:
+            candidate = _measure_candidate(evolve(config, attn=attn, ops=ops), steps)
+        except CannotRun as error:
+            candidates.append(TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
+            return None
+        finally:
+            _free_memory()
+        candidates.append(candidate)
+        return candidate
+
+    backends = list_attention_names(env) if config.attn == "auto" else (config.attn,)
+    by_attention = [each for name in backends if (each := measure(name, config.ops))]
+    if not by_attention:
+        raise CannotRun(
+            "nothing that could be measured runs here: "
+            + "; ".join(candidate.refusal for candidate in candidates)
+        )
+    fastest = choose_fastest(by_attention)
+    others = [name for name in OPS if name != fastest.ops]
+    if config.ops == "auto":
+        by_ops = [each for name in others if (each := measure(fastest.attn, name))]
+        fastest = choose_fastest([fastest, *by_ops])
+    return TunedChoices(
+        subject=read_subject(config, env),
+        date=date.today().isoformat(),
+        steps=tuple(map(str, steps)),
+        candidates=tuple(candidates),
+        fastest=FastestChoices(attn=fastest.attn, ops=fastest.ops),
+    )
+
+
+def choose_fastest(candidates: Sequence[TunedCandidate]) -> TunedCandidate:
+    """The fastest candidate, or the first where none is faster than it by the margin."""
+    default = candidates[0]
+    fastest = min(candidates, key=lambda each: compare_times(each, default))
+    return fastest if compare_times(fastest, default) < 1 - MARGIN else default
+
+
+def compare_times(candidate: TunedCandidate, other: TunedCandidate) -> float:
+    """The candidate's time by the other's: the geometric mean over the steps that both have."""
+    pairs = zip(candidate.milliseconds, other.milliseconds, strict=True)
+    logs = [math.log(one / two) for one, two in pairs if one is not None and two is not None]
+    return math.exp(sum(logs) / len(logs)) if logs else 1.0
+
+
+def _measure_candidate(config: EngineConfig, steps: Sequence[Step]) -> TunedCandidate:
+    """Measure the steps in an engine of this configuration.
+
+    raises: CannotRun, UsageError, ModelError
+    """
+    with LLM(config=config) as llm:
+        engine = session_of(llm).engine
+        return TunedCandidate(
+            attn=engine.summary.attention,
+            ops=engine.summary.ops,
+            milliseconds=tuple(_time_step(llm, step) for step in steps),
+        )
+
+
+def _time_step(llm: LLM, step: Step) -> float | None:
+    """The step's median milliseconds; None where a request or the pool cannot hold it."""
+    engine = session_of(llm).engine
+    length = step.tokens or DECODE_CONTEXT
+    needed = length + 2 * DECODE_STEPS
+    rows = max(step.rows, 1)
+    pages = rows * -(-needed // engine.summary.page_size)
+    fits = (
+        needed <= engine.max_seq_len
+        and rows <= engine.summary.max_running_requests
+        and pages * engine.summary.page_size <= engine.summary.kv_tokens
+    )
+    if not fits:
+        return None
+    prompts = _draw_prompts(engine.model.vocab, length)
+    if step.tokens:
+        _time_answers(llm, [next(prompts)], 1)  # the first of a size may compile or capture
+        return 1e3 * median(_time_answers(llm, [next(prompts)], 1) for _ in range(RUNS))
+    held = [next(prompts) for _ in range(step.rows)]
+    _time_answers(llm, held, 2 * DECODE_STEPS)
+    # Both have the same prompt steps, so that the difference is decode steps alone.
+    differences = [
+        _time_answers(llm, held, 2 * DECODE_STEPS) - _time_answers(llm, held, DECODE_STEPS)
+        for _ in range(RUNS)
+    ]
+    return 1e3 * median(differences) / DECODE_STEPS
+
+
+def _time_answers(llm: LLM, prompts: Sequence[list[int]], num_tokens: int) -> float:
+    """The seconds that answers of this many tokens take."""
+    params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
+    begin = time.perf_counter()
+    llm.generate(prompts, params)
+    return time.perf_counter() - begin
+
+
+def _draw_prompts(vocab: int, length: int) -> Iterator[list[int]]:
+    """Random prompts, each of which shares no prefix with another but by chance."""
+    rng = Random(SEED)
+    while True:
+        yield [token % vocab for token in draw_tokens(rng, length)]
+
+
+def _free_memory() -> None:
+    """Give back what the engine held that just ended."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

@@ -1,0 +1,106 @@
+"""`headstock tune` over the real engine and the bundled model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headstock import LLM, CannotRun, UsageError
+from headstock.llm import session_of
+from headstock.startup.tuned_choices import TunedCandidate
+from headstock_bench import tune_command, tuning
+from headstock_bench.tuning import MARGIN, Step, choose_fastest, compare_times
+
+TIMES = st.lists(st.floats(0.01, 100), min_size=3, max_size=3)
+
+
+@pytest.fixture
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs `headstock tune` in this process with two small steps; exit code, output, errors."""
+    monkeypatch.setattr(tuning, "STEPS", {"cpu": (Step(tokens=16), Step(rows=2), Step(rows=64))})
+    monkeypatch.setattr(tuning, "DECODE_CONTEXT", 16)
+    monkeypatch.setattr(tuning, "DECODE_STEPS", 2)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        folder = str(tmp_path / "kept")
+        code = tune_command.main(["--num-pages", "64", "--tuned-choices", folder, *arguments])
+        return code, *capsys.readouterr()
+
+    return call
+
+
+def candidate(times: list[float | None], ops: str = "torch") -> TunedCandidate:
+    """A candidate that was measured."""
+    return TunedCandidate(attn="sdpa", ops=ops, milliseconds=tuple(times))
+
+
+def test_what_is_measured_is_printed_kept_and_taken(
+    run: Callable[..., Any], tmp_path: Path
+) -> None:
+    code, out, err = run()
+    header, *lines = out.splitlines()
+
+    assert code == 0 and header.split() == ("ATTN OPS PROMPT 16 DECODE 2 DECODE 64 TIME".split())
+    measured = [line.split() for line in lines if line.startswith("sdpa")]
+    assert {ops for _, ops, *_ in measured} == {"fbgemm", "onednn", "torch"}
+    assert measured[0][-1] == "1.00"
+    assert all(line[4] == "-" and float(line[2]) > 0 for line in measured)  # no room for 64 rows
+    assert "--ops triton was not measured: --ops triton cannot run on cpu" in out
+    assert "measuring --attn sdpa --ops auto" in err and "kept in" in err
+
+    shown = json.loads(run("--show", "--json")[1])
+    assert f"fastest: --attn sdpa --ops {shown['fastest']['ops']}" in out
+    with LLM(num_pages=16, tuned_choices=str(tmp_path / "kept")) as llm:
+        summary = session_of(llm).engine.summary
+    assert summary.ops == shown["fastest"]["ops"]
+    assert any("headstock tune" in note for note in summary.notes)
+
+
+def test_a_named_setting_stays_and_nothing_is_kept_for_another_model(
+    run: Callable[..., Any],
+) -> None:
+    assert [
+        line for line in run("--ops", "torch", "--quiet")[1].splitlines() if "onednn" in line
+    ] == []
+    with pytest.raises(UsageError, match="has no choices for this model"):
+        run("--show", "--dtype", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tuned-choices", "off"], "keeps nothing; wanted a directory"),
+        (["--shape", "qwen"], "unknown --shape"),
+        (["--attn", "fa"], "nothing that could be measured runs here"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    run: Callable[..., Any], arguments: list[str], says: str
+) -> None:
+    with pytest.raises((UsageError, CannotRun), match=says):
+        run(*arguments)
+
+
+@given(TIMES, TIMES)
+def test_the_default_stays_unless_another_is_faster_by_the_margin(
+    default: list[float], other: list[float]
+) -> None:
+    first, second = candidate(default), candidate(other, "onednn")
+    is_faster = compare_times(second, first) < 1 - MARGIN
+
+    assert choose_fastest([first, second]) is (second if is_faster else first)
+    assert compare_times(first, second) == pytest.approx(1 / compare_times(second, first))
+
+
+def test_steps_that_one_of_two_lacks_do_not_count() -> None:
+    assert compare_times(candidate([1.0, None, 8.0]), candidate([2.0, 3.0, 4.0])) == pytest.approx(
+        1
+    )
