@@ -18,6 +18,7 @@ TEMPLATE = (
     "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
 """It writes tools, reads arguments as an object, and closes reasoning that is not wanted."""
+CALLED = r'headstock_requests_total{.*outcome="tool_calls"}'
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [3]}}\n</tool_call>'
 ADD = {
     "type": "function",
@@ -61,6 +62,7 @@ def fold(answer: Answer) -> dict[str, Any]:
 
 
 def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: Served) -> None:
+    before = server.metric(CALLED)
     answer = server.post(CHAT, BODY).json
     (choice,) = answer["choices"]
     message = choice["message"]
@@ -81,6 +83,7 @@ def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: S
     assert [each["arguments"] for each in folded["calls"].values()] == ['{"a": 2, "b": [3]}'] * 2
     assert folded["finish_reason"] == "tool_calls"
     assert streamed.events[-1]["usage"] == answer["usage"]
+    assert server.metric(CALLED) == before + 2
     # A token of arguments is a chunk of its own.
     chunks = [
         each

@@ -39,7 +39,7 @@ TOKENS = (
 )
 """Upper bounds in tokens."""
 
-OUTCOMES = ("stop", "length", "abort", "error")
+OUTCOMES = ("stop", "length", "tool_calls", "abort", "error")
 """How an answer can end."""
 
 VLLM = "vllm"
