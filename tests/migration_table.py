@@ -96,6 +96,7 @@ CALLS = [
         "tokenize=False)",
         "'2 + 3' in text",
     ),
+    case("outputs = llm.embed(prompts)", "len(outputs[0].outputs.embedding) == 256"),
     case("llm.reset_prefix_cache()"),
     case(
         "stream = engine.generate(prompt, params, request_id)",

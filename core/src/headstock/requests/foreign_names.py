@@ -12,7 +12,8 @@ from headstock.text.conversation import CONVERSATION_OPTIONS
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         "beam_search": "sample n answers with logprobs, and choose by cumulative_logprob",
-        **dict.fromkeys(("classify", "encode", "reward"), "LLM generates text"),
+        "encode": "LLM.embed makes a vector of each prompt",
+        **dict.fromkeys(("classify", "reward"), "LLM generates text and embeds it"),
         "score": "give prompt_logprobs to SamplingParams, and add those of the text",
         **dict.fromkeys(("sleep", "wake_up"), "close the LLM, and make a new one"),
         **dict.fromkeys(
