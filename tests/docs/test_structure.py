@@ -1,12 +1,14 @@
-"""docs/structure.md draws the arrows that the imports of core have."""
+"""docs/structure.md draws the arrows that the imports of core have, and a README the server's."""
 
 from __future__ import annotations
 
 import re
+from graphlib import TopologicalSorter
 
 from source_tree import CORE, ROOT, files, imports, tree
 
 PAGE = (ROOT / "docs" / "structure.md").read_text()
+SERVER = ROOT / "plugins" / "openai-server"
 ANYONE = {
     *("spi", "errors", "logs", "outputs", "callbacks"),
     *("sampling_params", "sampling_checks", "structured_outputs"),
@@ -14,9 +16,9 @@ ANYONE = {
 """What every folder may import."""
 
 
-def drawn_arrows() -> dict[str, set[str]]:
+def drawn_arrows(page: str) -> dict[str, set[str]]:
     """Folder or front module -> the folders that the page says it imports."""
-    lines = re.findall(r"^    (\w+) +->  (.+)$", PAGE, re.MULTILINE)
+    lines = re.findall(r"^    (\w+) +->  (.+)$", page, re.MULTILINE)
     return {name: set(targets.split(", ")) for name, targets in lines}
 
 
@@ -34,9 +36,24 @@ def found_arrows() -> dict[str, set[str]]:
 
 
 def test_the_page_draws_every_arrow_between_folders_and_no_other() -> None:
-    drawn = drawn_arrows()
+    drawn = drawn_arrows(PAGE)
     assert drawn.pop("plugins") == {"nn", "ops", "spi"}
     assert {name: targets for name, targets in found_arrows().items() if targets} == drawn
+
+
+def test_the_servers_readme_draws_every_arrow_between_its_folders_and_there_is_no_circle() -> None:
+    page, source = (SERVER / "README.md").read_text(), SERVER / "src" / "headstock_openai_server"
+    arrows: dict[str, set[str]] = {}
+    for path in files(source):
+        origin = path.relative_to(source).with_suffix("").parts[0]
+        names = [line.name.split(".") for line in imports(tree(path))]
+        targets = {name[1] for name in names if name[0] == source.name} - {origin, "settings"}
+        arrows[origin] = arrows.get(origin, set()) | targets
+    del arrows["command"]  # it imports any of them
+    assert {name: targets for name, targets in arrows.items() if targets} == drawn_arrows(page)
+    TopologicalSorter(arrows).prepare()
+    rows = re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)
+    assert rows == sorted(path.parent.name for path in source.glob("*/__init__.py"))
 
 
 def test_every_folder_and_module_that_the_page_names_exists() -> None:

@@ -19,8 +19,7 @@ from attrs import Factory, define, frozen
 
 import headstock_demo
 from headstock.text import Tokenizer
-from headstock_openai_server.engine_process import Channel
-from headstock_openai_server.messages import (
+from headstock_openai_server.engine.messages import (
     Abort,
     Accepted,
     Close,
@@ -39,6 +38,7 @@ from headstock_openai_server.messages import (
     WireRequest,
     WireUpdate,
 )
+from headstock_openai_server.engine.process import Channel
 
 TEXT = "Once upon a time, there was a little girl named Sara. "
 DIRECTORY = Path(headstock_demo.__file__).parent / "checkpoint"

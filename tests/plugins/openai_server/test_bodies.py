@@ -9,12 +9,8 @@ import msgspec
 import pytest
 
 from headstock import SamplingParams
-from headstock_openai_server.api_errors import ApiError
-from headstock_openai_server.completions import list_prompts
-from headstock_openai_server.conversations import make_messages
-from headstock_openai_server.decoding import decode_body
-from headstock_openai_server.sampling import make_chat_params, make_completion_params
-from headstock_openai_server.schema import (
+from headstock_openai_server.api.errors import ApiError
+from headstock_openai_server.api.schema import (
     SAME,
     UNSERVED,
     CalledFunction,
@@ -25,6 +21,10 @@ from headstock_openai_server.schema import (
     MessageToolCall,
     StreamOptions,
 )
+from headstock_openai_server.convert.conversations import make_messages
+from headstock_openai_server.convert.sampling import make_chat_params, make_completion_params
+from headstock_openai_server.http.decoding import decode_body
+from headstock_openai_server.routes.completions import list_prompts
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 

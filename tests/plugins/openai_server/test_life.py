@@ -12,7 +12,7 @@ import pytest
 from served import Served, find_engine, read_until_closed, serve, split_events
 
 from headstock import LLM, ModelError, RequestError, SamplingParams
-from headstock_openai_server.process_start import start_engine_process
+from headstock_openai_server.engine.process_start import start_engine_process
 
 TEXT = "/v1/completions"
 STREAM = {"prompt": "a", "max_tokens": 400, "stream": True}

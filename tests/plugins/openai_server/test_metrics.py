@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
 
-from headstock_openai_server.metrics import BETWEEN_TOKENS, Histogram, name_series
+from headstock_openai_server.observe.metrics import BETWEEN_TOKENS, Histogram, name_series
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 

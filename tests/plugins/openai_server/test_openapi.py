@@ -8,8 +8,8 @@ import re
 import pytest
 from served import Served
 
-from headstock_openai_server.openapi import OPERATIONS, make_document
-from headstock_openai_server.schema import UNSERVED, ChatBody, CompletionBody, EmbeddingBody
+from headstock_openai_server.api.openapi import OPERATIONS, make_document
+from headstock_openai_server.api.schema import UNSERVED, ChatBody, CompletionBody, EmbeddingBody
 
 
 @pytest.mark.parametrize("has_keys", [False, True])

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
 
-from headstock_openai_server.page import render_page
-from headstock_openai_server.snapshot import build_tree, shrink_map
+from headstock_openai_server.engine.snapshot import build_tree, shrink_map
+from headstock_openai_server.http.page import render_page
 
 
 def test_the_page_needs_no_key_and_loads_nothing(server: Served) -> None:
@@ -40,7 +40,7 @@ def test_scripts_name_parts_of_the_page_that_are_there() -> None:
     asked = set(re.findall(r'(?:element|openCanvas)\("([\w-]+)"', text))
     assert len(asked) > 15 and asked <= set(ids)
     assert {*re.findall(r'aria-(?:controls|labelledby)="([\w-]+)"', text)} <= set(ids)
-    style = (files("headstock_openai_server") / "page" / "page.css").read_text("utf-8")
+    style = (files("headstock_openai_server.http") / "page" / "page.css").read_text("utf-8")
     light, dark = (set(re.findall(r"--[\w-]+(?=:)", part)) for part in style.split("}")[:2])
     assert light == dark, "a colour lacks its other half"
     assert set(re.findall(r"[\"`(](--[\w-]+)\b", text)) <= light | {"--"}

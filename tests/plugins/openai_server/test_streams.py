@@ -16,12 +16,12 @@ from headstock import SamplingParams
 from headstock.outputs import Update
 from headstock.requests import PromptRequest
 from headstock.text import Prompt, Tokenizer
-from headstock_openai_server.answering import UsageReport, make_identity
-from headstock_openai_server.api_errors import unavailable
-from headstock_openai_server.chat import ChatStream
-from headstock_openai_server.event_stream import EventStream
-from headstock_openai_server.generation import Generation
-from headstock_openai_server.schema import ChatBody
+from headstock_openai_server.api.errors import unavailable
+from headstock_openai_server.api.schema import ChatBody
+from headstock_openai_server.engine.generation import Generation
+from headstock_openai_server.http.event_stream import EventStream
+from headstock_openai_server.routes.answering import UsageReport, make_identity
+from headstock_openai_server.routes.chat import ChatStream
 
 TEXT = "Once upon a time, there was a little girl"
 

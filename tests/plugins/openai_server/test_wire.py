@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from headstock import RequestError, SamplingParams
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import Request
-from headstock_openai_server import messages
-from headstock_openai_server.messages import (
+from headstock_openai_server.engine import messages
+from headstock_openai_server.engine.messages import (
     INVALID,
     Close,
     FrameReader,

@@ -54,11 +54,11 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
         raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
     start_logs(resolved, quiet=options.quiet)
     # Late: `--help` and the Tab key need none of it.
-    from headstock_openai_server.access_log import AccessLog
-    from headstock_openai_server.process_start import PROCESS_MODULE
+    from headstock_openai_server.engine.process_start import PROCESS_MODULE
+    from headstock_openai_server.engine.service import Service
+    from headstock_openai_server.observe.access_log import AccessLog
+    from headstock_openai_server.observe.tracing import RequestTracer
     from headstock_openai_server.server import ServerProcess, listen
-    from headstock_openai_server.service import Service
-    from headstock_openai_server.tracing import RequestTracer
 
     access_log = AccessLog(settings.access_log)
     tracer = (

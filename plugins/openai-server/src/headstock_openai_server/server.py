@@ -15,15 +15,15 @@ import uvicorn
 from headstock import EngineDied, HeadstockError, UsageError
 from headstock.logs import log_event
 from headstock.requests import EngineSession
-from headstock_openai_server.access_log import AccessLog
-from headstock_openai_server.api_errors import unavailable
-from headstock_openai_server.app import make_app
-from headstock_openai_server.process_start import PROCESS_MODULE, connect_engine
-from headstock_openai_server.protocol import GuardedProtocol
-from headstock_openai_server.remote_engine import OnProgress
-from headstock_openai_server.service import Service
+from headstock_openai_server.api.errors import unavailable
+from headstock_openai_server.engine.process_start import PROCESS_MODULE, connect_engine
+from headstock_openai_server.engine.remote_engine import OnProgress
+from headstock_openai_server.engine.service import Service
+from headstock_openai_server.http.protocol import GuardedProtocol
+from headstock_openai_server.observe.access_log import AccessLog
+from headstock_openai_server.observe.tracing import RequestTracer
+from headstock_openai_server.routes.app import make_app
 from headstock_openai_server.settings import ServerSettings
-from headstock_openai_server.tracing import RequestTracer
 
 LOG = logging.getLogger("headstock.serve")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from served import serve
 
-from headstock_openai_server.openapi import OPERATIONS
+from headstock_openai_server.api.openapi import OPERATIONS
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,response_schema_conformance,"

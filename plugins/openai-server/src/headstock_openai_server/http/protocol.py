@@ -8,8 +8,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headstock_openai_server.api_errors import ApiError
-from headstock_openai_server.event_stream import ABORT
+from headstock_openai_server.api.errors import ApiError
+from headstock_openai_server.http.event_stream import ABORT
 from headstock_openai_server.settings import ServerSettings
 
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}

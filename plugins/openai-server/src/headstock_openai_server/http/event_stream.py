@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
 from headstock.logs import log_event
-from headstock_openai_server.api_errors import ApiError, translate_error
-from headstock_openai_server.generation import ClientGoneError, Generation, Piece
+from headstock_openai_server.api.errors import ApiError, translate_error
+from headstock_openai_server.engine.generation import ClientGoneError, Generation, Piece
 
 LOG = logging.getLogger("headstock.serve")
 

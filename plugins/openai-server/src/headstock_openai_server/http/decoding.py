@@ -10,9 +10,9 @@ import msgspec
 from starlette.requests import Request
 
 from headstock.errors import find_nearest_name, shorten
-from headstock_openai_server.api_errors import ApiError, refuse
-from headstock_openai_server.bodies import Body
-from headstock_openai_server.schema import ChatMessage, find_unserved
+from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.errors import ApiError, refuse
+from headstock_openai_server.api.schema import ChatMessage, find_unserved
 
 LARGE_BODY = 64 << 10
 """Bytes from which a body is decoded on another thread: megabytes take many milliseconds."""

@@ -10,10 +10,10 @@ import threading
 
 from headstock import EngineConfig, EngineDied
 from headstock.requests import EngineLoop, StartedEngine
-from headstock_openai_server.messages import Ready
-from headstock_openai_server.remote_engine import OnProgress, RemoteEngine, RemoteLoop
+from headstock_openai_server.engine.messages import Ready
+from headstock_openai_server.engine.remote_engine import OnProgress, RemoteEngine, RemoteLoop
 
-PROCESS_MODULE = "headstock_openai_server.engine_process"
+PROCESS_MODULE = "headstock_openai_server.engine.process"
 STANDARD_ERROR = 2
 
 

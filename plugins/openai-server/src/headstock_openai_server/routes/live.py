@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from headstock.engine import stats as engine_stats
-from headstock_openai_server.messages import Lane, Snapshot, record_fields
-from headstock_openai_server.metrics import Histogram, ServerMetrics
-from headstock_openai_server.responses import LiveLane, LiveNode, LiveTimes, LiveView
+from headstock_openai_server.api.answers import LiveLane, LiveNode, LiveTimes, LiveView
+from headstock_openai_server.engine.messages import Lane, Snapshot, record_fields
+from headstock_openai_server.observe.metrics import Histogram, ServerMetrics
 
 NOTHING = Snapshot([], [], 0, 0, 0, [], [])
 """Before the engine has sent any."""

@@ -8,9 +8,9 @@ from typing import Any
 
 from headstock import RequestError, SamplingParams
 from headstock.config import name_parameters
-from headstock_openai_server.api_errors import refuse
-from headstock_openai_server.forms import find_form
-from headstock_openai_server.schema import ChatBody, CompletionBody, SamplingBody
+from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.forms import find_form
+from headstock_openai_server.api.schema import ChatBody, CompletionBody, SamplingBody
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""

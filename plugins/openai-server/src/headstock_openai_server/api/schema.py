@@ -10,8 +10,8 @@ from inspect import get_annotations
 from types import MappingProxyType
 from typing import Any, Literal
 
-from headstock_openai_server.bodies import Body
-from headstock_openai_server.forms import ResponseFormat, StructuredOutputsBody
+from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.forms import ResponseFormat, StructuredOutputsBody
 
 
 class StreamOptions(Body, kw_only=True):

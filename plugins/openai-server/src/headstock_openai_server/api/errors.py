@@ -15,10 +15,13 @@ from headstock import (
     RequestError,
     UsageError,
 )
-from headstock_openai_server.remote_engine import BusyError
 
 RETRY_SECONDS = 1
 """What `Retry-After` says."""
+
+
+class BusyError(CapacityError):
+    """There is no room for a request now; there will be."""
 
 
 class ErrorBody(msgspec.Struct):

@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 
 from headstock.text import CONVERSATION_OPTIONS, Conversation
-from headstock_openai_server.api_errors import refuse
-from headstock_openai_server.schema import UNSERVED, ChatBody, ChatMessage, TokenizeBody
+from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.schema import UNSERVED, ChatBody, ChatMessage, TokenizeBody
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

@@ -9,8 +9,7 @@ import msgspec
 from attrs import frozen
 
 import headstock
-from headstock_openai_server.api_errors import ErrorResponse
-from headstock_openai_server.responses import (
+from headstock_openai_server.api.answers import (
     ChatCompletion,
     Completion,
     DetokenizeAnswer,
@@ -22,7 +21,8 @@ from headstock_openai_server.responses import (
     TokenizeAnswer,
     Version,
 )
-from headstock_openai_server.schema import (
+from headstock_openai_server.api.errors import ErrorResponse
+from headstock_openai_server.api.schema import (
     UNSERVED,
     ChatBody,
     CompletionBody,

@@ -12,10 +12,10 @@ from typing import TypeVar
 from headstock import EngineConfig, HeadstockError, SamplingParams
 from headstock.logs import log_event
 from headstock.requests import EngineSession, PromptRequest
-from headstock_openai_server.api_errors import ApiError, busy, not_found, refuse, unavailable
-from headstock_openai_server.generation import ClientGoneError, Generation
-from headstock_openai_server.metrics import ServerMetrics
-from headstock_openai_server.remote_engine import RemoteEngine, RemoteLoop
+from headstock_openai_server.api.errors import ApiError, busy, not_found, refuse, unavailable
+from headstock_openai_server.engine.generation import ClientGoneError, Generation
+from headstock_openai_server.engine.remote_engine import RemoteEngine, RemoteLoop
+from headstock_openai_server.observe.metrics import ServerMetrics
 from headstock_openai_server.settings import ServerSettings
 
 LOG = logging.getLogger("headstock.serve")

@@ -6,7 +6,7 @@ import numpy as np
 
 from headstock.scheduler import Limits, RowCounter, State
 from headstock.spi.arrays import Ints
-from headstock_openai_server.messages import Lane, Snapshot, TreeNode
+from headstock_openai_server.engine.messages import Lane, Snapshot, TreeNode
 
 MAX_LANES = 64
 """Requests that are listed at most, of those that run and of those that wait."""

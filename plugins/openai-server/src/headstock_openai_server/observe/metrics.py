@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import (
@@ -17,8 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-if TYPE_CHECKING:
-    from headstock_openai_server.service import Service
+from headstock.requests import EngineSession
 
 FIRST_TOKEN = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
@@ -72,10 +71,25 @@ PREFIX_COUNTERS = (
 """What vLLM counts under two names; served under its prefix alone."""
 
 
+class ServedEngine(Protocol):
+    """What the series read of the service.
+
+    opened: the session, once the engine is ready
+    num_sequences: answers that have not ended
+    """
+
+    opened: EngineSession | None
+    num_sequences: int
+
+    @property
+    def silence(self) -> float:
+        """Seconds since the engine said anything."""
+
+
 class EngineCollector(Collector):
     """The series that follow from an engine's latest counts."""
 
-    def __init__(self, prefix: str, model: str, service: Service) -> None:
+    def __init__(self, prefix: str, model: str, service: ServedEngine) -> None:
         self.prefix = prefix
         self.model = model
         self.service = service
@@ -182,7 +196,7 @@ class Histogram(Collector):
 class ServerMetrics:
     """The series of a server, in a registry of its own."""
 
-    def __init__(self, prefix: str, model: str, service: Service) -> None:
+    def __init__(self, prefix: str, model: str, service: ServedEngine) -> None:
         self.registry = CollectorRegistry()
         self.registry.register(EngineCollector(prefix, model, service))
 

@@ -13,19 +13,16 @@ import msgspec
 from attrs import frozen
 from starlette.responses import Response
 
-from headstock_openai_server.event_stream import EventStream, StreamFormat
-from headstock_openai_server.generation import Generation, Piece
-from headstock_openai_server.responses import Answer, Chunk, PromptTokensDetails, Usage
-from headstock_openai_server.schema import SamplingBody
+from headstock_openai_server.api.answers import Answer, Chunk, PromptTokensDetails, Usage
+from headstock_openai_server.api.schema import SamplingBody
+from headstock_openai_server.engine.generation import Generation, Piece
+from headstock_openai_server.http.event_stream import EventStream, StreamFormat
 
 if TYPE_CHECKING:
     from headstock.requests import PromptRequest
-    from headstock_openai_server.service import Service
+    from headstock_openai_server.engine.service import Service
 
 ENCODER = msgspec.json.Encoder()
-
-RECORD = "headstock.record"
-"""Where a scope has the facts of the request's line in the access log."""
 
 
 @frozen

@@ -1,6 +1,6 @@
 """The engine process: an engine, its loop, and one socket to the process that started it.
 
-Run as `python -m headstock_openai_server.engine_process FD`. It ends when the other end of the
+Run as `python -m headstock_openai_server.engine.process FD`. It ends when the other end of the
 socket closes, so no engine outlives its server.
 """
 
@@ -27,8 +27,8 @@ from headstock.logs import log_event, show_logs
 from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
-from headstock_openai_server.form_queue import FormQueue
-from headstock_openai_server.messages import (
+from headstock_openai_server.engine.form_queue import FormQueue
+from headstock_openai_server.engine.messages import (
     Abort,
     Accepted,
     Close,
@@ -52,7 +52,7 @@ from headstock_openai_server.messages import (
     record_fields,
     unpack_request,
 )
-from headstock_openai_server.snapshot import take_snapshot
+from headstock_openai_server.engine.snapshot import take_snapshot
 
 LOG = logging.getLogger("headstock.serve")
 

@@ -27,7 +27,8 @@ from headstock.logs import log_event
 from headstock.outputs import Update
 from headstock.scheduler import Request
 from headstock.startup import summary as engine_summary
-from headstock_openai_server.messages import (
+from headstock_openai_server.api.errors import BusyError
+from headstock_openai_server.engine.messages import (
     Abort,
     Accepted,
     Close,
@@ -60,10 +61,6 @@ EXIT_SECONDS = 30
 
 Sink = Callable[[Update], None]
 OnProgress = Callable[[str, int, int], None]
-
-
-class BusyError(CapacityError):
-    """There is no room for a request now; there will be."""
 
 
 @frozen

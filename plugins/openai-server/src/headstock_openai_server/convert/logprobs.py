@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from headstock import Logprob
 from headstock.text import Detokenizer, Tokenizer
-from headstock_openai_server.responses import (
+from headstock_openai_server.api.answers import (
     LEAST_LOGPROB,
     ChatLogprobs,
     CompletionLogprobs,

@@ -12,8 +12,21 @@ from starlette.responses import Response
 from headstock import SamplingParams
 from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
-from headstock_openai_server.answering import (
-    RECORD,
+from headstock_openai_server.api.answers import (
+    Completion,
+    CompletionChoice,
+    CompletionLogprobs,
+)
+from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.schema import CompletionBody
+from headstock_openai_server.convert.logprobs import CompletionLogprobWriter, LogprobTable
+from headstock_openai_server.convert.sampling import make_completion_params, named_for_client
+from headstock_openai_server.engine.generation import Piece
+from headstock_openai_server.engine.service import Service
+from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.event_stream import run_for_client
+from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.routes.answering import (
     ChunkStream,
     Identity,
     LoggedStream,
@@ -22,19 +35,6 @@ from headstock_openai_server.answering import (
     make_identity,
     wait_for_answers,
 )
-from headstock_openai_server.api_errors import refuse
-from headstock_openai_server.decoding import read_body
-from headstock_openai_server.event_stream import run_for_client
-from headstock_openai_server.generation import Piece
-from headstock_openai_server.logprobs import CompletionLogprobWriter, LogprobTable
-from headstock_openai_server.responses import (
-    Completion,
-    CompletionChoice,
-    CompletionLogprobs,
-)
-from headstock_openai_server.sampling import make_completion_params, named_for_client
-from headstock_openai_server.schema import CompletionBody
-from headstock_openai_server.service import Service
 
 OBJECT = "text_completion"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from headstock_openai_server.api_errors import refuse
-from headstock_openai_server.bodies import Body
+from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.errors import refuse
 
 
 class JsonSchemaBody(Body, kw_only=True):

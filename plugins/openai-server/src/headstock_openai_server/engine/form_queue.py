@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from headstock.logs import log_event
 from headstock.requests import EngineLoop
-from headstock_openai_server.messages import FromEngine, Message, Refused, Submit
+from headstock_openai_server.engine.messages import FromEngine, Message, Refused, Submit
 
 LOG = logging.getLogger("headstock.serve")
 

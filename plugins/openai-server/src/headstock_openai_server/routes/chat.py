@@ -10,22 +10,7 @@ from starlette.responses import Response
 from headstock import SamplingParams
 from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
-from headstock_openai_server.answering import (
-    RECORD,
-    ChunkStream,
-    Identity,
-    LoggedStream,
-    UsageReport,
-    json_response,
-    make_identity,
-    wait_for_answers,
-)
-from headstock_openai_server.conversations import make_conversation
-from headstock_openai_server.decoding import read_body
-from headstock_openai_server.event_stream import run_for_client
-from headstock_openai_server.generation import Piece
-from headstock_openai_server.logprobs import make_chat_logprobs
-from headstock_openai_server.responses import (
+from headstock_openai_server.api.answers import (
     AnsweredCall,
     AnsweredFunction,
     AssistantMessage,
@@ -38,9 +23,24 @@ from headstock_openai_server.responses import (
     DeltaFunction,
     LastChunkChoice,
 )
-from headstock_openai_server.sampling import make_chat_params, named_for_client
-from headstock_openai_server.schema import ChatBody
-from headstock_openai_server.service import Service
+from headstock_openai_server.api.schema import ChatBody
+from headstock_openai_server.convert.conversations import make_conversation
+from headstock_openai_server.convert.logprobs import make_chat_logprobs
+from headstock_openai_server.convert.sampling import make_chat_params, named_for_client
+from headstock_openai_server.engine.generation import Piece
+from headstock_openai_server.engine.service import Service
+from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.event_stream import run_for_client
+from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.routes.answering import (
+    ChunkStream,
+    Identity,
+    LoggedStream,
+    UsageReport,
+    json_response,
+    make_identity,
+    wait_for_answers,
+)
 
 CHUNK = "chat.completion.chunk"
 

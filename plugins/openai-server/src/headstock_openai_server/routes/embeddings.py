@@ -13,15 +13,16 @@ from starlette.responses import Response
 
 from headstock.outputs import CompletionOutput, Update
 from headstock.requests import EmbeddingRequest, PromptRequest
-from headstock_openai_server.answering import RECORD, json_response, note_generation
-from headstock_openai_server.completions import list_prompts
-from headstock_openai_server.decoding import read_body
-from headstock_openai_server.event_stream import run_for_client
-from headstock_openai_server.generation import Generation
-from headstock_openai_server.responses import Embedding, EmbeddingList, EmbeddingUsage
-from headstock_openai_server.sampling import rename_parameters
-from headstock_openai_server.schema import EmbeddingBody
-from headstock_openai_server.service import Service
+from headstock_openai_server.api.answers import Embedding, EmbeddingList, EmbeddingUsage
+from headstock_openai_server.api.schema import EmbeddingBody
+from headstock_openai_server.convert.sampling import rename_parameters
+from headstock_openai_server.engine.generation import Generation
+from headstock_openai_server.engine.service import Service
+from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.event_stream import run_for_client
+from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.routes.answering import json_response, note_generation
+from headstock_openai_server.routes.completions import list_prompts
 
 NAMES = {"prompt": "input"}
 """The name by which clients give a parameter of headstock's."""

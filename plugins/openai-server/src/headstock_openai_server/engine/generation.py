@@ -14,10 +14,10 @@ from headstock.logs import log_event
 from headstock.outputs import CompletionOutput, Update
 from headstock.requests import PromptRequest
 from headstock.text import join_pieces
-from headstock_openai_server.api_errors import ApiError
+from headstock_openai_server.api.errors import ApiError
 
 if TYPE_CHECKING:
-    from headstock_openai_server.service import Service
+    from headstock_openai_server.engine.service import Service
 
 LOG = logging.getLogger("headstock.serve")
 

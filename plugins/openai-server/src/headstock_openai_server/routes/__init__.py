@@ -1,0 +1,1 @@
+"""The application and the answer of every path."""
