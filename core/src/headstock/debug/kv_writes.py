@@ -3,49 +3,84 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
+from headstock.debug.page_sums import PageSums, WatchedPages, pattern_of, pattern_sum, view_vectors
 from headstock.errors import PluginBroken
-from headstock.spi import Batch, LayerConfig
+from headstock.spi import Batch, KVLayer, LayerConfig
 
-PATTERN = 0x5A
-"""The bytes of a slot that is to be written; no kernel gives a whole vector of them."""
+
+@frozen(eq=False)
+class WrittenSlots:
+    """The slots of one KV group that a step writes; those of the dummy page are left out.
+
+    pages, slots: [n] int64, each slot's page and its place there
+    watched: the pages that they lie in
+    entries: [n] int64, the entry of `watched` of each page
+    is_written: [pages, slots, 1], which sums of `watched` shall change
+    """
+
+    pages: Tensor
+    slots: Tensor
+    watched: WatchedPages
+    entries: Tensor
+    is_written: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, kv: KVLayer, vectors: Tensor, step: int) -> WrittenSlots:
+        """The slots of a batch in the group of a layer."""
+        cells = batch.slots[kv.group]
+        cells = cells[cells >= kv.page_slots]  # padding shares the dummy page
+        pages, slots = cells // kv.page_slots, cells % kv.page_slots
+        distinct, entries = torch.unique(pages, return_inverse=True)
+        context = int(slots.max()) + 1 if len(slots) else 0
+        watched = WatchedPages(distinct, vectors, context, step=step, num_layers=len(batch.kv))
+        is_written = torch.zeros(
+            (len(distinct), watched.stop, 1), dtype=torch.bool, device=cells.device
+        )
+        is_written[entries, slots] = True
+        return cls(pages, slots, watched, entries, is_written)
 
 
 class KVWrites:
-    """The pages that a step writes, layer by layer, as they were before it.
+    """The pages that a step writes, layer by layer, and what they held before it.
 
-    Slots of the dummy page, which padding shares, are left out.
+    They are known by sums, which cost a tenth of copies.
     """
 
-    def __init__(self, batch: Batch, who: str) -> None:
-        """Keep the pages that the batch's slots lie in.
+    def __init__(self, batch: Batch, who: str, step: int = 0) -> None:
+        """Sum the pages that the batch's slots lie in.
 
         who: the operations, as errors name them
+        step: how many steps there were before
         """
         self.batch = batch
         self.who = who
-        self.pages: dict[int, Tensor] = {}
-        self.before: dict[int, Tensor] = {}
-        self.after: dict[int, Tensor] = {}
-        for layer, part in enumerate(batch.kv):
-            if part.k is None and part.latent is None:
+        self.written: dict[int, WrittenSlots] = {}
+        self.vectors: dict[int, tuple[Tensor, ...]] = {}
+        self.before: dict[int, list[PageSums]] = {}
+        self.after: dict[int, list[PageSums]] = {}
+        for layer, kv in enumerate(batch.kv):
+            if kv.k is None and kv.latent is None:
                 continue  # a state
-            slots = self._slots(part.group, part.page_slots)
-            self.pages[layer] = torch.unique(slots // part.page_slots)
-            self.before[layer] = self._read_pages(layer)
+            self.vectors[layer] = view_vectors(batch.pools[layer], kv)
+            if kv.group not in self.written:
+                first = self.vectors[layer][0]
+                self.written[kv.group] = WrittenSlots.of(batch, kv, first, step)
+            self.before[layer] = self._sum_pages(layer)
 
-    def _slots(self, group: int, page_slots: int) -> Tensor:
-        """The batch's slots in pages of its own, [n] int64."""
-        slots = self.batch.slots[group]
-        return slots[slots >= page_slots]
+    def _sum_pages(self, layer: int) -> list[PageSums]:
+        """Sum what the layer's pages hold, view by view."""
+        watched = self._written(layer).watched
+        return [watched.sum_words(vectors, layer) for vectors in self.vectors[layer]]
 
-    def _read_pages(self, layer: int) -> Tensor:
-        """The bytes of the layer's pages, copied."""
-        pool = self.batch.pools[layer]
-        return pool.view(torch.uint8)[self.pages[layer]]
+    def _written(self, layer: int) -> WrittenSlots:
+        """The slots that the batch writes in a layer."""
+        return self.written[self.batch.kv[layer].group]
 
     def _parts(self, layer: int) -> list[tuple[str, Tensor]]:
         """What the layer keeps of a token, by name: views of its pool, [pages, slots, ...]."""
@@ -53,16 +88,10 @@ class KVWrites:
         named = (("keys", kv.k), ("values", kv.v), ("latent vectors", kv.latent))
         return [(name, part) for name, part in named if part is not None]
 
-    def _places(self, layer: int) -> tuple[Tensor, Tensor]:
-        """The pages and the slots in them that the batch writes."""
-        kv = self.batch.kv[layer]
-        slots = self._slots(kv.group, kv.page_slots)
-        return slots // kv.page_slots, slots % kv.page_slots
-
     def read(self, layer: LayerConfig) -> list[Tensor]:
         """Copy what the slots hold, one tensor a part, [n, ...]."""
-        places = self._places(layer.index)
-        return [_index(part, *places) for _, part in self._parts(layer.index)]
+        written = self._written(layer.index)
+        return [_index(part, written.pages, written.slots) for _, part in self._parts(layer.index)]
 
     def pair(
         self, layer: LayerConfig, wanted: list[Tensor]
@@ -71,68 +100,56 @@ class KVWrites:
 
         returns: [n, numbers] of the pool's type, which says how far they may differ
         """
-        places = self._places(layer.index)
-        for (name, part), reference in zip(self._parts(layer.index), wanted, strict=True):
-            found = _index(part, *places)
+        names = [name for name, _ in self._parts(layer.index)]
+        for name, found, reference in zip(names, self.read(layer), wanted, strict=True):
             yield name, found.flatten(1), reference.flatten(1)
 
     def mark(self, layer: LayerConfig) -> None:
         """Fill the layer's slots with the pattern.   writes: the pool"""
-        pages, slots = self._places(layer.index)
-        for _, part in self._parts(layer.index):
-            part.view(torch.uint8)[pages, slots] = PATTERN
+        written = self._written(layer.index)
+        for vectors, sums in zip(self.vectors[layer.index], self.before[layer.index], strict=True):
+            vectors[written.pages, written.slots] = pattern_of(vectors)
+            # A slot that nobody writes keeps this sum, and so shows.
+            sums.reached[written.entries, written.slots] = pattern_sum(vectors)
 
     def check(self, layer: LayerConfig) -> None:
         """Raise PluginBroken unless the layer's slots were written, and nothing else."""
-        number = layer.index
-        pages, slots = self._places(number)
-        for name, part in self._parts(number):
-            left = (part.view(torch.uint8)[pages, slots] == PATTERN).flatten(1).all(1)
-            if bool(left.any()):
-                at = int(left.nonzero()[0])
-                raise PluginBroken(
-                    f"{self.who} left {name} of layer {number} unwritten at slot {int(slots[at])} "
-                    f"of page {int(pages[at])}, where a token of the step belongs"
-                )
-        now = self._read_pages(number)
-        self.after[number] = now.clone()
-        # What the slots held before does not count: they are made alike in both copies.
-        for copy in (now, self.before[number]):
-            self._blank(number, copy)
-        self._compare(number, now, self.before[number])
+        number, written = layer.index, self._written(layer.index)
+        now = self.after[number] = self._sum_pages(number)
+        for view, (sums, before) in enumerate(zip(now, self.before[number], strict=True)):
+            changed = (sums.reached != before.reached).any(-1)
+            if not bool((changed == written.is_written).all()):
+                self._explain(number, view, changed)
+            if not sums.equals_in_rest(before):
+                self._blame_page(number, written.watched.rest_page)
 
-    def _blank(self, layer: int, copy: Tensor) -> None:
-        """Write zeros to the slots in a copy of the layer's pages.   writes: copy"""
-        pages, slots = self._places(layer)
-        where = torch.searchsorted(self.pages[layer], pages)
-        kv = self.batch.kv[layer]
-        if kv.latent is not None:
-            copy[where, slots] = 0
-            return
-        pool = self.batch.pools[layer]
-        if pool.dim() == 5:
-            copy[where, :, slots] = 0
-            return
-        # Keys and values of two widths: all keys of a page, then all values.
-        start = 0
-        flat = copy.view(len(copy), -1)
-        for _, part in self._parts(layer):
-            size = part[0, 0].numel() * part.dtype.itemsize
-            length = part.shape[1] * size
-            flat[:, start : start + length].view(len(copy), part.shape[1], size)[where, slots] = 0
-            start += length
+    def _explain(self, layer: int, view: int, changed: Tensor) -> NoReturn:
+        """Raise PluginBroken that says which slot was left out, or which page written.
+
+        changed: [pages, slots, parts], of a view of the layer
+        """
+        written = self._written(layer)
+        left = ~changed[written.entries, written.slots]
+        if not bool(left.any()):
+            wrong = int((changed & ~written.is_written).nonzero()[0, 0])
+            self._blame_page(layer, int(written.watched.pages[wrong]))
+        part, token = left.T.nonzero()[0].tolist()
+        name, _ = self._parts(layer)[view + part]
+        raise PluginBroken(
+            f"{self.who} left {name} of layer {layer} unwritten at slot "
+            f"{int(written.slots[token])} of page {int(written.pages[token])}, where a token of "
+            "the step belongs"
+        )
 
     def check_all(self) -> None:
         """Raise PluginBroken when a layer's pages changed after its own operation stored them."""
         for layer, kept in self.after.items():
-            self._compare(layer, self._read_pages(layer), kept)
+            for now, before in zip(self._sum_pages(layer), kept, strict=True):
+                if not now.equals(before):
+                    self._blame_page(layer, self._written(layer).watched.find_page(now, before))
 
-    def _compare(self, layer: int, now: Tensor, before: Tensor) -> None:
-        """Raise PluginBroken when copies of the layer's pages differ."""
-        if torch.equal(now, before):
-            return
-        differs = (now != before).flatten(1).any(1)
-        page = int(self.pages[layer][int(differs.nonzero()[0])])
+    def _blame_page(self, layer: int, page: int) -> NoReturn:
+        """Raise PluginBroken for a write to a page."""
         raise PluginBroken(
             f"{self.who} wrote to page {page} of layer {layer} outside of the slots of the step's "
             "tokens"

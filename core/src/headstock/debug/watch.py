@@ -26,7 +26,9 @@ class DebugWatch(StepWatch):
     ops, runner: names of the plugins
     vocab: how many token ids there are
     is_on: steps are watched; a profile run over two pages and captures are not
-    first_non_finite: by row, the operation and the layer whose result was not finite first
+    num_steps: how many steps have begun
+    results: in their order, operations and layers with the rows of their results' tokens, and a
+        sum of each token's numbers
     """
 
     def __init__(self, ops: str, runner: str, vocab: int) -> None:
@@ -35,26 +37,40 @@ class DebugWatch(StepWatch):
         self.vocab = vocab
         self.is_on = False
         self.is_running = False
-        self.first_non_finite: dict[int, str] = {}
+        self.num_steps = 0
+        self.results: list[tuple[str, Tensor, Tensor]] = []
         self.sampled: list[Sample] = []
         self.num_calls = 0
         self.largest_error = 0.0
 
     def begin(self, plan: Plan) -> None:
         """Forget the step before."""
-        self.first_non_finite, self.sampled = {}, []
+        self.results, self.sampled = [], []
+        self.num_steps += 1
         self.is_running = self.is_on
 
-    def note_non_finite(self, result: Tensor, batch: Batch, what: str) -> None:
-        """Note the rows of which a result is not finite, and that were sound until then.
+    def note_result(self, result: Tensor, batch: Batch, what: str) -> None:
+        """Note the result of an operation.
 
         result: [tokens, ...]
         """
-        is_bad = ~result.flatten(1).isfinite().all(1)
-        if not bool(is_bad.any()):
-            return
-        for row in batch.token_rows[: len(is_bad)][is_bad[: len(batch.token_rows)]].tolist():
-            self.first_non_finite.setdefault(row, what)
+        # Sums and not a look at each number: they are not finite where a number is not, and are
+        # looked at all at once, at the end of the step.
+        rows = batch.token_rows[: len(result)]
+        numbers = result[: len(rows)].flatten(1)
+        self.results.append((what, rows, numbers.sum(1, dtype=torch.float32)))
+
+    def _find_first_non_finite(self) -> dict[int, str]:
+        """By row, the operation and the layer whose result was not finite first."""
+        first: dict[int, str] = {}
+        if not self.results:
+            return first
+        if bool(torch.cat([sums for _, _, sums in self.results]).isfinite().all()):
+            return first
+        for what, rows, sums in self.results:
+            for row in rows[~sums.isfinite()].tolist():
+                first.setdefault(row, what)
+        return first
 
     def judge(self, sample: Sample, plan: Plan, *, is_replayed: bool) -> Mapping[int, str]:
         """Check the step's sample.   raises: PluginBroken"""
@@ -81,7 +97,7 @@ class DebugWatch(StepWatch):
         self._compare_with_operations(sample, who)
         return {
             row: f"the logits of this request are not finite: first {what} was not"
-            for row, what in self.first_non_finite.items()
+            for row, what in self._find_first_non_finite().items()
         }
 
     def _compare_with_operations(self, sample: Sample, who: str) -> None:

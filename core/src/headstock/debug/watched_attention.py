@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from headstock.debug.attention_reference import find_deviation
+from headstock.debug.page_sums import PageSums, WatchedPages, view_vectors, view_words
 from headstock.debug.watch import DebugWatch
 from headstock.errors import PluginBroken
 from headstock.spi import AttentionBackend, AttentionStep, KVLayer, LayerInfo, Phase
@@ -17,11 +18,15 @@ from headstock.spi import AttentionBackend, AttentionStep, KVLayer, LayerInfo, P
 
 @frozen(eq=False)
 class WatchedPlan:
-    """The backend's plan; the step that it was made of, and a copy that the backend never saw."""
+    """The backend's plan; the step that it was made of, and a copy that the backend never saw.
+
+    pages: by KV group, the pages of the step's tables
+    """
 
     inner: Any
     step: AttentionStep
     copy: AttentionStep
+    pages: dict[int, WatchedPages] = field(factory=dict)
 
 
 class WatchedAttention(AttentionBackend):
@@ -51,6 +56,7 @@ class WatchedAttention(AttentionBackend):
         self.pools = pools
         self.compare = compare
         self.last_plans: dict[bool, object] = {}
+        self.vectors: dict[int, tuple[Tensor, ...]] = {}
 
     def plan(self, step: AttentionStep) -> WatchedPlan:
         """Plan by `inner`.   raises: PluginBroken when it writes the step, or returns one twice"""
@@ -79,20 +85,33 @@ class WatchedAttention(AttentionBackend):
         if not self.watch.is_running:
             self.inner.forward(q, layer, plan.inner, out, lse)
             return
-        table = plan.copy.page_tables[layer.group]
-        pages = torch.unique(table).long()
-        q_before, pool = q.clone(), _as_bytes(self.pools[layer.index])
-        pool_before = pool[pages]
+        q_before, before = q.clone(), self._sum_pages(layer, plan)
         self.inner.forward(q, layer, plan.inner, out, lse)
-        if not torch.equal(_as_bytes(q), _as_bytes(q_before)):
+        if not torch.equal(view_words(q.contiguous()), view_words(q_before.contiguous())):
             raise PluginBroken(f"{self._who} wrote to the queries of layer {layer.index}")
-        if not torch.equal(pool[pages], pool_before):
+        after = self._sum_pages(layer, plan)
+        if not all(now.equals(then) for now, then in zip(after, before, strict=True)):
             raise PluginBroken(
                 f"{self._who} wrote to the KV pool of layer {layer.index}, which it may only read"
             )
         self._check_step(plan.step, plan.copy, "forward")
         if self.compare:
             self._compare(q, layer, plan.copy, out)
+
+    def _sum_pages(self, layer: LayerInfo, plan: WatchedPlan) -> list[PageSums]:
+        """Sum what the pages of the step's tables hold in a layer, view by view."""
+        if layer.index not in self.vectors:
+            self.vectors[layer.index] = view_vectors(self.pools[layer.index], self.kv[layer.index])
+        vectors = self.vectors[layer.index]
+        if layer.group not in plan.pages:
+            plan.pages[layer.group] = WatchedPages(
+                torch.unique(plan.copy.page_tables[layer.group]).long(),
+                vectors[0],
+                int(plan.copy.host_context_lens.max(initial=0)),
+                step=self.watch.num_steps,
+                num_layers=len(self.kv),
+            )
+        return [plan.pages[layer.group].sum_words(view, layer.index) for view in vectors]
 
     def _compare(self, q: Tensor, layer: LayerInfo, step: AttentionStep, out: Tensor) -> None:
         """Raise PluginBroken when a row is further off than its type allows."""
@@ -165,8 +184,3 @@ def _copy_step(step: AttentionStep) -> AttentionStep:
         host_context_lens=step.host_context_lens.copy(),
         shared=None,
     )
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    """View a tensor by bytes, in which NaN is equal to itself."""
-    return tensor.contiguous().view(torch.uint8)

@@ -58,7 +58,7 @@ class WatchedOps(Ops):
         """See `Ops.embed`.   raises: PluginBroken"""
         if not self.watch.is_running:
             return self.inner.embed(params, config, batch)
-        self._writes = KVWrites(batch, self._who)
+        self._writes = KVWrites(batch, self._who, self.watch.num_steps)
         self._batch = tuple(getattr(batch, name).clone() for name in _BATCH_TENSORS)
         x = self.inner.embed(params, config, batch)
         wanted = self.reference.embed(config, batch) if self.reference is not None else None
@@ -82,7 +82,7 @@ class WatchedOps(Ops):
         if not isinstance(q, Tensor) or q.dim() != 3 or len(q) != len(batch.tokens):
             self._blame(f"returned {_describe(q)} from {where}; wanted [tokens, heads, head_dim]")
         self._writes.check(layer)
-        self.watch.note_non_finite(q, batch, f"{where} by {self.name!r}")
+        self.watch.note_result(q, batch, f"{where} by {self.name!r}")
         if wanted is not None and self.reference is not None:
             self.reference.compare(q.flatten(1), wanted[0].flatten(1), f"queries of {where}")
             for part, found, reference in self._writes.pair(layer, wanted[1]):
@@ -101,7 +101,7 @@ class WatchedOps(Ops):
         """See `Ops.attn_out`.   raises: PluginBroken"""
         if not self.watch.is_running:
             return self.inner.attn_out(x, attention, params, config, layer, batch)
-        self.watch.note_non_finite(attention, batch, f"attention of layer {layer.index}")
+        self.watch.note_result(attention, batch, f"attention of layer {layer.index}")
         return self._run_layer("attn_out", x, params, config, layer, batch, attention)
 
     def short_conv(
@@ -156,7 +156,7 @@ class WatchedOps(Ops):
         hidden = self.inner.final_norm(x, params, config, batch)
         if not isinstance(hidden, Tensor) or len(hidden) != len(batch.tokens):
             self._blame(f"returned {_describe(hidden)} from final_norm; wanted [tokens, hidden]")
-        self.watch.note_non_finite(hidden, batch, f"final_norm by {self.name!r}")
+        self.watch.note_result(hidden, batch, f"final_norm by {self.name!r}")
         if wanted is not None and self.reference is not None:
             self.reference.compare(hidden, wanted, "final_norm")
         if self._writes is not None:
@@ -218,9 +218,13 @@ class WatchedOps(Ops):
             self._blame(
                 f"returned {found} from {where}; wanted a Stream of {len(batch.tokens)} rows"
             )
-        total = x.total if x.pending is None else x.copy_total()
-        self.watch.note_non_finite(total, batch, f"{where} by {self.name!r}")
+        what = f"{where} by {self.name!r}"
+        self.watch.note_result(x.total, batch, what)
+        if x.pending is not None:
+            terms = x.pending if x.pending.dim() == x.total.dim() else x.pending.transpose(0, 1)
+            self.watch.note_result(terms, batch, what)
         if wanted is not None and self.reference is not None:
+            total = x.total if x.pending is None else x.copy_total()
             self.reference.compare(total, wanted, where, before)
         return x
 
