@@ -86,6 +86,16 @@ def test_the_list_says_what_would_complete_a_backend_without_running_its_code(
     assert shown.err == "'headstock doctor' shows which of these can run on this machine\n"
 
 
+def test_extras_that_bring_no_kernels_leave_a_plugin_complete(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("headstock.registry.extras.is_requirement_met", lambda *_, **__: False)
+    hints = {row["name"]: row["hint"] for row in json.loads(output(capsys, "list", "--json"))}
+    # Tracing of a server, and in core's own distribution the checks of plugins, are optional.
+    assert [hints[name] for name in ("serve", "mixed", "eager", "torch")] == [""] * 4
+    assert hints["fa"] != ""
+
+
 def test_an_unknown_kind_comes_with_a_suggestion() -> None:
     with pytest.raises(UsageError, match="did you mean attention"):
         main(["list", "atention"])

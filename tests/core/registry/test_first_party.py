@@ -153,7 +153,7 @@ LIBRARIES = sorted(
         for plugin, spec in registry.load_specs(kind)
         if plugin.distribution.startswith("headstock") and isinstance(spec, PluginSpec)
         for need in spec.requires
-        for hint in (*read_hints(need), registry.explain_missing_extras(plugin.distribution))
+        for hint in (*read_hints(need), registry.explain_missing_extras(plugin))
         for requirement in re.findall(r"'([^']+)'", hint)
     }
 )

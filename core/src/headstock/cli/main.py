@@ -36,7 +36,7 @@ VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
         "replay": "run a recorded schedule again, without a device",
-        "plugins": "list the installed plugins, and describe one of them",
+        "plugins": "list the installed plugins, describe or check one of them",
         "config": "show the settings in effect, the source of each, and the presets",
         "doctor": "check what works on this machine, and say how to fix the rest",
         "completion": "a script with which bash, zsh or fish completes verbs and flags",

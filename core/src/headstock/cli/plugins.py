@@ -108,12 +108,7 @@ def _find_plugin(name: str) -> InstalledPlugin:
 
 def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     """Print the installed plugins, and what installs the kernels that some of them lack."""
-    # Once a distribution, because each look parses its metadata.
-    hints = {
-        name: registry.explain_missing_extras(name)
-        for name in {plugin.distribution for plugin in plugins}
-    }
-    rows = [_make_row(plugin, hints[plugin.distribution]) for plugin in plugins]
+    rows = [_make_row(plugin, registry.explain_missing_extras(plugin)) for plugin in plugins]
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -211,7 +206,7 @@ def _describe_plugin(plugin: InstalledPlugin) -> dict[str, object]:
 def _list_missing(plugin: InstalledPlugin, spec: PluginSpec) -> dict[str, str]:
     """Missing requirement -> what installs it; without one, what installs the missing kernels."""
     required = {problem.message: problem.hint for problem in registry.find_missing(spec)}
-    hint = registry.explain_missing_extras(plugin.distribution)
+    hint = registry.explain_missing_extras(plugin)
     return required or ({"kernels for its device": hint} if hint else {})
 
 

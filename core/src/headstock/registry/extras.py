@@ -1,24 +1,33 @@
-"""Read the extras of a distribution; each is one way to have the kernels of its plugins."""
+"""Read the extras of a plugin's distribution; each is one way to have the kernels it needs."""
 
 from __future__ import annotations
 
 import re
 from importlib.metadata import PackageNotFoundError, distribution
 
+from headstock.registry.entries import InstalledPlugin
 from headstock.registry.requirements import is_requirement_met, requirement_name
 
+_KINDS_WITHOUT_KERNELS = frozenset(
+    {"cache", "checkpoint", "command", "grammar", "proposer", "scheduler", "tools"}
+)
 _EXTRA = re.compile(r"""extra\s*==\s*["']([\w.-]+)["']""")
 
 
-def explain_missing_extras(name: str) -> str:
-    """Explain how to complete a distribution that has none of its extras; empty when it has one.
+def explain_missing_extras(plugin: InstalledPlugin) -> str:
+    """Explain how to complete a plugin whose distribution has none of its extras installed.
+
+    Empty when one is installed, for kinds that launch no kernels, and for core, whose extras bring
+    other things.
 
     Only metadata is read, so the text says nothing about devices. A library that is installed as a
     CPU build comes first: its GPU build is the smallest step.
     """
+    if plugin.kind in _KINDS_WITHOUT_KERNELS or plugin.distribution == "headstock":
+        return ""
     # Extras, because the spec's `requires` would need the plugin's code, and a list runs none.
     try:
-        extras = _requirements_by_extra(distribution(name).requires or [])
+        extras = _requirements_by_extra(distribution(plugin.distribution).requires or [])
     except PackageNotFoundError:
         return ""
     if not extras or any(all(map(is_requirement_met, needs)) for needs in extras.values()):
