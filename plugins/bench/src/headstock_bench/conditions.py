@@ -9,7 +9,7 @@ from pathlib import Path
 import headstock
 from headstock import LLM
 from headstock.llm import session_of
-from headstock.startup.device import read_cpu_name
+from headstock.startup import device
 from headstock_bench.result import Conditions
 
 
@@ -23,7 +23,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
         # Of the source that runs, not of the folder where the command was given.
         commit=read_commit(Path(headstock.__file__)),
         gpu=None if summary.device == "cpu" else summary.device_name,
-        cpu=read_cpu_name(),
+        cpu=device.read_cpu_name(),
         threads=torch.get_num_threads(),
         torch=torch.__version__,
         python=platform.python_version(),

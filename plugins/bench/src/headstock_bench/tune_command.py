@@ -18,7 +18,7 @@ from headstock_bench.command import open_config
 from headstock_bench.model_shapes import MODEL_SHAPES
 
 if TYPE_CHECKING:
-    from headstock.startup.tuned_choices import TunedChoices
+    from headstock.startup import tuned_choices
 
 EPILOG = """
 Each pair of attention backend and ops that `auto` could take here runs in an
@@ -71,7 +71,7 @@ def make_parser() -> FlagParser:
 
 def keep_choices(config: EngineConfig, options: Namespace) -> int:
     """Measure, print the table and keep the choices; 0.   raises: HeadstockError"""
-    from headstock.startup.tuned_choices import write_tuned_choices
+    from headstock.startup import tuned_choices
     from headstock_bench.tuning import tune
 
     def report(attn: str, ops: str) -> None:
@@ -79,7 +79,7 @@ def keep_choices(config: EngineConfig, options: Namespace) -> int:
 
     assert config.tuned_choices is not None  # `main` has looked
     choices = tune(config, None if options.quiet else report)
-    path = write_tuned_choices(config.tuned_choices, choices)
+    path = tuned_choices.write_tuned_choices(config.tuned_choices, choices)
     print_choices(choices, options)
     if not options.quiet:
         print_note(f"kept in {path}")
@@ -88,17 +88,17 @@ def keep_choices(config: EngineConfig, options: Namespace) -> int:
 
 def show_choices(config: EngineConfig, options: Namespace) -> int:
     """Print what is kept for this model, device and software; 0.   raises: UsageError"""
-    from headstock.startup.device import describe_device
-    from headstock.startup.tuned_choices import load_tuned_choices
+    from headstock.startup import device, tuned_choices
 
-    choices, reason = load_tuned_choices(config, describe_device(config.device))
+    env = device.describe_device(config.device)
+    choices, reason = tuned_choices.load_tuned_choices(config, env)
     if choices is None:
         raise UsageError(reason)
     print_choices(choices, options)
     return 0
 
 
-def print_choices(choices: TunedChoices, options: Namespace) -> None:
+def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> None:
     """Print the choices, as a table or as one JSON object."""
     if options.json:
         print(json.dumps(attrs.asdict(choices), ensure_ascii=False), flush=True)

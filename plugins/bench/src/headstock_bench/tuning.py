@@ -15,9 +15,7 @@ from attrs import evolve, frozen
 
 from headstock import LLM, CannotRun, EngineConfig, SamplingParams
 from headstock.llm import session_of
-from headstock.startup.auto_choices import OPS, FastestChoices, list_attention_names
-from headstock.startup.device import describe_device
-from headstock.startup.tuned_choices import TunedCandidate, TunedChoices, read_subject
+from headstock.startup import auto_choices, device, tuned_choices
 from headstock_bench.workloads import SEED, draw_tokens
 
 MARGIN = 0.03
@@ -54,14 +52,16 @@ OnCandidate = Callable[[str, str], None]
 """Is told of a pair of choices before it is measured."""
 
 
-def tune(config: EngineConfig, on_candidate: OnCandidate | None = None) -> TunedChoices:
+def tune(
+    config: EngineConfig, on_candidate: OnCandidate | None = None
+) -> tuned_choices.TunedChoices:
     """Measure each choice of `--attn` and `--ops` that `auto` could make here.
 
     A setting that is not `auto` stays as it is. The ops are measured with the fastest attention.
 
     raises: UsageError, ModelError; CannotRun when no choice can run here
     """
-    env = describe_device(config.device)
+    env = device.describe_device(config.device)
     steps = STEPS[env.device]
     config = evolve(
         config,
@@ -69,23 +69,23 @@ def tune(config: EngineConfig, on_candidate: OnCandidate | None = None) -> Tuned
         record=None,
         max_running_requests=min(config.max_running_requests, max(step.rows for step in steps)),
     )
-    candidates: list[TunedCandidate] = []
+    candidates: list[tuned_choices.TunedCandidate] = []
 
-    def measure(attn: str, ops: str) -> TunedCandidate | None:
+    def measure(attn: str, ops: str) -> tuned_choices.TunedCandidate | None:
         """Measure a pair; None where it cannot run here."""
         if on_candidate is not None:
             on_candidate(attn, ops)
         try:
             candidate = _measure_candidate(evolve(config, attn=attn, ops=ops), steps)
         except CannotRun as error:
-            candidates.append(TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
+            candidates.append(tuned_choices.TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
             return None
         finally:
             _free_memory()
         candidates.append(candidate)
         return candidate
 
-    backends = list_attention_names(env) if config.attn == "auto" else (config.attn,)
+    backends = auto_choices.list_attention_names(env) if config.attn == "auto" else (config.attn,)
     by_attention = [each for name in backends if (each := measure(name, config.ops))]
     if not by_attention:
         raise CannotRun(
@@ -93,41 +93,45 @@ def tune(config: EngineConfig, on_candidate: OnCandidate | None = None) -> Tuned
             + "; ".join(candidate.refusal for candidate in candidates)
         )
     fastest = choose_fastest(by_attention)
-    others = [name for name in OPS if name != fastest.ops]
+    others = [name for name in auto_choices.OPS if name != fastest.ops]
     if config.ops == "auto":
         by_ops = [each for name in others if (each := measure(fastest.attn, name))]
         fastest = choose_fastest([fastest, *by_ops])
-    return TunedChoices(
-        subject=read_subject(config, env),
+    return tuned_choices.TunedChoices(
+        subject=tuned_choices.read_subject(config, env),
         date=date.today().isoformat(),
         steps=tuple(map(str, steps)),
         candidates=tuple(candidates),
-        fastest=FastestChoices(attn=fastest.attn, ops=fastest.ops),
+        fastest=auto_choices.FastestChoices(attn=fastest.attn, ops=fastest.ops),
     )
 
 
-def choose_fastest(candidates: Sequence[TunedCandidate]) -> TunedCandidate:
+def choose_fastest(
+    candidates: Sequence[tuned_choices.TunedCandidate],
+) -> tuned_choices.TunedCandidate:
     """The fastest candidate, or the first where none is faster than it by the margin."""
     default = candidates[0]
     fastest = min(candidates, key=lambda each: compare_times(each, default))
     return fastest if compare_times(fastest, default) < 1 - MARGIN else default
 
 
-def compare_times(candidate: TunedCandidate, other: TunedCandidate) -> float:
+def compare_times(
+    candidate: tuned_choices.TunedCandidate, other: tuned_choices.TunedCandidate
+) -> float:
     """The candidate's time by the other's: the geometric mean over the steps that both have."""
     pairs = zip(candidate.milliseconds, other.milliseconds, strict=True)
     logs = [math.log(one / two) for one, two in pairs if one is not None and two is not None]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def _measure_candidate(config: EngineConfig, steps: Sequence[Step]) -> TunedCandidate:
+def _measure_candidate(config: EngineConfig, steps: Sequence[Step]) -> tuned_choices.TunedCandidate:
     """Measure the steps in an engine of this configuration.
 
     raises: CannotRun, UsageError, ModelError
     """
     with LLM(config=config) as llm:
         engine = session_of(llm).engine
-        return TunedCandidate(
+        return tuned_choices.TunedCandidate(
             attn=engine.summary.attention,
             ops=engine.summary.ops,
             milliseconds=tuple(_time_step(llm, step) for step in steps),
