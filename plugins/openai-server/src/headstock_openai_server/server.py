@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import signal
 import socket
@@ -148,7 +149,10 @@ class ServerProcess:
         try:
             loop = service.remote_loop = await connect_engine(note, self.engine_module)
             loop.start(service.config, *self.log_levels)
-            self.on_ready(await service.open_session(loop))
+            session = await service.open_session(loop)
+            gc.collect()  # as the engine process does: later collections look at requests alone
+            gc.freeze()
+            self.on_ready(session)
             await loop.ended
             if not loop.closing:
                 loop.check_alive()
