@@ -202,10 +202,10 @@ def run_server(
         names = httpx.get(f"http://127.0.0.1:{port}/v1/models", timeout=60).json()["data"]
         for rate, workload in workloads.items():
             fitted = workload.fit_vocab(MAX_ID)
-            for part in (fitted.warm_up, fitted):
+            for name, part in (("warm-up", fitted.warm_up), ("run", fitted)):
                 assert isinstance(part, LatencyWorkload)
                 # Prompts are the same at every rate, and may not be found in the index.
-                salt = f"{rate} of {len(part.prompts)}"
+                salt = f"{name} at {rate}"
                 streams = send_requests(part, port, {"model": names[0]["id"], "cache_salt": salt})
             found[rate] = summarize_streams(streams)
     return found
@@ -260,6 +260,9 @@ async def follow_requests(share: list[dict[str, Any]]) -> list[dict[str, Any]]:
         httpx.AsyncClient(timeout=300, limits=limits) as client,
         asyncio.TaskGroup() as group,
     ):
+        # The first request of a process imports half of httpx's back end: 25 to 40 ms, which would
+        # be the slowest first token of each client.
+        await client.get(httpx.URL(share[0]["url"]).join("/health"))
         with release_when_due([request["at"] for request in share], due):
             tasks = []
             for request in share:
