@@ -64,6 +64,7 @@ SUMMARY = {
     "table": [["device", "none", "the script"]],
     "memory": [],
     "notes": [],
+    "start": [["weights", 1.0]],
 }
 
 

@@ -70,6 +70,7 @@ from headstock.startup.select import (
     check_plugin_options,
     select_plugins,
 )
+from headstock.startup.start_times import begin_start
 from headstock.startup.tuned_choices import find_tuned_choices
 
 LOG = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class EngineBuild:
     weights: what loading made of quantized weights; empty for others
     grammars: follows the answers that must have a form; None where none can
     notes: lines for the user
+    start: names and seconds of the start's parts, in order
     """
 
     config: EngineConfig
@@ -108,6 +110,7 @@ class EngineBuild:
     executor: Executor
     grammars: GrammarRows | None
     notes: tuple[str, ...]
+    start: tuple[tuple[str, float], ...]
 
 
 def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = None) -> EngineBuild:
@@ -124,6 +127,8 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # Every refusal comes before the weights load, which can take minutes: model, options, parts and
     # terms are checked first, in the order in which each needs the one before.
+    # A program that uses headstock may have done anything before; a command has imported.
+    times = begin_start(count_process=not config.surface.keywords)
     env = describe_device(config.device)
     device = torch.device(env.device)
     directory = locate_model(config.model, revision=config.revision)
@@ -145,6 +150,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
+    times.end_part("plugins")
     free = free_bytes(device)
     quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
     plain = PlainWeights(parts.operations.prepare) if config.debug_ops else None
@@ -160,6 +166,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         free,
         on_progress,
     )
+    times.end_part("weights")
     faults = FaultInjector.parse(config.faults)
     grammars = make_grammar_rows(config, parts.grammar, directory, model)
     inputs = BuildInputs(
@@ -202,8 +209,10 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     )
     limits = make_limits(config, parts, terms, memory, model, max_len)
     assembled = assemble_executor(inputs, buffers, max_len)
+    times.end_part("memory")
     # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = _capture_runner_graphs(assembled, inputs, memory, on_progress)
+    times.end_part("graphs")
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
     return EngineBuild(
@@ -223,6 +232,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         ),
         grammars=grammars,
         notes=(*notes, *graphs),
+        start=tuple(times.parts),
     )
 
 

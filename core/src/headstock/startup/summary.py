@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from headstock.startup.start_times import format_parts
+
 if TYPE_CHECKING:
     # A process that only shows a summary needs neither torch nor an engine.
     from headstock.startup.build import EngineBuild
@@ -13,7 +15,10 @@ if TYPE_CHECKING:
 
 @frozen(kw_only=True)
 class EngineSummary:
-    """What was selected and negotiated at start-up; `proposer` is empty without one."""
+    """What was selected and negotiated at start-up; `proposer` is empty without one.
+
+    start: names and seconds of the start's parts, in order
+    """
 
     model: str
     architecture: str
@@ -36,6 +41,7 @@ class EngineSummary:
     table: tuple[tuple[str, str, str], ...]
     memory: tuple[str, ...]
     notes: tuple[str, ...]
+    start: tuple[tuple[str, float], ...]
 
     def lines(self) -> list[str]:
         """The lines of the start-up print."""
@@ -58,6 +64,7 @@ class EngineSummary:
                 for what, text, who in self.table
             ),
             *self.memory,
+            f"start     {format_parts(self.start)}",
             *(f"note      {note}" for note in self.notes),
         ]
 
@@ -94,6 +101,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         ),
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
+        start=build.start,
     )
 
 

@@ -1,0 +1,49 @@
+"""How long the parts of a start take, as its summary says."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from headstock import LLM
+from headstock.llm import session_of
+from headstock.startup.start_times import StartTimes, format_parts
+
+PARTS = ["plugins", "weights", "memory", "graphs"]
+
+
+def test_the_summary_has_the_time_of_each_part_and_their_sum() -> None:
+    begin = time.monotonic()
+    with LLM(num_pages=16) as llm:
+        taken = time.monotonic() - begin
+        summary = session_of(llm).engine.summary
+
+    assert [name for name, _ in summary.start] == PARTS
+    assert all(seconds >= 0 for _, seconds in summary.start)
+    assert 0 < sum(seconds for _, seconds in summary.start) <= taken
+    assert f"start     {format_parts(summary.start)}" in summary.lines()
+
+
+def test_a_part_is_what_went_on_since_the_one_before() -> None:
+    times = StartTimes(last=time.monotonic() - 5)
+    times.end_part("first")
+    times.end_part("second")
+
+    (_, first), (_, second) = times.parts
+    assert first == pytest.approx(5, abs=1) and second < 1
+    assert format_parts((("a", 1.24), ("b", 0.5))) == "a 1.2 + b 0.5 = 1.7 s"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the age is read from /proc")
+def test_the_age_of_a_process_counts_from_its_start() -> None:
+    program = (
+        "import time; time.sleep(0.5); from headstock.startup.start_times import read_process_age;"
+        "print(read_process_age())"
+    )
+    begin = time.monotonic()
+    printed = subprocess.check_output([sys.executable, "-c", program], text=True)
+
+    assert 0.5 <= float(printed) <= time.monotonic() - begin + 0.1
