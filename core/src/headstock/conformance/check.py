@@ -57,7 +57,7 @@ def _describe_device(device: str) -> DeviceEnv:
 def _list_cases(kind: str, name: str, env: DeviceEnv) -> tuple[Case, ...]:
     if kind not in CHECKED_KINDS:
         raise CannotRun(
-            f"plugins of the kind {kind!r} cannot be checked; those of these can: "
+            f"there are no cases for plugins of the kind {kind!r}; there are for: "
             f"{', '.join(CHECKED_KINDS)}"
         )
     if not __debug__:
