@@ -92,6 +92,8 @@ def test_json_has_no_white_space_unless_asked_for() -> None:
         (GrammarKind.REGEX, "(?=a)b", "look-around|invalid regex"),
         (GrammarKind.REGEX, "[", "invalid regex"),
         (GrammarKind.GRAMMAR, "start: foo", "unknown name"),
+        (GrammarKind.GRAMMAR, 'root ::= ("x"', r"GBNF: Expected '\)' at line 1$"),
+        (GrammarKind.GRAMMAR, 'root ::= foo "x"', "GBNF: Rule 'foo' not found"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(

@@ -99,7 +99,7 @@ class LLGuidanceEngine(GrammarEngine):
                 texts = (json.dumps(choice, ensure_ascii=False) for choice in json.loads(text))
                 return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
             case GrammarKind.GRAMMAR:
-                return llguidance.LLMatcher.grammar_from_lark(any_to_lark(text))
+                return llguidance.LLMatcher.grammar_from_lark(_write_lark(text))
 
     def fill_masks(
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
@@ -120,6 +120,15 @@ class LLGuidanceEngine(GrammarEngine):
             else (bool(matcher.is_accepting()),)
             for matcher in found
         ]
+
+
+def _write_lark(text: str) -> str:
+    """Write a grammar as Lark has them.   raises: ValueError for GBNF that is none"""
+    try:
+        return any_to_lark(text)
+    except Exception as error:  # of this very type, or of one that is no ValueError
+        reason, *_ = str(error).split(", '")  # a quotation of the grammar follows
+        raise ValueError(f"GBNF: {reason}") from error
 
 
 def _first_line(text: str) -> str:
