@@ -32,7 +32,7 @@ class Shifted(LogitsProcessor):
 
 class NeutralChanged(Shifted):
     def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-        return logits - logits.amax(-1, keepdim=True)
+        return logits * 0.5
 
 
 class RowsMixed(Shifted):
@@ -50,7 +50,54 @@ class Unknown(Shifted):
         return {"other": 1.0}
 
 
+class NeighbourChanged(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits + columns["shift"].sum()
+
+
+class Noisy(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits + columns["shift"][:, None] * torch.rand(logits.shape)
+
+
+class Remembering(Shifted):
+    calls = 0
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        self.calls += 1
+        return logits + columns["shift"][:, None] * self.calls
+
+
+class PlaceCounted(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits + (columns["shift"] * torch.arange(len(logits)))[:, None]
+
+
+class FewRows(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        logits[:32] += columns["shift"][:32, None]
+        return logits
+
+
+class ColumnsWritten(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        shift = columns["shift"].mul_(2.0)
+        return logits + shift[:, None]
+
+
+class BestLost(Shifted):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits * (1.0 - 2.0 * columns["shift"])[:, None]
+
+
 BROKEN = {
+    NeighbourChanged: "rows with neutral values change beside rows that have others",
+    Noisy: "the same rows get other scores when they come again",
+    Remembering: "the same rows get other scores when they come again",
+    PlaceCounted: "a row's scores depend on its place: rows [4, 3, 2, 1, 0] of a batch get others",
+    FewRows: "rows get other scores among 64",
+    ColumnsWritten: "apply writes to the column 'shift'",
+    BestLost: "changes_argmax is False, and another token becomes the best",
     NeutralChanged: "5 of 5 rows with neutral values change",
     RowsMixed: "a row's scores depend on the rows beside it",
     Halved: "apply returns torch.bfloat16, wanted float32",

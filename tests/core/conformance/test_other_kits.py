@@ -1,4 +1,4 @@
-"""The checks of caches, operations, schedulers, proposers and families: each wrong one is named."""
+"""The checks of every kind but attention and processors: each wrong plugin is named."""
 
 from __future__ import annotations
 
@@ -35,6 +35,19 @@ BROKEN = [
     ("proposer", "ngram", "RoomIgnored", "drafts for a row with room for 1"),
     ("proposer", "ngram", "AnswerReused", "the next answer overwrites the last one"),
     ("proposer", "ngram", "TokensWritten", "read-only"),
+    ("tools", "hermes", "MarkCut", "cut at 1 comes as CONTENT"),
+    ("tools", "hermes", "TextStripped", "has no call, and comes as"),
+    ("tools", "hermes", "EndTwice", "END comes outside of a call"),
+    ("tools", "hermes", "EndLost", "a call has no END"),
+    ("tools", "hermes", "TailLost", "has no call, and comes as"),
+    ("grammar", "llguidance", "MasksMissBit", "and the mask does not allow it"),
+    ("grammar", "llguidance", "MasksAllowAll", "and advance does not"),
+    ("grammar", "llguidance", "RollsBackShort", "rollback(2) leaves another mask behind"),
+    ("grammar", "llguidance", "EndsAnywhere", "is no answer of the form, and is allowed"),
+    ("grammar", "llguidance", "MovesMatchers", "fill_masks moves a matcher on"),
+    ("grammar", "llguidance", "OneMatcher", "two matchers of one grammar disturb each other"),
+    ("grammar", "llguidance", "TakesAnything", "which is no json"),
+    ("grammar", "llguidance", "RulesDropped", "'uniqueItems', and masks allow"),
     ("model", "Qwen3ForCausalLM", "EPS_IGNORED", "log-probabilities are off by"),
     ("model", "Qwen3ForCausalLM", "ROPE_IGNORED", "log-probabilities are off by"),
 ]
@@ -43,16 +56,19 @@ WHERE = {
     "HoldsForgotten": "one full group: rows in any order",
     "PagesLost": "one full group: evicted pages",
     "StatsWrong": "one full group: evicted pages",
+    "RulesDropped": "a schema's rules, or a refusal",
+    "TakesAnything": "forms that are none",
     "EPS_IGNORED": "a large eps of norms",
     "ROPE_IGNORED": "another rope",
 }
-"""Broken family -> the case that shows it."""
+"""Broken plugin -> the case that shows it."""
 
 
 def spec_of(kind: str, sound: str, broken: str) -> Any:
     """The spec of a sound plugin with a broken implementation."""
     spec = registry.load_spec(kind, sound)
-    return evolve(spec, implementation=f"core.conformance.broken_parts:{broken}")
+    module = "broken_answers" if kind in ("tools", "grammar") else "broken_parts"
+    return evolve(spec, implementation=f"core.conformance.{module}:{broken}")
 
 
 @pytest.mark.parametrize(

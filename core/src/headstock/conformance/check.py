@@ -16,7 +16,17 @@ from headstock.spi import DeviceEnv, PluginSpec
 CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
     {
         kind: f"headstock.conformance.{kind}.checks"
-        for kind in ("attention", "cache", "ops", "scheduler", "model", "proposer", "logits")
+        for kind in (
+            "attention",
+            "cache",
+            "ops",
+            "scheduler",
+            "model",
+            "proposer",
+            "logits",
+            "tools",
+            "grammar",
+        )
     }
 )
 """Kind -> the module that lists its cases by `list_cases(spec, env)`."""

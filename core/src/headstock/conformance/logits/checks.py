@@ -1,8 +1,12 @@
-"""The cases of a logits processor: neutral rows, rows by themselves, and the best token."""
+"""The cases of a logits processor: neutral rows, rows by themselves, and the best token.
+
+What the values of columns mean is its author's. So they are drawn, and rows are compared with
+themselves: beside other rows, in another order, and again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,6 +18,7 @@ from torch import Tensor
 from headstock import registry
 from headstock.conformance.case import Case
 from headstock.conformance.ops.cases import noise
+from headstock.errors import CannotRun, describe_error
 from headstock.spi import DeviceEnv, LogitColumn, LogitsProcessor, LogitsSpec
 
 ROWS, VOCAB = 5, 90
@@ -35,7 +40,34 @@ class Subject:
         """Logits and positions; some tokens are ruled out."""
         logits = noise(ROWS, VOCAB, dtype=torch.float32, device=self.device, scale=3.0)
         logits[1, ::7] = -torch.inf
+        if not self.processor.changes_argmax:
+            logits -= logits.amax(-1, keepdim=True)
         return logits, torch.arange(ROWS, device=self.device) * 11 + 3
+
+    def draw_columns(self) -> dict[str, Tensor]:
+        """Columns in which every second row has values of its own, the others neutral ones."""
+        return {
+            name: draw_values(column, self.device, seed)
+            for seed, (name, column) in enumerate(self.processor.columns.items())
+        }
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        """What the processor makes of drawn values, which it may write nowhere but in the logits.
+
+        raises: CannotRun when it raises
+        """
+        given = {"at": at.clone(), **{name: column.clone() for name, column in columns.items()}}
+        try:
+            found = self.processor.apply(logits.clone(), given["at"], dict(columns))
+        except (IndexError, ValueError, RuntimeError) as error:
+            raise CannotRun(
+                f"it raised {describe_error(error)} for values that the kit drew; they may be none "
+                "that requests can have"
+            ) from error
+        assert torch.equal(given.pop("at"), at), "apply writes to the positions"
+        for name, column in given.items():
+            assert torch.equal(column, columns[name]), f"apply writes to the column {name!r}"
+        return found
 
 
 def fill(column: LogitColumn, device: str) -> Tensor:
@@ -44,14 +76,39 @@ def fill(column: LogitColumn, device: str) -> Tensor:
     return torch.full(shape, column.neutral, dtype=getattr(torch, column.dtype), device=device)
 
 
+def draw_values(column: LogitColumn, device: str, seed: int) -> Tensor:
+    """A column with drawn values in every second row: small factors, or ids of tokens."""
+    values = fill(column, device)
+    size = values[::2].shape
+    if column.dtype == "int64":
+        drawn = torch.randint(VOCAB, size, generator=torch.Generator().manual_seed(seed))
+    else:
+        drawn = torch.rand(size, generator=torch.Generator().manual_seed(seed)) + 0.5
+    values[::2] = drawn.to(device)
+    return values
+
+
+def pick(
+    rows: Sequence[int], logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]
+) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The arguments of `apply` for some rows, in this order."""
+    picked = torch.tensor(rows, device=logits.device)
+    return logits[picked], at[picked], {name: column[picked] for name, column in columns.items()}
+
+
 def list_cases(spec: LogitsSpec, env: DeviceEnv) -> tuple[Case, ...]:
-    """All cases of a processor, with neutral values; what requests may ask is its author's."""
+    """All cases of a processor."""
     named: dict[str, Callable[[Subject], object]] = {
         "the columns stay the same": check_columns,
         "a request that gives no argument": check_row,
         "neutral rows stay as they are": check_neutral,
         "shape and type of the logits": check_shape,
         "a row depends on itself alone": check_rows_alone,
+        "neutral rows beside others": check_beside,
+        "the same rows again": check_again,
+        "rows that move and leave": check_moved,
+        "any number of rows": check_counts,
+        "the best token stays, if it says so": check_best,
     }
     return tuple(
         Case(name, partial(run_with, spec, env.device, run)) for name, run in named.items()
@@ -109,3 +166,71 @@ def check_rows_alone(subject: Subject) -> None:
     some = {name: column[picked] for name, column in columns.items()}
     apart = subject.processor.apply(logits[picked].clone(), at[picked], some)
     assert torch.equal(apart, together[picked]), "a row's scores depend on the rows beside it"
+
+
+def check_beside(subject: Subject) -> None:
+    """A batch has rows that ask and rows that do not."""
+    logits, at = subject.draw()
+    found = subject.apply(logits, at, subject.draw_columns())
+    assert torch.equal(found[1::2], logits[1::2]), (
+        "rows with neutral values change beside rows that have others"
+    )
+
+
+def check_again(subject: Subject) -> None:
+    """Nothing is kept of a row: a request that is resumed gets the same scores."""
+    logits, at = subject.draw()
+    columns = subject.draw_columns()
+    first = subject.apply(logits, at, columns).clone()
+    subject.apply(*pick([4, 0], logits * 0.5, at + 1, columns))
+    assert is_same(subject.apply(logits, at, columns), first), (
+        "the same rows get other scores when they come again"
+    )
+
+
+def check_moved(subject: Subject) -> None:
+    """Rows stand in another order when some have left."""
+    logits, at = subject.draw()
+    columns = subject.draw_columns()
+    together = subject.apply(logits, at, columns)
+    for rows in ([4, 3, 2, 1, 0], [2, 0, 4], [1, 4], [0, 0, 2, 0]):
+        found = subject.apply(*pick(rows, logits, at, columns))
+        assert is_close(found, together[rows]), (
+            f"a row's scores depend on its place: rows {rows} of a batch get others"
+        )
+
+
+def check_counts(subject: Subject) -> None:
+    """A batch has one row or hundreds."""
+    logits, at = subject.draw()
+    columns = subject.draw_columns()
+    together = subject.apply(logits, at, columns)
+    for count in (1, 2, 7, 64, 257):
+        rows = [row % ROWS for row in range(count)]
+        found = subject.apply(*pick(rows, logits, at, columns))
+        assert found.shape == (count, VOCAB), (
+            f"apply returns {tuple(found.shape)} for {(count, VOCAB)}"
+        )
+        assert is_close(found, together[rows]), f"rows get other scores among {count}"
+
+
+def check_best(subject: Subject) -> None:
+    """Greedy rows do without a processor that keeps the best token."""
+    if subject.processor.changes_argmax:
+        return
+    logits, at = subject.draw()
+    found = subject.apply(logits, at, subject.draw_columns())
+    best = logits.argmax(-1, keepdim=True)
+    assert bool((found.gather(1, best) == found.amax(-1, keepdim=True)).all()), (
+        "changes_argmax is False, and another token becomes the best"
+    )
+
+
+def is_same(first: Tensor, second: Tensor) -> bool:
+    """Whether scores are equal; NaN is equal to itself."""
+    return torch.equal(first.nan_to_num(nan=7e7), second.nan_to_num(nan=7e7))
+
+
+def is_close(first: Tensor, second: Tensor) -> bool:
+    """Whether scores are equal but for the order of sums, which the number of rows may change."""
+    return torch.allclose(first, second, rtol=1e-5, atol=1e-5, equal_nan=True)

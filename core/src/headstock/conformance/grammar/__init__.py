@@ -1,0 +1,1 @@
+"""Grammar engines: what they may allow."""

@@ -1,0 +1,1 @@
+"""Tool parsers: what they may make of an answer."""
