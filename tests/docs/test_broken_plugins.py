@@ -46,6 +46,7 @@ def check(parts: Parts, case: Broken) -> None:
     assert row == ROWS[CASES.index(case)], "python tests/broken_table.py writes the page anew"
 
 
+@pytest.mark.feature("R8")
 def test_sound_plugins_pass_under_the_debug_flags(parts: Parts) -> None:
     assert run_case(None, parts.folder, debug=True) == parts.sound
 
@@ -55,11 +56,13 @@ def test_the_page_has_a_row_for_each_broken_plugin() -> None:
     assert len({(case.kind, case.name) for case in CASES}) == len(CASES)
 
 
+@pytest.mark.feature("R8")
 @pytest.mark.parametrize("case", BY_DEFAULT, ids=lambda case: f"{case.kind}-{case.name}")
 def test_some_broken_plugins_are_told_of_as_the_page_says(parts: Parts, case: Broken) -> None:
     check(parts, case)
 
 
+@pytest.mark.feature("R8")
 @pytest.mark.full
 @pytest.mark.parametrize(
     "case",

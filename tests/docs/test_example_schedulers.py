@@ -77,6 +77,7 @@ def judge_shares(view: View, budget: Budget, decision: ScheduleDecision) -> None
     assert sum(given_.values()) == min(budget.tokens, sum(wanted.values())), "tokens are left over"
 
 
+@pytest.mark.feature("R1")
 @given(seed=st.integers(0, 2**32 - 1))
 @settings(max_examples=6)
 def test_users_of_unequal_demand_get_equal_shares(seed: int) -> None:
@@ -201,6 +202,7 @@ def test_tokens_and_rows_go_to_the_least_work_that_is_left(seed: int, tick: int)
     drive.drain(4_000)
 
 
+@pytest.mark.feature("R1")
 @pytest.mark.parametrize("tick", [0, 100])
 def test_a_long_request_ages_by_the_clock_until_it_goes_before_short_ones(tick: int) -> None:
     drive = Drive(limits(schedule=schedule_of(SHORTEST), max_rows=1), tick=tick)

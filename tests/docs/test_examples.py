@@ -112,6 +112,7 @@ def test_the_attention_plugin_says_what_sdpa_says(tmp_path: Path) -> None:
     assert [len(tokens) for tokens in found] == [5, 24, 24]
 
 
+@pytest.mark.feature("R1")
 @pytest.mark.parametrize(
     "name", ["fair-share", pytest.param("shortest-job", marks=pytest.mark.full)]
 )
@@ -129,6 +130,7 @@ def test_a_scheduler_plugin_serves_and_its_recording_replays(
     assert main(["replay", str(recording), "--check"]) == 0
 
 
+@pytest.mark.feature("R7")
 @pytest.mark.full
 def test_flex_attention_keeps_the_contract_and_says_what_sdpa_says(tmp_path: Path) -> None:
     paths = install("flex-plugin", tmp_path)
@@ -162,6 +164,7 @@ def test_the_cache_plugin_finds_what_radix_finds(tmp_path: Path) -> None:
     assert [count >= 64 for count in cached] == [False, True, True]
 
 
+@pytest.mark.feature("R3")
 def test_the_logits_plugin_keeps_what_is_near_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,6 +16,7 @@ def llm() -> Iterator[LLM]:
         yield llm
 
 
+@pytest.mark.feature("W8")
 def test_the_page_is_what_the_lines_do(llm: LLM) -> None:
     assert PAGE.read_text(encoding="utf-8") == make_page(llm), (
         "run: python tests/migration_table.py"

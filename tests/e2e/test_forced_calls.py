@@ -27,6 +27,7 @@ ADD = tool("add", a={"type": "integer", "maximum": 99, "minimum": 0}, b={"type":
 SAY = tool("say", text={"type": "string", "maxLength": 8}, mood={"enum": ["glad", "sad"]})
 
 
+@pytest.mark.feature("W3")
 @pytest.mark.full
 def test_every_answer_is_a_call_whatever_the_model_would_say() -> None:
     with LLM("demo", num_pages=128, chat_template=TEMPLATE) as llm:

@@ -130,7 +130,7 @@ def test_shared_prefixes_that_are_read_once_give_the_same_samples_under_preempti
     assert tokens[0] == tokens[1]
 
 
-@pytest.mark.feature("T6", "P8")
+@pytest.mark.feature("T6", "P8", "R9")
 @pytest.mark.parametrize("overlap", [False, True])
 def test_accepted_drafts_are_the_samples_of_a_seed_up_to_a_stop_string(overlap: bool) -> None:
     said = "One boat, two boats, one boat, two boats, one boat, two boats, one boat"

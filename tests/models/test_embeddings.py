@@ -106,6 +106,7 @@ def tokens(checkpoint: Path) -> dict[str, list[int]]:
     return alone
 
 
+@pytest.mark.feature("R5")
 @pytest.mark.parametrize("name", ENGINES)
 def test_vectors_are_those_of_transformers_beside_rows_that_generate(
     checkpoint: Path, hidden: list[np.ndarray], tokens: dict[str, list[int]], name: str
@@ -124,6 +125,7 @@ def test_vectors_are_those_of_transformers_beside_rows_that_generate(
             np.testing.assert_allclose(found, pool(states), atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.feature("R5")
 @pytest.mark.parametrize("pooling", ["last", "mean"])
 def test_embed_gives_vllms_names_and_length_1_unless_told(
     checkpoint: Path, hidden: list[np.ndarray], pooling: str

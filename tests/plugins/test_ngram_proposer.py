@@ -42,7 +42,7 @@ def search(tokens: list[int], room: int, options: NgramOptions) -> list[int]:
     return []
 
 
-@pytest.mark.feature("T6")
+@pytest.mark.feature("T6", "R9")
 @given(tokens=TOKENS, room=st.integers(1, 8), least=st.integers(1, 4), more=st.integers(0, 3))
 def test_guesses_are_what_followed_the_longest_latest_match(
     tokens: list[int], room: int, least: int, more: int

@@ -28,6 +28,7 @@ def use_cases(monkeypatch: pytest.MonkeyPatch, *cases: Case) -> None:
     monkeypatch.setattr(check, "_list_cases", lambda kind, name, env: cases)
 
 
+@pytest.mark.feature("R7")
 def test_a_shipped_plugin_passes_and_each_case_has_a_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -48,6 +49,7 @@ def test_the_report_can_be_read_by_programs(capsys: pytest.CaptureFixture[str]) 
     assert report["cases"][0]["case"] == "the spec is made without torch"
 
 
+@pytest.mark.feature("R7")
 def test_a_failed_case_says_why_and_gives_exit_code_3(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -64,6 +66,7 @@ def test_a_failed_case_says_why_and_gives_exit_code_3(
     assert "3 cases, 1 failed, 1 not here, 1 passed" in output.err
 
 
+@pytest.mark.feature("R7")
 def test_a_plugin_none_of_whose_cases_can_run_gives_exit_code_5(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

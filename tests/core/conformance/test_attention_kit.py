@@ -29,6 +29,7 @@ def test_a_right_backend_passes_every_case() -> None:
     assert len(results) > 40
 
 
+@pytest.mark.feature("R7")
 @pytest.mark.parametrize("backend", BROKEN, ids=lambda backend: backend.__name__)
 def test_a_wrong_backend_fails_and_its_fault_is_named(backend: type[Plain]) -> None:
     reasons = []

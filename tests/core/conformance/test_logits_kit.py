@@ -121,6 +121,7 @@ def test_a_right_processor_passes() -> None:
     assert check(Shifted) == []
 
 
+@pytest.mark.feature("R7")
 @pytest.mark.parametrize("kind", BROKEN, ids=lambda kind: kind.__name__)
 def test_a_wrong_processor_fails_and_its_fault_is_named(kind: type[Shifted]) -> None:
     assert BROKEN[kind] in check(kind)

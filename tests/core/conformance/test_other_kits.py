@@ -71,6 +71,7 @@ def spec_of(kind: str, sound: str, broken: str) -> Any:
     return evolve(spec, implementation=f"core.conformance.{module}:{broken}")
 
 
+@pytest.mark.feature("R7")
 @pytest.mark.parametrize(
     ("kind", "sound", "broken", "said"), BROKEN, ids=[f"{each[0]}-{each[2]}" for each in BROKEN]
 )

@@ -43,6 +43,7 @@ NEEDS_GPU = {"fa", "fi", "trtllm", "triton"}
 """Plugins that run on CUDA alone."""
 
 
+@pytest.mark.feature("R7")
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "name"), SHIPPED, ids=[":".join(each) for each in SHIPPED])
 def test_every_shipped_plugin_passes_on_the_cpu(kind: str, name: str) -> None:

@@ -88,6 +88,7 @@ def test_windows_caps_latent_vectors_and_states_raise_no_alarm(
     check_family(tmp_path / "model", next(c for c in CASES if c.model_type == model_type))
 
 
+@pytest.mark.feature("R8")
 @pytest.mark.full
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_no_family_raises_an_alarm(tmp_path: Path, case: Case) -> None:
@@ -125,6 +126,7 @@ def test_a_row_that_is_not_finite_fails_alone_under_all_flags(folder: Path) -> N
     assert "first attention of layer 0 was not" in str(reasons["b"][1])
 
 
+@pytest.mark.feature("R8")
 def test_each_flag_is_enough_for_what_it_is_for(folder: Path) -> None:
     config = make_config(None, folder, debug=False)
     for setting, name, flag in (

@@ -51,6 +51,7 @@ def pooled(name: str, prompt: Any, kind: Any = "mean") -> Request:
     return to_pooling(request(name, prompt), kind)
 
 
+@pytest.mark.feature("R5")
 @pytest.mark.parametrize(("seed", "mode"), often(8, list(product(range(1, 9), MODES))))
 def test_vectors_and_tokens_are_right_in_every_mode(toys: Toys, mode: str, seed: int) -> None:
     engine = toys.engine(**MODES[mode])
@@ -63,6 +64,7 @@ def test_vectors_and_tokens_are_right_in_every_mode(toys: Toys, mode: str, seed:
     engine.close()
 
 
+@pytest.mark.feature("R5")
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_preempted_row_pools_from_its_first_token_again(toys: Toys, overlap: bool) -> None:
     engine = toys.engine(

@@ -61,6 +61,7 @@ def watch(engine: Engine) -> set[frozenset[str]]:
     return kinds
 
 
+@pytest.mark.feature("R3")
 @pytest.mark.parametrize(
     ("overlap", "proposer", "share"),
     often(
@@ -123,6 +124,7 @@ def test_more_processed_rows_than_a_few_are_all_processed(toys: Toys) -> None:
     assert frozenset({"processed"}) in kinds and frozenset({"few_processed"}) in kinds
 
 
+@pytest.mark.feature("R3")
 def test_a_row_keeps_nothing_of_the_request_before(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", max_running_requests=1, logits_processors=("shift",))
     for first in (5, 2, 9, 4):
@@ -161,6 +163,7 @@ def test_log_probabilities_are_of_the_scores_before(toys: Toys) -> None:
     np.testing.assert_allclose(logprobs, [likely[moved], likely[0]] * 3, atol=1e-5)
 
 
+@pytest.mark.feature("R3")
 @pytest.mark.parametrize(
     ("row", "message"),
     [

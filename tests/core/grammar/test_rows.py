@@ -64,6 +64,7 @@ def right_answers(requests: list[Request]) -> dict[str, list[int]]:
     }
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.parametrize(
     ("runner", "overlap", "proposer", "pages"),
     often(
@@ -126,6 +127,7 @@ def watch(engine: Engine) -> Counter[str]:
     return counts
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 @pytest.mark.parametrize(
     "params",
@@ -153,6 +155,7 @@ def test_every_kind_of_sampling_keeps_to_the_rules(
     assert len(set(map(tuple, answers[0].values()))) > 1
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
 def test_an_answer_that_cannot_be_followed_fails_alone(
@@ -220,6 +223,7 @@ def test_requests_that_end_leave_nothing_behind(toys: Toys) -> None:
     engine.close()
 
 
+@pytest.mark.feature("R4")
 def test_a_recording_replays_without_the_grammar(toys: Toys, tmp_path: Path) -> None:
     path = tmp_path / "schedule"
     engine = toys.engine(grammar="toy-rules", proposer="guess", record=str(path))

@@ -18,6 +18,7 @@ def ruled(name: str, rule: str) -> Request:
     return request(name, [1, 2, 3], 30, stop_ids=(END,), params=params)
 
 
+@pytest.mark.feature("W5")
 def test_what_harms_a_compiler_is_refused_and_others_go_on(toys: Toys) -> None:
     engine = toys.engine(grammar="toy-rules", grammar_timeout=0.7)
     harness = EngineHarness(engine)

@@ -241,6 +241,7 @@ def test_a_recorded_failure_that_does_not_come_back_is_a_difference(tmp_path: Pa
     assert said == "step 0 differs in outcome: recorded MemoryError: no memory, replayed a plan"
 
 
+@pytest.mark.feature("R1")
 def test_every_event_keeps_its_fields() -> None:
     one = toy_request(
         "a",

@@ -35,6 +35,7 @@ class Shown:
         return mixed.schedule(view, budget)
 
 
+@pytest.mark.feature("R1")
 def test_waits_are_counted_by_the_clock_from_the_step_of_the_arrival() -> None:
     shown = Shown()
     bounds = limits(schedule=shown.schedule, max_rows=1)
@@ -88,6 +89,7 @@ def test_names_have_small_numbers_while_a_request_has_them() -> None:
     assert (table.numbers, table.counts, sorted(table.free)) == ({}, {}, [1, 2, 3, 4])
 
 
+@pytest.mark.feature("R1")
 def test_users_and_adapters_are_told_apart_in_rows_and_queue() -> None:
     shown = Shown()
     bounds = limits(schedule=shown.schedule, max_rows=3)

@@ -116,6 +116,7 @@ def one_line(text: str) -> str:
     return line
 
 
+@pytest.mark.feature("R6")
 @pytest.mark.parametrize("kind", ARGUMENTS)
 def test_a_plugin_that_says_no_is_named_with_its_reason(
     install: Install, kind: str, capsys: pytest.CaptureFixture[str]
@@ -128,6 +129,7 @@ def test_a_plugin_that_says_no_is_named_with_its_reason(
     assert kind == "checkpoint" or "Ask again tomorrow." in line
 
 
+@pytest.mark.feature("R6")
 @pytest.mark.parametrize("kind", often(1, ARGUMENTS))
 def test_a_real_process_ends_with_the_same_line_and_code(
     install: Install, kind: str, tmp_path: Path
@@ -177,6 +179,7 @@ def test_a_tool_parser_can_say_no(install: Install) -> None:
         LLM("demo", num_pages=64, tool_parser="picky")
 
 
+@pytest.mark.feature("R6")
 def test_auto_never_asks_a_plugin_that_is_not_in_its_list(install: Install) -> None:
     for kind in ("runner", "ops", "attention"):
         install(kind, "fault")

@@ -65,6 +65,7 @@ def spec(name: str, arguments: type | None, kind: type[PluginSpec] = LogitsSpec)
 CHOSEN = (spec("banner", Ban), spec("plain", None), spec("timer", Deadline))
 
 
+@pytest.mark.feature("R2")
 def test_each_plugin_gets_what_it_claims() -> None:
     args = collect_request_args(CHOSEN)
 
@@ -76,6 +77,7 @@ def test_each_plugin_gets_what_it_claims() -> None:
     assert args.make({"for_tokens": 1, "ban": 0}) == {"banner": Ban(0, 1)}
 
 
+@pytest.mark.feature("R2")
 @pytest.mark.parametrize(
     ("given", "said"),
     [
@@ -124,6 +126,7 @@ def test_claims_that_cannot_stand_end_the_start(
         collect_request_args(specs)
 
 
+@pytest.mark.feature("R2")
 def test_an_engine_refuses_what_none_of_its_plugins_takes_before_anything_runs() -> None:
     with LLM("demo", num_pages=64) as llm:
         asked = [SamplingParams(max_tokens=2), SamplingParams(extra_args={"ban": 3})]

@@ -49,6 +49,7 @@ def parts(output: CompletionOutput) -> tuple[Any, ...]:
 WHOLE = ("Hm.", "So:", [(0, "add", '{"a": 2}'), (1, "add", '{"a": 2}')], "tool_calls")
 
 
+@pytest.mark.feature("W7")
 @pytest.mark.parametrize("pace", [1, 3, 1000])
 def test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once(
     scripted: Make, tokenizer: Tokenizer, pace: int
@@ -102,6 +103,7 @@ def test_marks_that_are_special_tokens_are_seen_by_the_parser_alone(tokenizer: T
     assert Detokenizer(tokenizer).add_tokens([1, *tokenizer.encode("a"), 0]) == "a"
 
 
+@pytest.mark.feature("W7")
 def test_a_conversation_is_the_same_on_the_command_line(
     run: Run, tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

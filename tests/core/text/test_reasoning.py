@@ -27,6 +27,7 @@ def split(
     return "".join(reasoning for reasoning, _ in parts), "".join(answer for _, answer in parts)
 
 
+@pytest.mark.feature("W4")
 @pytest.mark.parametrize(
     ("state", "text", "reasoning", "answer"),
     [
@@ -80,6 +81,7 @@ def test_no_cut_changes_what_is_found(
     assert split(pieces, state) == split([text], state) == split(list(text), state)
 
 
+@pytest.mark.feature("W4")
 def test_the_end_of_the_prompt_says_where_an_answer_begins() -> None:
     for prompt, state in (
         ("<|im_start|>assistant\n", START),

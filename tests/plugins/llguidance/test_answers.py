@@ -42,11 +42,13 @@ def check_answers(seeds: range, outputs: list[RequestOutput]) -> None:
         assert not errors, (seed, schema, answer.text, errors)
 
 
+@pytest.mark.feature("R4")
 def test_answers_follow_random_schemas() -> None:
     seeds = range(12)
     check_answers(seeds, answer_schemas(seeds, proposer="ngram"))
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.full
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("proposer", ["off", "ngram"])

@@ -66,6 +66,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.parametrize(("kind", "text", "right", "wrong"), CASES)
 def test_a_form_allows_its_answers_alone(
     engine: LLGuidanceEngine, kind: GrammarKind, text: str, right: list[str], wrong: list[str]
@@ -82,6 +83,7 @@ def test_json_has_no_white_space_unless_asked_for() -> None:
         assert accepts(engine, GrammarKind.JSON_SCHEMA, schema, '{"a":1}')
 
 
+@pytest.mark.feature("R4")
 @pytest.mark.parametrize(
     ("kind", "text", "message"),
     [
@@ -119,6 +121,7 @@ BOMBS = {
 }
 
 
+@pytest.mark.feature("W5")
 @pytest.mark.parametrize("name", BOMBS)
 def test_bombs_are_refused_or_followed_within_bounds(engine: LLGuidanceEngine, name: str) -> None:
     rng, began = random.Random(1), time.process_time()

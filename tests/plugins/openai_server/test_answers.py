@@ -31,6 +31,7 @@ def text_of(events: list[dict[str, Any]], index: int = 0) -> str:
     return "".join(each["text"] for each in choices)
 
 
+@pytest.mark.feature("W1")
 def test_a_chat_has_openais_form(server: Served) -> None:
     answer = server.post(CHAT, QUESTION | {"model": "demo", "seed": 1})
     body = answer.json
@@ -49,6 +50,7 @@ def test_a_chat_has_openais_form(server: Served) -> None:
     assert (usage["completion_tokens"], usage["total_tokens"]) == (2, usage["prompt_tokens"] + 2)
 
 
+@pytest.mark.feature("W1")
 def test_a_stream_of_a_chat_has_openais_chunks(server: Served) -> None:
     options = {"stream": True, "stream_options": {"include_usage": True}}
     answer = server.post(CHAT, QUESTION | options)
@@ -76,6 +78,7 @@ def test_usage_is_in_no_chunk_or_in_each(server: Served) -> None:
     assert counts == [0, 1, 2] or counts == [0, 2, 2]
 
 
+@pytest.mark.feature("W1")
 @pytest.mark.parametrize(
     "fields",
     [
@@ -283,6 +286,7 @@ def test_a_streamed_request_that_is_refused_is_a_plain_error(server: Served) -> 
     assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.feature("W1")
 @pytest.mark.full
 def test_echo_gives_the_log_probabilities_of_transformers(server: Served) -> None:
     import torch  # not with the others: they take seconds to import

@@ -37,6 +37,7 @@ def refusal(body: Any, kind: type = ChatBody) -> ApiError:
     return caught.value
 
 
+@pytest.mark.feature("W2")
 @pytest.mark.parametrize(
     ("change", "param", "text"),
     [
@@ -78,6 +79,7 @@ def test_a_body_that_is_no_request_is_refused(data: bytes, text: str) -> None:
     assert any(each in error.message for each in text.split("|")), error.message
 
 
+@pytest.mark.feature("W2")
 @pytest.mark.parametrize("kind", UNSERVED, ids=lambda each: each.__name__)
 def test_each_field_that_is_not_served_is_refused_unless_it_changes_nothing(
     kind: type[msgspec.Struct],

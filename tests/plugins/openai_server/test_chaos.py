@@ -50,6 +50,7 @@ def start_streams(
     return [(stream, stream.recv(20)) for stream in streams]
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_a_killed_engine_process_fails_what_runs_and_ends_the_server_with_70() -> None:
     with serve("--num-pages", "128", "--drain-delay", "1") as server:
@@ -63,6 +64,7 @@ def test_a_killed_engine_process_fails_what_runs_and_ends_the_server_with_70() -
     assert "the engine process ended" in server.errors[-1]
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_an_engine_process_that_is_stopped_for_ten_seconds_goes_on() -> None:
     with serve("--num-pages", "128", "--watchdog", "3") as server:
@@ -87,6 +89,7 @@ def test_an_engine_process_that_is_stopped_for_ten_seconds_goes_on() -> None:
         server.wait_for("headstock_kv_pages_live", 0)
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_a_step_that_takes_seconds_delays_tokens_and_changes_none() -> None:
     body = STREAM | {"max_tokens": 40, "temperature": 0}
@@ -102,6 +105,7 @@ def test_a_step_that_takes_seconds_delays_tokens_and_changes_none() -> None:
     assert texts[0] == texts[1] and len(texts[0]) > 40
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_a_full_disk_ends_the_recording_and_no_request() -> None:
     with serve("--num-pages", "128", "--record", "/dev/full", "--record-overwrite") as server:
@@ -115,6 +119,7 @@ def test_a_full_disk_ends_the_recording_and_no_request() -> None:
         assert server.wait() == 0
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_a_full_disk_ends_the_access_log_and_no_request() -> None:
     with serve("--num-pages", "128", "--access-log", "/dev/full") as server:
@@ -123,6 +128,7 @@ def test_a_full_disk_ends_the_access_log_and_no_request() -> None:
         assert sum("the access log ends" in line for line in server.errors) == 1
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_sigterm_under_load_ends_every_stream_whole() -> None:
     limits = ("--num-pages", "256", "--max-running-requests", "8", "--drain-timeout", "120")
@@ -186,6 +192,7 @@ def disturb(server: Served, rng: random.Random) -> None:
         half.close()
 
 
+@pytest.mark.feature("W9")
 @pytest.mark.full
 def test_clients_that_come_and_go_leave_nothing_behind() -> None:
     rng = random.Random(5)

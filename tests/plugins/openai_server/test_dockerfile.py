@@ -55,6 +55,7 @@ def test_versions_are_those_of_the_checkout() -> None:
     assert [(name, each) for name, each in named if (versions | pins)[name] != each] == []
 
 
+@pytest.mark.feature("W15")
 def test_the_extra_serve_brings_every_member_but_those_that_servers_do_not_need() -> None:
     names = {project(each)["name"] for each in PLUGINS}
     extra = project(ROOT / "core")["optional-dependencies"]["serve"]  # type: ignore[index]
@@ -92,6 +93,7 @@ def test_the_server_is_no_root_and_gets_signals_itself(stage: str) -> None:
     assert json.loads(entry) == ["headstock", "serve"]
 
 
+@pytest.mark.feature("W15")
 @pytest.mark.full
 def test_its_run_lines_make_a_server_that_starts_and_ends(tmp_path: Path) -> None:
     venv.create(tmp_path / "python", with_pip=True)

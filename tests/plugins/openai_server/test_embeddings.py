@@ -22,6 +22,7 @@ def vectors(server: Served, given: Any, **more: Any) -> list[list[float]]:
     return [each["embedding"] for each in answer.json["data"]]
 
 
+@pytest.mark.feature("W6")
 def test_an_answer_has_openais_form(server: Served) -> None:
     answer = server.post(PATH, {"input": TEXTS, "model": "demo", "user": "ada"})
     body = answer.json
@@ -36,6 +37,7 @@ def test_an_answer_has_openais_form(server: Served) -> None:
         assert math.isclose(math.hypot(*each["embedding"]), 1.0, abs_tol=1e-5)
 
 
+@pytest.mark.feature("W6")
 def test_every_form_of_an_input_gives_the_same_vectors(server: Served) -> None:
     ids = [server.post("/tokenize", {"prompt": text}).json["tokens"] for text in TEXTS]
     wanted = vectors(server, TEXTS)
@@ -45,6 +47,7 @@ def test_every_form_of_an_input_gives_the_same_vectors(server: Served) -> None:
     assert vectors(server, ids[0]) == pytest.approx(np.array(wanted[:1]), abs=1e-5)
 
 
+@pytest.mark.feature("W6")
 def test_base64_holds_the_same_numbers_as_float32(server: Served) -> None:
     plain = vectors(server, TEXTS)
     packed = server.post(PATH, {"input": TEXTS, "encoding_format": "base64"}).json["data"]

@@ -17,6 +17,7 @@ def test_the_defaults_are_those_of_the_settings() -> None:
     assert settings_of() == ServerSettings(model_names=("demo",))
 
 
+@pytest.mark.feature("W10")
 @pytest.mark.parametrize("limit", list_limits(), ids=lambda each: each[0])
 def test_each_limit_is_a_flag_with_two_edges(limit: tuple[str, ...]) -> None:
     name, number, *_ = limit

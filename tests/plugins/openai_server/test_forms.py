@@ -29,6 +29,7 @@ def schema_format(schema: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "it", "schema": schema, "strict": True}}
 
 
+@pytest.mark.feature("W5")
 def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> None:
     body = QUESTION | {"response_format": schema_format(SCHEMA), "temperature": 1, "seed": 3}
     (choice,) = server.post(CHAT, body).json["choices"]
@@ -42,6 +43,7 @@ def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> N
     assert "".join(pieces) == choice["message"]["content"] and len(pieces) > 5
 
 
+@pytest.mark.feature("W5")
 @pytest.mark.parametrize(
     ("form", "wanted"),
     [
@@ -86,6 +88,7 @@ def test_what_is_not_supported_is_refused_by_name(server: Served, schema: Any, t
     assert "structured_outputs" not in answer.error["message"]
 
 
+@pytest.mark.feature("W5")
 def test_bombs_are_refused_or_answered_and_others_are_served(server: Served) -> None:
     nested: dict[str, Any] = {"type": "integer"}
     for _ in range(63):

@@ -28,6 +28,7 @@ def ask_raw(server: Served, data: bytes) -> bytes:
         return read_until_closed(connection)
 
 
+@pytest.mark.feature("W10")
 def test_headers_have_a_size_and_a_number(server: Served) -> None:
     # as they are counted: names, values, four bytes a line, and the path
     used = len("/health") + len("connection") + len("close") + 4 + len("a") + 4
@@ -80,6 +81,7 @@ def test_an_idle_connection_closes_and_a_used_one_stays(server: Served) -> None:
         assert read_until_closed(connection).startswith(b"HTTP/1.1 200")
 
 
+@pytest.mark.feature("W10")
 def test_a_body_has_a_size(server: Served) -> None:
     most = int(LIMITS["--max-body-bytes"])
     body = json.dumps({"prompt": "a", "max_tokens": 1}).encode()
@@ -115,6 +117,7 @@ def test_what_never_fits_the_queue_is_refused_at_once(server: Served) -> None:
     assert f"prompts have {most + 1} tokens, and {most} may wait" in over.error["message"]
 
 
+@pytest.mark.feature("W10")
 def test_a_full_queue_is_429_and_clients_that_leave_make_room(server: Served) -> None:
     stream = {"prompt": "a", "n": 3, "max_tokens": 400, "ignore_eos": True, "stream": True}
     streams = [server.post_raw(TEXT, stream) for _ in range(4)]
@@ -145,6 +148,7 @@ def test_a_client_that_leaves_an_answer_it_waits_for_frees_its_pages(server: Ser
     assert server.wait_for_line(status=499, prompt_tokens=1)["finish"] == []
 
 
+@pytest.mark.feature("W10")
 @pytest.mark.parametrize(
     "value",
     [None, "", "secret", "Bearer", "Bearer wrong", "Bearer secretx", "Basic secret", "Bearer é"],

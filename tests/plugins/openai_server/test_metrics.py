@@ -30,6 +30,7 @@ def test_a_histogram_counts_what_is_at_most_each_bound(seconds: list[float]) -> 
     assert found["a_sum"] == pytest.approx(sum(seconds))
 
 
+@pytest.mark.feature("W11")
 def test_vllms_prefix_gives_vllms_names() -> None:
     assert name_series("vllm", "kv_usage_ratio", "kv_cache_usage_perc") == (
         "vllm:kv_cache_usage_perc"
@@ -37,6 +38,7 @@ def test_vllms_prefix_gives_vllms_names() -> None:
     assert name_series("mine", "kv_usage_ratio", "kv_cache_usage_perc") == "mine_kv_usage_ratio"
 
 
+@pytest.mark.feature("W11")
 def test_requests_tokens_and_times_are_counted(server: Served) -> None:
     names = {
         "headstock_requests_total": 2.0,
@@ -70,6 +72,7 @@ def test_requests_tokens_and_times_are_counted(server: Served) -> None:
     assert server.get("/metrics").headers["content-type"].startswith("text/plain; version=")
 
 
+@pytest.mark.feature("W11")
 def test_the_board_and_the_alerts_ask_for_series_that_exist(server: Served) -> None:
     text = server.get("/metrics").body.decode()
     published = set(re.findall(r"^(headstock_\w+)", text, re.MULTILINE))

@@ -22,6 +22,7 @@ def test_every_reference_leads_to_a_schema(has_keys: bool) -> None:
     assert len(secured) == (len(document["paths"]) - 2 if has_keys else 0)
 
 
+@pytest.mark.feature("W2")
 def test_fields_that_are_refused_are_not_offered_and_all_others_are() -> None:
     schemas = make_document(has_keys=False)["components"]["schemas"]
     for kind in (ChatBody, CompletionBody, EmbeddingBody):

@@ -7,6 +7,7 @@ import time
 from importlib.resources import files
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
@@ -15,6 +16,7 @@ from headstock_openai_server.engine.snapshot import build_tree, shrink_map
 from headstock_openai_server.http.page import render_page
 
 
+@pytest.mark.feature("W13")
 def test_the_page_needs_no_key_and_loads_nothing(server: Served) -> None:
     first, second = (server.get("/", headers={"authorization": "none"}) for _ in range(2))
     assert first.status == 200 and first.headers["content-type"] == "text/html; charset=utf-8"
@@ -46,6 +48,7 @@ def test_scripts_name_parts_of_the_page_that_are_there() -> None:
     assert set(re.findall(r"[\"`(](--[\w-]+)\b", text)) <= light | {"--"}
 
 
+@pytest.mark.feature("W13")
 def test_the_live_view_is_what_the_engine_holds(server: Served) -> None:
     server.wait_for("headstock_requests_running", 0)
     prompt = [7] * 40

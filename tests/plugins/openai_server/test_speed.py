@@ -45,6 +45,7 @@ def token_microseconds(server: Served, streams: int, seconds: float) -> float:
     return 1e6 * spent / tokens
 
 
+@pytest.mark.feature("W14")
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_streamed_token_costs_40_us_at_32_streams_and_300_at_one() -> None:
@@ -79,6 +80,7 @@ def throughput(server: Served, clients: int) -> float:
     return (tokens - before) / seconds
 
 
+@pytest.mark.feature("W14")
 @pytest.mark.full
 @pytest.mark.alone
 def test_more_clients_never_cost_more_than_a_twentieth_of_the_throughput() -> None:

@@ -61,6 +61,7 @@ def fold(answer: Answer) -> dict[str, Any]:
     return message
 
 
+@pytest.mark.feature("W3", "W4")
 def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: Served) -> None:
     before = server.metric(CALLED)
     answer = server.post(CHAT, BODY).json
@@ -93,6 +94,7 @@ def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: S
     assert len(chunks) > 10
 
 
+@pytest.mark.feature("W4")
 def test_reasoning_that_the_template_has_closed_is_not_looked_for(server: Served) -> None:
     variables = {"chat_template_kwargs": {"enable_thinking": False}}
     message = server.post(CHAT, BODY | variables).json["choices"][0]["message"]
@@ -125,6 +127,7 @@ def test_one_call_alone_ends_the_answer(server: Served, stream: bool) -> None:
     server.wait_for("headstock_requests_running", 0)
 
 
+@pytest.mark.feature("W3")
 def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Served) -> None:
     tokens = server.post("/tokenize", {"prompt": f"<think>\nTwo.\n</think>\n\nI add.\n{CALL}"})
     count = tokens.json["count"]
@@ -135,6 +138,7 @@ def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Serv
     assert call["function"]["arguments"] != '{"a": 2, "b": [3]}'
 
 
+@pytest.mark.feature("W7")
 def test_tools_and_calls_of_earlier_turns_reach_the_template(server: Served) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     messages = [

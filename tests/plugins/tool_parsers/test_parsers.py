@@ -166,6 +166,7 @@ ANSWERS = {
 EXAMPLES = [(name, text, found) for name, pairs in ANSWERS.items() for text, found in pairs]
 
 
+@pytest.mark.feature("W3")
 @pytest.mark.parametrize(("name", "text", "found"), EXAMPLES, ids=str)
 def test_an_answer_is_read_the_same_whole_cut_once_and_by_characters(
     name: str, text: str, found: list[tuple[str, str]]
@@ -221,6 +222,7 @@ SHREDS = [
 ]
 
 
+@pytest.mark.feature("W3")
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(SHREDS), max_size=14), st.data())
 @settings(max_examples=300)
 def test_whatever_a_model_writes_no_cut_changes_what_is_read_and_no_text_is_lost(

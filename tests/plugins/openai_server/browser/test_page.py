@@ -67,6 +67,7 @@ def ask(page: Page, text: str) -> None:
     page.keyboard.press("Enter")
 
 
+@pytest.mark.feature("W13")
 def test_an_answer_comes_as_a_stream_and_the_chat_goes_on(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
         expect(page.locator("#model")).to_have_text("demo")
@@ -100,6 +101,7 @@ def test_a_wrong_field_shows_the_servers_own_words(browser: Browser, server: Ser
         expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
 
 
+@pytest.mark.feature("W13")
 def test_what_a_model_writes_is_never_html(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
         hostile = "<img src=x onerror=document.title='bad'>"
@@ -148,6 +150,7 @@ def colour(page: Page, name: str) -> str:
     return ",".join(str(int(text[i : i + 2], 16)) for i in (1, 3, 5))
 
 
+@pytest.mark.feature("W13")
 def test_the_live_view_shows_what_runs(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
         page.get_by_role("tab", name="Live").click()

@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from served import CHECKPOINT, OFFLINE, serve
 
 COUNT = 20
 
 
+@pytest.mark.feature("W1")
 def test_twenty_requests_are_answered_in_full_and_without_an_error(tmp_path: Path) -> None:
     with serve("--num-pages", "256") as server:
         command = [

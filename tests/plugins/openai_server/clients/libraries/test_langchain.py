@@ -70,6 +70,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+@pytest.mark.feature("W3")
 @pytest.mark.parametrize("streams", [False, True])
 def test_a_tool_is_called_and_its_answer_goes_back(tmp_path: Path, streams: bool) -> None:
     template = tmp_path / "chat.jinja"

@@ -38,6 +38,7 @@ def test_the_models_are_listed(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
+@pytest.mark.feature("W1")
 @pytest.mark.parametrize(
     "fields",
     [

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from served import serve
 
 from headstock_openai_server.api.openapi import OPERATIONS
@@ -18,6 +19,7 @@ CHECKS = (
 )
 
 
+@pytest.mark.feature("W2")
 def test_no_request_is_a_server_error_or_has_an_undocumented_status(tmp_path: Path) -> None:
     folders = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
     program = shutil.which("schemathesis", path=folders)

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
+import pytest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
@@ -49,6 +50,7 @@ def collect() -> Iterator[tuple[str, list[Any]]]:
         thread.join()
 
 
+@pytest.mark.feature("W12")
 def test_each_request_has_a_span_below_its_clients() -> None:
     with collect() as (address, spans):
         with serve("--num-pages", "64", "--otlp-endpoint", address) as server:

@@ -81,6 +81,7 @@ def log_likelihood(model: Any, tokenizer: Any, context: str, text: str) -> tuple
     return total, all(int(logprobs[place].argmax()) == ids[place + 1] for place in places)
 
 
+@pytest.mark.feature("W1")
 def test_log_likelihoods_are_those_of_transformers(server: Served, tmp_path: Path) -> None:
     documents = [{"context": context, "text": text} for context, text in PAIRS]
     write_task(
