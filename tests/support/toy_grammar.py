@@ -21,6 +21,7 @@ from headstock.spi import (
     Vocabulary,
 )
 from headstock.spi.arrays import Ints
+from headstock.structured_outputs import ReasoningTokens
 
 END = VOCAB - 1
 """The token that ends an answer."""
@@ -41,18 +42,32 @@ def is_allowed(history: Sequence[int], token: int) -> bool:
     return token != END and (token + sum(history) + 5 * len(history)) % 3 == 0
 
 
-def follow_rules(request: Request, most: int) -> list[int]:
-    """The greedy answer of so many tokens: the toy model prefers those right after its own."""
-    prompt, answer = [int(token) for token in request.prompt], []
-    while len(answer) < request.max_tokens:
-        token = next_token([*prompt, *answer])
-        if len(answer) == most:
-            answer.append(END)
+def follow_rules(
+    request: Request, most: int, reasoning: ReasoningTokens | None = None
+) -> list[int]:
+    """The greedy answer of so many tokens: the toy model prefers those right after its own.
+
+    With `reasoning`, what comes before counts for no rule, but may not end the answer.
+    """
+    prompt, text, answer = [int(token) for token in request.prompt], list[int](), list[int]()
+    reasons = reasoning is not None and reasoning.start is None
+    while len(text) < request.max_tokens:
+        token = next_token([*prompt, *text])
+        start = None if reasoning is None or text else reasoning.start
+        if reasons:
+            token = (token + 1) % VOCAB if token == END else token
+            reasons = reasoning is not None and token != reasoning.end
+        elif len(answer) == most:
+            token = END
+        else:
+            while not is_allowed(answer, token) and token != start:
+                token = (token + 1) % VOCAB
+            reasons = token == start
+            answer += [] if reasons else [token]
+        text.append(token)
+        if token == END:
             break
-        while not is_allowed(answer, token):
-            token = (token + 1) % VOCAB
-        answer.append(token)
-    return answer
+    return text
 
 
 @define

@@ -6,7 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from attrs import field, fields, frozen
+from attrs import asdict, field, frozen
+from attrs.validators import optional
 
 from headstock.errors import RequestError, find_nearest_name, shorten
 from headstock.spi import GrammarKind
@@ -17,6 +18,8 @@ MAX_REGEX_BYTES: Final = 16 << 10
 MAX_CHOICES: Final = 1024
 
 PARAMETER: Final = "structured_outputs"
+FORMS: Final = ("json", "regex", "choice", "grammar", "json_object")
+"""The ways to give a form."""
 
 
 def _wrong(rule: str, value: object) -> RequestError:
@@ -122,6 +125,38 @@ def _to_bool(value: Any) -> bool:
     return value
 
 
+def _to_reasoning(value: Any) -> ReasoningTokens | None:
+    """The tokens around reasoning, given as such or as a mapping.   raises: RequestError"""
+    if value is None or isinstance(value, ReasoningTokens):
+        return value
+    if not isinstance(value, Mapping) or not set(value) <= {"start", "end"} or "end" not in value:
+        raise _wrong("after_reasoning must have end, and may have start", value)
+    return ReasoningTokens(**value)
+
+
+def _check_token(instance: object, attribute: Any, value: Any) -> None:
+    """Raise RequestError unless the value is a token's id."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        raise _wrong(f"after_reasoning.{attribute.name} must be a token's id", value)
+
+
+@frozen(kw_only=True)
+class ReasoningTokens:
+    """The ids of the tokens around reasoning.
+
+    start: may be the first token of an answer; None where the prompt has begun the reasoning
+
+    raises: RequestError
+    """
+
+    start: int | None = field(default=None, validator=optional(_check_token))
+    end: int = field(validator=_check_token)
+
+    def __attrs_post_init__(self) -> None:
+        if self.start == self.end:
+            raise _wrong("after_reasoning must begin and end with two tokens", self.end)
+
+
 @frozen(kw_only=True)
 class StructuredOutputsParams:
     """The form that an answer must have; exactly one is given.
@@ -131,6 +166,7 @@ class StructuredOutputsParams:
     choice: texts, one of which is the answer
     grammar: a context-free grammar, in the syntax of the grammar plugin
     json_object: any JSON object
+    after_reasoning: the form begins behind these; `LLM.chat` sets it where a model reasons
 
     raises: RequestError
     """
@@ -140,13 +176,13 @@ class StructuredOutputsParams:
     choice: tuple[str, ...] | None = field(default=None, converter=_to_choices)
     grammar: str | None = field(default=None, converter=_to_grammar)
     json_object: bool = field(default=False, converter=_to_bool)
+    after_reasoning: ReasoningTokens | None = field(default=None, converter=_to_reasoning)
 
     def __attrs_post_init__(self) -> None:
-        given = [each.name for each in fields(type(self)) if getattr(self, each.name)]
+        given = [name for name in FORMS if getattr(self, name)]
         if len(given) != 1:
-            names = ", ".join(each.name for each in fields(type(self)))
             raise RequestError(
-                f"{PARAMETER} must have exactly one of {names}; "
+                f"{PARAMETER} must have exactly one of {', '.join(FORMS)}; "
                 f"got {' and '.join(given) or 'none'}",
                 PARAMETER,
             )
@@ -171,10 +207,8 @@ class StructuredOutputsParams:
         return self.json or self.regex or self.grammar or ""
 
     def as_dict(self) -> dict[str, object]:
-        """The form that is given, under its name."""
-        return {
-            each.name: value for each in fields(type(self)) if (value := getattr(self, each.name))
-        }
+        """The form that is given, under its name, and what it comes after."""
+        return {name: value for name, value in asdict(self).items() if value}
 
 
 def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
@@ -183,10 +217,9 @@ def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
         return value
     if not isinstance(value, Mapping):
         raise _wrong("must be a StructuredOutputsParams or a mapping", value)
-    known = [each.name for each in fields(StructuredOutputsParams)]
     for name in value:
-        if name not in known:
-            near = find_nearest_name(str(name), known)
-            hint = f"did you mean {near}?" if near else f"known are {', '.join(known)}"
+        if name not in (*FORMS, "after_reasoning"):
+            near = find_nearest_name(str(name), FORMS)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(FORMS)}"
             raise RequestError(f"{PARAMETER} has no form {shorten(name)!r}; {hint}", PARAMETER)
     return StructuredOutputsParams(**value)

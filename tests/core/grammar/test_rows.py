@@ -19,7 +19,7 @@ from headstock.grammar.compiler import GrammarCompiler
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Request
 from headstock.spi import Vocabulary
-from headstock.structured_outputs import StructuredOutputsParams
+from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 
 
 @pytest.fixture(autouse=True)
@@ -28,16 +28,32 @@ def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstock.grammar.trial.TrialProcess.check", lambda self, kind, text: None)
 
 
-def ruled(name: str, prompt: Any, max_tokens: int, rule: str, **params: Any) -> Request:
-    """A request whose answer follows a rule."""
+def ruled(
+    name: str,
+    prompt: Any,
+    max_tokens: int,
+    rule: str,
+    reasoning: ReasoningTokens | None = None,
+    **params: Any,
+) -> Request:
+    """A request whose answer follows a rule, after reasoning if there is any."""
     settings = {"temperature": 0.0} | params
+    form = StructuredOutputsParams(grammar=rule, after_reasoning=reasoning)
     return request(
         name,
         prompt,
         max_tokens,
         stop_ids=(END,),
-        params=SamplingParams(structured_outputs={"grammar": rule}, **settings),
+        params=SamplingParams(structured_outputs=form, **settings),
     )
+
+
+def draw_reasoning(prompt: Any, seed: int) -> ReasoningTokens:
+    """Tokens around reasoning that the toy model writes after this prompt."""
+    free = expected(request("free", prompt, 12))
+    kept = [token for token in free if token != END]
+    end = next(token for token in kept[seed % 7 + 1 :] if token != kept[0])
+    return ReasoningTokens(start=None if seed % 4 else kept[0], end=end)
 
 
 def make_requests(count: int) -> list[Request]:
@@ -48,7 +64,8 @@ def make_requests(count: int) -> list[Request]:
         prompt = rng.integers(0, END, int(rng.integers(1, 70)))
         most = int(rng.integers(3, 30))
         if i % 3:
-            requests.append(ruled(str(i), prompt, 40 if i % 2 else most, str(most)))
+            reasoning = draw_reasoning(prompt, i) if i % 3 == 2 else None
+            requests.append(ruled(str(i), prompt, 40 if i % 2 else most, str(most), reasoning))
         else:
             requests.append(request(str(i), prompt, most))
     return requests
@@ -59,7 +76,11 @@ def right_answers(requests: list[Request]) -> dict[str, list[int]]:
     return {
         one.id: expected(one)
         if one.params == GREEDY
-        else follow_rules(one, int(one.params.structured_outputs.grammar))
+        else follow_rules(
+            one,
+            int(one.params.structured_outputs.grammar),
+            one.params.structured_outputs.after_reasoning,
+        )
         for one in requests
     }
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from json_schemas import draw_schema
 from jsonschema import Draft202012Validator, FormatChecker
+from often import often
 
 from headstock import LLM, RequestOutput, SamplingParams
 
@@ -55,3 +56,25 @@ def test_answers_follow_random_schemas() -> None:
 def test_two_hundred_random_schemas(proposer: str, overlap: bool) -> None:
     seeds = range(200)
     check_answers(seeds, answer_schemas(seeds, proposer=proposer, overlap=overlap))
+
+
+@pytest.mark.parametrize("proposer", often(1, ["ngram", "off"]))
+def test_a_form_begins_behind_what_the_model_thinks(proposer: str) -> None:
+    schema = draw_schema(3)
+    with LLM("demo", num_pages=256, proposer=proposer) as llm:
+        end = llm.get_tokenizer().convert_tokens_to_ids(".")
+        forms: list[dict[str, Any]] = [
+            {"json": schema},
+            {"json": schema, "after_reasoning": {"end": end}},
+        ]
+        params = [
+            SamplingParams(temperature=0.0, max_tokens=400, structured_outputs=form)  # type: ignore[arg-type]
+            for form in forms
+        ]
+        outputs = llm.generate([PROMPTS[0]] * len(params), params)
+    at_once, after = (each.outputs[0] for each in outputs)
+
+    thought, _, answer = after.text.partition(".")
+    assert thought and after.token_ids.count(end) >= 1 and not thought.startswith(at_once.text[:1])
+    for text in (at_once.text, answer):
+        Draft202012Validator(schema).validate(json.loads(text))

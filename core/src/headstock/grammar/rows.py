@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 from attrs import define, frozen
 
 from headstock.errors import RequestError, describe_error, shorten
 from headstock.grammar.compiler import GrammarCompiler
+from headstock.grammar.delayed import DelayedMatcher
 from headstock.logs import log_event
 from headstock.scheduler import Plan, Request, RowCounter, State
-from headstock.spi import Matcher
+from headstock.spi import GrammarEngine, Matcher
 from headstock.spi.arrays import Ints
 from headstock.structured_outputs import PARAMETER
 
@@ -82,9 +84,12 @@ class GrammarRows:
 
     def add_request(self, request: Request) -> None:
         """Follow a request that arrives.   raises: RequestError"""
-        compiled = self.compiler.compile(request.params.structured_outputs)
+        form = request.params.structured_outputs
+        matcher = self.compiler.compile(form).start()
+        if form.after_reasoning is not None:
+            matcher = DelayedMatcher(matcher, form.after_reasoning, request.stop_ids)
         self.requests[request.id] = FollowedRequest(
-            request, compiled.start(), np.array(request.stop_ids, np.int64)
+            request, matcher, np.array(request.stop_ids, np.int64)
         )
 
     def drop_request(self, request_id: str) -> None:
@@ -150,7 +155,7 @@ class GrammarRows:
         masks[:] = -1
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
-            results = self.compiler.engine.fill_masks(matchers, masks)
+            results = _fill_masks(self.compiler.engine, matchers, masks)
         # Of one of them, or of all: no row may get a token that its form does not allow.
         except Exception as error:
             results = [ValueError(describe_error(error))] * len(matchers)
@@ -185,6 +190,27 @@ _EXCLUDED = {
 """Parameters that contradict a form -> why."""
 
 
+def _fill_masks(
+    engine: GrammarEngine, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
+) -> list[tuple[bool, ...] | ValueError]:
+    """Fill the masks as `GrammarEngine.fill_masks` does.   writes: masks [m, words] int32"""
+    delayed = [isinstance(matcher, DelayedMatcher) for matcher, _ in matchers]
+    if not any(delayed):
+        return engine.fill_masks(matchers, masks)
+    # The engine may know its own matchers alone. The contract's default knows any.
+    is_row_delayed = np.repeat(delayed, [len(drafts) + 1 for _, drafts in matchers])
+    results: list[Iterator[tuple[bool, ...] | ValueError]] = []
+    for flag, fill in (
+        (False, engine.fill_masks),
+        (True, partial(GrammarEngine.fill_masks, engine)),
+    ):
+        own = [pair for pair, each in zip(matchers, delayed, strict=True) if each is flag]
+        part = masks[is_row_delayed == flag]
+        results.append(iter(fill(own, part) if own else ()))
+        masks[is_row_delayed == flag] = part
+    return [next(results[flag]) for flag in delayed]
+
+
 def _follow(followed: FollowedRequest, tokens: Ints) -> None:
     """Advance a matcher by accepted tokens."""
     # A token that ends the request is none of the text, and then the request has ended.
@@ -195,6 +221,9 @@ def _follow(followed: FollowedRequest, tokens: Ints) -> None:
         return
     if count < len(tokens):
         _fail(followed, f"token {int(tokens[count])} is not allowed there")
+    # What was accepted is never taken back, so the form is followed without the delay from here.
+    if isinstance(followed.matcher, DelayedMatcher) and followed.matcher.has_begun:
+        followed.matcher = followed.matcher.matcher
 
 
 def _fail(followed: FollowedRequest, reason: str) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from functools import partial
 
+from attrs import evolve
+
 from headstock.errors import HeadstockError, RequestError
 from headstock.startup.tool_parsers import (
     SelectedToolParser,
     find_auto_parser,
     select_tool_parser,
 )
+from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 from headstock.text.answer import AnswerFormat
 from headstock.text.conversation import Conversation
 from headstock.text.forced_call import ForcedCallParser
 from headstock.text.reasoning import ReasoningState, find_first_state, find_marks
+from headstock.text.tokenizer import Tokenizer
 from headstock.text.tools import list_tools
 
 
@@ -34,27 +38,48 @@ class AnswerFormats:
 
         raises: RequestError for tools whose calls nothing would find; it names settings by flags
         """
-        forced = conversation.forced_tools
-        if forced:  # a grammar begins with the first token, so there is no reasoning
-            return AnswerFormat(
-                make_parser=partial(ForcedCallParser, forced), parser_label="the call's reader"
-            )
         marks = find_marks(self.reasoning_parser, template)
-        tools = list_tools(conversation.offered_tools)
-        parser = self._select_tool_parser(template) if tools else None
-        if marks is None and parser is None:
-            return None
-        return AnswerFormat(
+        plain = AnswerFormat(
             reasoning=marks,
             first_state=ReasoningState.AFTER if marks is None else find_first_state(prompt, marks),
-            make_parser=None if parser is None else partial(parser.make, tools),
-            parser_label="" if parser is None else parser.label,
-            special_tokens=(
-                *(() if marks is None else (marks.start, marks.end)),
-                *(() if parser is None else parser.spec.special_tokens),
-            ),
+            special_tokens=() if marks is None else (marks.start, marks.end),
+        )
+        forced = conversation.forced_tools
+        if forced:
+            return evolve(
+                plain,
+                make_parser=partial(ForcedCallParser, forced),
+                parser_label="the call's reader",
+            )
+        tools = list_tools(conversation.offered_tools)
+        if not tools:
+            return None if marks is None else plain
+        parser = self._select_tool_parser(template)
+        return evolve(
+            plain,
+            make_parser=partial(parser.make, tools),
+            parser_label=parser.label,
+            special_tokens=(*plain.special_tokens, *parser.spec.special_tokens),
             allows_several=conversation.parallel_tool_calls is not False,
         )
+
+    @staticmethod
+    def delay_form(
+        form: StructuredOutputsParams, answer: AnswerFormat, tokenizer: Tokenizer
+    ) -> tuple[StructuredOutputsParams, AnswerFormat]:
+        """The form, to begin after the reasoning of such answers, and how they are divided then.
+
+        Where the marks of reasoning are no tokens the form begins at once, without reasoning.
+        """
+        marks = answer.reasoning
+        if marks is None or answer.first_state is ReasoningState.AFTER:
+            return form, answer
+        start, end = map(tokenizer.find_id, (marks.start, marks.end))
+        if start is None or end is None:
+            return form, evolve(answer, reasoning=None, first_state=ReasoningState.AFTER)
+        is_inside = answer.first_state is ReasoningState.INSIDE
+        reasoning = ReasoningTokens(start=None if is_inside else start, end=end)
+        return evolve(form, after_reasoning=reasoning), answer
 
     def _select_tool_parser(self, template: str) -> SelectedToolParser:
         """The parser of the setting, or else of the template.   raises: RequestError"""

@@ -120,8 +120,15 @@ class InputProcessor:
         raises: UsageError, RequestError, ModelError
         """
         prompt = evolve(self.render_chat(conversation), cache_salt=check_salt(cache_salt))
+        params = self.default_params if params is None else params
         if conversation.forced_tools:
-            params = force_call(params or self.default_params, conversation.forced_tools)
+            params = force_call(params, conversation.forced_tools)
+        elif conversation.offered_tools and params.structured_outputs is not None:
+            raise RequestError(
+                "structured_outputs cannot be combined with tools that the model may call: a call "
+                'has another form; give tool_choice "none" or leave one of the two out',
+                "structured_outputs",
+            )
         with self.spelling.render_errors():
             answer_format = (
                 self.answer_formats.make_format(
@@ -130,6 +137,12 @@ class InputProcessor:
                 if divides
                 else None
             )
+            form = params.structured_outputs
+            if form is not None and answer_format is not None:
+                form, answer_format = self.answer_formats.delay_form(
+                    form, answer_format, self.tokenizer
+                )
+                params = params.replace({"structured_outputs": form})
             return self._make_request(prompt, params, priority, answer_format)
 
     def process(
@@ -217,6 +230,11 @@ class InputProcessor:
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
         check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
+        form = params.structured_outputs
+        if form is not None and form.after_reasoning is not None:
+            reasoning = form.after_reasoning
+            ids = (reasoning.end,) if reasoning.start is None else (reasoning.start, reasoning.end)
+            check_ids(ids, "structured_outputs.after_reasoning", vocab)
 
     def _check_prompt(self, prompt: Prompt, *, num_outputs: int) -> None:
         """Raise RequestError unless the model knows the tokens, and `num_outputs` more fit."""

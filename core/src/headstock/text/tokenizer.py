@@ -79,6 +79,10 @@ class Tokenizer:
         ids = map(self.backend.token_to_id, texts)
         return frozenset(token for token in ids if token is not None)
 
+    def find_id(self, text: str) -> int | None:
+        """The id of the token that is this text; None where there is none."""
+        return next(iter(self.find_ids([text])), None)
+
     def has_token(self, token: int) -> bool:
         """Whether the vocabulary holds `token`; scores may be padded past its end."""
         return self.backend.id_to_token(token) is not None
