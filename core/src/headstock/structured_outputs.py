@@ -31,11 +31,11 @@ def _to_schema(value: Any) -> str | None:
     if value is None:
         return None
     try:
-        found = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(found, Mapping | bool):
+        schema = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(schema, Mapping | bool):
             raise _wrong("json must be a JSON schema, as text or as a mapping", value)
-        depth = _measure_depth(found)
-        text = json.dumps(found, ensure_ascii=False, allow_nan=False)
+        depth = _measure_depth(schema)
+        text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, TypeError, RecursionError, UnicodeError) as error:
         if isinstance(error, RecursionError):
@@ -61,9 +61,9 @@ def _measure_depth(value: Any) -> int:
     while depth <= MAX_SCHEMA_DEPTH:
         level = [
             child
-            for each in level
-            if isinstance(each, Mapping | list | tuple)
-            for child in (each.values() if isinstance(each, Mapping) else each)
+            for node in level
+            if isinstance(node, Mapping | list | tuple)
+            for child in (node.values() if isinstance(node, Mapping) else node)
         ]
         if not level:
             break
@@ -179,14 +179,14 @@ class StructuredOutputsParams:
     after_reasoning: ReasoningTokens | None = field(default=None, converter=_to_reasoning)
 
     def __attrs_post_init__(self) -> None:
-        given = [name for name in FORMS if getattr(self, name)]
-        if len(given) != 1:
+        names = [name for name in FORMS if getattr(self, name)]
+        if len(names) != 1:
             raise RequestError(
                 f"{PARAMETER} must have exactly one of {', '.join(FORMS)}; "
-                f"got {' and '.join(given) or 'none'}",
+                f"got {' and '.join(names) or 'none'}",
                 PARAMETER,
             )
-        _check_size(given[0], self.text, MAX_SCHEMA_BYTES)
+        _check_size(names[0], self.text, MAX_SCHEMA_BYTES)
 
     @property
     def kind(self) -> GrammarKind:

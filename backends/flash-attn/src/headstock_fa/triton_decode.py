@@ -95,19 +95,19 @@ def load_triton_decode(context: AttentionContext) -> TritonDecode | None:
 
     raises: ValueError with the reason, where the option names a number and the kernel cannot serve
     """
-    wanted = context.options.triton_rows
-    if wanted == "off":
+    rows = context.options.triton_rows
+    if rows == "off":
         return None
-    reason = _find_obstacle(context, is_measured=wanted == "auto")
+    reason = _find_obstacle(context, is_measured=rows == "auto")
     if reason is not None:
-        if wanted == "auto":
+        if rows == "auto":
             return None
         raise ValueError(
-            f"fa.triton_rows={wanted} cannot serve: {reason}; use --opt fa.triton_rows=auto, which "
+            f"fa.triton_rows={rows} cannot serve: {reason}; use --opt fa.triton_rows=auto, which "
             "leaves such steps to FlashAttention"
         )
-    if wanted != "auto":
-        return make_triton_decode(wanted, context)
+    if rows != "auto":
+        return make_triton_decode(rows, context)
     heads, kv_heads, _ = _find_shape(context)
     is_faster = heads // kv_heads <= ALWAYS_FASTER_GROUP
     least_rows = 1 if is_faster else -(-FASTER_PROGRAMS // kv_heads)
@@ -161,9 +161,9 @@ def _find_obstacle(context: AttentionContext, *, is_measured: bool) -> str | Non
 
 def _find_shape(context: AttentionContext) -> tuple[int, int, int]:
     """Query heads, KV heads and numbers of a head."""
-    asked = context.query.groups[0]
-    assert isinstance(asked.layout, FullKV), asked.layout
-    return asked.heads, asked.layout.kv_heads, asked.layout.k_dim
+    group = context.query.groups[0]
+    assert isinstance(group.layout, FullKV), group.layout
+    return group.heads, group.layout.kv_heads, group.layout.k_dim
 
 
 def _capability(device: torch.device) -> tuple[int, int]:

@@ -55,10 +55,10 @@ def gather_context(
 def _read_pages(pool: Tensor, pages: Tensor) -> Tensor:
     """Read pages in float32.   pool: [pages, page, ...]    returns: [tokens, ...]"""
     if pool.dtype.itemsize == 1:  # torch indexes 8-bit floats as bytes only
-        found = pool.view(torch.uint8)[pages].view(pool.dtype)
+        rows = pool.view(torch.uint8)[pages].view(pool.dtype)
     else:
-        found = pool[pages]
-    return found.flatten(0, 1).to(torch.float32)
+        rows = pool[pages]
+    return rows.flatten(0, 1).to(torch.float32)
 
 
 def attend_row(q: Tensor, keys: Tensor, values: Tensor, layer: LayerInfo) -> Tensor:
@@ -107,10 +107,10 @@ def find_deviation(
     for row, count in enumerate(step.host_query_lens.tolist()):
         start, stop = stop, stop + count
         keys, values = gather_context(step, layer, kv, row)
-        wanted = attend_row(q[start:stop], keys, values, layer)
-        if not bool(wanted.isfinite().all()):
+        expected = attend_row(q[start:stop], keys, values, layer)
+        if not bool(expected.isfinite().all()):
             continue
-        errors = (out[start:stop].to(torch.float32) - wanted).abs().amax(-1)
+        errors = (out[start:stop].to(torch.float32) - expected).abs().amax(-1)
         error = float(errors.nan_to_num(nan=math.inf).max())
         allowed = tolerance * max(float(values.abs().max()) * abs(layer.v_scale), 1e-6)
         if error <= allowed:
@@ -118,7 +118,7 @@ def find_deviation(
             continue
         at = int(errors.nan_to_num(nan=math.inf).argmax())
         token, head = divmod(at, errors.shape[1])
-        found = Deviation(row, error, allowed, token, head)
-        if worst is None or found.excess > worst.excess:
-            worst = found
+        rows = Deviation(row, error, allowed, token, head)
+        if worst is None or rows.excess > worst.excess:
+            worst = rows
     return worst, largest

@@ -85,8 +85,8 @@ class KVWrites:
     def _parts(self, layer: int) -> list[tuple[str, Tensor]]:
         """What the layer keeps of a token, by name: views of its pool, [pages, slots, ...]."""
         kv = self.batch.kv[layer]
-        named = (("keys", kv.k), ("values", kv.v), ("latent vectors", kv.latent))
-        return [(name, part) for name, part in named if part is not None]
+        parts = (("keys", kv.k), ("values", kv.v), ("latent vectors", kv.latent))
+        return [(name, part) for name, part in parts if part is not None]
 
     def read(self, layer: LayerConfig) -> list[Tensor]:
         """Copy what the slots hold, one tensor a part, [n, ...]."""
@@ -94,15 +94,15 @@ class KVWrites:
         return [_index(part, written.pages, written.slots) for _, part in self._parts(layer.index)]
 
     def pair(
-        self, layer: LayerConfig, wanted: list[Tensor]
+        self, layer: LayerConfig, expected: list[Tensor]
     ) -> Iterator[tuple[str, Tensor, Tensor]]:
         """Pair what the slots hold with what they should, by the name of the part.
 
         returns: [n, numbers] of the pool's type, which says how far they may differ
         """
         names = [name for name, _ in self._parts(layer.index)]
-        for name, found, reference in zip(names, self.read(layer), wanted, strict=True):
-            yield name, found.flatten(1), reference.flatten(1)
+        for name, stored, reference in zip(names, self.read(layer), expected, strict=True):
+            yield name, stored.flatten(1), reference.flatten(1)
 
     def mark(self, layer: LayerConfig) -> None:
         """Fill the layer's slots with the pattern.   writes: the pool"""
@@ -129,11 +129,11 @@ class KVWrites:
         changed: [pages, slots, parts], of a view of the layer
         """
         written = self._written(layer)
-        left = ~changed[written.entries, written.slots]
-        if not bool(left.any()):
+        unwritten = ~changed[written.entries, written.slots]
+        if not bool(unwritten.any()):
             wrong = int((changed & ~written.is_written).nonzero()[0, 0])
             self._blame_page(layer, int(written.watched.pages[wrong]))
-        part, token = left.T.nonzero()[0].tolist()
+        part, token = unwritten.T.nonzero()[0].tolist()
         name, _ = self._parts(layer)[view + part]
         raise PluginBroken(
             f"{self.who} left {name} of layer {layer} unwritten at slot "
@@ -143,8 +143,8 @@ class KVWrites:
 
     def check_all(self) -> None:
         """Raise PluginBroken when a layer's pages changed after its own operation stored them."""
-        for layer, kept in self.after.items():
-            for now, before in zip(self._sum_pages(layer), kept, strict=True):
+        for layer, sums in self.after.items():
+            for now, before in zip(self._sum_pages(layer), sums, strict=True):
                 if not now.equals(before):
                     self._blame_page(layer, self._written(layer).watched.find_page(now, before))
 

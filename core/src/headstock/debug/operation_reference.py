@@ -84,7 +84,7 @@ class OperationReference:
     ) -> Tensor:
         """The stream after an operation that adds to it, [tokens, hidden]."""
         run = getattr(self.ops, operation)
-        copies = [each.clone() for each in more]
+        copies = [tensor.clone() for tensor in more]
         y: Stream = run(self._copy(x), *copies, self.params, config, layer, batch)
         return y.settle()
 
@@ -101,7 +101,7 @@ class OperationReference:
         return Stream(x.copy_total(), shared=self.shared)
 
     def compare(
-        self, found: Tensor, wanted: Tensor, what: str, before: Tensor | None = None
+        self, result: Tensor, expected: Tensor, what: str, before: Tensor | None = None
     ) -> None:
         """Raise PluginBroken when a result is further off than its type allows.
 
@@ -110,20 +110,20 @@ class OperationReference:
         found, wanted: [n, numbers]
         before: the stream that a term was added to, which is compared without it
         """
-        if found.shape != wanted.shape:
+        if result.shape != expected.shape:
             raise PluginBroken(
-                f"{self.who} gave {list(found.shape)} as {what}, and plain torch "
-                f"{list(wanted.shape)}"
+                f"{self.who} gave {list(result.shape)} as {what}, and plain torch "
+                f"{list(expected.shape)}"
             )
-        dtype = found.dtype if before is None else before.dtype
+        dtype = result.dtype if before is None else before.dtype
         dtype = dtype if dtype in TOLERANCE else torch.bfloat16
-        made, right = found.float(), wanted.float()
+        actual, right = result.float(), expected.float()
         allowed = right.abs().amax(-1) * TOLERANCE[dtype]
         if before is not None:
             base = before.float()
             allowed = (right - base).abs().amax(-1) * TOLERANCE[dtype]
             allowed += torch.maximum(base.abs(), right.abs()).amax(-1) * ROUNDING[dtype]
-        errors = (made - right).abs().amax(-1).nan_to_num(nan=math.inf)
+        errors = (actual - right).abs().amax(-1).nan_to_num(nan=math.inf)
         is_off = (errors > allowed.clamp(min=1e-30)) & right.isfinite().all(-1)
         if bool(is_off.any()):
             ratios = torch.where(is_off, errors / allowed.clamp(min=1e-30), 0.0)

@@ -61,8 +61,8 @@ class WatchedOps(Ops):
         self._writes = KVWrites(batch, self._who, self.watch.num_steps)
         self._batch = tuple(getattr(batch, name).clone() for name in _BATCH_TENSORS)
         x = self.inner.embed(params, config, batch)
-        wanted = self.reference.embed(config, batch) if self.reference is not None else None
-        return self._check_stream("embed", x, batch, None, wanted, None)
+        expected = self.reference.embed(config, batch) if self.reference is not None else None
+        return self._check_stream("embed", x, batch, None, expected, None)
 
     def qkv_rope_store(
         self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
@@ -70,9 +70,9 @@ class WatchedOps(Ops):
         """See `Ops.qkv_rope_store`.   raises: PluginBroken"""
         if not self.watch.is_running or self._writes is None:
             return self.inner.qkv_rope_store(x, params, config, layer, batch)
-        wanted = None
+        expected = None
         if self.reference is not None:
-            wanted = (
+            expected = (
                 self.reference.qkv_rope_store(x, config, layer, batch),
                 self._writes.read(layer),
             )
@@ -83,10 +83,10 @@ class WatchedOps(Ops):
             self._blame(f"returned {_describe(q)} from {where}; wanted [tokens, heads, head_dim]")
         self._writes.check(layer)
         self.watch.note_result(q, batch, f"{where} by {self.name!r}")
-        if wanted is not None and self.reference is not None:
-            self.reference.compare(q.flatten(1), wanted[0].flatten(1), f"queries of {where}")
-            for part, found, reference in self._writes.pair(layer, wanted[1]):
-                self.reference.compare(found, reference, f"{part} of {where}")
+        if expected is not None and self.reference is not None:
+            self.reference.compare(q.flatten(1), expected[0].flatten(1), f"queries of {where}")
+            for part, stored, reference in self._writes.pair(layer, expected[1]):
+                self.reference.compare(stored, reference, f"{part} of {where}")
         return q
 
     def attn_out(
@@ -141,24 +141,26 @@ class WatchedOps(Ops):
         if not self.watch.is_running:
             y: Stream = run(x, *more, params, config, layer, batch)
             return y
-        before, wanted = None, None
+        before, expected = None, None
         if self.reference is not None:
             before = x.copy_total()
-            wanted = self.reference.run_layer(operation, x, config, layer, batch, *more)
+            expected = self.reference.run_layer(operation, x, config, layer, batch, *more)
         y = run(x, *more, params, config, layer, batch)
-        return self._check_stream(operation, y, batch, layer, wanted, before)
+        return self._check_stream(operation, y, batch, layer, expected, before)
 
     def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
         """See `Ops.final_norm`.   raises: PluginBroken"""
         if not self.watch.is_running:
             return self.inner.final_norm(x, params, config, batch)
-        wanted = self.reference.final_norm(x, config, batch) if self.reference is not None else None
+        expected = (
+            self.reference.final_norm(x, config, batch) if self.reference is not None else None
+        )
         hidden = self.inner.final_norm(x, params, config, batch)
         if not isinstance(hidden, Tensor) or len(hidden) != len(batch.tokens):
             self._blame(f"returned {_describe(hidden)} from final_norm; wanted [tokens, hidden]")
         self.watch.note_result(hidden, batch, f"final_norm by {self.name!r}")
-        if wanted is not None and self.reference is not None:
-            self.reference.compare(hidden, wanted, "final_norm")
+        if expected is not None and self.reference is not None:
+            self.reference.compare(hidden, expected, "final_norm")
         if self._writes is not None:
             self._writes.check_all()
         self._check_batch(batch)
@@ -208,24 +210,24 @@ class WatchedOps(Ops):
         x: object,
         batch: Batch,
         layer: LayerConfig | None,
-        wanted: Tensor | None,
+        expected: Tensor | None,
         before: Tensor | None,
     ) -> Stream:
         """Check the stream that an operation returned.   raises: PluginBroken"""
         where = operation if layer is None else f"{operation} of layer {layer.index}"
         if not isinstance(x, Stream) or len(x.total) != len(batch.tokens):
-            found = _describe(x.total) if isinstance(x, Stream) else describe_type(x)
+            result = _describe(x.total) if isinstance(x, Stream) else describe_type(x)
             self._blame(
-                f"returned {found} from {where}; wanted a Stream of {len(batch.tokens)} rows"
+                f"returned {result} from {where}; wanted a Stream of {len(batch.tokens)} rows"
             )
         what = f"{where} by {self.name!r}"
         self.watch.note_result(x.total, batch, what)
         if x.pending is not None:
             terms = x.pending if x.pending.dim() == x.total.dim() else x.pending.transpose(0, 1)
             self.watch.note_result(terms, batch, what)
-        if wanted is not None and self.reference is not None:
+        if expected is not None and self.reference is not None:
             total = x.total if x.pending is None else x.copy_total()
-            self.reference.compare(total, wanted, where, before)
+            self.reference.compare(total, expected, where, before)
         return x
 
     def _check_sample(

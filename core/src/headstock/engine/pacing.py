@@ -104,14 +104,14 @@ class StepTimes:
 
     def _coefficients(self) -> np.ndarray:
         """The fit's coefficients, [4], none negative."""
-        kept = np.ones(4, bool)
+        is_kept = np.ones(4, bool)
         while True:
-            found = np.zeros(4)
-            gram = self.gram[np.ix_(kept, kept)] + _RIDGE * np.eye(int(kept.sum()))
-            found[kept] = np.linalg.solve(gram, self.moment[kept])
-            if not (found < 0).any():
-                return found
-            kept &= found >= 0
+            solution = np.zeros(4)
+            gram = self.gram[np.ix_(is_kept, is_kept)] + _RIDGE * np.eye(int(is_kept.sum()))
+            solution[is_kept] = np.linalg.solve(gram, self.moment[is_kept])
+            if not (solution < 0).any():
+                return solution
+            is_kept &= solution >= 0
 
 
 def choose_prompt_tokens(
@@ -126,7 +126,7 @@ def choose_prompt_tokens(
     """
     # No more than twice what was ever timed: the fit knows nothing of what lies beyond.
     most = min(most, max(2 * times.largest, LEAST_TOKENS))
-    found, tokens = LEAST_TOKENS, 2 * LEAST_TOKENS
+    solution, tokens = LEAST_TOKENS, 2 * LEAST_TOKENS
     while tokens <= most:
         work = StepWork(
             prompt_tokens=tokens,
@@ -135,8 +135,8 @@ def choose_prompt_tokens(
         )
         if times.predict(work) + times.margin() > bound:
             break
-        found, tokens = tokens, 2 * tokens
-    return found
+        solution, tokens = tokens, 2 * tokens
+    return solution
 
 
 class StepPacer:

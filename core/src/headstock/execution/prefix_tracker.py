@@ -115,26 +115,26 @@ class PrefixTracker:
             return None
         columns = int(num_pages.max())
         tables = [table[rows, :columns] for table in self.tables.values()]
-        found = group_rows(tables, num_pages, MAX_PREFIX_GROUPS) if columns else None
-        wanted = self.min_tokens * (1.0 if self.current is None else _STAY)
-        if found is None or found.num_saved_pages * self.page_size < wanted:
+        groups = group_rows(tables, num_pages, MAX_PREFIX_GROUPS) if columns else None
+        least = self.min_tokens * (1.0 if self.current is None else _STAY)
+        if groups is None or groups.num_saved_pages * self.page_size < least:
             return None
-        return _to_grouped(found, self.page_size)
+        return _to_grouped(groups, self.page_size)
 
 
-def _to_grouped(found: RowGroups, page_size: int) -> GroupedRows:
+def _to_grouped(groups: RowGroups, page_size: int) -> GroupedRows:
     """Convert groups in pages to groups in tokens, with the way back to the plan's order."""
-    place = np.empty_like(found.order)
-    place[found.order] = np.arange(len(place))
+    place = np.empty_like(groups.order)
+    place[groups.order] = np.arange(len(place))
     return GroupedRows(
         groups=PrefixGroups(
-            counts=read_only(found.counts.astype(np.int32)),
-            lens=read_only((found.num_pages * page_size).astype(np.int32)),
+            counts=read_only(groups.counts.astype(np.int32)),
+            lens=read_only((groups.num_pages * page_size).astype(np.int32)),
         ),
-        num_saved_tokens=found.num_saved_pages * page_size,
-        order=found.order,
+        num_saved_tokens=groups.num_saved_pages * page_size,
+        order=groups.order,
         place=place,
-        is_sorted=bool((found.order == np.arange(len(place))).all()),
+        is_sorted=bool((groups.order == np.arange(len(place))).all()),
     )
 
 

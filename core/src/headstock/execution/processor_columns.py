@@ -64,15 +64,15 @@ class ProcessorColumns:
     def write_row(self, row: int, values: ProcessorValues, *, is_greedy: bool) -> None:
         """Write a request's values to its row."""
         for number, processor in enumerate(self.processors):
-            given = values[number] if values else None
+            arguments = values[number] if values else None
             # What leaves the best token in its place changes nothing for a greedy row.
-            is_used = given is not None and (processor.changes_argmax or not is_greedy)
+            is_used = arguments is not None and (processor.changes_argmax or not is_greedy)
             if not is_used and not self.is_used[number, row]:
                 continue
             self.is_used[number, row] = is_used
             self.stale_rows.add(row)
             for name, column in processor.columns.items():
-                value = (given or {}).get(name, column.neutral) if is_used else column.neutral
+                value = (arguments or {}).get(name, column.neutral) if is_used else column.neutral
                 self.host[number][name][row] = value
 
     def find_processed(self, rows: Ints) -> Ints:
@@ -113,10 +113,10 @@ class ProcessorColumns:
     def _upload(self, buffers: Buffers) -> None:
         """Bring the device's columns up to date.   writes: device"""
         new = np.fromiter(self.stale_rows, np.int64, len(self.stale_rows))
-        named = [(i, name) for i, each in enumerate(self.host) for name in each]
-        values = (self.host[i][name][new] for i, name in named)
+        names = [(i, name) for i, each in enumerate(self.host) for name in each]
+        values = (self.host[i][name][new] for i, name in names)
         at, *columns = buffers.to_device_packed(new, *values)
-        for (i, name), column in zip(named, columns, strict=True):
+        for (i, name), column in zip(names, columns, strict=True):
             self.device[i][name][at] = column
         self.stale_rows.clear()
 

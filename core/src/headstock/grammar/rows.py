@@ -138,11 +138,11 @@ class GrammarRows:
         logits: list[int] = []
         followed: list[tuple[FollowedRequest, Ints]] = []
         for i in plan.samples.nonzero()[0].tolist():
-            found = self.by_admission_id.get(int(plan.admission_ids[i]))
-            if found is None:
+            answer = self.by_admission_id.get(int(plan.admission_ids[i]))
+            if answer is None:
                 continue
             count, stop = int(num_drafts[i]), int(draft_stops[i])
-            followed.append((found, plan.drafts[stop - count : stop]))
+            followed.append((answer, plan.drafts[stop - count : stop]))
             last = int(last_logits[i])
             logits += range(last - count, last + 1)
         return PlannedMasks(self, np.array(logits, np.int64), followed) if followed else None

@@ -98,19 +98,21 @@ def sample_processed(
     plain, rows = evolve(sampling, processing=None), processing.rows
     # A copy, taken before the sampling of all rows writes to them.
     part = logits.to(torch.float32) if rows is None else logits[rows].to(torch.float32)
-    chosen = plain if rows is None else plain.take(rows)
+    settings = plain if rows is None else plain.take(rows)
     logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    apply_logit_rules_(part, chosen)
-    scores, temperature = _apply_processors(part, chosen, processing)
+    apply_logit_rules_(part, settings)
+    scores, temperature = _apply_processors(part, settings, processing)
     # The rules are applied.
-    left = Sampling(
+    rest = Sampling(
         temperature=temperature,
-        **{name: getattr(chosen, name) for name in _AFTER_RULES},
+        **{name: getattr(settings, name) for name in _AFTER_RULES},
     )
-    made = sample_plain(scores, left)
+    part_sample = sample_plain(scores, rest)
     if logprobs is not None:
-        made = attach_logprobs(made.tokens, made.healthy, logprobs, chosen)
-    return made if rows is None else _put_rows(sample_plain(logits, plain), rows, made)
+        part_sample = attach_logprobs(part_sample.tokens, part_sample.healthy, logprobs, settings)
+    return (
+        part_sample if rows is None else _put_rows(sample_plain(logits, plain), rows, part_sample)
+    )
 
 
 _AFTER_RULES = ("top_k", "top_p", "min_p", "seeds", "positions")
@@ -151,13 +153,13 @@ def _apply_processor(
         or scores.shape != logits.shape
         or scores.dtype != logits.dtype
     ):
-        found = (
+        result = (
             f"{scores.dtype} {list(scores.shape)}"
             if isinstance(scores, Tensor)
             else shorten(scores)
         )
         raise PluginBroken(
-            f"the logits processor {type(processor).__name__} returned {found}; wanted: "
+            f"the logits processor {type(processor).__name__} returned {result}; wanted: "
             f"{logits.dtype} {list(logits.shape)}; report it to its author"
         )
     return scores
@@ -200,8 +202,8 @@ def join_best(best: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
     best: [parts, n], in the order of the vocabulary    tokens: [parts, n], with their offsets
     """
     # NaN wins and the first of equals does, as in a maximum over whole rows.
-    found, part = best.max(0)
-    return found, tokens.gather(0, part[None])[0]
+    score, part = best.max(0)
+    return score, tokens.gather(0, part[None])[0]
 
 
 def attach_logprobs(

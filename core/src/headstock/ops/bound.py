@@ -76,27 +76,32 @@ class BoundOps(Ops):
             for operation in OPERATIONS
         }
         self.table = OperationTable(
-            fused=tuple((each, tuple(found.items())) for each, found in answers.items() if found)
+            fused=tuple(
+                (each, tuple(by_layer.items())) for each, by_layer in answers.items() if by_layer
+            )
         )
-        chosen = {
+        functions = {
             operation: {
-                layer: self._choose(name, operation, is_fused) for layer, is_fused in found.items()
+                layer: self._choose(name, operation, is_fused)
+                for layer, is_fused in by_layer.items()
             }
-            for operation, found in answers.items()
+            for operation, by_layer in answers.items()
         }
-        self._outer = {each: found[None] for each, found in chosen.items() if None in found}
+        self._outer = {
+            each: by_layer[None] for each, by_layer in functions.items() if None in by_layer
+        }
         # One dictionary an operation: a look-up by name as well would be felt in a small step.
-        self._qkv_rope_store = chosen["qkv_rope_store"]
-        self._attn_out = chosen["attn_out"]
-        self._short_conv = chosen["short_conv"]
-        self._mlp, self._moe = chosen["mlp"], chosen["moe"]
+        self._qkv_rope_store = functions["qkv_rope_store"]
+        self._attn_out = functions["attn_out"]
+        self._short_conv = functions["short_conv"]
+        self._mlp, self._moe = functions["mlp"], functions["moe"]
         # In the place of the methods below where there is nothing to choose by layer: each call
         # that is spared is felt in a step of one token on a CPU.
         vars(self).update(
             {
-                operation: next(iter(found.values()))
-                for operation, found in chosen.items()
-                if len(set(found.values())) == 1
+                operation: next(iter(by_layer.values()))
+                for operation, by_layer in functions.items()
+                if len(set(by_layer.values())) == 1
             }
         )
 
@@ -216,7 +221,7 @@ def _check_takes(name: str, ops: Ops) -> None:
     """Raise PluginBroken where operations are replaced and `takes` says of none that it serves."""
     # Ignoring them would be silent, and so would be using them for what they may not serve.
     if isinstance(ops, FineTierOps) and type(ops).takes is FineTierOps.takes:
-        replaced = [each for each in OPERATIONS if _has_own(ops, each)]
+        replaced = [operation for operation in OPERATIONS if _has_own(ops, operation)]
         if replaced:
             raise PluginBroken(
                 f"ops plugin {name!r} replaces {', '.join(replaced)}, but has no `takes` that says "
@@ -230,8 +235,8 @@ def _list_layers(operation: str, config: ModelConfig) -> Sequence[LayerConfig | 
         return (None,)
     if operation not in ("mlp", "moe"):
         is_conv = operation == "short_conv"
-        return [each for each in config.layers if is_conv == (each.conv is not None)]
-    return [each for each in config.layers if (operation == "moe") == (each.experts is not None)]
+        return [layer for layer in config.layers if is_conv == (layer.conv is not None)]
+    return [layer for layer in config.layers if (operation == "moe") == (layer.experts is not None)]
 
 
 def _is_fused(ops: Ops, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:

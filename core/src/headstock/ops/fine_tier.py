@@ -305,8 +305,8 @@ class FineTierOps(Ops):
             return self.lookup(tokens, weight)
         ids = tokens - config.shard.index * config.vocab
         is_absent = (ids < 0) | (ids >= config.vocab)
-        found = self.lookup(ids.masked_fill(is_absent, 0), weight)
-        return self.all_reduce(found.masked_fill(is_absent[:, None], 0))
+        rows = self.lookup(ids.masked_fill(is_absent, 0), weight)
+        return self.all_reduce(rows.masked_fill(is_absent[:, None], 0))
 
     def _normalize_whole(
         self, qk: Tensor, params: Params, config: ModelConfig, prefix: str
@@ -353,28 +353,28 @@ class FineTierOps(Ops):
 # Worked out once a step, since all layers of a rope or a KV group use the same.
 def _rotations(x: Stream, params: Params, rope: int, batch: Batch) -> CosSin:
     """The rotations of the step's tokens.   writes: x.shared"""
-    found: CosSin | None = x.shared.get(("rope", rope))
-    if found is None:
+    cos_sin: CosSin | None = x.shared.get(("rope", rope))
+    if cos_sin is None:
         table = params[f"rope.{rope}"].tensor
-        found = CosSin.at_positions(table, batch.positions, x.total.dtype)
-        x.shared["rope", rope] = found
-    return found
+        cos_sin = CosSin.at_positions(table, batch.positions, x.total.dtype)
+        x.shared["rope", rope] = cos_sin
+    return cos_sin
 
 
 def find_conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> ConvInputs:
     """Where the inputs of the step's tokens lie in layers of the group.   writes: x.shared"""
-    found: ConvInputs | None = x.shared.get(("conv", layer.group, taps))
-    if found is None:
-        found = ConvInputs.of(batch, layer.group, taps)
-        x.shared["conv", layer.group, taps] = found
-    return found
+    inputs: ConvInputs | None = x.shared.get(("conv", layer.group, taps))
+    if inputs is None:
+        inputs = ConvInputs.of(batch, layer.group, taps)
+        x.shared["conv", layer.group, taps] = inputs
+    return inputs
 
 
 def _cells(x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
     """Where the step's keys and values go in pools of the layer's group.   writes: x.shared"""
-    found: Tensor | None = x.shared.get(("cells", layer.group))
-    if found is None:
+    cells: Tensor | None = x.shared.get(("cells", layer.group))
+    if cells is None:
         page_size = batch.pools[layer.index].shape[2]
-        found = kv_cells(batch.slots[layer.group], page_size)
-        x.shared["cells", layer.group] = found
-    return found
+        cells = kv_cells(batch.slots[layer.group], page_size)
+        x.shared["cells", layer.group] = cells
+    return cells

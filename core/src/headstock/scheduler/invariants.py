@@ -28,9 +28,9 @@ def check_state(state: State, limits: Limits) -> None:
 def _check_pages(state: State, limits: Limits, group: int) -> None:
     """Check that free + held + cached == total, and that rows share indexed pages only."""
     total = limits.num_pages[group]
-    held = np.concatenate(state.pages[group])
-    assert (held > 0).all(), f"group {group}: a row holds the dummy page"
-    refs = np.bincount(held, minlength=total + 1)
+    held_pages = np.concatenate(state.pages[group])
+    assert (held_pages > 0).all(), f"group {group}: a row holds the dummy page"
+    refs = np.bincount(held_pages, minlength=total + 1)
     assert (refs == state.refs[group]).all(), (
         f"group {group}: reference counts do not match the rows"
     )
@@ -135,8 +135,10 @@ def check_idle(state: State, limits: Limits) -> None:
         f"row {int(np.nonzero(state.row_counters)[1][0])} still counts something"
     )
     for group, total in enumerate(limits.num_pages):
-        held = np.flatnonzero(state.refs[group])
-        assert not len(held), f"group {group}: page {held[0]} is still held, one of {len(held)}"
+        held_pages = np.flatnonzero(state.refs[group])
+        assert not len(held_pages), (
+            f"group {group}: page {held_pages[0]} is still held, one of {len(held_pages)}"
+        )
         free = np.concatenate([NONE, *state.free[group]])
         assert len(free) == state.num_free[group], f"group {group}: the free pages are miscounted"
         assert not len(free) or 0 < free.min() <= free.max() <= total, (

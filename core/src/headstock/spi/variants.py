@@ -71,16 +71,16 @@ def find_variants(
     raises: ValueError for an operation of layers without a layer
     """
     if operation == "embed":
-        asked = _embed_variants(config)
+        variants = _embed_variants(config)
     elif operation == "final_norm":
-        asked = _norm_variants(config)
+        variants = _norm_variants(config)
     elif operation in ("lm_head", "lm_head_sample"):
-        asked = _head_variants(config)
+        variants = _head_variants(config)
     elif layer is None:
         raise ValueError(f"{operation!r} is an operation of a layer; wanted its configuration")
     else:
-        asked = _layer_variants(operation, config, layer)
-    return frozenset(variant for variant, is_asked in asked.items() if is_asked)
+        variants = _layer_variants(operation, config, layer)
+    return frozenset(variant for variant, is_asked in variants.items() if is_asked)
 
 
 def _norm_variants(config: ModelConfig) -> dict[Variant, bool]:
@@ -112,10 +112,10 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
     latent = {Variant.LATENT: layer.latent is not None}
     if operation == "attn_out":
         return added | latent | (_norm_variants(config) if config.post_norm else {})
-    found = {**_norm_variants(config), Variant.NO_PRE_NORM: not config.pre_norm}
+    variants = {**_norm_variants(config), Variant.NO_PRE_NORM: not config.pre_norm}
     if operation == "qkv_rope_store":
         rope = None if layer.rope is None else config.ropes[layer.rope]
-        return (found | latent) | {
+        return (variants | latent) | {
             Variant.HEAD_QK_NORM: config.qk_norm is QkNorm.HEAD,
             Variant.WHOLE_QK_NORM: config.qk_norm is QkNorm.WHOLE,
             Variant.NO_ROPE: rope is None,
@@ -123,14 +123,14 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
             Variant.ROPE_BY_LAYER: len(config.ropes) > 1,
         }
     if operation == "short_conv":
-        return found | added
-    found |= added | {
+        return variants | added
+    variants |= added | {
         Variant.GELU: config.activation is Activation.GELU,
         Variant.GELU_TANH: config.activation is Activation.GELU_TANH,
     }
     if operation == "moe" and layer.experts is not None:
         experts = layer.experts
-        found |= {
+        variants |= {
             Variant.SHARED_EXPERT: experts.shared > 0,
             Variant.GATED_SHARED_EXPERT: experts.shared_gate,
             Variant.BIASED_CHOICE: experts.choice_bias,
@@ -140,4 +140,4 @@ def _layer_variants(operation: str, config: ModelConfig, layer: LayerConfig) -> 
             Variant.GROUPED_CHOICE: experts.groups > 1,
             Variant.SCALED_WEIGHTS: experts.scale != 1,
         }
-    return found
+    return variants

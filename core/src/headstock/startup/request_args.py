@@ -38,21 +38,23 @@ class RequestArgs:
                     "extra_args",
                 )
             values.setdefault(self.owners[key], {})[key] = value
-        return {name: self._make_one(name, given) for name, given in values.items()}
+        return {name: self._make_one(name, arguments) for name, arguments in values.items()}
 
-    def _make_one(self, name: str, given: Mapping[str, Any]) -> Any:
+    def _make_one(self, name: str, arguments: Mapping[str, Any]) -> Any:
         """Make the instance of one plugin.   raises: RequestError"""
         try:
-            return self.makers[name](**given)
+            return self.makers[name](**arguments)
         except (TypeError, ValueError) as error:
             raise RequestError(
-                f"extra_args: {name!r} does not take {shorten(dict(given))}: {shorten(error, 400)}",
+                f"extra_args: {name!r} does not take {shorten(dict(arguments))}: "
+                f"{shorten(error, 400)}",
                 "extra_args",
             ) from error
         # A request must not end the engine, whatever a class does with what a caller gives.
         except (Exception, SystemExit) as error:
             raise RequestError(
-                f"extra_args: {name!r} raised {type(error).__name__} for {shorten(dict(given))}; "
+                f"extra_args: {name!r} raised {type(error).__name__} for "
+                f"{shorten(dict(arguments))}; "
                 "report it to its author or leave the keys out",
                 "extra_args",
             ) from error
@@ -79,8 +81,8 @@ def collect_request_args(specs: Sequence[PluginSpec]) -> RequestArgs:
                 f"{registry.plugin_label(spec)}: it declares request_args, but only logits "
                 "processors are given any; its author should leave them out of its spec"
             )
-        made = registry.import_object(spec, spec.request_args)
-        if not attrs.has(made):
+        args_class = registry.import_object(spec, spec.request_args)
+        if not attrs.has(args_class):
             raise PluginBroken(
                 f"{registry.plugin_label(spec)}: its class of request_args {spec.request_args} is "
                 "not an attrs class"
@@ -90,8 +92,8 @@ def collect_request_args(specs: Sequence[PluginSpec]) -> RequestArgs:
                 f"two chosen plugins are called {spec.name!r} and take extra_args; choose another "
                 "in place of one"
             )
-        makers[spec.name] = made
-        for field in attrs.fields(made):
+        makers[spec.name] = args_class
+        for field in attrs.fields(args_class):
             if field.alias in owners:
                 raise UsageError(
                     f"{owners[field.alias]!r} and {spec.name!r} both take {field.alias!r} of "

@@ -42,14 +42,14 @@ def _check_tool(value: object, where: str) -> Mapping[str, object]:
     function = value.get("function")
     if not isinstance(function, Mapping):
         raise _make_error(f"{where}.function", "an object with a name", function)
-    for place, keys, known in (
+    for place, keys, fields in (
         (where, value.keys(), ("type", "function")),
         (f"{where}.function", function.keys(), KEYS),
     ):
-        unknown = next((key for key in keys if key not in known), None)
+        unknown = next((key for key in keys if key not in fields), None)
         if unknown is not None:
             raise RequestError(
-                f"{place}.{shorten(unknown)} is not a known field; known are {', '.join(known)}",
+                f"{place}.{shorten(unknown)} is not a known field; known are {', '.join(fields)}",
                 "tools",
             )
     name = function.get("name")
@@ -59,18 +59,18 @@ def _check_tool(value: object, where: str) -> Mapping[str, object]:
             f"{describe_type(name)}",
             "tools",
         )
-    for key, kind, wanted in (
+    for key, kind, rule in (
         ("description", str, "text"),
         ("parameters", Mapping, "a JSON schema"),
         ("strict", bool, "true or false"),
     ):
         if function.get(key) is not None and not isinstance(function[key], kind):
-            raise _make_error(f"{where}.function.{key}", wanted, function[key])
+            raise _make_error(f"{where}.function.{key}", rule, function[key])
     return value
 
 
-def _make_error(where: str, wanted: str, value: object) -> RequestError:
-    return RequestError(f"{where} must be {wanted}, got {describe_type(value)}", "tools")
+def _make_error(where: str, rule: str, value: object) -> RequestError:
+    return RequestError(f"{where} must be {rule}, got {describe_type(value)}", "tools")
 
 
 def list_tools(tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
@@ -90,17 +90,17 @@ def list_forced_tools(choice: object, tools: tuple[Mapping[str, object], ...]) -
     """
     if choice is None or choice in ("auto", "none"):
         return []
-    named, offered = _read_forced_name(choice), list_tools(tools)
+    name, offered = _read_forced_name(choice), list_tools(tools)
     if not offered:
         raise RequestError("tool_choice needs tools to choose from", "tool_choice")
     if choice == "required":
         return offered
-    found = [tool for tool in offered if tool.name == named]
-    if not found:
+    matches = [tool for tool in offered if tool.name == name]
+    if not matches:
         raise RequestError(
-            f"tool_choice names {shorten(named)}, which is not among tools", "tool_choice"
+            f"tool_choice names {shorten(name)}, which is not among tools", "tool_choice"
         )
-    return found
+    return matches
 
 
 def _read_forced_name(choice: object) -> str:

@@ -159,15 +159,15 @@ class Fp8Reader(QuantReader):
             raise ModelError(
                 f"{shorten(name)} is F8_E4M3, and {shorten(name)}_scale_inv is missing"
             )
-        found, wanted = entries[scales], self._scale_shapes(name, entry.shape)
-        if found.shape not in wanted:
+        stored, shapes = entries[scales], self._scale_shapes(name, entry.shape)
+        if stored.shape not in shapes:
             raise ModelError(
-                f"{shorten(scales)} has shape {list(found.shape)}, wanted {list(wanted[0])} for "
+                f"{shorten(scales)} has shape {list(stored.shape)}, wanted {list(shapes[0])} for "
                 f"{self.summary} of {list(entry.shape)}"
             )
-        if found.dtype not in _SCALE_DTYPES:
+        if stored.dtype not in _SCALE_DTYPES:
             raise ModelError(
-                f"{shorten(scales)} has dtype {found.dtype}, wanted one of "
+                f"{shorten(scales)} has dtype {stored.dtype}, wanted one of "
                 f"{', '.join(_SCALE_DTYPES)}"
             )
         return scales
@@ -243,10 +243,10 @@ def _find_method(quantization: object) -> str:
     """How weights are quantized; empty where the field does not say."""
     if not isinstance(quantization, Mapping):
         return ""
-    named: Iterator[str] = (
+    methods: Iterator[str] = (
         quantization[name] for name in METHOD_FIELDS if isinstance(quantization.get(name), str)
     )
-    method = next(named, "")
+    method = next(methods, "")
     if not method and (quantization.get("load_in_8bit") or quantization.get("load_in_4bit")):
         return "bitsandbytes"  # transformers wrote no method before 4.33
     return method

@@ -105,22 +105,23 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
         return
     from headstock_bench.tuning import compare_times
 
-    measured = [each for each in choices.candidates if each.milliseconds]
+    measured = [candidate for candidate in choices.candidates if candidate.milliseconds]
     rows = [
         (
-            each.attn,
-            each.ops,
-            *("-" if time is None else f"{time:.2f}" for time in each.milliseconds),
-            f"{compare_times(each, measured[0]):.2f}",
+            candidate.attn,
+            candidate.ops,
+            *("-" if time is None else f"{time:.2f}" for time in candidate.milliseconds),
+            f"{compare_times(candidate, measured[0]):.2f}",
         )
-        for each in measured
+        for candidate in measured
     ]
     print_table(("ATTN", "OPS", *map(str.upper, choices.steps), "TIME"), rows, sys.stdout)
     print(
         "milliseconds a step; TIME is the geometric mean by that of the first line, which is what "
         "auto takes by itself"
     )
-    for each in choices.candidates:
-        if each.refusal:
-            print(f"--attn {each.attn} --ops {each.ops} was not measured: {each.refusal}")
+    for candidate in choices.candidates:
+        if candidate.refusal:
+            pair = f"--attn {candidate.attn} --ops {candidate.ops}"
+            print(f"{pair} was not measured: {candidate.refusal}")
     print(f"fastest: --attn {choices.fastest.attn} --ops {choices.fastest.ops}")

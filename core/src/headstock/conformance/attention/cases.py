@@ -131,10 +131,10 @@ def make(
         first += count
         table[row, :count] = pages
         pool[pages.long()] = unused if tail is None else tail
-        kept = torch.randn(2, context, kv_heads, head_dim, generator=noise).to(dtype).float()
+        vectors = torch.randn(2, context, kv_heads, head_dim, generator=noise).to(dtype).float()
         places = torch.arange(context)
-        pool[pages[places // page_size].long(), :, places % page_size] = kept.transpose(0, 1)
-        rows.append(kept.to(device))
+        pool[pages[places // page_size].long(), :, places % page_size] = vectors.transpose(0, 1)
+        rows.append(vectors.to(device))
     q = torch.randn(sum(query for query, _ in lens), heads, head_dim, generator=noise).to(
         device, dtype
     )
@@ -183,7 +183,7 @@ def context_of(
     """What a backend for the case is built from; every layer has the case's pool."""
     layout, part = describe_pool(case)
     page_size = part.page_slots
-    asked = query(
+    attention_query = query(
         layout=layout,
         heads=case.q.shape[1],
         q_dtype=str(case.q.dtype).removeprefix("torch."),
@@ -193,7 +193,7 @@ def context_of(
         max_seq_len=max_seq_len,
     )
     return AttentionContext(
-        query=asked,
+        query=attention_query,
         device=case.pool.device,
         page_size=page_size,
         layers={
@@ -232,5 +232,5 @@ def around(phase: Phase, page_size: int) -> list[tuple[int, int]]:
         return [(context, context) for context in contexts]
     if phase is Phase.DECODE:
         return [(1, context) for context in contexts]
-    wanted = (1, 5, page_size, 64)
-    return [(min(wanted[place % 4], context), context) for place, context in enumerate(contexts)]
+    lengths = (1, 5, page_size, 64)
+    return [(min(lengths[place % 4], context), context) for place, context in enumerate(contexts)]

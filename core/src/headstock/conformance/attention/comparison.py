@@ -110,10 +110,10 @@ def check(
     return float((out.float() - answer).abs().max())
 
 
-def find_wrong(found: Tensor, answer: Tensor, atol: float, rtol: float) -> Tensor:
+def find_wrong(out: Tensor, answer: Tensor, atol: float, rtol: float) -> Tensor:
     """Which elements are further off than allowed; NaN always is."""
-    assert found.shape == answer.shape, f"shape {tuple(found.shape)}, wanted {tuple(answer.shape)}"
-    return ~torch.isclose(found.float(), answer.float(), atol=atol, rtol=rtol)
+    assert out.shape == answer.shape, f"shape {tuple(out.shape)}, wanted {tuple(answer.shape)}"
+    return ~torch.isclose(out.float(), answer.float(), atol=atol, rtol=rtol)
 
 
 def explain_error(
@@ -137,16 +137,16 @@ def explain_error(
     return f"{fault}: {text}" if fault else text
 
 
-def describe_error(found: Tensor, answer: Tensor, wrong: Tensor, case: Case) -> str:
+def describe_error(out: Tensor, answer: Tensor, wrong: Tensor, case: Case) -> str:
     """Where an answer is wrong, and by how much."""
     place = int(wrong.flatten(1).any(1).nonzero()[0])
     row = int(np.searchsorted(np.cumsum(case.step.host_query_lens), place, side="right"))
     lens = case.step.host_query_lens[row], case.step.host_context_lens[row]
-    unwritten = int(found.isnan().flatten(1).any(1).sum())
+    unwritten = int(out.isnan().flatten(1).any(1).sum())
     size = (
-        f"{unwritten} of {len(found)} tokens hold NaN"
+        f"{unwritten} of {len(out)} tokens hold NaN"
         if unwritten
-        else f"off by up to {float((found.float() - answer.float()).abs().max()):.2g}"
+        else f"off by up to {float((out.float() - answer.float()).abs().max()):.2g}"
     )
     return f"{size}, first at token {place} of row {row} ({lens[0]} of {lens[1]} tokens)"
 

@@ -18,7 +18,7 @@ from headstock.spi import AttentionBackend, AttentionStep, LayerInfo, Phase
 
 def check_replays(
     backend: AttentionBackend,
-    made: Sequence[Case],
+    cases: Sequence[Case],
     layer: LayerInfo,
     *,
     bucket: int,
@@ -33,7 +33,7 @@ def check_replays(
     record: what does the work again; on a GPU, the replay of a graph
     held: the tensors of the plan, which are to stay where they are
     """
-    first, errors = made[0], []
+    first, errors = cases[0], []
     backend.graph_init([bucket, 1], MAX_SEQ_LEN)
     plan = backend.graph_plan(bucket, first.step)
     places = [tensor.data_ptr() for tensor in held(plan)]
@@ -41,7 +41,7 @@ def check_replays(
     layer = evolve(layer, out_dim=out_dim_of(first))
     out = layer.empty_output(q).fill_(math.nan)
     replay = record(lambda: backend.forward(q, layer, plan, out))
-    for case in made:
+    for case in cases:
         rows = case.step.num_rows
         first.pool[: len(case.pool)].copy_(case.pool)
         q[:rows].copy_(case.q)
@@ -58,7 +58,7 @@ def replayed_prompts(
     backend: AttentionBackend,
     layer: LayerInfo,
     tokens: int,
-    made: Sequence[Case],
+    cases: Sequence[Case],
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
 ) -> float:
     """The largest error of a plan that a graph captures, which serves these cases of prompts in
@@ -66,9 +66,9 @@ def replayed_prompts(
 
     made, record: as in `replayed`
     """
-    first = made[0]
-    rows = max(case.step.num_rows for case in made) + 3
-    columns = max(case.step.page_tables[0].shape[1] for case in made)
+    first = cases[0]
+    rows = max(case.step.num_rows for case in cases) + 3
+    columns = max(case.step.page_tables[0].shape[1] for case in cases)
     query_start = first.step.query_start.new_zeros(rows + 1)
     lens, table = query_start.new_ones(rows), query_start.new_zeros((rows, columns))
     step = AttentionStep(
@@ -84,7 +84,7 @@ def replayed_prompts(
     out, errors = layer.empty_output(q).zero_(), []
     query_start[1:] = 1
     replay = record(lambda: backend.forward(q, layer, backend.capture_plan(step), out))
-    for case in made:
+    for case in cases:
         count = case.step.num_rows
         first.pool[: len(case.pool)].copy_(case.pool)
         q[: len(case.q)].copy_(case.q)

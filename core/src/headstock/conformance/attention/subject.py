@@ -110,9 +110,9 @@ class Subject:
         return self.make(self.spec, made)
 
 
-def sample_set(numbers: IntSet, wanted: Iterable[int], most: int) -> list[int]:
+def sample_set(numbers: IntSet, candidates: Iterable[int], most: int) -> list[int]:
     """Some numbers of a set: those that are wanted, else its first ones."""
-    found = [number for number in wanted if number in numbers]
-    if not found:
-        found = list(numbers.values) or [numbers.step]
-    return found[:most]
+    chosen_numbers = [number for number in candidates if number in numbers]
+    if not chosen_numbers:
+        chosen_numbers = list(numbers.values) or [numbers.step]
+    return chosen_numbers[:most]

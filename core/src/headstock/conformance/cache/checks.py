@@ -111,10 +111,10 @@ def check_namespaces(subject: Subject, groups: Sequence[KVGroup]) -> None:
     own = policy.match_prefix(index, keys, "a").pages
     assert own.shape[1] == 4, f"match_prefix finds {own.shape[1]} of 4 pages that were inserted"
     for name in ("", "b", "aa"):
-        found = policy.match_prefix(index, keys, name).pages
-        assert found.shape[1] == 0, (
+        match = policy.match_prefix(index, keys, name).pages
+        assert match.shape[1] == 0, (
             "the namespace is ignored: "
-            f"match_prefix finds {found.shape[1]} pages of 'a' for {name!r}"
+            f"match_prefix finds {match.shape[1]} pages of 'a' for {name!r}"
         )
 
 
@@ -126,10 +126,10 @@ def check_keys(subject: Subject, groups: Sequence[KVGroup]) -> None:
     for changed in range(4 * size):
         keys = ints(range(4 * size))
         keys[changed] += 1000
-        found = policy.match_prefix(index, keys, "a").pages.shape[1]
+        matched = policy.match_prefix(index, keys, "a").pages.shape[1]
         most = changed // size
-        assert found <= most, (
-            f"match_prefix finds {found} pages though the key at {changed} is another: "
+        assert matched <= most, (
+            f"match_prefix finds {matched} pages though the key at {changed} is another: "
             f"wanted at most {most}"
         )
 
@@ -140,11 +140,11 @@ def check_order(subject: Subject, groups: Sequence[KVGroup]) -> None:
     policy = subject.make(size, groups)
     index = insert_pages(policy, groups, size, 4)
     for count in range(1, 5):
-        found = policy.match_prefix(index, ints(range(count * size)), "a").pages.tolist()
+        matched = policy.match_prefix(index, ints(range(count * size)), "a").pages.tolist()
         firsts = [group.first_kept_page(count * size, size) for group in groups]
-        wanted = [[0] * first + list(range(first + 1, count + 1)) for first in firsts]
-        assert found == wanted, (
-            f"match_prefix gives a page of other keys: pages {found}, wanted {wanted}"
+        expected = [[0] * first + list(range(first + 1, count + 1)) for first in firsts]
+        assert matched == expected, (
+            f"match_prefix gives a page of other keys: pages {matched}, wanted {expected}"
         )
 
 
@@ -175,17 +175,17 @@ def check_evicted(subject: Subject, groups: Sequence[KVGroup]) -> None:
                     "a page is lost, or indexed and free at once: evict gives pages "
                     f"{gone.tolist()} of {before[each]}, and {after} stay in the index"
                 )
-            wanted = min(count, len(before[number]))
-            assert len(evicted[number]) >= wanted, (
+            least = min(count, len(before[number]))
+            assert len(evicted[number]) >= least, (
                 f"evict gives {len(evicted[number])} of {count} pages, "
                 f"and {len(before[number])} can be evicted"
             )
 
 
-def check_counts(policy: CachePolicy, index: object, held: list[int]) -> None:
+def check_counts(policy: CachePolicy, index: object, num_held: list[int]) -> None:
     """Raise AssertionError unless each group has 4 pages and so many of them are held."""
     stats = policy.stats(index)
-    for group, count in enumerate(held):
+    for group, count in enumerate(num_held):
         counts = stats.pages[group], stats.held[group]
         assert counts == (4, count), (
             f"stats count {counts} indexed and held pages, and there are {(4, count)}"
@@ -200,8 +200,8 @@ def check_nothing_shared(subject: Subject) -> None:
     keys, pages = ints(range(3 * size)), ints([[1, 2, 3], [4, 5, 6]])
     inserted = policy.insert(index, None, keys, pages, "")
     assert np.array_equal(inserted.canonical, pages), "insert answers with other pages"
-    found = policy.match_prefix(index, keys, "").pages
-    assert found.shape == (2, 0), f"match_prefix finds pages {found.tolist()}, and claims no reuse"
+    match = policy.match_prefix(index, keys, "").pages
+    assert match.shape == (2, 0), f"match_prefix finds pages {match.tolist()}, and claims no reuse"
     policy.release(index, inserted.handle)
     policy.check_index(index)
     assert [len(each) for each in policy.evict_all(index)] == [0, 0], "it keeps pages"

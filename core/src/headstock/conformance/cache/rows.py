@@ -94,7 +94,7 @@ class CacheRows(RuleBasedStateMachine):
         match = self.policy.match_prefix(self.index, ints(keys), namespace)
         count = match.pages.shape[-1]
         check_pages("match_prefix", match.pages, (len(self.groups), count))
-        kept = self.find_kept((namespace, keys))
+        num_indexed = self.find_kept((namespace, keys))
         again = self.policy.match_prefix(self.index, ints(keys), namespace)
         assert again.handle is match.handle and np.array_equal(again.pages, match.pages), (
             "match_prefix gives another answer when it is asked again"
@@ -109,8 +109,8 @@ class CacheRows(RuleBasedStateMachine):
             assert all(pages[first:]), f"match_prefix lacks a page of group {number}"
             for at in range(first, count):
                 self.check_match(number, pages[at], (namespace, keys[: (at + 1) * self.size]))
-        assert count == kept, (
-            f"match_prefix finds {count} pages of a prefix of which {kept} are indexed"
+        assert count == num_indexed, (
+            f"match_prefix finds {count} pages of a prefix of which {num_indexed} are indexed"
         )
         for number, pages in enumerate(row.pages):
             self.hold_all(number, [page for page in pages if page])
@@ -239,8 +239,10 @@ class CacheRows(RuleBasedStateMachine):
         assert len(evicted) == len(self.groups), "evict answers for another number of groups"
         for group, pages in enumerate(evicted):
             check_pages("evict", pages, pages.shape[-1:])
-            held = [page for page in pages.tolist() if self.refs[group][page]]
-            assert not held, f"pages {held} of group {group} were evicted and rows hold them"
+            held_pages = [page for page in pages.tolist() if self.refs[group][page]]
+            assert not held_pages, (
+                f"pages {held_pages} of group {group} were evicted and rows hold them"
+            )
             self.free[group] += pages.tolist()
 
     @invariant()
@@ -256,14 +258,14 @@ class CacheRows(RuleBasedStateMachine):
             assert sorted(pages + self.free[group]) == list(range(1, PAGES + 1)), (
                 "a page is lost, or indexed and free at once"
             )
-            held = {page for page, count in refs.items() if count}
-            assert held <= set(pages), "a page that a row holds is no more indexed"
+            held_pages = {page for page, count in refs.items() if count}
+            assert held_pages <= set(pages), "a page that a row holds is no more indexed"
             counts = stats.pages[group], stats.held[group]
-            assert counts == (len(pages), len(held)), (
+            assert counts == (len(pages), len(held_pages)), (
                 f"stats count {counts} indexed and held pages, and there are "
-                f"{(len(pages), len(held))}"
+                f"{(len(pages), len(held_pages))}"
             )
-            unheld = len(pages) - len(held)
+            unheld = len(pages) - len(held_pages)
             evictable = self.policy.count_evictable(self.index, group)
             assert evictable == unheld, (
                 f"count_evictable says {evictable}, and no row holds {unheld} indexed pages"

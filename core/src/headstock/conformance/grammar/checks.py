@@ -108,7 +108,7 @@ REFUSED = {
 
 def list_cases(spec: GrammarSpec, env: DeviceEnv) -> tuple[Case, ...]:
     """All cases of an engine; the machine does not matter. Kinds that it refuses are not here."""
-    named: dict[str, Callable[[GrammarEngine, Form], object]] = {
+    checks: dict[str, Callable[[GrammarEngine, Form], object]] = {
         "a mask allows what `advance` does": check_masks,
         "answers of the form and others": check_answers,
         "answers drawn by masks": check_drawn,
@@ -119,7 +119,7 @@ def list_cases(spec: GrammarSpec, env: DeviceEnv) -> tuple[Case, ...]:
     cases = [
         Case(f"{title}: {name}", partial(run_form, spec, form, run))
         for title, form in FORMS.items()
-        for name, run in named.items()
+        for name, run in checks.items()
     ]
     return (
         *cases,
@@ -242,13 +242,15 @@ def check_drawn(engine: GrammarEngine, form: Form) -> None:
 def check_rollback(engine: GrammarEngine, form: Form) -> None:
     """Drafts that are rejected are taken back; what follows is as if they had never been."""
     tokens = draw(start_at(engine, form, []), seed=2)
-    wanted = [fill(start_at(engine, form, tokens[:length])) for length in range(len(tokens) + 1)]
+    expected = [fill(start_at(engine, form, tokens[:length])) for length in range(len(tokens) + 1)]
     matcher = start_at(engine, form, tokens)
     for count in range(1, len(tokens) + 1):
-        kept = len(tokens) - count
+        length_left = len(tokens) - count
         matcher.rollback(count)
-        assert fill(matcher) == wanted[kept], f"rollback({count}) leaves another mask behind"
-        assert advance(matcher, tokens[kept:]) == count, (
+        assert fill(matcher) == expected[length_left], (
+            f"rollback({count}) leaves another mask behind"
+        )
+        assert advance(matcher, tokens[length_left:]) == count, (
             f"what rollback({count}) took back is not followed again"
         )
 
@@ -257,9 +259,9 @@ def check_two(engine: GrammarEngine, form: Form) -> None:
     """Any number of answers follow one grammar."""
     grammar = engine.compile(form.kind, form.text)
     first, second = grammar.start(), grammar.start()
-    wanted = fill(second)
+    expected = fill(second)
     tokens = draw(first, seed=3)
-    assert fill(second) == wanted, "two matchers of one grammar disturb each other"
+    assert fill(second) == expected, "two matchers of one grammar disturb each other"
     assert advance(second, tokens) == len(tokens), "two matchers of one grammar differ"
 
 
@@ -269,11 +271,11 @@ def check_drafts(engine: GrammarEngine, form: Form) -> None:
     forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, form, []))[0])
     drafts: list[list[int]] = [[], tokens[:2], [forbidden], [tokens[0], *[forbidden] * 2], []]
     matchers = [start_at(engine, form, []) for _ in drafts]
-    given: list[tuple[Matcher, Ints]] = [
+    pairs: list[tuple[Matcher, Ints]] = [
         (matcher, np.array(each, np.int32)) for matcher, each in zip(matchers, drafts, strict=True)
     ]
     masks = np.full((sum(len(each) + 1 for each in drafts), WORDS), -1, np.int32)
-    answers = engine.fill_masks(given, masks)
+    answers = engine.fill_masks(pairs, masks)
     first = 0
     for matcher, each, ends in zip(matchers, drafts, answers, strict=True):
         assert isinstance(ends, tuple), f"fill_masks returns {ends!r} for an answer of the form"

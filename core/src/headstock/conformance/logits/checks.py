@@ -56,18 +56,18 @@ class Subject:
 
         raises: CannotRun when it raises
         """
-        given = {"at": at.clone(), **{name: column.clone() for name, column in columns.items()}}
+        inputs = {"at": at.clone(), **{name: column.clone() for name, column in columns.items()}}
         try:
-            found = self.processor.apply(logits.clone(), given["at"], dict(columns))
+            scores = self.processor.apply(logits.clone(), inputs["at"], dict(columns))
         except (IndexError, ValueError, RuntimeError) as error:
             raise CannotRun(
                 f"it raised {describe_error(error)} for values that the kit drew; they may be none "
                 "that requests can have"
             ) from error
-        assert torch.equal(given.pop("at"), at), "apply writes to the positions"
-        for name, column in given.items():
+        assert torch.equal(inputs.pop("at"), at), "apply writes to the positions"
+        for name, column in inputs.items():
             assert torch.equal(column, columns[name]), f"apply writes to the column {name!r}"
-        return found
+        return scores
 
 
 def fill(column: LogitColumn, device: str) -> Tensor:
@@ -98,7 +98,7 @@ def pick(
 
 def list_cases(spec: LogitsSpec, env: DeviceEnv) -> tuple[Case, ...]:
     """All cases of a processor."""
-    named: dict[str, Callable[[Subject], object]] = {
+    checks: dict[str, Callable[[Subject], object]] = {
         "the columns stay the same": check_columns,
         "a request that gives no argument": check_row,
         "neutral rows stay as they are": check_neutral,
@@ -111,7 +111,7 @@ def list_cases(spec: LogitsSpec, env: DeviceEnv) -> tuple[Case, ...]:
         "the best token stays, if it says so": check_best,
     }
     return tuple(
-        Case(name, partial(run_with, spec, env.device, run)) for name, run in named.items()
+        Case(name, partial(run_with, spec, env.device, run)) for name, run in checks.items()
     )
 
 
@@ -144,17 +144,17 @@ def check_row(subject: Subject) -> None:
 def check_neutral(subject: Subject) -> None:
     """Rows beside one that asks must not change."""
     logits, at = subject.draw()
-    found = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
-    wrong = (found != logits).any(-1)
+    scores = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
+    wrong = (scores != logits).any(-1)
     assert not bool(wrong.any()), f"{int(wrong.sum())} of {ROWS} rows with neutral values change"
 
 
 def check_shape(subject: Subject) -> None:
     """Samplers read float32 of the whole vocabulary."""
     logits, at = subject.draw()
-    found = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
-    assert found.shape == logits.shape, f"apply returns {tuple(found.shape)} for {(ROWS, VOCAB)}"
-    assert found.dtype == torch.float32, f"apply returns {found.dtype}, wanted float32"
+    scores = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
+    assert scores.shape == logits.shape, f"apply returns {tuple(scores.shape)} for {(ROWS, VOCAB)}"
+    assert scores.dtype == torch.float32, f"apply returns {scores.dtype}, wanted float32"
 
 
 def check_rows_alone(subject: Subject) -> None:
@@ -171,8 +171,8 @@ def check_rows_alone(subject: Subject) -> None:
 def check_beside(subject: Subject) -> None:
     """A batch has rows that ask and rows that do not."""
     logits, at = subject.draw()
-    found = subject.apply(logits, at, subject.draw_columns())
-    assert torch.equal(found[1::2], logits[1::2]), (
+    scores = subject.apply(logits, at, subject.draw_columns())
+    assert torch.equal(scores[1::2], logits[1::2]), (
         "rows with neutral values change beside rows that have others"
     )
 
@@ -194,8 +194,8 @@ def check_moved(subject: Subject) -> None:
     columns = subject.draw_columns()
     together = subject.apply(logits, at, columns)
     for rows in ([4, 3, 2, 1, 0], [2, 0, 4], [1, 4], [0, 0, 2, 0]):
-        found = subject.apply(*pick(rows, logits, at, columns))
-        assert is_close(found, together[rows]), (
+        scores = subject.apply(*pick(rows, logits, at, columns))
+        assert is_close(scores, together[rows]), (
             f"a row's scores depend on its place: rows {rows} of a batch get others"
         )
 
@@ -207,11 +207,11 @@ def check_counts(subject: Subject) -> None:
     together = subject.apply(logits, at, columns)
     for count in (1, 2, 7, 64, 257):
         rows = [row % ROWS for row in range(count)]
-        found = subject.apply(*pick(rows, logits, at, columns))
-        assert found.shape == (count, VOCAB), (
-            f"apply returns {tuple(found.shape)} for {(count, VOCAB)}"
+        scores = subject.apply(*pick(rows, logits, at, columns))
+        assert scores.shape == (count, VOCAB), (
+            f"apply returns {tuple(scores.shape)} for {(count, VOCAB)}"
         )
-        assert is_close(found, together[rows]), f"rows get other scores among {count}"
+        assert is_close(scores, together[rows]), f"rows get other scores among {count}"
 
 
 def check_best(subject: Subject) -> None:
@@ -219,9 +219,9 @@ def check_best(subject: Subject) -> None:
     if subject.processor.changes_argmax:
         return
     logits, at = subject.draw()
-    found = subject.apply(logits, at, subject.draw_columns())
+    scores = subject.apply(logits, at, subject.draw_columns())
     best = logits.argmax(-1, keepdim=True)
-    assert bool((found.gather(1, best) == found.amax(-1, keepdim=True)).all()), (
+    assert bool((scores.gather(1, best) == scores.amax(-1, keepdim=True)).all()), (
         "changes_argmax is False, and another token becomes the best"
     )
 

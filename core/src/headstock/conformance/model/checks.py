@@ -101,9 +101,9 @@ class Subject:
             # one latent vector serves all heads
             small.pop("head_dim", None)
             small["num_key_value_heads"] = small["num_attention_heads"]
-        known = {name: value for name, value in changes.items() if name in self.fields}
+        values = {name: value for name, value in changes.items() if name in self.fields}
         kind = {"model_type": self.model_type, "architectures": [self.spec.name]}
-        return {**kind, **small, **known}
+        return {**kind, **small, **values}
 
 
 def list_cases(spec: ModelSpec, env: DeviceEnv) -> tuple[Case, ...]:
@@ -187,10 +187,12 @@ def load(subject: Subject, directory: Path, page_size: int) -> Paged:
     )
 
 
-def compare(found: Tensor, wanted: Tensor, text: str) -> None:
+def compare(actual: Tensor, expected_scores: Tensor, text: str) -> None:
     """Raise AssertionError unless the log-probabilities are those of transformers."""
-    assert found.shape == wanted.shape, f"scores {tuple(found.shape)}, wanted {tuple(wanted.shape)}"
-    off = (found.log_softmax(-1) - wanted).abs().amax(-1)
+    assert actual.shape == expected_scores.shape, (
+        f"scores {tuple(actual.shape)}, wanted {tuple(expected_scores.shape)}"
+    )
+    off = (actual.log_softmax(-1) - expected_scores).abs().amax(-1)
     wrong = ~(off <= TOLERANCE)
     assert not bool(wrong.any()), (
         f"{text}log-probabilities are off by up to {float(off.max()):.2g} from those of "
@@ -225,12 +227,12 @@ def check_two(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(subject, {}, Path(folder))
         paged = load(subject, Path(folder), 4)
-        wanted = [expected(Path(folder), prompt) for prompt in prompts]
+        expected_scores = [expected(Path(folder), prompt) for prompt in prompts]
         first = paged.step({0: prompts[0][:20], 1: prompts[1][:6]})
         second = paged.step({1: prompts[1][6:], 0: prompts[0][20:]})
-        found = (
+        actual = (
             torch.cat([first[:20], second[11:]]),
             torch.cat([first[20:], second[:11]]),
         )
-        for number, (scores, right) in enumerate(zip(found, wanted, strict=True)):
+        for number, (scores, right) in enumerate(zip(actual, expected_scores, strict=True)):
             compare(scores, right, f"sequence {number + 1} of 2: ")

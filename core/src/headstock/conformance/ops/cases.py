@@ -137,12 +137,12 @@ def positions_of(tokens: int, device: str) -> Tensor:
     return (torch.arange(tokens, device=device) * 7919 + 40_959) % 40_960
 
 
-def error(found: Tensor, expected: Tensor) -> float:
+def error(actual: Tensor, expected: Tensor) -> float:
     """The largest difference as a share of the largest number expected."""
-    assert found.shape == expected.shape and found.dtype == expected.dtype
-    found, expected = found.float(), expected.float()
-    assert bool((found.isnan() == expected.isnan()).all()), "NaN in other places"
-    worst = (found - expected).nan_to_num_().abs().max() / expected.nan_to_num().abs().max().clamp(
+    assert actual.shape == expected.shape and actual.dtype == expected.dtype
+    actual, expected = actual.float(), expected.float()
+    assert bool((actual.isnan() == expected.isnan()).all()), "NaN in other places"
+    worst = (actual - expected).nan_to_num_().abs().max() / expected.nan_to_num().abs().max().clamp(
         min=1e-30
     )
     return float(worst)
@@ -182,14 +182,14 @@ def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str, ops: 
         assert mine <= 1.02 * torchs + LIMITS[torch.float32], (
             f"{mine:.3e} from float32 on the whole, torch {torchs:.3e}"
         )
-    found, allowed = (
+    worst, allowed = (
         max(error(f.float(), t) for f, t in zip(each, truth, strict=True))
         for each in (ours, theirs)
     )
-    assert found <= 2 * allowed + LIMITS[torch.float32], (
-        f"{found:.2e} from float32, torch {allowed:.2e}"
+    assert worst <= 2 * allowed + LIMITS[torch.float32], (
+        f"{worst:.2e} from float32, torch {allowed:.2e}"
     )
-    return found
+    return worst
 
 
 def run_model(

@@ -154,8 +154,8 @@ def run_exactly(config: ModelConfig, weights: Weights, tokens: int, device: str)
 
 def check_places(ours: StepResult, truth: StepResult) -> None:
     """Raise AssertionError unless keys and values lie where the batch says."""
-    for index, (found, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
-        missing, stray = int((expected & ~found).sum()), int((found & ~expected).sum())
+    for index, (actual, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
+        missing, stray = int((expected & ~actual).sum()), int((actual & ~expected).sum())
         assert not missing and not stray, (
             f"keys and values of layer {index} are misplaced: {missing} slots of Batch.slots are "
             f"not written, and {stray} others are"
@@ -166,11 +166,11 @@ def compare_steps(
     ours: StepResult, theirs: StepResult, truth: StepResult, dtype: torch.dtype
 ) -> None:
     """Raise AssertionError where `ours` is further from the truth than torch's."""
-    for (name, found), (_, torchs), (_, exact) in zip(
+    for (name, actual), (_, torchs), (_, exact) in zip(
         list_parts(ours), list_parts(theirs), list_parts(truth), strict=True
     ):
-        assert found.shape == exact.shape, f"{name}: shape {tuple(found.shape)}"
-        worst, allowed = share_off(found, exact), share_off(torchs, exact)
+        assert actual.shape == exact.shape, f"{name}: shape {tuple(actual.shape)}"
+        worst, allowed = share_off(actual, exact), share_off(torchs, exact)
         most = 2 * allowed + ROUNDING[dtype]
         assert worst <= most, f"{name} are off by {worst:.1e} of the largest, {most:.1e} is allowed"
 
@@ -184,13 +184,13 @@ def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
     yield "scores", step.scores
 
 
-def share_off(found: Tensor, exact: Tensor) -> float:
+def share_off(actual: Tensor, exact: Tensor) -> float:
     """The largest difference, as a share of the largest number; infinite for NaN elsewhere."""
-    found, exact = found.float(), exact.float()
-    if not torch.equal(found.isnan(), exact.isnan()):
+    actual, exact = actual.float(), exact.float()
+    if not torch.equal(actual.isnan(), exact.isnan()):
         return float("inf")
     largest = exact.nan_to_num().abs().max().clamp(min=1e-30)
-    return float((found - exact).nan_to_num().abs().max() / largest)
+    return float((actual - exact).nan_to_num().abs().max() / largest)
 
 
 def name_cause(
@@ -238,9 +238,9 @@ def check_inputs(subject: Subject, dtype_name: str) -> None:
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
-        kept = hidden.clone()
+        original = hidden.clone()
         bound.lm_head_sample(params, config, hidden, Sampling())
-    assert torch.equal(hidden, kept), "lm_head_sample writes to the hidden states"
+    assert torch.equal(hidden, original), "lm_head_sample writes to the hidden states"
     for name, array in snapshot().items():
         assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
 

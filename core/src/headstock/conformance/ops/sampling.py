@@ -47,54 +47,58 @@ def sampling_of(rows: int, device: str, settings: Mapping[str, Any], **more: Any
     """
     if not settings:
         return Sampling(**more)
-    each: dict[str, Any] = {
+    columns: dict[str, Any] = {
         name: torch.full((rows,), value, device=device) for name, value in settings.items()
     }
     if rows > 3:
-        each["temperature"][3] = 0.0
+        columns["temperature"][3] = 0.0
     seeds = torch.arange(rows, device=device) * 0x9E3779B97F4A7C1 - 5
-    return Sampling(**each, **more, seeds=seeds, positions=torch.arange(rows, device=device) * 1009)
+    return Sampling(
+        **columns, **more, seeds=seeds, positions=torch.arange(rows, device=device) * 1009
+    )
 
 
-def compare_samples(found: Sample, expected: Sample, logits: Tensor, asked: Sampling) -> float:
+def compare_samples(actual: Sample, expected: Sample, logits: Tensor, sampling: Sampling) -> float:
     """Tokens and log-probabilities. Where another token is taken, torch's scores of the two differ
     by a rounding.
 
     returns: the share of rows with another token
     """
-    assert bool((found.healthy == expected.healthy).all()), "other rows are healthy"
-    tokens = found.tokens
+    assert bool((actual.healthy == expected.healthy).all()), "other rows are healthy"
+    tokens = actual.tokens
     assert bool(((tokens >= 0) & (tokens < logits.shape[-1])).all()), (
         "a token outside the vocabulary"
     )
-    sound = found.healthy
+    sound = actual.healthy
     others = sound & (tokens != expected.tokens)
     if bool(others.any()):
-        assert asked.temperature is not None, "greedy rows have another token"
-        scores = sampler.gumbel_scores(logits.float(), asked.temperature, asked)
-        ours, theirs = (scores.gather(1, each.tokens[:, None])[:, 0] for each in (found, expected))
+        assert sampling.temperature is not None, "greedy rows have another token"
+        scores = sampler.gumbel_scores(logits.float(), sampling.temperature, sampling)
+        ours, theirs = (
+            scores.gather(1, sample.tokens[:, None])[:, 0] for sample in (actual, expected)
+        )
         assert bool((theirs - ours)[others].max() < 1e-4), (
             f"tokens that torch rates lower, in {int(others.sum())} rows"
         )
-        assert bool((asked.temperature[others] > 0).all()), "greedy rows have another token"
-    check_logprobs(found, expected, sound & ~others)
+        assert bool((sampling.temperature[others] > 0).all()), "greedy rows have another token"
+    check_logprobs(actual, expected, sound & ~others)
     return float(others.float().mean())
 
 
-def check_logprobs(found: Sample, expected: Sample, rows: Tensor) -> None:
+def check_logprobs(actual: Sample, expected: Sample, rows: Tensor) -> None:
     """Log-probabilities and alternatives are the same."""
-    assert (found.logprobs is None) == (expected.logprobs is None), (
+    assert (actual.logprobs is None) == (expected.logprobs is None), (
         "log-probabilities are there without being asked for, or the other way round"
     )
-    if found.logprobs is None or expected.logprobs is None:
+    if actual.logprobs is None or expected.logprobs is None:
         return
-    assert found.top_logprobs is not None and expected.top_logprobs is not None
-    assert found.top_ids is not None and expected.top_ids is not None
+    assert actual.top_logprobs is not None and expected.top_logprobs is not None
+    assert actual.top_ids is not None and expected.top_ids is not None
     # a ban may have made a row with NaN sound
     close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5, "equal_nan": True}
-    torch.testing.assert_close(found.logprobs[rows], expected.logprobs[rows], **close)
-    torch.testing.assert_close(found.top_logprobs[rows], expected.top_logprobs[rows], **close)
-    assert torch.equal(found.top_ids[rows], expected.top_ids[rows]), "other alternatives"
+    torch.testing.assert_close(actual.logprobs[rows], expected.logprobs[rows], **close)
+    torch.testing.assert_close(actual.top_logprobs[rows], expected.top_logprobs[rows], **close)
+    assert torch.equal(actual.top_ids[rows], expected.top_ids[rows]), "other alternatives"
 
 
 def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:
@@ -102,9 +106,9 @@ def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:
     rows, vocab = 9, 700
     for top_logprobs in (-1, 0, 3):
         logits = logits_of(rows, vocab, torch.float32, device)
-        asked = sampling_of(rows, device, settings, top_logprobs=top_logprobs)
-        expected = TorchOps().sample(logits.clone(), asked)
-        compare_samples(ops.sample(logits.clone(), asked), expected, logits, asked)
+        sampling = sampling_of(rows, device, settings, top_logprobs=top_logprobs)
+        expected = TorchOps().sample(logits.clone(), sampling)
+        compare_samples(ops.sample(logits.clone(), sampling), expected, logits, sampling)
 
 
 def check_mask(ops: Ops, device: str) -> None:
@@ -117,8 +121,8 @@ def check_mask(ops: Ops, device: str) -> None:
     words = (bits.view(3, 32) << torch.arange(32, device=device)).sum(-1)
     packed = torch.where(words >= 2**31, words - 2**32, words).to(torch.int32)
     for settings in ({}, {"temperature": 1.0}):
-        asked = evolve(
+        sampling = evolve(
             sampling_of(rows, device, settings), mask=packed.expand(rows, -1).contiguous()
         )
-        found = ops.sample(logits.clone(), asked).tokens
-        assert bool(allowed[found].all()), "tokens that the mask rules out are sampled"
+        tokens = ops.sample(logits.clone(), sampling).tokens
+        assert bool(allowed[tokens].all()), "tokens that the mask rules out are sampled"

@@ -100,7 +100,7 @@ def list_cases(
 
     answers: with calls, where the parser's format is none of those in `CALLS`
     """
-    named: dict[str, Callable[[Subject], object]] = {
+    checks: dict[str, Callable[[Subject], object]] = {
         "an answer without a call": check_plain,
         "calls of a known format": check_calls,
         "a call is begun once and ended once": check_order,
@@ -110,15 +110,15 @@ def list_cases(
         "two answers at once": check_two,
     }
     subject = Subject(spec, answers)
-    return tuple(Case(name, partial(run, subject)) for name, run in named.items())
+    return tuple(Case(name, partial(run, subject)) for name, run in checks.items())
 
 
 def check_plain(subject: Subject) -> None:
     """All of it is for the reader."""
     for text in PLAIN:
-        found = subject.read([text])
-        assert found == [ToolEvent(CONTENT, text)], (
-            f"the answer {text!r} has no call, and comes as {describe(found)}"
+        events = subject.read([text])
+        assert events == [ToolEvent(CONTENT, text)], (
+            f"the answer {text!r} has no call, and comes as {describe(events)}"
         )
     assert subject.read([]) == [], "an empty answer has events"
 
@@ -209,11 +209,11 @@ def assert_order(text: str, events: Sequence[ToolEvent], *, is_whole: bool) -> N
 
 
 def assert_same(
-    text: str, whole: Sequence[ToolEvent], found: Sequence[ToolEvent], how: str
+    text: str, whole: Sequence[ToolEvent], events: Sequence[ToolEvent], how: str
 ) -> None:
     """Assert that pieces give what the whole answer gives."""
-    assert list(found) == list(whole), (
-        f"{text!r} {how} comes as {describe(found)}, and in one piece as {describe(whole)}"
+    assert list(events) == list(whole), (
+        f"{text!r} {how} comes as {describe(events)}, and in one piece as {describe(whole)}"
     )
 
 
