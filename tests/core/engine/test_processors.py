@@ -195,7 +195,7 @@ def test_scores_of_another_shape_fail_the_step_by_name(
     engine.close()
 
     assert harness.reasons == {"a": "error"}
-    assert "the logits processor Shift returned" in caplog.text
+    assert "the logits processor toy_processor.Shift returned" in caplog.text
 
 
 def test_what_a_processor_says_of_itself_is_checked(

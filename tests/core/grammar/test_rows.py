@@ -11,7 +11,7 @@ import pytest
 from attrs import evolve
 from often import often
 from toy_engine import GREEDY, EngineHarness, Toys, expected, request
-from toy_grammar import END, ToyEngine, follow_rules, is_allowed
+from toy_grammar import END, ToyEngine, ToyMatcher, follow_rules, is_allowed
 
 from headstock import RequestError, SamplingParams
 from headstock.engine.engine import Engine
@@ -197,6 +197,36 @@ def test_an_answer_that_cannot_be_followed_fails_alone(
     )
     assert again.outputs["again"] == follow_rules(again.requests["again"], 6)
     assert any("too complex" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "answer", "reason"),
+    [
+        (ToyMatcher, "advance", None, "TypeError"),
+        (ToyEngine, "fill_masks", [], "fill_masks returned 0 of 1 answers"),
+        (ToyEngine, "fill_masks", [True], "fill_masks returned True"),
+    ],
+)
+def test_an_engine_that_answers_nonsense_costs_the_answer_alone(
+    toys: Toys,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    owner: type,
+    method: str,
+    answer: object,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(owner, method, lambda *arguments: answer)
+    engine = toys.engine(grammar="toy-rules")
+    harness = UncheckedHarness(engine)
+    requests = make_requests(1)
+    harness.run([*requests, ruled("wrong", range(3, 9), 30, "6")])
+    engine.close()
+
+    assert harness.reasons["wrong"] == "error"
+    assert right_answers(requests).items() <= harness.outputs.items()
+    messages = [record.getMessage() for record in caplog.records]
+    assert any(reason in each and "toy-rules" in each for each in messages), messages
 
 
 class UncheckedHarness(EngineHarness):

@@ -135,6 +135,8 @@ CASES: tuple[Broken, ...] = (
         ("TooFew", "returns fewer samples"),
         ("MovesRows", "gives rows the tokens of others"),
         ("CallsAllHealthy", "NaN is called healthy"),
+        ("ReturnsLists", "tokens in a list"),
+        ("TokensAsFractions", "tokens as fractions"),
     ),
     *of_kind(
         "model",
@@ -147,6 +149,8 @@ CASES: tuple[Broken, ...] = (
         ("PARAMS_RAISE", "`params` raises"),
         ("FORWARD_NONE", "`forward` returns None"),
         ("FORWARD_RAISES", "`forward` raises"),
+        ("FORWARD_SHORT", "`forward` leaves out a token"),
+        ("FORWARD_WIDE", "`forward` returns wider states"),
     ),
     *of_kind(
         "proposer",
@@ -157,6 +161,15 @@ CASES: tuple[Broken, ...] = (
         ("UnknownToken", "drafts ids past the vocabulary"),
         ("TooMany", "more drafts than there is room for"),
         ("WritesTokens", "writes the tokens that it is given"),
+    ),
+    *of_kind(
+        "logits",
+        "processors",
+        ("Raises", "`apply` raises"),
+        ("ReturnsNone", "`apply` returns None"),
+        ("Halves", "`apply` returns float16"),
+        ("OtherDevice", "`apply` returns a tensor of another device"),
+        ("UnknownColumn", "`row` gives a column that it does not have"),
     ),
     *of_kind(
         "command",

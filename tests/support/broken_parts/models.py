@@ -57,3 +57,15 @@ PARAMS_RAISE = evolve(QWEN3, config=read, params=params_raise)
 FORWARD_NONE = evolve(QWEN3, config=read, forward=forward_none)
 FORWARD_RAISES = evolve(QWEN3, config=read, forward=forward_raises)
 NO_MODEL = {"config": read}
+
+
+def forward_short(*arguments: Any) -> Any:
+    return QWEN3.forward(*arguments)[:-1]
+
+
+def forward_wide(*arguments: Any) -> Any:
+    return QWEN3.forward(*arguments).repeat(1, 2)
+
+
+FORWARD_SHORT = evolve(QWEN3, config=read, forward=forward_short)
+FORWARD_WIDE = evolve(QWEN3, config=read, forward=forward_wide)

@@ -28,6 +28,7 @@ DEBUG = {"debug_invariants": True, "debug_attention": True, "debug_ops": True}
 SETTINGS = {
     "attention": "attn",
     "cache": "cache_type",
+    "logits": "logits_processors",
     "ops": "ops",
     "proposer": "proposer",
     "runner": "runner",
@@ -74,7 +75,8 @@ def make_config(case: Broken | None, folder: Path, *, debug: bool) -> EngineConf
         model = str(write_checkpoint(folder, case.name))
         settings = {**settings, "load_format": "dummy"}
     elif case is not None:
-        settings = {**settings, SETTINGS[case.kind]: case.name}
+        name: Any = (case.name,) if case.kind == "logits" else case.name
+        settings = {**settings, SETTINGS[case.kind]: name}
     return EngineConfig(
         model=model,
         **({"attn": "sdpa", "ops": "torch", "runner": "eager"} | settings),

@@ -41,3 +41,15 @@ class CallsAllHealthy(EagerRunner):
     def run(self, batch: Batch, attend: Any) -> Sample:
         sampled = super().run(batch, lambda q, layer: attend(q, layer) * torch.nan)
         return evolve(sampled, healthy=torch.ones_like(sampled.healthy))
+
+
+class ReturnsLists(EagerRunner):
+    def run(self, batch: Batch, attend: Any) -> Any:
+        sampled = super().run(batch, attend)
+        return evolve(sampled, tokens=sampled.tokens.tolist())
+
+
+class TokensAsFractions(EagerRunner):
+    def run(self, batch: Batch, attend: Any) -> Sample:
+        sampled = super().run(batch, attend)
+        return evolve(sampled, tokens=sampled.tokens.float())

@@ -12,7 +12,7 @@ import headstock_qwen.plugin
 import headstock_radix_cache.plugin
 import headstock_sdpa.plugin
 from headstock.builtin import specs
-from headstock.spi import CommandSpec, PluginSpec, ProposerSpec, SpiRange
+from headstock.spi import CommandSpec, LogitsSpec, PluginSpec, ProposerSpec, SpiRange
 
 from .cases import CASES, Broken
 
@@ -30,6 +30,8 @@ def make_spec(case: Broken) -> PluginSpec:
     plain = {**own, "spi": SPI, "summary": "broken"}
     if case.kind == "proposer":
         return ProposerSpec(**plain)
+    if case.kind == "logits":
+        return LogitsSpec(**plain)
     if case.kind == "command":
         return CommandSpec(**plain)
     sound: dict[str, Callable[[], PluginSpec]] = {

@@ -64,9 +64,21 @@ class LaunchedStep(Pending):
         return sample
 
 
-def _describe_sample(sample: object) -> str:
-    """What a runner returned, for errors."""
-    return f"{len(sample.tokens)} tokens" if isinstance(sample, Sample) else describe_type(sample)
+def _find_sample_fault(sample: object, num_rows: int, num_logits: int) -> str:
+    """What a runner returned that is no sample of a plan; empty for one."""
+    wanted = f"for {num_rows} rows; wanted a token for each"
+    if not isinstance(sample, Sample):
+        return f"{describe_type(sample)} {wanted}"
+    tokens: object = sample.tokens
+    healthy: object = sample.healthy
+    if not isinstance(tokens, Tensor) or not isinstance(healthy, Tensor):
+        found = f"{describe_type(tokens)} and {describe_type(healthy)}"
+        return f"{found} as tokens and healthy; wanted two tensors"
+    if tokens.dtype not in (torch.int64, torch.int32) or healthy.dtype != torch.bool:
+        found = f"{tokens.dtype} and {healthy.dtype}"
+        return f"{found} as tokens and healthy; wanted torch.int64 and torch.bool"
+    # Rows that are pooled are not scored.
+    return f"{len(tokens)} tokens {wanted}" if len(tokens) < min(num_rows, num_logits) else ""
 
 
 def _restore_order(sample: Sample, order: Ints) -> Sample:
@@ -189,15 +201,11 @@ class LocalExecutor(Executor):
         pooling = self.pooling.make_pooling(plan, self.buffers)
         step = make_step(plan, self.buffers, self.sampling, groups, pooling)
         sample = self.runner.run(step.batch, self.router.attend(step))
-        is_short = isinstance(sample, Sample) and len(sample.tokens) < len(plan.rows)
-        if not isinstance(sample, Sample) or (
-            # Rows that are pooled are not scored.
-            is_short and len(sample.tokens) < int(plan.num_logits.sum())
-        ):
+        fault = _find_sample_fault(sample, len(plan.rows), int(plan.num_logits.sum()))
+        if fault:
             runner = type(self.runner)
             raise PluginBroken(
-                f"the runner {runner.__module__}.{runner.__qualname__} returned "
-                f"{_describe_sample(sample)} for {len(plan.rows)} rows; wanted a token for each"
+                f"the runner {runner.__module__}.{runner.__qualname__} returned {fault}"
             )
         self.pooling.check_pooled(plan, sample)
         is_sampled = plan.samples > 0

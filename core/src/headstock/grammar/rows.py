@@ -126,7 +126,7 @@ class GrammarRows:
             start, stop = stop, stop + count
             followed = self.by_admission_id.get(admission_id)
             if followed is not None:
-                _follow(followed, state.accepted_tokens[start:stop])
+                self._follow(followed, state.accepted_tokens[start:stop])
 
     def plan_masks(self, plan: Plan) -> PlannedMasks | None:
         """Find the plan's logits that a form rules; None when there are none."""
@@ -155,7 +155,9 @@ class GrammarRows:
         masks[:] = -1
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
-            results = _fill_masks(self.compiler.engine, matchers, masks)
+            results = list(_fill_masks(self.compiler.engine, matchers, masks))
+            if len(results) != len(matchers):
+                raise ValueError(f"fill_masks returned {len(results)} of {len(matchers)} answers")
         # Of one of them, or of all: no row may get a token that its form does not allow.
         except Exception as error:
             results = [ValueError(describe_error(error))] * len(matchers)
@@ -163,8 +165,8 @@ class GrammarRows:
         for (each, drafts), result in zip(followed, results, strict=True):
             own = masks[at : at + len(drafts) + 1]
             at += len(own)
-            if isinstance(result, Exception) or each.failure:
-                _fail(each, str(result) if isinstance(result, Exception) else each.failure)
+            if not isinstance(result, tuple) or each.failure:
+                self._fail(each, each.failure or _describe_failure(result))
                 own[:] = 0
                 continue
             for mask, may_end in zip(own, result, strict=False):
@@ -174,6 +176,34 @@ class GrammarRows:
                         each.end_ids // 32,
                         (1 << (each.end_ids % 32)).astype(np.uint32),
                     )
+
+    def _follow(self, followed: FollowedRequest, tokens: Ints) -> None:
+        """Advance a matcher by accepted tokens."""
+        # A token that ends the request is none of the text, and then the request has ended.
+        try:
+            count = followed.matcher.advance(tokens)
+            if count < len(tokens):
+                self._fail(followed, f"token {int(tokens[count])} is not allowed there")
+        except Exception as error:
+            self._fail(followed, describe_error(error))
+            return
+        # What was accepted is never taken back, so the form is followed without the delay from
+        # here.
+        if isinstance(followed.matcher, DelayedMatcher) and followed.matcher.has_begun:
+            followed.matcher = followed.matcher.matcher
+
+    def _fail(self, followed: FollowedRequest, reason: str) -> None:
+        """Note why a request cannot be followed any further; its next step has no token for it."""
+        if not followed.failure:
+            followed.failure = reason
+            LOG.error(
+                log_event(
+                    "an answer cannot be followed",
+                    request=followed.request.id,
+                    plugin=self.compiler.name,
+                    reason=shorten(reason, 200),
+                )
+            )
 
     def close(self) -> None:
         """Let go of all requests, and end what compiles."""
@@ -211,29 +241,8 @@ def _fill_masks(
     return [next(results[flag]) for flag in delayed]
 
 
-def _follow(followed: FollowedRequest, tokens: Ints) -> None:
-    """Advance a matcher by accepted tokens."""
-    # A token that ends the request is none of the text, and then the request has ended.
-    try:
-        count = followed.matcher.advance(tokens)
-    except Exception as error:
-        _fail(followed, describe_error(error))
-        return
-    if count < len(tokens):
-        _fail(followed, f"token {int(tokens[count])} is not allowed there")
-    # What was accepted is never taken back, so the form is followed without the delay from here.
-    if isinstance(followed.matcher, DelayedMatcher) and followed.matcher.has_begun:
-        followed.matcher = followed.matcher.matcher
-
-
-def _fail(followed: FollowedRequest, reason: str) -> None:
-    """Note why a request cannot be followed any further; its next step has no token for it."""
-    if not followed.failure:
-        followed.failure = reason
-        LOG.error(
-            log_event(
-                "an answer cannot be followed",
-                request=followed.request.id,
-                reason=shorten(reason, 200),
-            )
-        )
+def _describe_failure(result: object) -> str:
+    """Why the masks of an answer were not filled."""
+    if isinstance(result, Exception):
+        return str(result) or describe_error(result)
+    return f"fill_masks returned {shorten(result)}"

@@ -152,17 +152,20 @@ def _apply_processor(
         not isinstance(scores, Tensor)
         or scores.shape != logits.shape
         or scores.dtype != logits.dtype
+        or scores.device != logits.device
     ):
-        result = (
-            f"{scores.dtype} {list(scores.shape)}"
-            if isinstance(scores, Tensor)
-            else shorten(scores)
-        )
+        result = _describe_scores(scores) if isinstance(scores, Tensor) else shorten(scores)
+        kind = type(processor)
         raise PluginBroken(
-            f"the logits processor {type(processor).__name__} returned {result}; wanted: "
-            f"{logits.dtype} {list(logits.shape)}; report it to its author"
+            f"the logits processor {kind.__module__}.{kind.__qualname__} returned {result}; "
+            f"wanted: {_describe_scores(logits)}; report it to its author"
         )
     return scores
+
+
+def _describe_scores(scores: Tensor) -> str:
+    """The type, the shape and the device of scores."""
+    return f"{scores.dtype} {list(scores.shape)} on {scores.device}"
 
 
 def _put_rows(whole: Sample, rows: Tensor, part: Sample) -> Sample:

@@ -10,16 +10,28 @@ from attrs import frozen
 
 from headstock.errors import describe_place
 from headstock.registry.entries import InstalledPlugin, list_installed
-from headstock.spi import AttentionBackend, CachePolicy, Ops, Proposer, Runner
+from headstock.spi import (
+    AttentionBackend,
+    CachePolicy,
+    GrammarEngine,
+    LogitsProcessor,
+    Ops,
+    Proposer,
+    Runner,
+    ToolParser,
+)
 
 CORE = "headstock"
 """The package whose frames are nobody's fault but core's; its own plugins lie in it too."""
 KINDS: Sequence[tuple[type, str]] = (
     (AttentionBackend, "attention"),
     (CachePolicy, "cache"),
+    (GrammarEngine, "grammar"),
+    (LogitsProcessor, "logits"),
     (Ops, "ops"),
     (Proposer, "proposer"),
     (Runner, "runner"),
+    (ToolParser, "tools"),
 )
 
 

@@ -39,9 +39,9 @@ from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import count_scored_positions
 from headstock.startup.select import SelectedBackend, SelectedPlugins
 from headstock.startup.watching import (
+    check_model,
     make_watch,
     watch_attention,
-    watch_model,
     watch_operations,
 )
 
@@ -77,7 +77,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     program = Program(
         config=model,
         params=inputs.params,
-        model=watch_model(inputs, watch),
+        model=check_model(inputs),
         ops=watch_operations(inputs, watch),
         row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(

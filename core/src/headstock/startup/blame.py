@@ -36,6 +36,9 @@ class PluginNames:
         pairs |= {("ops", parts.ops.name)}
         if parts.proposer is not None:
             pairs |= {("proposer", parts.proposer.spec.name)}
+        if parts.grammar is not None:
+            pairs |= {("grammar", parts.grammar.name)}
+        pairs |= {("logits", each.spec.name) for each in parts.processors}
         return cls(frozenset(pairs), parts.ops.name)
 
     @classmethod
@@ -44,6 +47,8 @@ class PluginNames:
         pairs = {("attention", name) for name in config.attn.split(",")}
         pairs |= {("cache", config.cache_type), ("scheduler", config.scheduler)}
         pairs |= {("runner", config.runner), ("ops", config.ops), ("proposer", config.proposer)}
+        pairs |= {("grammar", config.grammar)}
+        pairs |= {("logits", name) for name in config.logits_processors}
         return cls(frozenset(pairs))
 
     def name_of(self, error: BaseException) -> str:

@@ -57,21 +57,28 @@ def watch_operations(inputs: BuildInputs, watch: DebugWatch | None) -> Ops:
     return WatchedOps(inputs.parts.operations, name, watch, reference)
 
 
-def watch_model(inputs: BuildInputs, watch: DebugWatch | None) -> Model:
-    """Have what the family's `forward` returns checked; as it is without debug flags."""
+def check_model(inputs: BuildInputs) -> Model:
+    """Have what the family's `forward` returns checked, with and without debug flags."""
     family, name = inputs.family, inputs.model.architecture
-    if watch is None:
-        return family
 
+    # Always, because a wrong shape fails in operations, which would be blamed. The host looks at
+    # shapes alone, once a step.
     def forward(
         params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops
     ) -> Tensor:
         hidden: object = family.forward(params, config, batch, attend, ops)
-        if not isinstance(hidden, Tensor) or hidden.dim() != 2 or len(hidden) != len(batch.tokens):
+        # A family that scores by itself may have states of another width.
+        width = config.hidden if family.logits is None else None
+        if (
+            not isinstance(hidden, Tensor)
+            or hidden.dim() != 2
+            or len(hidden) != len(batch.tokens)
+            or hidden.shape[1] != (width or hidden.shape[1])
+        ):
             found = list(hidden.shape) if isinstance(hidden, Tensor) else describe_type(hidden)
             raise PluginBroken(
                 f"the model family {name!r} returned {found} from forward; wanted hidden states "
-                f"[{len(batch.tokens)}, hidden]"
+                f"[{len(batch.tokens)}, {width or 'hidden'}]"
             )
         return hidden
 
