@@ -70,12 +70,14 @@ class ToolCall:
 
     index: counts the calls of an answer
     arguments: JSON as the model wrote it, checked by nothing
+    offset: the characters of the answer's `text` that come before the call, in its first piece
     """
 
     index: int
     id: str = ""
     name: str = ""
     arguments: str = ""
+    offset: int = 0
 
 
 @frozen(kw_only=True)

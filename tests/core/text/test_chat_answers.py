@@ -63,6 +63,7 @@ def test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once(
     assert parts(whole.outputs[0]) == WHOLE
     ids = [call.id for call in whole.outputs[0].tool_calls]
     assert len({*ids}) == 2
+    assert [call.offset for call in whole.outputs[0].tool_calls] == [len("So:")] * 2
 
     def check(pieces: list[CompletionOutput]) -> None:
         assert parts(join_pieces(pieces)) == WHOLE

@@ -48,6 +48,7 @@ class AnswerDivider:
     """Divides one answer, whose text comes in pieces.
 
     num_ended: complete calls so far
+    num_chars: characters of the text for the reader so far
     is_ended: the answer is over, though the model would write on
     """
 
@@ -60,7 +61,7 @@ class AnswerDivider:
         self.parser: ToolParser | None = None
         if answer_format.make_parser is not None:
             self.parser = answer_format.make_parser()
-        self.num_calls = self.num_ended = 0
+        self.num_calls = self.num_ended = self.num_chars = 0
         self.is_in_call = self.is_ended = False
 
     def add_text(self, text: str, *, is_last: bool) -> DividedText:
@@ -99,9 +100,12 @@ class AnswerDivider:
                 case ToolEventKind.CONTENT:
                     self.is_in_call = False
                     contents.append(event.text)
+                    self.num_chars += len(event.text)
                 case ToolEventKind.CALL:
                     self.is_in_call = True
-                    calls.append(ToolCall(self.num_calls, make_call_id(), event.text))
+                    calls.append(
+                        ToolCall(self.num_calls, make_call_id(), event.text, offset=self.num_chars)
+                    )
                     self.num_calls += 1
                 case ToolEventKind.ARGUMENTS | ToolEventKind.END if not self.is_in_call:
                     raise ValueError(f"a {event.kind.name} event outside a call")
