@@ -86,6 +86,18 @@ class Answer:
         assert blocks[-2:] == ["data: [DONE]", ""], blocks[-3:]
         return [json.loads(each.removeprefix("data: ")) for each in blocks[:-2] if each[0] != ":"]
 
+    @property
+    def named_events(self) -> list[dict[str, Any]]:
+        """The events of a response, each of which has its name before it and a number in it."""
+        *blocks, rest = self.body.decode().split("\n\n")
+        assert rest == "", rest
+        events = []
+        for name, data in (each.split("\n") for each in blocks if each[0] != ":"):
+            events.append(json.loads(data.removeprefix("data: ")))
+            assert name == f"event: {events[-1]['type']}"
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        return events
+
 
 @define
 class Served:

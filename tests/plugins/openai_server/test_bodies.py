@@ -10,9 +10,17 @@ import pytest
 
 from headstock import SamplingParams
 from headstock_openai_server.api.errors import ApiError
+from headstock_openai_server.api.responses_body import (
+    FunctionCallInput,
+    FunctionOutputInput,
+    InputPart,
+    ReasoningInput,
+    ReasoningOptions,
+    ResponsesBody,
+    ResponsesStreamOptions,
+    TextOptions,
+)
 from headstock_openai_server.api.schema import (
-    SAME,
-    UNSERVED,
     CalledFunction,
     ChatBody,
     ChatMessage,
@@ -21,7 +29,9 @@ from headstock_openai_server.api.schema import (
     MessageToolCall,
     StreamOptions,
 )
+from headstock_openai_server.api.unserved import SAME, UNSERVED
 from headstock_openai_server.convert.conversations import make_messages
+from headstock_openai_server.convert.responses_input import make_chat_body
 from headstock_openai_server.convert.sampling import make_chat_params, make_completion_params
 from headstock_openai_server.http.decoding import decode_body
 from headstock_openai_server.routes.completions import list_prompts
@@ -29,10 +39,16 @@ from headstock_openai_server.routes.completions import list_prompts
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
 
+def accept(data: bytes, kind: type) -> None:
+    body = decode_body(data, kind)
+    if isinstance(body, ResponsesBody):
+        make_chat_body(body, 9)
+
+
 def refusal(body: Any, kind: type = ChatBody) -> ApiError:
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     with pytest.raises(ApiError) as caught:
-        decode_body(data, kind)
+        accept(data, kind)
     assert caught.value.status == 400
     return caught.value
 
@@ -88,6 +104,17 @@ def test_each_field_that_is_not_served_is_refused_unless_it_changes_nothing(
         ChatBody: CHAT,
         CompletionBody: {"prompt": "hi"},
         EmbeddingBody: {"input": "hi"},
+        ResponsesBody: {"input": "hi"},
+    }
+    options = {
+        ResponsesStreamOptions: "stream_options",
+        ReasoningOptions: "reasoning",
+        TextOptions: "text",
+    }
+    items: dict[type, dict[str, Any]] = {
+        FunctionCallInput: {"type": "function_call", "call_id": "a", "name": "f", "arguments": ""},
+        FunctionOutputInput: {"type": "function_call_output", "call_id": "a", "output": "5"},
+        ReasoningInput: {"type": "reasoning", "summary": []},
     }
 
     def body_with(name: str, value: object) -> tuple[dict[str, Any], type, str]:
@@ -96,12 +123,21 @@ def test_each_field_that_is_not_served_is_refused_unless_it_changes_nothing(
         if kind is ChatMessage:
             message = {"role": "user", "content": "hi", name: value}
             return {"messages": [message]}, ChatBody, f"messages[0].{name}"
+        if kind in options:
+            options_body = {"input": "hi", options[kind]: {name: value}}
+            return options_body, ResponsesBody, f"{options[kind]}.{name}"
+        if kind in items:
+            return {"input": [items[kind] | {name: value}]}, ResponsesBody, f"input[0].{name}"
+        if kind is InputPart:
+            part = {"type": "input_text", "text": "hi", name: value}
+            body = {"input": [{"role": "user", "content": [part]}]}
+            return body, ResponsesBody, f"input[0].content[0].{name}"
         return required[kind] | {name: value}, kind, name
 
     for name in UNSERVED[kind]:
         for same in (None, *SAME[name]):
             body, decoded, _ = body_with(name, same)
-            decode_body(json.dumps(body).encode(), decoded)
+            accept(json.dumps(body).encode(), decoded)
         for other in ("else", 7, 1.0, [1], {"a": 1}):
             if other in SAME[name] and not isinstance(other, float):
                 continue

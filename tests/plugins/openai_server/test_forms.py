@@ -42,6 +42,12 @@ def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> N
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == choice["message"]["content"] and len(pieces) > 5
 
+    form = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}}
+    asked = {"input": "Who?", "text": form, "temperature": 1, "seed": 3, "max_output_tokens": 60}
+    response = server.post("/v1/responses", asked).json
+    assert response["output"][0]["content"][0]["text"] == choice["message"]["content"]
+    assert response["text"] == form
+
 
 @pytest.mark.feature("W5")
 @pytest.mark.parametrize(

@@ -9,7 +9,9 @@ import pytest
 from served import Served
 
 from headstock_openai_server.api.openapi import OPERATIONS, make_document
-from headstock_openai_server.api.schema import UNSERVED, ChatBody, CompletionBody, EmbeddingBody
+from headstock_openai_server.api.responses_body import ResponsesBody
+from headstock_openai_server.api.schema import ChatBody, CompletionBody, EmbeddingBody
+from headstock_openai_server.api.unserved import UNSERVED
 
 
 @pytest.mark.parametrize("has_keys", [False, True])
@@ -25,7 +27,7 @@ def test_every_reference_leads_to_a_schema(has_keys: bool) -> None:
 @pytest.mark.feature("W2")
 def test_fields_that_are_refused_are_not_offered_and_all_others_are() -> None:
     schemas = make_document(has_keys=False)["components"]["schemas"]
-    for kind in (ChatBody, CompletionBody, EmbeddingBody):
+    for kind in (ChatBody, CompletionBody, EmbeddingBody, ResponsesBody):
         offered = schemas[kind.__name__]["properties"].keys()
         assert offered == set(kind.__struct_fields__) - set(UNSERVED[kind])
         assert schemas[kind.__name__]["additionalProperties"] is False

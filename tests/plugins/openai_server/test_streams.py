@@ -84,7 +84,7 @@ class Bench:
     def start(self) -> asyncio.Task[None]:
         generation, params = self.generation, self.generation.prompt_requests[0].params
         usage = UsageReport(generation, ChatBody(messages=[]))
-        stream = EventStream(generation, ChatStream(make_identity("x", "m"), params, usage))
+        stream = EventStream(generation, ChatStream(make_identity("x-", "m"), params, usage))
         return asyncio.create_task(stream({"type": "http"}, self.receive, self.send))
 
     def tell(self, *tokens: int, request: str = "0", **end: Any) -> None:

@@ -156,3 +156,70 @@ def test_tools_and_calls_of_earlier_turns_reach_the_template(server: Served) -> 
     # What the model wrote itself may be no JSON, and goes back as it is.
     call["function"]["arguments"] = "{a: 2}"
     assert server.post("/tokenize", {"messages": messages}).status == 200
+
+
+@pytest.mark.feature("W16")
+def test_a_response_has_reasoning_message_and_calls_as_items(server: Served) -> None:
+    function = {"type": "function", **ADD["function"], "strict": False}
+    asked = {"input": "2 + 3?", "tools": [function], "tool_choice": "auto"}
+    body = server.post("/v1/responses", asked).json
+    reasoning, message, *calls = body["output"]
+    assert body["status"] == "completed" and body["tools"] == [function]
+    assert reasoning["content"] == [{"type": "reasoning_text", "text": "Two."}]
+    assert message["content"][0]["text"] == "I add."
+    assert [(each["type"], each["name"], each["arguments"]) for each in calls] == [
+        ("function_call", "add", '{"a": 2, "b": [3]}')
+    ] * 2
+    assert len({each["call_id"] for each in calls}) == len({each["id"] for each in calls}) == 2
+    marked = server.post("/tokenize", {"prompt": "<think>\nTwo.\n</think>"}).json["count"]
+    assert body["usage"]["output_tokens_details"] == {"reasoning_tokens": marked}
+
+    events = server.post("/v1/responses", asked | {"stream": True}).named_events
+    done = [each["item"] for each in events if each["type"] == "response.output_item.done"]
+    last = events[-1]["response"]
+    assert last["output"] == done and last["usage"] == body["usage"]
+    for streamed, whole in zip(done, body["output"], strict=True):
+        names = ("id", "call_id")
+        assert {**streamed, **{name: whole[name] for name in names if name in whole}} == whole
+
+    # The items go back as they are, and are one message of the assistant's again.
+    results = [
+        {"type": "function_call_output", "call_id": each["call_id"], "output": "5"}
+        for each in calls
+    ]
+    history = [{"role": "user", "content": "2 + 3?"}, *body["output"], *results]
+    again = server.post("/v1/responses", asked | {"input": history, "instructions": "Add."}).json
+    called = [
+        {"id": each["call_id"], "function": {"name": "add", "arguments": each["arguments"]}}
+        for each in calls
+    ]
+    messages = [
+        {"role": "system", "content": "Add."},
+        {"role": "user", "content": "2 + 3?"},
+        {"role": "assistant", "content": "I add.", "reasoning": "Two.", "tool_calls": called},
+        *({"role": "tool", "tool_call_id": each["call_id"], "content": "5"} for each in calls),
+    ]
+    tools = [{"type": "function", "function": ADD["function"] | {"strict": False}}]
+    chat = server.post(CHAT, {"messages": messages, "tools": tools}).json
+    assert again["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
+
+
+def test_a_response_that_is_cut_off_says_so_and_where(server: Served) -> None:
+    asked = {"input": "2 + 3?", "tools": [{"type": "function", **ADD["function"]}]}
+    whole = server.post("/v1/responses", asked).json["usage"]["output_tokens"]
+    begun = server.post("/tokenize", {"prompt": "<think>\nTwo"}).json["count"]
+    for most, kinds in (
+        (begun, ["reasoning"]),
+        (whole - 9, ["reasoning", "message", *2 * ["function_call"]]),
+    ):
+        cut = asked | {"max_output_tokens": most}
+        body = server.post("/v1/responses", cut).json
+        assert (body["status"], body["max_output_tokens"]) == ("incomplete", most)
+        assert body["incomplete_details"] == {"reason": "max_output_tokens"}
+        assert [each["type"] for each in body["output"]] == kinds
+        *others, last = [each["status"] for each in body["output"]]
+        assert last == "incomplete" and set(others) <= {"completed"}
+        assert body["usage"]["output_tokens"] == most
+        event = server.post("/v1/responses", cut | {"stream": True}).named_events[-1]
+        assert event["type"] == "response.incomplete"
+        assert event["response"]["usage"] == body["usage"]

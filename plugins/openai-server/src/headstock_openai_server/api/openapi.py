@@ -22,14 +22,21 @@ from headstock_openai_server.api.answers import (
     Version,
 )
 from headstock_openai_server.api.errors import ErrorResponse
+from headstock_openai_server.api.responses_answer import ResponseObject
+from headstock_openai_server.api.responses_body import (
+    INPUT_ITEMS,
+    FunctionTool,
+    InputPart,
+    ResponsesBody,
+)
 from headstock_openai_server.api.schema import (
-    UNSERVED,
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     EmbeddingBody,
     TokenizeBody,
 )
+from headstock_openai_server.api.unserved import UNSERVED
 
 REFERENCE = "#/components/schemas/{name}"
 
@@ -45,6 +52,13 @@ ERRORS: Mapping[int, str] = {
     503: "the model is being loaded, or the server ends",
 }
 """What each status of an error means."""
+
+EVENT: Mapping[str, object] = {
+    "type": "object",
+    "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
+    "required": ["data"],
+}
+"""Each event of a stream: JSON, or `[DONE]`."""
 
 
 @frozen(kw_only=True)
@@ -74,6 +88,13 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         summary="Complete prompts",
         body=CompletionBody,
         answer=Completion,
+        statuses=ANSWERING,
+        streams=True,
+    ),
+    ("post", "/v1/responses"): Operation(
+        summary="Answer a conversation, as the Responses API does; nothing is stored",
+        body=ResponsesBody,
+        answer=ResponseObject,
         statuses=ANSWERING,
         streams=True,
     ),
@@ -119,8 +140,9 @@ def make_document(*, has_keys: bool) -> dict[str, Any]:
         for kind in (each.body, each.answer)
         if isinstance(kind, type)
     }
+    kinds |= {ErrorResponse, FunctionTool, InputPart, *INPUT_ITEMS.values()}
     _, schemas = msgspec.json.schema_components(
-        [*sorted(kinds, key=lambda kind: kind.__name__), ErrorResponse], ref_template=REFERENCE
+        sorted(kinds, key=lambda kind: kind.__name__), ref_template=REFERENCE
     )
     for kind, names in UNSERVED.items():
         properties = schemas[kind.__name__]["properties"]
@@ -150,7 +172,7 @@ def _describe(path: str, operation: Operation, *, has_keys: bool) -> dict[str, A
     }
     answers["200"] = _answer("the answer", operation.answer)
     if operation.streams:
-        answers["200"]["content"]["text/event-stream"] = {"schema": {"type": "string"}}
+        answers["200"]["content"]["text/event-stream"] = {"schema": EVENT}
     if operation.answer is Health:
         answers["503"] = _answer("requests are not served, and why", Health)
     described: dict[str, Any] = {"summary": operation.summary, "responses": answers}

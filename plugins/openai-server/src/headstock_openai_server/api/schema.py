@@ -5,9 +5,6 @@ Names are OpenAI's, and vLLM's for what OpenAI lacks. `null` is as good as leavi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from inspect import get_annotations
-from types import MappingProxyType
 from typing import Any, Literal
 
 from headstock_openai_server.api.bodies import Body
@@ -22,14 +19,13 @@ class StreamOptions(Body, kw_only=True):
     include_obfuscation: Any = None
 
 
-class SamplingBody(Body, kw_only=True):
-    """What completions and chats share. The second half is refused unless it changes nothing."""
+class EngineBody(Body, kw_only=True):
+    """What every request that generates text may say: most fields mean what the sampling parameter
+    of their name means.
+    """
 
     model: str | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    n: int | None = None
-    max_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
     frequency_penalty: float | None = None
@@ -51,6 +47,14 @@ class SamplingBody(Body, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     extra_args: dict[str, Any] | None = None
+
+
+class SamplingBody(EngineBody, kw_only=True):
+    """What completions and chats share. The second half is refused unless it changes nothing."""
+
+    stream_options: StreamOptions | None = None
+    n: int | None = None
+    max_tokens: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
 
@@ -209,77 +213,3 @@ class DetokenizeBody(Body, kw_only=True):
 
     model: str | None = None
     tokens: list[int]
-
-
-SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
-    {
-        "add_special_tokens": (),
-        "annotations": ([],),
-        "audio": (),
-        "bad_words": ([],),
-        "best_of": (1,),
-        "chat_template": (),
-        "dimensions": (),
-        "documents": (),
-        "echo": (False,),
-        "function_call": ("none", "auto"),
-        "functions": ([],),
-        "include_obfuscation": (False,),
-        "include_reasoning": (True,),
-        "logits_processors": ([],),
-        "metadata": ({},),
-        "modalities": (["text"],),
-        "prediction": (),
-        "prompt_logprobs": (),
-        "refusal": (),
-        "request_id": (),
-        "return_token_ids": (False,),
-        "return_tokens_as_token_ids": (False,),
-        "service_tier": ("auto", "default"),
-        "spaces_between_special_tokens": (True,),
-        "store": (False,),
-        "suffix": ("",),
-        "truncate_prompt_tokens": (),
-        "use_beam_search": (False,),
-        "verbosity": ("medium",),
-        "web_search_options": (),
-    }
-)
-"""Fields that are not served -> the values, beside null, that ask for what is so anyway."""
-
-HINTS: Mapping[str, str] = MappingProxyType(
-    {
-        "best_of": "ask for n answers and choose among them",
-        "chat_template": "the server's own template is used; --chat-template sets it",
-        "dimensions": "vectors are as long as the model's hidden states; cut them yourself",
-        "prompt_logprobs": "/v1/completions has them with echo and logprobs",
-        "request_id": "send an X-Request-Id header",
-    }
-)
-"""What to do in place of a field that is not served."""
-
-
-UNSERVED: Mapping[type[Body], tuple[str, ...]] = MappingProxyType(
-    {
-        kind: tuple(
-            name
-            for each in kind.__mro__
-            for name, annotation in get_annotations(each).items()
-            if annotation == "Any"
-        )
-        for kind in (StreamOptions, ChatMessage, ChatBody, CompletionBody, EmbeddingBody)
-    }
-)
-"""The fields of each body that are declared for the sake of a refusal."""
-
-
-def find_unserved(body: Body) -> tuple[str, str] | None:
-    """The first field that asks for what is not served, and what to do; None when all is served."""
-    for name in UNSERVED.get(type(body), ()):
-        value = getattr(body, name)
-        # By type too: 1 == True, and a server must not take one for the other.
-        if value is not None and not any(
-            type(value) is type(same) and value == same for same in SAME[name]
-        ):
-            return name, HINTS.get(name, "leave it out")
-    return None

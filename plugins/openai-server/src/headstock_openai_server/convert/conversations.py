@@ -9,7 +9,8 @@ import msgspec
 
 from headstock.text import CONVERSATION_OPTIONS, Conversation
 from headstock_openai_server.api.errors import refuse
-from headstock_openai_server.api.schema import UNSERVED, ChatBody, ChatMessage, TokenizeBody
+from headstock_openai_server.api.schema import ChatBody, ChatMessage, TokenizeBody
+from headstock_openai_server.api.unserved import UNSERVED
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 

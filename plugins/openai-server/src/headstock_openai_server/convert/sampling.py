@@ -8,7 +8,7 @@ from typing import Any
 
 from headstock import RequestError, SamplingParams
 from headstock.config import name_parameters
-from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.errors import ApiError, refuse
 from headstock_openai_server.api.forms import find_form
 from headstock_openai_server.api.schema import ChatBody, CompletionBody, SamplingBody
 
@@ -100,9 +100,12 @@ def named_for_client(body: SamplingBody) -> Iterator[None]:
 
 @contextmanager
 def rename_parameters(names: Mapping[str, str]) -> Iterator[None]:
-    """RequestErrors that leave this block have other names of parameters."""
+    """Errors that leave this block have other names of parameters."""
     try:
         yield
+    except ApiError as error:
+        error.param = names.get(error.param or "", error.param)
+        raise
     except RequestError as error:
         parameter = error.parameter
         raise type(error)(

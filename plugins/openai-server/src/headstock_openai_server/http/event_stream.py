@@ -19,7 +19,6 @@ LOG = logging.getLogger("headstock.serve")
 
 PING = b": ping\n\n"
 """A comment, sent in long silences, so that nothing between takes the stream for dead."""
-DONE = b"data: [DONE]\n\n"
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -32,7 +31,7 @@ Result = TypeVar("Result")
 
 
 class StreamFormat(Protocol):
-    """Writes a stream's events; each is `data: JSON` and an empty line."""
+    """Writes a stream's events; each has a line `data: JSON` and ends with an empty line."""
 
     def open_stream(self) -> bytes:
         """The events that come before any token."""
@@ -41,7 +40,10 @@ class StreamFormat(Protocol):
         """The events of what is new; may be empty."""
 
     def close_stream(self) -> bytes:
-        """The events between the last token and `[DONE]`."""
+        """The events after the last token."""
+
+    def write_error(self, error: ApiError) -> bytes:
+        """The events that end a stream in its middle."""
 
 
 class EventStream:
@@ -52,7 +54,7 @@ class EventStream:
         self.format = stream_format
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; an error in its middle is its last event but `[DONE]`."""
+        """Send the stream; an error in its middle ends it."""
         generation = self.generation
         generation.abort_connection = scope.get(ABORT, generation.abort_connection)
         watcher = asyncio.create_task(stop_with_client(receive, generation))
@@ -62,15 +64,14 @@ class EventStream:
             while not generation.is_finished:
                 pieces = await generation.next_pieces()
                 await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
-            await send({"type": "http.response.body", "body": self.format.close_stream() + DONE})
+            await send({"type": "http.response.body", "body": self.format.close_stream()})
         except ClientGoneError:
             pass
         except Exception as error:
             api_error = translate_error(error)
             if not isinstance(error, ApiError) and api_error.status == 500:
                 LOG.error(log_event("a stream failed"), exc_info=error)
-            body = b"data: " + api_error.body + b"\n\n" + DONE
-            await send({"type": "http.response.body", "body": body})
+            await send({"type": "http.response.body", "body": self.format.write_error(api_error)})
         finally:
             watcher.cancel()
             generation.close()

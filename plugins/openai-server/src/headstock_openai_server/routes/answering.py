@@ -1,4 +1,6 @@
-"""What chats and completions share: the identity of an answer, its usage, the form of events."""
+"""What the routes that generate text share: an answer's identity, its usage, its line in the log,
+and the chunks of chats and completions.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from attrs import frozen
 from starlette.responses import Response
 
 from headstock_openai_server.api.answers import Answer, Chunk, PromptTokensDetails, Usage
+from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.schema import SamplingBody
 from headstock_openai_server.engine.generation import Generation, Piece
 from headstock_openai_server.http.event_stream import EventStream, StreamFormat
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from headstock_openai_server.engine.service import Service
 
 ENCODER = msgspec.json.Encoder()
+DONE = b"data: [DONE]\n\n"
 
 
 @frozen
@@ -35,8 +39,8 @@ class Identity:
 
 
 def make_identity(prefix: str, model: str) -> Identity:
-    """An identity that no other answer has."""
-    return Identity(f"{prefix}-{uuid4().hex}", model, int(time.time()))
+    """An identity that no other answer has; its id begins with `prefix`."""
+    return Identity(f"{prefix}{uuid4().hex}", model, int(time.time()))
 
 
 def encode_event(chunk: Answer) -> bytes:
@@ -112,8 +116,12 @@ class ChunkStream(ABC):
         """The chunks of what is new of one answer."""
 
     def close_stream(self) -> bytes:
-        """The usage, if it was asked for."""
-        return self.usage.write_last(self.identity, self.kind)
+        """The usage, if it was asked for, and `[DONE]`."""
+        return self.usage.write_last(self.identity, self.kind) + DONE
+
+    def write_error(self, error: ApiError) -> bytes:
+        """The error and `[DONE]`."""
+        return b"data: " + error.body + b"\n\n" + DONE
 
     def write_choice(self, choice: Answer) -> bytes:
         """A chunk of one answer."""
@@ -123,16 +131,18 @@ class ChunkStream(ABC):
 async def wait_for_answers(
     service: Service,
     prompt_requests: Sequence[PromptRequest],
-    body: SamplingBody,
     record: MutableMapping[str, object],
-) -> UsageReport:
-    """Run requests to their ends; their usage.   raises: ApiError, RequestError, EngineDied"""
+) -> Generation:
+    """Run requests to their ends; the generation, closed.
+
+    raises: ApiError, RequestError, EngineDied
+    """
     async with service.open_generation(prompt_requests, streams=False) as generation:
         try:
             await generation.collect()
         finally:
             note_generation(record, generation)
-        return UsageReport(generation, body)
+        return generation
 
 
 class LoggedStream(EventStream):

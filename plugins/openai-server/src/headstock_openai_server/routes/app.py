@@ -21,6 +21,7 @@ from headstock_openai_server.routes.chat import answer_chat
 from headstock_openai_server.routes.completions import answer_completion
 from headstock_openai_server.routes.embeddings import answer_embeddings
 from headstock_openai_server.routes.models import list_models, show_model
+from headstock_openai_server.routes.responses import answer_response
 from headstock_openai_server.routes.status import (
     show_document,
     show_health,
@@ -62,6 +63,7 @@ def make_app(
         [
             route("/v1/chat/completions", "POST", answer_chat),
             route("/v1/completions", "POST", answer_completion),
+            route("/v1/responses", "POST", answer_response),
             route("/v1/embeddings", "POST", answer_embeddings),
             route("/v1/models", "GET", list_models),
             # A hub id has a slash.

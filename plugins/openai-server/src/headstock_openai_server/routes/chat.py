@@ -49,7 +49,7 @@ async def answer_chat(service: Service, request: Request) -> Response:
     """Answer `/v1/chat/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
     body = await read_body(request, ChatBody, service.settings.max_body_bytes)
     service.check_serving()
-    identity = make_identity("chatcmpl", service.check_model(body.model))
+    identity = make_identity("chatcmpl-", service.check_model(body.model))
     record = request.scope[RECORD]
     record["model"] = identity.model
     with named_for_client(body):
@@ -89,7 +89,7 @@ async def complete_chat(
     record: dict[str, object],
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
-    usage = await wait_for_answers(service, [prompt_request], body, record)
+    usage = UsageReport(await wait_for_answers(service, [prompt_request], record), body)
     most = prompt_request.params.logprobs or 0
     choices = [
         ChatChoice(

@@ -43,7 +43,7 @@ async def answer_completion(service: Service, request: Request) -> Response:
     """Answer `/v1/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
     body = await read_body(request, CompletionBody, service.settings.max_body_bytes)
     service.check_serving()
-    identity = make_identity("cmpl", service.check_model(body.model))
+    identity = make_identity("cmpl-", service.check_model(body.model))
     record = request.scope[RECORD]
     record["model"] = identity.model
     with named_for_client(body):
@@ -162,7 +162,7 @@ async def complete_prompts(
     record: dict[str, object],
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
-    usage = await wait_for_answers(service, prompt_requests, body, record)
+    usage = UsageReport(await wait_for_answers(service, prompt_requests, record), body)
     usage.drops_output = body.max_tokens == 0
     # Long prompts with log-probabilities take many milliseconds to write out.
     make = partial(make_choices, service, body, prompt_requests)

@@ -41,6 +41,12 @@ def test_a_chat_is_answered(model: Any) -> None:
     assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
 
 
+def test_a_response_is_answered_and_streamed(model: Any) -> None:
+    model = model.model_copy(update={"use_responses_api": True})
+    assert model.invoke(CONVERSATION).text == "5"
+    assert "".join(chunk.text for chunk in model.stream(CONVERSATION)) == "5"
+
+
 def test_a_streamed_chat_is_the_whole_chat(model: Any) -> None:
     question = [HumanMessage("Tell a story about a girl.")]
     whole = model.bind(max_tokens=40).invoke(question)

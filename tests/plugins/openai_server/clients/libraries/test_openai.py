@@ -102,6 +102,43 @@ def test_a_streamed_completion_is_the_whole_completion(client: openai.OpenAI) ->
     assert whole.choices[0].logprobs.token_logprobs[0] is None
 
 
+@pytest.mark.parametrize(
+    ("question", "status"), [("What is 2 + 3?", "completed"), ("Tell a story.", "incomplete")]
+)
+@pytest.mark.feature("W16")
+def test_a_streamed_response_is_the_whole_response(
+    client: openai.OpenAI, question: str, status: str
+) -> None:
+    asked: dict[str, Any] = {"model": "demo", "input": question, "instructions": "Be kind."}
+    fields: dict[str, Any] = {"max_output_tokens": 20, "metadata": {"a": "b"}}
+    whole = client.responses.create(**asked, **fields)
+    text, last = "", None
+    for event in client.responses.create(**asked, **fields, stream=True):
+        if event.type == "response.output_text.delta":
+            text += event.delta
+        last = event
+    assert whole.status == status
+    assert text == whole.output_text and last is not None
+    assert last.type == f"response.{whole.status}"
+    assert last.response.output_text == text and last.response.metadata == {"a": "b"}
+    assert last.response.usage.output_tokens == whole.usage.output_tokens
+    # What came goes back as it is.
+    history = [{"role": "user", "content": question}, *whole.output]
+    again = client.responses.create(model="demo", input=[*history, *QUESTION], **fields)
+    assert again.usage.input_tokens > whole.usage.input_tokens
+
+
+def test_the_streaming_helper_gives_the_final_response(client: openai.OpenAI) -> None:
+    with client.responses.stream(model="demo", input=QUESTION) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    assert final.output_text == "5" and final.status == "completed"
+    assert {"response.created", "response.output_text.delta", "response.completed"} <= kinds
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.responses.create(model="demo", input="hi", previous_response_id="resp_1")
+    assert caught.value.param == "previous_response_id" and "input" in caught.value.message
+
+
 def test_errors_are_the_clients_own_kinds(client: openai.OpenAI, server: Served) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(model="demo", messages=QUESTION, temperature=3)
@@ -114,6 +151,57 @@ def test_errors_are_the_clients_own_kinds(client: openai.OpenAI, server: Served)
     wrong = openai.OpenAI(base_url=url(server), api_key="wrong", max_retries=0)
     with wrong, pytest.raises(openai.AuthenticationError):
         wrong.models.list()
+
+
+ADD: list[Any] = [
+    {
+        "type": "function",
+        "name": "add",
+        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        "strict": True,
+    }
+]
+
+
+@pytest.fixture(scope="module")
+def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """A client of a server whose model thinks and calls a tool."""
+    template = tmp_path_factory.mktemp("tools") / "chat.jinja"
+    template.write_text(
+        "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
+        "{{ m.reasoning_content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}\n{% endfor %}"
+        "{# <tool_call> </think> #}"
+    )
+    text = '<think>Hm.</think>I add.\n<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    script = {"text": text, "stops": True}
+    with (
+        serve("--chat-template", str(template), script=script) as served,
+        openai.OpenAI(base_url=url(served), api_key=KEY, max_retries=0) as client,
+    ):
+        yield client
+
+
+@pytest.mark.feature("W16")
+def test_a_function_is_called_and_its_output_taken(caller: openai.OpenAI) -> None:
+    asked: Any = {"model": "demo", "tools": ADD, "reasoning": {"summary": "auto"}}
+    first = caller.responses.create(input="2 + 3?", **asked)
+    reasoning, message, call = first.output
+    assert reasoning.content[0].text == "Hm." and message.content[0].text == "I add."
+    assert (call.type, call.name, call.arguments) == ("function_call", "add", '{"a": 2}')
+    output = {"type": "function_call_output", "call_id": call.call_id, "output": "5"}
+    history = [{"role": "user", "content": "2 + 3?"}, *first.output, output]
+    with caller.responses.stream(input=history, **asked) as stream:
+        arguments = [
+            event.snapshot
+            for event in stream
+            if event.type == "response.function_call_arguments.delta"
+        ]
+        final = stream.get_final_response()
+    assert arguments[-1] == '{"a": 2}'
+    assert [each.type for each in final.output] == ["reasoning", "message", "function_call"]
+    assert final.output[-1].parsed_arguments == {"a": 2}
+    assert final.usage.output_tokens_details.reasoning_tokens > 0
+    assert final.usage.input_tokens > first.usage.input_tokens
 
 
 def test_many_clients_at_once_each_get_their_own_answer(server: Served) -> None:

@@ -1,0 +1,181 @@
+"""The body of `/v1/responses`, and the items of its input."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta
+
+from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.schema import EngineBody
+
+Status = Literal["in_progress", "completed", "incomplete"]
+
+
+class InputPart(Body, kw_only=True):
+    """A text in a list of parts; `annotations` and `logprobs` come from earlier answers."""
+
+    type: str
+    text: str
+
+    annotations: Any = None
+    logprobs: Any = None
+
+
+class InputMessage(Body, kw_only=True):
+    """A message, whosever it is."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str | list[dict[str, Any]]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: Status | None = None
+    phase: str | None = None
+
+
+class FunctionCallInput(Body, kw_only=True):
+    """A call that the model made; `arguments` is JSON in a string, as the model wrote it."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str
+    arguments: str
+    id: str | None = None
+    status: Status | None = None
+
+    caller: Any = None
+    namespace: Any = None
+
+
+class FunctionOutputInput(Body, kw_only=True):
+    """What the client's function returned."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: str | list[dict[str, Any]]
+    id: str | None = None
+    name: str | None = None
+    status: Status | None = None
+
+    caller: Any = None
+    namespace: Any = None
+
+
+class ReasoningInput(Body, kw_only=True):
+    """What the model wrote before its answer; the summary counts where there is no content."""
+
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]]
+    content: list[dict[str, Any]] | None = None
+    id: str | None = None
+    status: Status | None = None
+
+    encrypted_content: Any = None
+
+
+InputItem = InputMessage | FunctionCallInput | FunctionOutputInput | ReasoningInput
+INPUT_ITEMS: dict[str, type[InputItem]] = {
+    "message": InputMessage,
+    "function_call": FunctionCallInput,
+    "function_call_output": FunctionOutputInput,
+    "reasoning": ReasoningInput,
+}
+"""The type of an item -> what it must be; messages may lack it."""
+
+
+class FunctionTool(Body, kw_only=True):
+    """A function that the model may call; `parameters` is the JSON schema of its arguments."""
+
+    type: Literal["function"]
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class ChosenTool(Body, kw_only=True):
+    """The tool that the model must call."""
+
+    type: Literal["function"]
+    name: str
+
+
+class TextFormat(Body, kw_only=True):
+    """Text, any JSON object, or JSON of a schema; it is followed whether or not `strict` is set."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema: dict[str, Any] | bool | None = None
+    strict: bool | None = None
+
+
+class TextOptions(Body, kw_only=True):
+    """The form of the answer's text."""
+
+    format: TextFormat | None = None
+
+    verbosity: Any = None
+
+
+class ReasoningOptions(Body, kw_only=True):
+    """How much the model reasons, if its chat template reads that."""
+
+    effort: str | None = None
+
+    context: Any = None
+    generate_summary: Any = None
+    mode: Any = None
+    summary: Any = None
+
+
+class ResponsesStreamOptions(Body, kw_only=True):
+    """What a stream has beside its events."""
+
+    include_obfuscation: Any = None
+
+
+def _list_of(*kinds: type[Body]) -> Meta:
+    """The JSON schema of a list whose entries are checked one by one, so that errors name them."""
+    references = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
+    return Meta(extra_json_schema={"items": {"anyOf": references}})
+
+
+class ResponsesBody(EngineBody, kw_only=True):
+    """The body of `/v1/responses`. The second half says nothing to the engine; what follows is
+    refused unless it changes nothing.
+    """
+
+    input: str | Annotated[list[dict[str, Any]], _list_of(*INPUT_ITEMS.values())]
+    instructions: str | None = None
+    max_output_tokens: int | None = None
+    tools: Annotated[list[dict[str, Any]], _list_of(FunctionTool)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextOptions | None = None
+    reasoning: ReasoningOptions | None = None
+    stream_options: ResponsesStreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    store: bool | None = None
+    include: list[str] | None = None
+    metadata: dict[str, str] | None = None
+    client_metadata: dict[str, Any] | None = None
+    max_tool_calls: int | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    access_programs: Any = None
+    background: Any = None
+    background_options: Any = None
+    context_management: Any = None
+    conversation: Any = None
+    image: Any = None
+    moderation: Any = None
+    previous_response_id: Any = None
+    prompt: Any = None
+    prompt_cache_options: Any = None
+    prompt_cache_retention: Any = None
+    service_tier: Any = None
+    top_logprobs: Any = None
+    truncation: Any = None

@@ -1,0 +1,71 @@
+"""Errors that name the field at fault."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, TypeVar
+
+import msgspec
+
+from headstock.errors import find_nearest_name, shorten
+from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.errors import ApiError, refuse
+from headstock_openai_server.api.unserved import find_unserved
+
+UNKNOWN_FIELD = re.compile(r"unknown field `(.*?)`(?: - at `\$\.?(.*)`)?$", re.DOTALL)
+PLACE = re.compile(r" - at `(?:key in )?\$\.?(.*)`$", re.DOTALL)
+
+BodyType = TypeVar("BodyType", bound=Body)
+
+
+def convert_part(value: dict[str, Any], kind: type[BodyType], where: str) -> BodyType:
+    """The part of a body at `where`, checked.   raises: ApiError"""
+    try:
+        part = msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise explain_invalid(str(error), kind, where) from None
+    check_served(part, f"{where}.")
+    return part
+
+
+def check_served(body: Body, where: str = "") -> None:
+    """Raise ApiError for the first field, of the body or of one in it, that asks for what is not
+    served.
+    """
+    unserved = find_unserved(body)
+    if unserved is not None:
+        name, hint = unserved
+        raise refuse(f"{where}{name} is not supported; {hint}", f"{where}{name}", "unsupported")
+    for name in body.__struct_fields__:
+        value = getattr(body, name)
+        if isinstance(value, Body):
+            check_served(value, f"{where}{name}.")
+        elif isinstance(value, list) and value and isinstance(value[0], Body):
+            for index, each in enumerate(value):
+                check_served(each, f"{where}{name}[{index}].")
+
+
+def explain_invalid(text: str, kind: type[Body], where: str = "") -> ApiError:
+    """The error for a body, or the part of one at `where`, that is not as its type says; `text` is
+    msgspec's.
+    """
+    unknown = UNKNOWN_FIELD.search(text)
+    if unknown is not None:
+        name, parent = unknown[1], unknown[2] or ""
+        near = None if parent else find_nearest_name(name, kind.__struct_fields__)
+        path = _join_path(where, parent, name)
+        hint = f"did you mean {near}?" if near else "leave it out"
+        return refuse(f"{path} is not a known field; {hint}", path, "unknown_parameter")
+    place = PLACE.search(text)
+    missing = re.search(r"missing required field `(.*?)`", text)
+    if missing is not None:
+        path = _join_path(where, place[1] if place else "", missing[1])
+        return refuse(f"{path} is missing", path, "missing_required_parameter")
+    path = _join_path(where, place[1] if place else "")
+    reason = shorten(PLACE.sub("", text), 160)
+    reason = f"{reason[0].lower()}{reason[1:]}".replace("`", "")
+    return refuse(f"{path or 'the body'} is not valid: {reason}", path or None, "invalid_value")
+
+
+def _join_path(*parts: str) -> str:
+    return shorten(".".join(filter(None, parts)))

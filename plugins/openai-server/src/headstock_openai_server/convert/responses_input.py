@@ -1,0 +1,199 @@
+"""From the body of `/v1/responses` to the chat that it asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from headstock.errors import shorten
+from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.forms import JsonSchemaBody, ResponseFormat
+from headstock_openai_server.api.responses_body import (
+    INPUT_ITEMS,
+    FunctionCallInput,
+    FunctionOutputInput,
+    FunctionTool,
+    InputItem,
+    InputMessage,
+    InputPart,
+    ReasoningInput,
+    ResponsesBody,
+    TextOptions,
+)
+from headstock_openai_server.api.schema import (
+    CalledFunction,
+    ChatBody,
+    ChatMessage,
+    ChosenFunction,
+    EngineBody,
+    FunctionBody,
+    MessageToolCall,
+    NamedToolChoice,
+    ToolBody,
+)
+from headstock_openai_server.api.validation import convert_part
+
+CHAT_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+}
+"""A chat's fields -> those of `/v1/responses`."""
+TEXT_PARTS = ("input_text", "output_text", "text")
+REASONING_PARTS = ("reasoning_text", "summary_text", "text")
+INCLUDED = ("reasoning.encrypted_content",)
+"""What may be included: reasoning comes as plain text, and can be sent back as that."""
+
+
+def make_chat_body(body: ResponsesBody, most: int) -> ChatBody:
+    """The chat, of at most `most` items.   raises: ApiError"""
+    for index, name in enumerate(body.include or ()):
+        if name not in INCLUDED:
+            raise refuse(
+                f"include[{index}] {name[:64]!r} is not supported; leave it out",
+                f"include[{index}]",
+                "unsupported",
+            )
+    shared = {name: getattr(body, name) for name in EngineBody.__struct_fields__}
+    choice = body.tool_choice
+    return ChatBody(
+        **shared,
+        n=1,
+        messages=make_messages(body, most),
+        max_completion_tokens=body.max_output_tokens,
+        tools=None if body.tools is None else make_tools(body.tools),
+        tool_choice=choice
+        if choice is None or isinstance(choice, str)
+        else NamedToolChoice(function=ChosenFunction(name=choice.name)),
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=make_response_format(body.text),
+        reasoning_effort=body.reasoning.effort if body.reasoning else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+    )
+
+
+def make_tools(tools: Sequence[dict[str, Any]]) -> list[ToolBody]:
+    """The functions.   raises: ApiError for tools of the server's own, of which there are none"""
+    made = []
+    for index, tool in enumerate(tools):
+        where, kind = f"tools[{index}]", tool.get("type")
+        if kind != "function":
+            raise refuse(
+                f"{where}.type {shorten(kind)} is not supported; only function is: turn the others "
+                "off in the client",
+                f"{where}.type",
+                "unsupported",
+            )
+        function = convert_part(tool, FunctionTool, where)
+        made.append(
+            ToolBody(
+                type="function",
+                function=FunctionBody(
+                    name=function.name,
+                    description=function.description,
+                    parameters=function.parameters,
+                    strict=function.strict,
+                ),
+            )
+        )
+    return made
+
+
+def make_response_format(text: TextOptions | None) -> ResponseFormat | None:
+    """The form of the answer.   raises: ApiError"""
+    wanted = text.format if text else None
+    if wanted is None:
+        return None
+    if wanted.type != "json_schema":
+        return ResponseFormat(type=wanted.type)
+    if wanted.schema is None:
+        raise refuse(
+            "text.format.schema is missing; type json_schema needs it", "text.format.schema"
+        )
+    return ResponseFormat(
+        type="json_schema", json_schema=JsonSchemaBody(name=wanted.name, schema=wanted.schema)
+    )
+
+
+def make_messages(body: ResponsesBody, most: int) -> list[ChatMessage]:
+    """The messages that the items of the input are parts of.   raises: ApiError"""
+    messages: list[ChatMessage] = []
+    if body.instructions is not None:
+        messages.append(ChatMessage(role="system", content=body.instructions))
+    if isinstance(body.input, str):
+        return [*messages, ChatMessage(role="user", content=body.input)]
+    if len(messages) + len(body.input) > most:
+        raise refuse(
+            f"input has {len(body.input)} items; at most {most} are taken, instructions included",
+            "input",
+        )
+    for index, value in enumerate(body.input):
+        _add_item(messages, decode_item(value, f"input[{index}]"), f"input[{index}]")
+    for message in messages:
+        if message.content is None and message.tool_calls is None:
+            message.content = ""  # an answer that was cut off in its reasoning
+    return messages
+
+
+def decode_item(value: dict[str, Any], where: str) -> InputItem:
+    """The item of the input at `where`.   raises: ApiError"""
+    kind = value.get("type", "message")
+    if not isinstance(kind, str) or kind not in INPUT_ITEMS:
+        hint = (
+            "nothing is stored; send the item itself"
+            if kind == "item_reference"
+            else f"served: {', '.join(INPUT_ITEMS)}"
+        )
+        raise refuse(
+            f"{where}.type {shorten(kind)} is not supported; {hint}", f"{where}.type", "unsupported"
+        )
+    return convert_part(value, INPUT_ITEMS[kind], where)
+
+
+def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
+    """Add an item to the message that it is a part of: reasoning, text and calls in a row are one
+    message of the assistant's.
+    """
+    turn = messages[-1] if messages and messages[-1].role == "assistant" else None
+    match item:
+        case InputMessage(role="assistant"):
+            text = join_parts(item.content, TEXT_PARTS, f"{where}.content")
+            if turn is None or turn.content is not None:
+                messages.append(ChatMessage(role="assistant", content=text))
+            else:
+                turn.content = text
+        case InputMessage():
+            text = join_parts(item.content, TEXT_PARTS, f"{where}.content")
+            messages.append(ChatMessage(role=item.role, content=text))
+        case ReasoningInput():
+            text = join_parts(item.content or [], REASONING_PARTS, f"{where}.content")
+            summary = join_parts(item.summary, REASONING_PARTS, f"{where}.summary")
+            messages.append(ChatMessage(role="assistant", reasoning=text or summary or None))
+        case FunctionCallInput():
+            function = CalledFunction(name=item.name, arguments=item.arguments)
+            call = MessageToolCall(id=item.call_id, function=function)
+            if turn is None:
+                messages.append(ChatMessage(role="assistant", tool_calls=[call]))
+            else:
+                turn.tool_calls = [*(turn.tool_calls or ()), call]
+        case FunctionOutputInput():
+            text = join_parts(item.output, TEXT_PARTS, f"{where}.output")
+            messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
+
+
+def join_parts(content: str | list[dict[str, Any]], kinds: Sequence[str], where: str) -> str:
+    """The text of parts, whose types are `kinds`.   raises: ApiError"""
+    if isinstance(content, str):
+        return content
+    texts = []
+    for index, value in enumerate(content):
+        part, kind = f"{where}[{index}]", value.get("type")
+        if kind not in kinds:
+            raise refuse(
+                f"{part}.type {shorten(kind)} is not supported; only text is",
+                f"{part}.type",
+                "unsupported",
+            )
+        texts.append(convert_part(value, InputPart, part).text)
+    return "".join(texts)

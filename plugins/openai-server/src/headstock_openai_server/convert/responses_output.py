@@ -1,0 +1,162 @@
+"""From the pieces of an answer to the items of a response, and the events that show them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+from uuid import uuid4
+
+from msgspec.structs import replace
+
+from headstock.outputs import CompletionOutput, ToolCall
+from headstock_openai_server.api.responses_answer import (
+    ArgumentsDelta,
+    ArgumentsDone,
+    ContentDelta,
+    ContentDone,
+    FunctionCallItem,
+    ItemEvent,
+    OutputItem,
+    OutputMessage,
+    OutputText,
+    PartEvent,
+    ReasoningItem,
+    ReasoningText,
+    ResponseEvent,
+    Status,
+    TextDelta,
+    TextDone,
+)
+
+
+class ItemWriter:
+    """Writes the items of one answer: reasoning, messages and calls, in the model's order.
+
+    However an answer is cut into pieces, its items are the same. The last item grows until another
+    begins or the answer ends.
+
+    items: those that have begun
+    numbers: the sequence numbers of events
+    """
+
+    def __init__(self) -> None:
+        self.items: list[OutputItem] = []
+        self.numbers = count()
+        self.num_chars = 0
+        self._texts: list[str] = []
+
+    @property
+    def has_answer(self) -> bool:
+        """Whether there is anything but reasoning."""
+        return len(self.items) > self.has_reasoning
+
+    @property
+    def has_reasoning(self) -> bool:
+        """Whether the model wrote any."""
+        return bool(self.items) and isinstance(self.items[0], ReasoningItem)
+
+    def add_piece(self, piece: CompletionOutput) -> Iterator[ResponseEvent]:
+        """The events of what is new, and of the end if the answer ends."""
+        if piece.reasoning:
+            yield from self._add_reasoning(piece.reasoning)
+        text = piece.text
+        for call in piece.tool_calls:
+            if call.id:
+                num_before = call.offset - self.num_chars
+                yield from self._add_text(text[:num_before])
+                text = text[num_before:]
+                yield from self._begin_call(call)
+            if call.arguments:
+                yield from self._add_arguments(call.arguments)
+        yield from self._add_text(text)
+        if piece.finish_reason is not None:
+            if piece.finish_reason == "stop" and not self.has_answer:
+                # Agents take a response without a message for a turn that goes on.
+                yield from self._begin(OutputMessage(id=_make_id("msg")))
+            is_cut = piece.finish_reason == "length"
+            yield from self._end(is_cut=is_cut)
+
+    def _add_reasoning(self, text: str) -> Iterator[ResponseEvent]:
+        if not (self.items and isinstance(self.items[-1], ReasoningItem)):
+            yield from self._begin(ReasoningItem(id=_make_id("rs")))
+        self._texts.append(text)
+        yield ContentDelta(type="response.reasoning_text.delta", delta=text, **self._place())
+
+    def _add_text(self, text: str) -> Iterator[ResponseEvent]:
+        if not text:
+            return
+        self.num_chars += len(text)
+        if not (self.items and isinstance(self.items[-1], OutputMessage)):
+            yield from self._begin(OutputMessage(id=_make_id("msg")))
+        self._texts.append(text)
+        yield TextDelta(type="response.output_text.delta", delta=text, **self._place())
+
+    def _begin_call(self, call: ToolCall) -> Iterator[ResponseEvent]:
+        yield from self._begin(FunctionCallItem(id=_make_id("fc"), call_id=call.id, name=call.name))
+
+    def _add_arguments(self, text: str) -> Iterator[ResponseEvent]:
+        self._texts.append(text)
+        place = self._place()
+        yield ArgumentsDelta(type="response.function_call_arguments.delta", delta=text, **place)
+
+    def _begin(self, item: OutputItem) -> Iterator[ResponseEvent]:
+        """Begin an item, after the end of the one before it."""
+        yield from self._end(is_cut=False)
+        self.items.append(item)
+        yield ItemEvent(
+            type="response.output_item.added",
+            sequence_number=next(self.numbers),
+            output_index=len(self.items) - 1,
+            item=item,
+        )
+        if not isinstance(item, FunctionCallItem):
+            empty = ReasoningText if isinstance(item, ReasoningItem) else OutputText
+            part = empty(text="")
+            yield PartEvent(type="response.content_part.added", part=part, **self._place())
+
+    def _end(self, *, is_cut: bool) -> Iterator[ResponseEvent]:
+        """End the last item, if there is one."""
+        if not self.items:
+            return
+        text, self._texts = "".join(self._texts), []
+        status: Status = "incomplete" if is_cut else "completed"
+        # A new item: events that were not sent yet have the one that has begun.
+        match self.items[-1]:
+            case FunctionCallItem() as call:
+                self.items[-1] = replace(call, arguments=text, status=status)
+                yield ArgumentsDone(
+                    type="response.function_call_arguments.done",
+                    name=call.name,
+                    arguments=text,
+                    **self._place(),
+                )
+            case ReasoningItem() as reasoning:
+                content = ReasoningText(text=text)
+                self.items[-1] = replace(reasoning, content=[content], status=status)
+                done = "response.reasoning_text.done"
+                yield ContentDone(type=done, text=text, **self._place())
+                yield PartEvent(type="response.content_part.done", part=content, **self._place())
+            case OutputMessage() as message:
+                part = OutputText(text=text)
+                self.items[-1] = replace(message, content=[part], status=status)
+                yield TextDone(type="response.output_text.done", text=text, **self._place())
+                yield PartEvent(type="response.content_part.done", part=part, **self._place())
+        yield ItemEvent(
+            type="response.output_item.done",
+            sequence_number=next(self.numbers),
+            output_index=len(self.items) - 1,
+            item=self.items[-1],
+        )
+
+    def _place(self) -> dict[str, Any]:
+        """The number of the next event, and which item it is of."""
+        return {
+            "sequence_number": next(self.numbers),
+            "item_id": self.items[-1].id,
+            "output_index": len(self.items) - 1,
+        }
+
+
+def _make_id(prefix: str) -> str:
+    return f"{prefix}_{uuid4().hex}"

@@ -1,0 +1,225 @@
+"""`/v1/responses`: a chat whose input and output have the form of OpenAI's Responses API.
+
+Nothing is stored: each request brings its whole conversation.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from headstock import SamplingParams
+from headstock.outputs import CompletionOutput
+from headstock.requests import PromptRequest
+from headstock.text import Tokenizer
+from headstock_openai_server.api.errors import ApiError
+from headstock_openai_server.api.responses_answer import (
+    IncompleteDetails,
+    InputTokensDetails,
+    LifecycleEvent,
+    OutputItem,
+    OutputTokensDetails,
+    ResponseError,
+    ResponseEvent,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+from headstock_openai_server.api.responses_body import ResponsesBody
+from headstock_openai_server.convert.conversations import to_plain
+from headstock_openai_server.convert.responses_input import CHAT_NAMES, make_chat_body
+from headstock_openai_server.convert.responses_output import ItemWriter
+from headstock_openai_server.convert.sampling import (
+    make_chat_params,
+    named_for_client,
+    rename_parameters,
+)
+from headstock_openai_server.engine.generation import Generation, Piece
+from headstock_openai_server.engine.service import Service
+from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.event_stream import run_for_client
+from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.routes.answering import (
+    ENCODER,
+    Identity,
+    LoggedStream,
+    json_response,
+    make_identity,
+    wait_for_answers,
+)
+from headstock_openai_server.routes.chat import prepare_chat
+
+
+async def answer_response(service: Service, request: Request) -> Response:
+    """Answer `/v1/responses`.   raises: ApiError, HeadstockError, ClientGoneError"""
+    body = await read_body(request, ResponsesBody, service.settings.max_body_bytes)
+    service.check_serving()
+    identity = make_identity("resp_", service.check_model(body.model))
+    record = request.scope[RECORD]
+    record["model"] = identity.model
+    chat = make_chat_body(body, service.settings.max_messages)
+    with rename_parameters(CHAT_NAMES), named_for_client(chat):
+        params = make_chat_params(
+            chat, service.default_params, service.settings.max_n, service.max_tokens
+        )
+        prompt_request = await prepare_chat(service, chat, params)
+        answer = ResponseAnswer(begin_response(identity, body, params), prompt_request)
+        if body.stream:
+            generation = await service.start_generation([prompt_request], streams=True)
+            return LoggedStream(generation, ResponseStream(answer, generation), record)  # type: ignore[return-value]
+        return await run_for_client(request, complete_response(service, answer, record))
+
+
+async def complete_response(
+    service: Service, answer: ResponseAnswer, record: dict[str, object]
+) -> Response:
+    """The whole response.   raises: ApiError, RequestError, EngineDied"""
+    generation = await wait_for_answers(service, [answer.prompt_request], record)
+    (output,) = answer.prompt_request.final_output().outputs
+    answer.add_piece(output)
+    return json_response(answer.finish(generation))
+
+
+def begin_response(
+    identity: Identity, body: ResponsesBody, params: SamplingParams
+) -> ResponseObject:
+    """The response before anything is generated: what was asked for."""
+    text, reasoning, choice = body.text, body.reasoning, body.tool_choice
+    return ResponseObject(
+        id=identity.id,
+        created_at=identity.created,
+        instructions=body.instructions,
+        max_output_tokens=body.max_output_tokens,
+        max_tool_calls=body.max_tool_calls,
+        metadata=body.metadata or {},
+        model=identity.model,
+        parallel_tool_calls=body.parallel_tool_calls is not False,
+        prompt_cache_key=body.prompt_cache_key,
+        reasoning={"effort": reasoning.effort if reasoning else None, "summary": None},
+        safety_identifier=body.safety_identifier,
+        temperature=params.temperature,
+        text={"format": to_plain(text.format) if text and text.format else {"type": "text"}},
+        tool_choice="auto" if choice is None else to_plain(choice),
+        tools=body.tools or [],
+        top_p=params.top_p,
+        user=body.user,
+    )
+
+
+class ResponseAnswer:
+    """A response while its answer comes."""
+
+    def __init__(self, response: ResponseObject, prompt_request: PromptRequest) -> None:
+        self.response = response
+        self.prompt_request = prompt_request
+        self.writer = ItemWriter()
+        self.finish_reason: str | None = None
+        self.first_ids: list[int] = []
+        self.num_reasoning_tokens: int | None = None
+
+    def add_piece(self, piece: CompletionOutput) -> list[ResponseEvent]:
+        """The events of what is new."""
+        events = list(self.writer.add_piece(piece))
+        self.finish_reason = piece.finish_reason
+        self._count_reasoning(piece)
+        return events
+
+    def _count_reasoning(self, piece: CompletionOutput) -> None:
+        """Count the tokens of the reasoning, once it has ended."""
+        if self.num_reasoning_tokens is not None:
+            return
+        self.first_ids += piece.token_ids
+        if not (self.writer.has_answer or piece.finish_reason):
+            return
+        answer_format = self.prompt_request.answer_format
+        marks = answer_format.reasoning if answer_format else None
+        self.num_reasoning_tokens = (
+            count_reasoning_tokens(self.first_ids, self.prompt_request.tokenizer, marks.end)
+            if marks and self.writer.has_reasoning
+            else 0
+        )
+        self.first_ids = []
+
+    def finish(self, generation: Generation) -> ResponseObject:
+        """The whole response."""
+        is_cut = self.finish_reason == "length"
+        response = self.response
+        response.status = "incomplete" if is_cut else "completed"
+        response.incomplete_details = IncompleteDetails() if is_cut else None
+        return self._close(generation, self.writer.items)
+
+    def fail(self, generation: Generation, error: ApiError) -> ResponseObject:
+        """The response with the items that are whole."""
+        self.response.status = "failed"
+        self.response.error = ResponseError(code=error.code or error.type, message=error.message)
+        whole = [item for item in self.writer.items if item.status == "completed"]
+        return self._close(generation, whole)
+
+    def _close(self, generation: Generation, items: list[OutputItem]) -> ResponseObject:
+        num_prompt, num_output = generation.num_prompt_tokens, generation.num_output_tokens
+        self.response.output = items
+        self.response.usage = ResponseUsage(
+            input_tokens=num_prompt,
+            input_tokens_details=InputTokensDetails(cached_tokens=generation.num_cached_tokens),
+            output_tokens=num_output,
+            output_tokens_details=OutputTokensDetails(
+                reasoning_tokens=self.num_reasoning_tokens or 0
+            ),
+            total_tokens=num_prompt + num_output,
+        )
+        return self.response
+
+
+def count_reasoning_tokens(ids: Sequence[int], tokenizer: Tokenizer, end_mark: str) -> int:
+    """The tokens up to the mark that ends reasoning, and with it; all where none ends it."""
+    mark_id = next(iter(tokenizer.find_ids([end_mark])), None)
+    if mark_id in ids:
+        return ids.index(mark_id) + 1
+
+    def has_mark(count: int) -> bool:
+        return end_mark in tokenizer.decode(ids[:count], skip_special_tokens=False)
+
+    return min(bisect_left(range(len(ids)), True, key=has_mark), len(ids))
+
+
+class ResponseStream:
+    """Writes the events of a response; there is no `[DONE]`."""
+
+    def __init__(self, answer: ResponseAnswer, generation: Generation) -> None:
+        self.answer = answer
+        self.generation = generation
+
+    def open_stream(self) -> bytes:
+        """The response, without any output."""
+        return b"".join(map(self._write_lifecycle, ("created", "in_progress")))
+
+    def write_pieces(self, pieces: list[Piece]) -> bytes:
+        """The events of what is new."""
+        return b"".join(
+            write_event(event) for piece in pieces for event in self.answer.add_piece(piece.output)
+        )
+
+    def close_stream(self) -> bytes:
+        """The whole response."""
+        return self._write_lifecycle(self.answer.finish(self.generation).status)
+
+    def write_error(self, error: ApiError) -> bytes:
+        """The response as far as it came, and what broke it."""
+        return self._write_lifecycle(self.answer.fail(self.generation, error).status)
+
+    def _write_lifecycle(self, name: Status | str) -> bytes:
+        return write_event(
+            LifecycleEvent(
+                type=f"response.{name}",
+                sequence_number=next(self.answer.writer.numbers),
+                response=self.answer.response,
+            )
+        )
+
+
+def write_event(event: ResponseEvent) -> bytes:
+    """A server-sent event, with its name, which some clients go by."""
+    return b"event: " + event.type.encode() + b"\ndata: " + ENCODER.encode(event) + b"\n\n"
