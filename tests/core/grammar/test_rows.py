@@ -21,6 +21,8 @@ from headstock.scheduler import Request
 from headstock.spi import Vocabulary
 from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 
+VOCABULARY = Vocabulary(tokenizer_file="", size=50, end_ids=())
+
 
 @pytest.fixture(autouse=True)
 def no_trials(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,7 +205,7 @@ def test_an_answer_that_cannot_be_followed_fails_alone(
     ("owner", "method", "answer", "reason"),
     [
         (ToyMatcher, "advance", None, "TypeError"),
-        (ToyEngine, "fill_masks", [], "fill_masks returned 0 of 1 answers"),
+        (ToyEngine, "fill_masks", [], "fill_masks returned [] for 1 matchers"),
         (ToyEngine, "fill_masks", [True], "fill_masks returned True"),
     ],
 )
@@ -227,6 +229,42 @@ def test_an_engine_that_answers_nonsense_costs_the_answer_alone(
     assert right_answers(requests).items() <= harness.outputs.items()
     messages = [record.getMessage() for record in caplog.records]
     assert any(reason in each and "toy-rules" in each for each in messages), messages
+
+
+def test_what_ends_no_answer_of_this_model_is_left_out(toys: Toys) -> None:
+    """A tokenizer may have more ids than the model has scores."""
+    engine = toys.engine(grammar="toy-rules")
+    requests = [evolve(each, stop_ids=(END, 900)) for each in make_requests(3) if each.stop_ids]
+    harness = EngineHarness(engine).run([*requests, request("other", [1, 2], 9)])
+    with pytest.raises(RequestError, match="needs a token that ends an answer"):
+        engine.submit(evolve(requests[0], stop_ids=(900,)))
+    engine.close()
+
+    assert requests and {one.id: harness.outputs[one.id] for one in requests} == right_answers(
+        requests
+    )
+
+
+def leave(*arguments: object) -> None:
+    """What no plugin should do."""
+    raise SystemExit(3)
+
+
+@pytest.mark.parametrize("method", ["advance", "fill_mask"])
+def test_the_answer_says_why_it_failed_and_which_plugin_did_it(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr(ToyMatcher, method, leave)
+    engine = toys.engine(grammar="toy-rules")
+    harness = UncheckedHarness(engine)
+    for one in (ruled("wrong", range(3, 9), 30, "6"), request("other", [1, 2], 9)):
+        harness.submit(one)
+    errors = [each.error for _ in range(30) for each in engine.step() if each.error]
+    engine.close()
+
+    (error,) = errors
+    assert "cannot be followed" in error
+    assert "the grammar plugin 'toy-rules' raised SystemExit" in error
 
 
 class UncheckedHarness(EngineHarness):
@@ -317,7 +355,6 @@ def test_without_a_grammar_plugin_a_form_is_refused_with_the_next_move(toys: Toy
 
 def test_compiled_grammars_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstock.grammar.compiler.MAX_CACHED", 3)
-    vocabulary = Vocabulary(tokenizer_file="", size=50, end_ids=())
 
     class NoTrial:
         """Tries nothing."""
@@ -330,9 +367,33 @@ def test_compiled_grammars_are_kept_up_to_a_limit(monkeypatch: pytest.MonkeyPatc
         def close(self) -> None:
             pass
 
-    compiler = GrammarCompiler("toy-rules", lambda: ToyEngine(vocabulary), NoTrial())
+    compiler = GrammarCompiler("toy-rules", lambda: ToyEngine(VOCABULARY), NoTrial())
     for text in ("1", "2", "3", "1", "4", "1", "2"):
         compiler.compile(StructuredOutputsParams(grammar=text))
 
     assert NoTrial.checked == ["1", "2", "3", "4", "2"]
     assert [text for _, text in compiler.compiled] == ["4", "1", "2"] and compiler.num_bytes == 3
+
+
+def test_a_refusal_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+
+    class Refusing:
+        """Refuses everything."""
+
+        def check(self, kind: object, text: str) -> None:
+            tried.append(text)
+            raise ValueError("it takes more than 5 s to compile")
+
+        def close(self) -> None:
+            pass
+
+    monkeypatch.setattr("headstock.grammar.compiler.MAX_REFUSED", 2)
+    compiler = GrammarCompiler("toy-rules", lambda: ToyEngine(VOCABULARY), Refusing())
+    for text in ("1", "1", "2", "3", "3", "1"):
+        with pytest.raises(RequestError, match="more than 5 s"):
+            compiler.compile(StructuredOutputsParams(grammar=text))
+
+    assert tried == ["1", "2", "3", "1"]
+    assert compiler.has_compiled(StructuredOutputsParams(grammar="1"))
+    assert not compiler.has_compiled(StructuredOutputsParams(grammar="2"))

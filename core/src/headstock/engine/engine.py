@@ -219,7 +219,8 @@ class Engine:
         collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
         # Results first: a request that its last token ends has ended, even if an abort is queued.
         events = self._make_events(collected)
-        errors = collected.explain(events, self.config.spell)
+        failures = self.preparation.explain_failures()
+        errors = collected.explain(events, self.config.spell, failures)
         while self.inbox:
             events.append(self.inbox.popleft())
             self._track_arrival(events[-1])

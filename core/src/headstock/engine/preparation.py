@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from attrs import evolve, frozen
 
@@ -15,6 +15,7 @@ from headstock.startup.build import EngineBuild
 from headstock.startup.grammars import explain_no_grammar
 from headstock.startup.processors import SelectedProcessor
 from headstock.startup.request_args import RequestArgs
+from headstock.structured_outputs import StructuredOutputsParams
 
 
 @frozen(eq=False)
@@ -68,6 +69,14 @@ class RequestPreparation:
         if self.grammars is not None:
             self.grammars.advance(state)
             self.grammars.track_admissions(plan, state)
+
+    def explain_failures(self) -> Mapping[int, str]:
+        """Explain by admission id why answers of a form cannot be followed any further."""
+        return {} if self.grammars is None else self.grammars.explain_failures()
+
+    def knows_form(self, form: StructuredOutputsParams) -> bool:
+        """Whether the form of an answer is compiled, so that a request with it need not wait."""
+        return self.grammars is not None and self.grammars.compiler.has_compiled(form)
 
     def drop(self, request_id: str) -> None:
         """Let go of a request that is to end, and may never have arrived."""

@@ -49,14 +49,21 @@ class CollectedStep:
     reasons: Mapping[int, str] = field(factory=dict)
 
     def explain(
-        self, events: Sequence[Event], spell: Callable[[str], str] = str
+        self,
+        events: Sequence[Event],
+        spell: Callable[[str], str] = str,
+        unfollowed: Mapping[int, str] | None = None,
     ) -> Mapping[int, str]:
         """Explain by admission id why the events' requests failed; log rows that failed alone.
 
         spell: puts flags into the words in which the engine was configured
+        unfollowed: by admission id, why no token of a form was allowed
         """
+        known = unfollowed or {}
         errors = {
-            admission_id: self.failure or spell(self.reasons.get(row, NOT_FINITE))
+            admission_id: self.failure
+            or known.get(admission_id)
+            or spell(self.reasons.get(row, NOT_FINITE))
             for event in events
             if isinstance(event, Failed)
             for row, admission_id in zip(

@@ -13,6 +13,8 @@ from headstock.structured_outputs import PARAMETER, StructuredOutputsParams
 
 MAX_CACHED = 256
 """Compiled grammars that are kept, the latest used ones."""
+MAX_REFUSED = 64
+"""Refused grammars that are remembered, the latest ones."""
 MAX_CACHED_BYTES = 16 << 20
 """Bytes that the texts of all kept grammars may have: what is compiled grows with them."""
 
@@ -45,6 +47,7 @@ class GrammarCompiler:
         self.engine_lock = threading.Lock()
         self.made_engine: GrammarEngine | None = None
         self.compiled: OrderedDict[tuple[GrammarKind, str], CompiledGrammar] = OrderedDict()
+        self.refused: OrderedDict[tuple[GrammarKind, str], str] = OrderedDict()
         self.num_bytes = 0
 
     @property
@@ -66,16 +69,21 @@ class GrammarCompiler:
             if (kind, text) in self.compiled:
                 self.compiled.move_to_end((kind, text))
                 return self.compiled[kind, text]
+            refusal = self.refused.get((kind, text))
+        if refusal is not None:
+            raise RequestError(refusal, PARAMETER)
         try:
             self.trial.check(kind, text)
             compiled = self.engine.compile(kind, text)
             compiled.start()
         except ValueError as error:
-            raise RequestError(
+            refusal = (
                 f"{PARAMETER}: this {kind.value} cannot be served by {self.name}: "
-                f"{shorten(error, 300)}",
-                PARAMETER,
-            ) from error
+                f"{shorten(error, 300)}"
+            )
+            with self.lock:
+                self._note_refusal(kind, text, refusal)
+            raise RequestError(refusal, PARAMETER) from error
         # A plugin that is broken costs those alone who ask for it.
         except HeadstockError as error:
             raise RequestError(f"{PARAMETER}: {error}", PARAMETER) from error
@@ -89,6 +97,18 @@ class GrammarCompiler:
             self._keep(kind, text, compiled)
         return compiled
 
+    def has_compiled(self, params: StructuredOutputsParams) -> bool:
+        """Whether the form is compiled, or was refused before."""
+        with self.lock:
+            key = (params.kind, params.text)
+            return key in self.compiled or key in self.refused
+
+    def _note_refusal(self, kind: GrammarKind, text: str, refusal: str) -> None:
+        """Remember a refusal: whoever asks again would take the time of others again."""
+        self.refused[kind, text] = refusal
+        while len(self.refused) > MAX_REFUSED or sum(map(_count, self.refused)) > MAX_CACHED_BYTES:
+            self.refused.popitem(last=False)
+
     def _keep(self, kind: GrammarKind, text: str, compiled: CompiledGrammar) -> None:
         """Keep a compiled grammar, and no more than the limits allow."""
         if (kind, text) not in self.compiled:
@@ -101,3 +121,8 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the process of trials."""
         self.trial.close()
+
+
+def _count(key: tuple[GrammarKind, str]) -> int:
+    """The characters of a grammar."""
+    return len(key[1])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 from attrs import define, frozen
 
-from headstock.errors import RequestError, describe_error, shorten
+from headstock.errors import PLUGIN_FAILURES, RequestError, describe_error, shorten
 from headstock.grammar.compiler import GrammarCompiler
 from headstock.grammar.delayed import DelayedMatcher
 from headstock.logs import log_event
@@ -60,15 +60,16 @@ class GrammarRows:
     is on its way, so the two never use one matcher at the same time.
     """
 
-    def __init__(self, compiler: GrammarCompiler) -> None:
+    def __init__(self, compiler: GrammarCompiler, vocab: int) -> None:
         self.compiler = compiler
+        self.vocab = vocab
         self.requests: dict[str, FollowedRequest] = {}
         self.by_admission_id: dict[int, FollowedRequest] = {}
 
     def check_request(self, request: Request) -> None:
         """Raise RequestError when the form of a request's answer cannot be served."""
         params = request.params
-        if not request.stop_ids:
+        if not self._list_end_ids(request):
             raise RequestError(
                 f"{PARAMETER} needs a token that ends an answer, and the model has none or "
                 "ignore_eos is set; give stop_token_ids or leave ignore_eos out",
@@ -87,10 +88,14 @@ class GrammarRows:
         form = request.params.structured_outputs
         matcher = self.compiler.compile(form).start()
         if form.after_reasoning is not None:
-            matcher = DelayedMatcher(matcher, form.after_reasoning, request.stop_ids)
+            matcher = DelayedMatcher(matcher, form.after_reasoning, self._list_end_ids(request))
         self.requests[request.id] = FollowedRequest(
-            request, matcher, np.array(request.stop_ids, np.int64)
+            request, matcher, np.array(self._list_end_ids(request), np.int64)
         )
+
+    def _list_end_ids(self, request: Request) -> list[int]:
+        """The tokens that end the request; a tokenizer may have more ids than there are scores."""
+        return [token for token in request.stop_ids if 0 <= token < self.vocab]
 
     def drop_request(self, request_id: str) -> None:
         """Let go of a request that is to end, unless it runs; unknown ids are ignored."""
@@ -128,6 +133,12 @@ class GrammarRows:
             if followed is not None:
                 self._follow(followed, state.accepted_tokens[start:stop])
 
+    def explain_failures(self) -> Mapping[int, str]:
+        """Explain by admission id which answers cannot be followed any further."""
+        return {
+            number: each.failure for number, each in self.by_admission_id.items() if each.failure
+        }
+
     def plan_masks(self, plan: Plan) -> PlannedMasks | None:
         """Find the plan's logits that a form rules; None when there are none."""
         if not self.by_admission_id:
@@ -138,11 +149,11 @@ class GrammarRows:
         logits: list[int] = []
         followed: list[tuple[FollowedRequest, Ints]] = []
         for i in plan.samples.nonzero()[0].tolist():
-            answer = self.by_admission_id.get(int(plan.admission_ids[i]))
-            if answer is None:
+            found = self.by_admission_id.get(int(plan.admission_ids[i]))
+            if found is None:
                 continue
             count, stop = int(num_drafts[i]), int(draft_stops[i])
-            followed.append((answer, plan.drafts[stop - count : stop]))
+            followed.append((found, plan.drafts[stop - count : stop]))
             last = int(last_logits[i])
             logits += range(last - count, last + 1)
         return PlannedMasks(self, np.array(logits, np.int64), followed) if followed else None
@@ -155,18 +166,17 @@ class GrammarRows:
         masks[:] = -1
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
-            results = list(_fill_masks(self.compiler.engine, matchers, masks))
-            if len(results) != len(matchers):
-                raise ValueError(f"fill_masks returned {len(results)} of {len(matchers)} answers")
+            results = _check_results(_fill_masks(self.compiler.engine, matchers, masks), matchers)
         # Of one of them, or of all: no row may get a token that its form does not allow.
-        except Exception as error:
-            results = [ValueError(describe_error(error))] * len(matchers)
+        except PLUGIN_FAILURES as error:
+            results = [error] * len(matchers)
         at = 0
         for (each, drafts), result in zip(followed, results, strict=True):
             own = masks[at : at + len(drafts) + 1]
             at += len(own)
-            if not isinstance(result, tuple) or each.failure:
-                self._fail(each, each.failure or _describe_failure(result))
+            if isinstance(result, BaseException):
+                self._fail(each, result)
+            if each.failure or isinstance(result, BaseException):
                 own[:] = 0
                 continue
             for mask, may_end in zip(own, result, strict=False):
@@ -183,27 +193,33 @@ class GrammarRows:
         try:
             count = followed.matcher.advance(tokens)
             if count < len(tokens):
-                self._fail(followed, f"token {int(tokens[count])} is not allowed there")
-        except Exception as error:
-            self._fail(followed, describe_error(error))
+                raise ValueError(f"token {int(tokens[count])} is not allowed there")
+        except PLUGIN_FAILURES as error:
+            self._fail(followed, error)
             return
-        # What was accepted is never taken back, so the form is followed without the delay from
-        # here.
+        # What was accepted is never taken back: from here the form is followed without the delay.
         if isinstance(followed.matcher, DelayedMatcher) and followed.matcher.has_begun:
             followed.matcher = followed.matcher.matcher
 
-    def _fail(self, followed: FollowedRequest, reason: str) -> None:
+    def _fail(self, followed: FollowedRequest, error: BaseException) -> None:
         """Note why a request cannot be followed any further; its next step has no token for it."""
-        if not followed.failure:
-            followed.failure = reason
-            LOG.error(
-                log_event(
-                    "an answer cannot be followed",
-                    request=followed.request.id,
-                    plugin=self.compiler.name,
-                    reason=shorten(reason, 200),
-                )
+        if followed.failure:
+            return
+        # A ValueError is how the contract says that a limit is reached.
+        reason = str(error) if isinstance(error, ValueError) else describe_error(error)
+        said = "says" if isinstance(error, ValueError) else "raised"
+        followed.failure = (
+            f"the form of this answer cannot be followed any further: the grammar plugin "
+            f"{self.compiler.name!r} {said} {shorten(reason, 200)}"
+        )
+        LOG.error(
+            log_event(
+                "an answer cannot be followed",
+                request=followed.request.id,
+                reason=shorten(reason, 200),
+                plugin=self.compiler.name,
             )
+        )
 
     def close(self) -> None:
         """Let go of all requests, and end what compiles."""
@@ -222,14 +238,14 @@ _EXCLUDED = {
 
 def _fill_masks(
     engine: GrammarEngine, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
-) -> list[tuple[bool, ...] | ValueError]:
+) -> Sequence[tuple[bool, ...] | BaseException]:
     """Fill the masks as `GrammarEngine.fill_masks` does.   writes: masks [m, words] int32"""
     delayed = [isinstance(matcher, DelayedMatcher) for matcher, _ in matchers]
     if not any(delayed):
         return engine.fill_masks(matchers, masks)
     # The engine may know its own matchers alone. The contract's default knows any.
     is_row_delayed = np.repeat(delayed, [len(drafts) + 1 for _, drafts in matchers])
-    results: list[Iterator[tuple[bool, ...] | ValueError]] = []
+    results: list[Iterator[tuple[bool, ...] | BaseException]] = []
     for flag, fill in (
         (False, engine.fill_masks),
         (True, partial(GrammarEngine.fill_masks, engine)),
@@ -241,8 +257,23 @@ def _fill_masks(
     return [next(results[flag]) for flag in delayed]
 
 
-def _describe_failure(result: object) -> str:
-    """Why the masks of an answer were not filled."""
-    if isinstance(result, Exception):
-        return str(result) or describe_error(result)
-    return f"fill_masks returned {shorten(result)}"
+def _check_results(
+    results: object, matchers: Sequence[tuple[Matcher, Ints]]
+) -> list[tuple[bool, ...] | BaseException]:
+    """An engine's answers, with an error in the place of each that is none.
+
+    raises: TypeError when they are not one for each matcher
+    """
+    if not isinstance(results, list | tuple) or len(results) != len(matchers):
+        raise TypeError(f"fill_masks returned {shorten(results)} for {len(matchers)} matchers")
+    checked: list[tuple[bool, ...] | BaseException] = []
+    for result, (_, drafts) in zip(results, matchers, strict=True):
+        is_answer = isinstance(result, tuple) and 1 <= len(result) <= len(drafts) + 1
+        checked.append(
+            result
+            if is_answer or isinstance(result, ValueError)
+            else TypeError(
+                f"fill_masks returned {shorten(result)} for a matcher with {len(drafts)} drafts"
+            )
+        )
+    return checked

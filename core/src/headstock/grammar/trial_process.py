@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,8 @@ from headstock.spi import GrammarEngine, GrammarKind, GrammarSpec, Vocabulary
 
 def main() -> None:
     """Answer until the input ends."""
+    # Ctrl-C reaches the whole group; it is the program that decides what ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     answers = sys.stdout
     # What a library prints is no answer.
     with contextlib.redirect_stdout(sys.stderr):

@@ -79,7 +79,7 @@ def make_grammar_rows(
         vocabulary,
         config.grammar_timeout,
     )
-    return GrammarRows(GrammarCompiler(spec.name, make_engine, trial))
+    return GrammarRows(GrammarCompiler(spec.name, make_engine, trial), model.vocab)
 
 
 def _is_for(spec: GrammarSpec, assignment: str) -> bool:

@@ -7,7 +7,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
+from headstock import StructuredOutputsParams
 from headstock.logs import log_event
 from headstock.requests import EngineLoop
 from headstock_openai_server.engine.messages import FromEngine, Message, Refused, Submit
@@ -35,9 +37,15 @@ class FormQueue:
         self.pending: dict[str, bool] = {}
 
     @staticmethod
-    def has_form(message: Submit) -> bool:
-        """Whether an answer to some request of the batch must have a form."""
-        return any("structured_outputs" in wire.params for wire in message.requests)
+    def must_compile(message: Submit, engine: Any) -> bool:
+        """Whether the form of some answer of the batch is yet to be compiled."""
+        # Those that are known must not wait behind others that take their time.
+        forms = [
+            StructuredOutputsParams(**wire.params["structured_outputs"])
+            for wire in message.requests
+            if "structured_outputs" in wire.params
+        ]
+        return any(not engine.preparation.knows_form(form) for form in forms)
 
     def submit(self, message: Submit, work: Callable[[], FromEngine]) -> None:
         """Have `work` submit the batch, and send what it returns."""

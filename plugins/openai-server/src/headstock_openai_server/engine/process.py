@@ -222,7 +222,7 @@ def serve_engine(
         match message:
             case None | Close():
                 break
-            case Submit() if forms.has_form(message):
+            case Submit() if forms.must_compile(message, engine):
                 forms.submit(message, partial(submit_batch, message, engine, loop, reporter))
             case Submit():
                 channel.send(submit_batch(message, engine, loop, reporter))
