@@ -190,6 +190,27 @@ def test_what_is_not_served_is_refused_by_name_with_a_way_out(
     assert caught.value.message.startswith(param)
 
 
+def test_what_codex_sends_is_taken() -> None:
+    function = {"type": "function", "name": "exec_command", "strict": False, "parameters": {}}
+    text = [{"type": "input_text", "text": "hi"}]
+    sent = {
+        "model": "demo",
+        "input": [{"type": "message", "id": "msg_1", "role": "developer", "content": text}],
+        "instructions": "Be brief.",
+        "tools": [function],
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+        "reasoning": {"summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "a",
+        "client_metadata": {"turn_id": "b"},
+    }
+    chat = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
+    assert [each.role for each in chat.messages] == ["system", "developer"]
+
+
 def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
     call = {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}
     thought = {"type": "reasoning", "summary": [], "content": None}
