@@ -58,6 +58,7 @@ CODER_CALL = "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</funct
 ANSWERS = {
     "hermes": [
         (HERMES_CALL, call("f", '{"a": 1}')),
+        (HERMES_CALL.replace("}}", "}"), call("f", '{"a": 1}')),  # a bracket is missing
         (f"Let me see.\n{HERMES_CALL}", [*content("Let me see."), *call("f", '{"a": 1}')]),
         (f"{HERMES_CALL}\n{HERMES_CALL}\n", call("f", '{"a": 1}') * 2),
         (f"{HERMES_CALL}{HERMES_CALL}\nDone. ", [*call("f", '{"a": 1}') * 2, *content("Done. ")]),

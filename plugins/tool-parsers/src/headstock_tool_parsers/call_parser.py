@@ -94,6 +94,11 @@ class CallParser(ToolParser):
                 self.is_beside_call = True
                 self.buffer = self.buffer[1:]
                 return self.go_to(self.end_call)
+            # Small models forget the bracket around name and arguments.
+            if is_call and self.reader.end_early():
+                self._note_call(0)
+                self.is_beside_call = True
+                return self.go_to(self.end_call)
             # Only what comes now is looked at again: going back to the mark could take as long as
             # the answer squared.
             return self.go_to(self.read_text) if is_call else self.give_up()

@@ -169,6 +169,13 @@ class CallReader:
         self._emit([arguments]) if self.is_call else self._held.append(arguments)
         return True
 
+    def end_early(self) -> bool:
+        """Whether all but the last bracket of a call is there; then it ends here."""
+        is_whole = self.is_call and self._has_arguments and self._expected == ","
+        if is_whole:
+            self.events.append(ToolEvent(ToolEventKind.END))
+        return is_whole
+
     def _end_call(self) -> Reading:
         if not self.is_call:
             return Reading.BROKEN
