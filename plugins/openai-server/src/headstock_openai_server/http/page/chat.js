@@ -1,6 +1,6 @@
 // The conversation: asks, shows the answer as it comes, and stops when told to.
 
-const conversation = [];
+let conversation = [];
 let running = null;
 
 function addTurn(kind, text) {
@@ -41,8 +41,9 @@ async function readEvents(stream, onEvent) {
 }
 
 async function answer() {
+  const turns = conversation; // Clear begins another one while this answer still ends
   const system = element("system").value.trim();
-  const messages = system ? [{ role: "system", content: system }, ...conversation] : conversation;
+  const messages = system ? [{ role: "system", content: system }, ...turns] : turns;
   const turn = addTurn("assistant", "");
   const thought = document.createElement("div");
   const text = document.createElement("div");
@@ -82,7 +83,7 @@ async function answer() {
   }
   running = null;
   setRunning(false);
-  if (text.textContent) conversation.push({ role: "assistant", content: text.textContent });
+  if (text.textContent) turns.push({ role: "assistant", content: text.textContent });
   const parts = [];
   if (first) parts.push(`first token ${milliseconds((first - began) / 1000)}`);
   if (usage && first) {
@@ -116,7 +117,7 @@ function stop() {
 
 function clearChat() {
   stop();
-  conversation.length = 0;
+  conversation = [];
   element("log").replaceChildren();
   element("prompt").focus();
 }
