@@ -86,7 +86,9 @@ def client_names(body: SamplingBody) -> dict[str, str]:
         names |= {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        if body.tool_choice not in (None, "none", "auto"):  # its form is that of the tools' calls
+        has_form = body.structured_outputs is not None or body.response_format is not None
+        # Else the form is that of the tools' calls.
+        if body.tool_choice not in (None, "none", "auto") and not has_form:
             names["structured_outputs"] = "tool_choice"
     return names
 
