@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from attrs import evolve
 
 from headstock import LLM, SamplingParams
 from headstock.errors import RequestError, UnknownPlugin
 from headstock.outputs import CompletionOutput, ToolCall
 from headstock.requests.answer_formats import AnswerFormats
 from headstock.spi import ToolEvent, ToolEventKind, ToolParser
-from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
 from headstock.text.completion import join_pieces
 from headstock.text.conversation import Conversation
@@ -353,46 +351,3 @@ def test_pieces_of_calls_are_joined_by_their_index() -> None:
         ToolCall(1, "b", "g", "{}"),
     )
     assert AnswerDivider(AnswerFormat()).add_text("x", is_last=True).content == "x"
-
-
-@pytest.mark.parametrize(
-    ("prompt", "reasoning"),
-    [
-        ("<think>", ReasoningTokens(end=2)),
-        ("", ReasoningTokens(start=1, end=2)),
-        ("<think></think>", None),
-    ],
-)
-def test_a_form_begins_after_reasoning(prompt: str, reasoning: ReasoningTokens | None) -> None:
-    formats, form = AnswerFormats(), StructuredOutputsParams(json_object=True)
-    answer = formats.make_format(Conversation(messages=TALK), "{# </think> #}", prompt)
-    assert answer is not None
-    ids = {"<think>": 1, "</think>": 2}
-
-    delayed, after = formats.delay_form(form, answer, NamedTokens(ids))
-    assert delayed == evolve(form, after_reasoning=reasoning) and after == answer
-
-    # Without tokens for the marks it cannot be seen in time that reasoning has ended.
-    at_once, undivided = formats.delay_form(form, answer, NamedTokens({}))
-    assert at_once == form
-    assert reasoning is None or undivided.reasoning is None
-
-
-class NamedTokens(Tokenizer):
-    """A tokenizer that knows a few tokens by their texts."""
-
-    def __init__(self, ids: dict[str, int]) -> None:
-        self.ids = ids
-
-    def find_ids(self, texts: Any) -> frozenset[int]:
-        """The ids of those that it knows."""
-        return frozenset(self.ids[text] for text in texts if text in self.ids)
-
-
-def test_a_form_beside_tools_that_may_be_called_is_refused(scripted: Make) -> None:
-    llm, loop = scripted()
-    params = SamplingParams(max_tokens=1, structured_outputs={"regex": "a"})  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match=r'cannot be combined with tools .* tool_choice "none"'):
-        llm.chat(TALK, params, tools=TOOLS, chat_template=TEMPLATE)
-    llm.chat(TALK, params, tools=TOOLS, tool_choice="none", chat_template=TEMPLATE)
-    assert loop.seen[0].params.structured_outputs == params.structured_outputs

@@ -11,7 +11,9 @@ from headstock.errors import RequestError
 from headstock.sampling_params import SamplingParams
 from headstock.spi import Tool, ToolEvent, ToolEventKind, ToolParser
 
-OPENING: Final = re.compile(r'\{"name":("(?:[^"\\]|\\.)*"),"parameters":')
+OPENING: Final = re.compile(
+    r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"parameters"\s*:\s*(?=\S)'
+)
 
 
 def force_call(params: SamplingParams, tools: Sequence[Tool]) -> SamplingParams:
@@ -34,16 +36,39 @@ def make_call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     # The schema itself where it can be: references in it begin at its root.
     if len(tools) == 1:
         return arguments[0]
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "parameters": schema},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool, schema in zip(tools, arguments, strict=True)
-    ]
-    return {"anyOf": calls}
+    definitions: dict[str, Any] = {}
+    calls = []
+    for number, (tool, schema) in enumerate(zip(tools, arguments, strict=True)):
+        # References begin at the root, so a schema that has any goes there under a name.
+        moved = _move_references(schema, f"#/$defs/tool{number}")
+        if moved != schema:
+            definitions[f"tool{number}"] = moved
+        calls.append(
+            {
+                "type": "object",
+                "properties": {
+                    "name": {"const": tool.name},
+                    "parameters": schema if moved == schema else {"$ref": f"#/$defs/tool{number}"},
+                },
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls} | ({"$defs": definitions} if definitions else {})
+
+
+def _move_references(value: Any, root: str) -> Any:
+    """A part of a schema with references to its root as references to `root`."""
+    if isinstance(value, list):
+        return [_move_references(each, root) for each in value]
+    if not isinstance(value, dict):
+        return value
+    return {
+        key: root + each[1:]
+        if key == "$ref" and isinstance(each, str) and each.startswith("#")
+        else _move_references(each, root)
+        for key, each in value.items()
+    }
 
 
 class ForcedCallParser(ToolParser):
@@ -58,8 +83,7 @@ class ForcedCallParser(ToolParser):
     def feed(self, text: str) -> list[ToolEvent]:
         """The name once it is there, and then the arguments."""
         self.text += text
-        # The last bracket closes the object around name and arguments.
-        return self._list_events(len(self.text) - (0 if self.name else 1))
+        return self._list_events(self._count_certain())
 
     def finish(self) -> list[ToolEvent]:
         """The rest; the end of the call if it is whole."""
@@ -67,8 +91,15 @@ class ForcedCallParser(ToolParser):
             json.loads(self.text)
         except ValueError:
             return self._list_events(len(self.text))
-        end = len(self.text) - (0 if self.name else 1)
-        return [*self._list_events(end), ToolEvent(ToolEventKind.END)]
+        return [*self._list_events(self._count_certain()), ToolEvent(ToolEventKind.END)]
+
+    def _count_certain(self) -> int:
+        """The characters that are no part of the end of the object around name and arguments."""
+        if self.name:
+            return len(self.text)
+        # A bracket at the end closes that object or one of the arguments'; white space before it
+        # may belong to either.
+        return len(self.text.rstrip().removesuffix("}").rstrip())
 
     def _list_events(self, end: int) -> list[ToolEvent]:
         """The events of the text up to `end`."""

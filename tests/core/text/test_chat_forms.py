@@ -1,0 +1,91 @@
+"""Answers of chats that must have a form: when it begins, and how calls in one are read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from attrs import evolve
+
+from headstock import SamplingParams
+from headstock.errors import RequestError
+from headstock.requests.answer_formats import AnswerFormats
+from headstock.spi import ToolEventKind
+from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
+from headstock.text.conversation import Conversation
+from headstock.text.forced_call import ForcedCallParser, make_call_schema
+from headstock.text.tokenizer import Tokenizer
+from headstock.text.tools import list_tools
+
+from .test_chat_answers import SUB, TALK, TEMPLATE, TOOLS, Make
+
+
+@pytest.mark.parametrize(
+    ("prompt", "reasoning"),
+    [
+        ("<think>", ReasoningTokens(end=2)),
+        ("", ReasoningTokens(start=1, end=2)),
+        ("<think></think>", None),
+    ],
+)
+def test_a_form_begins_after_reasoning(prompt: str, reasoning: ReasoningTokens | None) -> None:
+    formats, form = AnswerFormats(), StructuredOutputsParams(json_object=True)
+    answer = formats.make_format(Conversation(messages=TALK), "{# </think> #}", prompt)
+    assert answer is not None
+    ids = {"<think>": 1, "</think>": 2}
+
+    delayed, after = formats.delay_form(form, answer, NamedTokens(ids))
+    assert delayed == evolve(form, after_reasoning=reasoning) and after == answer
+
+    # Without tokens for the marks it cannot be seen in time that reasoning has ended.
+    at_once, undivided = formats.delay_form(form, answer, NamedTokens({}))
+    assert at_once == form
+    assert reasoning is None or undivided.reasoning is None
+
+
+class NamedTokens(Tokenizer):
+    """A tokenizer that knows a few tokens by their texts."""
+
+    def __init__(self, ids: dict[str, int]) -> None:
+        self.ids = ids
+
+    def find_ids(self, texts: Any) -> frozenset[int]:
+        """The ids of those that it knows."""
+        return frozenset(self.ids[text] for text in texts if text in self.ids)
+
+
+def test_a_form_beside_tools_that_may_be_called_is_refused(scripted: Make) -> None:
+    llm, loop = scripted()
+    params = SamplingParams(max_tokens=1, structured_outputs={"regex": "a"})  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=r'cannot be combined with tools .* tool_choice "none"'):
+        llm.chat(TALK, params, tools=TOOLS, chat_template=TEMPLATE)
+    llm.chat(TALK, params, tools=TOOLS, tool_choice="none", chat_template=TEMPLATE)
+    assert loop.seen[0].params.structured_outputs == params.structured_outputs
+
+
+@pytest.mark.parametrize("blank", ["", "\n  "])
+def test_a_call_among_several_is_read_however_it_is_spaced(blank: str) -> None:
+    arguments = '{"a":{"b":[1]}}'
+    text = blank.join(["{", '"name"', ":", '"sub"', ",", '"parameters"', ":", arguments, "}"])
+    tools = list_tools([*TOOLS, SUB])
+    for cut in range(len(text) + 1):
+        parser = ForcedCallParser(tools)
+        events = [*parser.feed(text[:cut]), *parser.feed(text[cut:]), *parser.finish()]
+        kinds = [event.kind for event in events if event.kind is not ToolEventKind.ARGUMENTS]
+        assert kinds == [ToolEventKind.CALL, ToolEventKind.END]
+        written = "".join(e.text for e in events if e.kind is ToolEventKind.ARGUMENTS)
+        assert written == arguments, cut
+
+
+def test_references_begin_at_the_root_of_their_own_schema() -> None:
+    schema = {"properties": {"leaf": {"$ref": "#/$defs/kind"}, "next": {"$ref": "#"}},
+              "$defs": {"kind": {"type": "integer"}}}  # fmt: skip
+    tree = {"type": "function", "function": {"name": "tree", "parameters": schema}}
+    whole = make_call_schema(list_tools([*TOOLS, tree]))
+
+    assert whole["anyOf"][0]["properties"]["parameters"] == {"type": "object"}
+    assert whole["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/tool1"}
+    properties = whole["$defs"]["tool1"]["properties"]
+    assert properties["leaf"] == {"$ref": "#/$defs/tool1/$defs/kind"}
+    assert properties["next"] == {"$ref": "#/$defs/tool1"}
+    assert make_call_schema(list_tools([tree])) == schema
