@@ -20,7 +20,8 @@ from benchmarks.running import ROWS, make_limits, make_request, sample_tokens
 
 import headstock
 from headstock.scheduler import Arrived, Event, RowCounter, initial_state, step
-from headstock_bench.conditions import read_commit, read_cpu_name
+from headstock.startup.device import read_cpu_name
+from headstock_bench.conditions import read_commit
 
 WARM_UP = 100
 """Steps that are not timed."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from headstock_bench.conditions import read_commit, read_cpu_name
+from headstock.startup.device import read_cpu_name
+from headstock_bench.conditions import read_commit
 
 
 def run_git(folder: Path, *arguments: str) -> str:
