@@ -32,6 +32,7 @@ class Onlooker:
     num_preempted: int = 0
     most: dict[int, int] = field(factory=dict)
     preemptions: dict[int, int] = field(factory=dict)
+    chosen: set[int] = field(factory=set)
     tenants: list[str] = field(factory=lambda: [""])
     owners: list[np.ndarray] = field(init=False)
 
@@ -92,10 +93,12 @@ class Onlooker:
             if request_state.preemptions == self.preemptions[arrival]:
                 continue
             self.preemptions[arrival] = request_state.preemptions
+            is_chosen = arrival in self.chosen
+            self.chosen.discard(arrival)
             younger = [
                 other.request.id
                 for other in stay
-                if other.priority_key > request_state.priority_key
+                if other.priority_key > request_state.priority_key and not is_chosen
             ]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
             assert request_state.preemptions <= self.most[arrival], (
@@ -104,8 +107,9 @@ class Onlooker:
             )
 
     def pardon(self, request_state: RequestState) -> None:
-        """Leave the request's next preemption out of the count: its scheduler chose it."""
+        """Leave the request's next preemption out: its scheduler chose it."""
         self.most[request_state.arrival] += 1
+        self.chosen.add(request_state.arrival)
 
     def judge_tenants(self, state: State) -> None:
         """Check that what a row had computed before this step was for its namespace."""

@@ -6,6 +6,7 @@ Any mistake of the scheduler shows as a wrong token, which can be worked out by 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 from attrs import define, evolve, field
@@ -26,7 +27,14 @@ from headstock.scheduler import (
     initial_state,
     step,
 )
-from headstock.spi import KVGroup, LayoutKind
+from headstock.spi import (
+    Budget,
+    KVGroup,
+    LayoutKind,
+    ScheduleDecision,
+    ScheduleFunction,
+    View,
+)
 
 VOCAB = 50
 
@@ -234,11 +242,13 @@ class Drive:
     back for them.
 
     tick: milliseconds from one step to the next; 0 for no clock
+    takes_back: the scheduler preempts rows by rules of its own, which no onlooker can know
     """
 
     limits: Limits
     rng: np.random.Generator | None = None
     tick: int = 0
+    takes_back: bool = False
     state: State = field(init=False)
     device: ToyDevice = field(init=False)
     events: list[Event] = field(factory=list)
@@ -254,9 +264,24 @@ class Drive:
     def __attrs_post_init__(self) -> None:
         if self.rng is not None and not self.limits.max_drafts:
             self.limits = evolve(self.limits, max_drafts=3)
+        if self.takes_back:
+            schedule = partial(self.schedule, self.limits.schedule)
+            self.limits = evolve(self.limits, schedule=schedule)
         self.state = initial_state(self.limits)
         self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
         self.device = ToyDevice(self.limits)
+
+    def schedule(self, choose: ScheduleFunction, view: View, budget: Budget) -> ScheduleDecision:
+        """What the scheduler chooses; the onlooker is told of its victims."""
+        decision = choose(view, budget)
+        # What is no decision is for the scheduler that runs it to refuse.
+        victims = getattr(decision, "victims", None)
+        if isinstance(victims, np.ndarray) and victims.dtype.kind in "iu":
+            for row in victims[np.isin(victims, view.rows_by_priority)].tolist():
+                request_state = self.state.requests_by_row[row]
+                if request_state is not None:
+                    self.onlooker.pardon(request_state)
+        return decision
 
     def submit(self, request: Request) -> None:
         """Add a request."""
