@@ -13,7 +13,8 @@ import pytest
 from tokenizers import Tokenizer
 
 import headstock_demo
-from headstock.spi import GrammarKind, Matcher, Vocabulary
+from headstock.spi import GrammarKind, Matcher, Tool, Vocabulary
+from headstock.text.forced_call import make_call_schema
 from headstock_llguidance.engine import LLGuidanceEngine
 from headstock_llguidance.options import LLGuidanceOptions
 
@@ -81,6 +82,39 @@ def test_json_has_no_white_space_unless_asked_for() -> None:
         engine = make_engine(whitespace=whitespace)
         assert accepts(engine, GrammarKind.JSON_SCHEMA, schema, '{"a": 1}') is whitespace
         assert accepts(engine, GrammarKind.JSON_SCHEMA, schema, '{"a":1}')
+
+
+@pytest.mark.parametrize(
+    "draft",
+    ["https://json-schema.org/draft/2020-12/schema", "http://json-schema.org/draft-07/schema#", ""],
+)
+def test_schemas_of_several_tools_keep_their_references_apart(
+    engine: LLGuidanceEngine, draft: str
+) -> None:
+    point = {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]}
+    schemas: dict[str, dict[str, object]] = {
+        "move": {"$ref": "#/$defs/P", "$defs": {"P": point}},
+        "say": {"properties": {"p": {"$ref": "#/$defs/P"}}, "$defs": {"P": {"type": "string"}}},
+        "nest": {"properties": {"in": {"$ref": "#"}}, "additionalProperties": False},
+    }
+    if draft:
+        for schema in schemas.values():
+            schema["$schema"] = draft
+    tools = [Tool(name=name, parameters=schema) for name, schema in schemas.items()]
+    calls = {
+        "move": ['{"x":1}', '{"x":"1"}'],
+        "say": ['{"p":"a"}', '{"p":{"x":1}}', "5"],
+        "nest": ['{"in":{"in":{}}}', '{"in":{"p":{}}}'],
+    }
+    for name, (right, *wrong) in calls.items():
+        (tool,) = (each for each in tools if each.name == name)
+        alone = json.dumps(make_call_schema([tool]))
+        among = json.dumps(make_call_schema(tools))
+        for arguments in (right, *wrong):
+            text = f'{{"name":"{name}","parameters":{arguments}}}'
+            for form, answer in ((alone, arguments), (among, text)):
+                is_taken = accepts(engine, GrammarKind.JSON_SCHEMA, form, answer)
+                assert is_taken is (arguments == right), answer
 
 
 @pytest.mark.feature("R4")

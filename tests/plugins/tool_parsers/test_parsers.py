@@ -80,6 +80,16 @@ ANSWERS = {
             '<tool_call>{"name": "f", "arguments": {}} and so on',
             [*call("f", "{}"), *content("and so on")],
         ),
+        # no last bracket, or something else in its place
+        ('<tool_call>{"arguments": {}, "name": "f"</tool_call>', call("f", "{}")),
+        (
+            r'<tool_call>{"name": "f", "arguments": "{}", </tool_call> Done.',
+            [*call("f", "{}"), *content("Done.")],
+        ),
+        (
+            '<tool_call>{"name": "f", "arguments": "no"</tool_call>',
+            [("call", "f"), *content('"</tool_call>')],
+        ),
         # no call: content, every character of it
         ("<tool_call>f(1)</tool_call>", content("<tool_call>f(1)</tool_call>")),
         ('<tool_call> {"arguments": {}} ', content('<tool_call> {"arguments": {}} ')),
@@ -96,6 +106,7 @@ ANSWERS = {
             [("call", "f"), ("arguments", '{"a": ')],
         ),
         (HERMES_CALL[:-5], call("f", '{"a": 1}')),
+        ('<tool_call>{"name": "f", "arguments": {"a": 1}', call("f", '{"a": 1}')),
         # arguments that are no JSON go out as they are
         ('<tool_call>{"name": "f", "arguments": {a: 1}}</tool_call>', call("f", "{a: 1}")),
     ],
@@ -110,6 +121,10 @@ ANSWERS = {
             [*call("f", "{}"), *call("get_weather", '{"a": 2}')],
         ),
         ('I call: <|python_tag|>{"name": "f"}', [*content("I call:"), *call("f", "{}")]),
+        (
+            '{"name": "f", "parameters": {"a": 1}; {"name": "f"}',
+            call("f", '{"a": 1}') + call("f", "{}"),
+        ),
         # what people ask for as JSON
         ('{"name": "Alice", "age": 3}', content('{"name": "Alice", "age": 3}')),
         (' {"a": [1, {"name": "f"}]}\n', content(' {"a": [1, {"name": "f"}]}\n')),
@@ -131,6 +146,7 @@ ANSWERS = {
             '[TOOL_CALLS]f[ARGS]{}[TOOL_CALLS]get_weather[CALL_ID]abc[ARGS] {"a": 1}',
             [*call("f", "{}"), *call("get_weather", '{"a": 1}')],
         ),
+        ('[TOOL_CALLS][{"name": "f", "arguments": {"a": 1}]', call("f", '{"a": 1}')),
         ('[TOOL_CALLS]f{"a": 1} ok', [*call("f", '{"a": 1}'), *content("ok")]),
         # no call
         ("[TOOL_CALLS]f or g", content("[TOOL_CALLS]f or g")),

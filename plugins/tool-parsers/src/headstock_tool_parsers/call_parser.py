@@ -41,6 +41,8 @@ class CallParser(ToolParser):
 
     def finish(self) -> list[ToolEvent]:
         """The events of what was held back."""
+        if self.state == self.read_call and self.reader.end_early():
+            self.events += self.reader.take_events()
         if self.opening:
             self.add_content(self.opening + self.buffer)
         elif self.holds_text and not (self.is_beside_call and self.buffer.isspace()):
@@ -89,15 +91,13 @@ class CallParser(ToolParser):
             reading = self.reader.add(char)
             if reading is Reading.PART:
                 continue
+            # Models forget the last bracket: a call is one without it.
+            is_ended = reading is Reading.LAST or self.reader.end_early()
             is_call = self._note_call(position)
-            if reading is Reading.LAST:
+            if is_ended:
                 self.is_beside_call = True
-                self.buffer = self.buffer[1:]
-                return self.go_to(self.end_call)
-            # Small models forget the bracket around name and arguments.
-            if is_call and self.reader.end_early():
-                self._note_call(0)
-                self.is_beside_call = True
+                if reading is Reading.LAST:
+                    self.buffer = self.buffer[1:]
                 return self.go_to(self.end_call)
             # Only what comes now is looked at again: going back to the mark could take as long as
             # the answer squared.

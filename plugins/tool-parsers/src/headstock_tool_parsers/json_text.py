@@ -75,6 +75,7 @@ class CallReader:
         self.is_call = False
         self._held: list[str] = []  # arguments that came before the name
         self._has_arguments = False
+        self._are_arguments_whole = False
         self._streams = False  # the value that is read goes out as it comes
         self._key = ""
         self._text: list[str] = []
@@ -145,7 +146,7 @@ class CallReader:
         self._expected = ","
         if self._streams:
             self._flush_arguments()
-            self._streams = False
+            self._streams, self._are_arguments_whole = False, True
             return True
         if self._key == "name":
             return self._begin_call(_read_string(self._text))
@@ -167,14 +168,8 @@ class CallReader:
         if arguments is None or not arguments.lstrip().startswith("{"):
             return False
         self._emit([arguments]) if self.is_call else self._held.append(arguments)
+        self._are_arguments_whole = True
         return True
-
-    def end_early(self) -> bool:
-        """Whether all but the last bracket of a call is there; then it ends here."""
-        is_whole = self.is_call and self._has_arguments and self._expected == ","
-        if is_whole:
-            self.events.append(ToolEvent(ToolEventKind.END))
-        return is_whole
 
     def _end_call(self) -> Reading:
         if not self.is_call:
@@ -183,6 +178,10 @@ class CallReader:
             self._emit(["{}"])
         self.events.append(ToolEvent(ToolEventKind.END))
         return Reading.LAST
+
+    def end_early(self) -> bool:
+        """End a call that broke off behind its arguments; False where they are not whole."""
+        return self.is_call and self._are_arguments_whole and self._end_call() is Reading.LAST
 
     def _flush_arguments(self) -> None:
         if self.is_call:
