@@ -77,15 +77,13 @@ def test_a_call_among_several_is_read_however_it_is_spaced(blank: str) -> None:
         assert written == arguments, cut
 
 
-def test_references_begin_at_the_root_of_their_own_schema() -> None:
-    schema = {"properties": {"leaf": {"$ref": "#/$defs/kind"}, "next": {"$ref": "#"}},
-              "$defs": {"kind": {"type": "integer"}}}  # fmt: skip
+def test_schemas_of_several_tools_are_resources_of_their_own() -> None:
+    schema = {"$schema": "", "$id": "", "properties": {"next": {"$ref": "#"}}}
     tree = {"type": "function", "function": {"name": "tree", "parameters": schema}}
-    whole = make_call_schema(list_tools([*TOOLS, tree]))
+    calls = make_call_schema(list_tools([*TOOLS, tree]))["anyOf"]
 
-    assert whole["anyOf"][0]["properties"]["parameters"] == {"type": "object"}
-    assert whole["anyOf"][1]["properties"]["parameters"] == {"$ref": "#/$defs/tool1"}
-    properties = whole["$defs"]["tool1"]["properties"]
-    assert properties["leaf"] == {"$ref": "#/$defs/tool1/$defs/kind"}
-    assert properties["next"] == {"$ref": "#/$defs/tool1"}
-    assert make_call_schema(list_tools([tree])) == schema
+    assert [each["properties"]["parameters"] for each in calls] == [
+        {"type": "object", "$id": "urn:tool:add"},
+        {"type": "object", "$id": "urn:tool:tree", "properties": schema["properties"]},
+    ]
+    assert make_call_schema(list_tools([tree])) == {"type": "object", **schema}

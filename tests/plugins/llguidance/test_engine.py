@@ -99,7 +99,7 @@ def test_schemas_of_several_tools_keep_their_references_apart(
     }
     if draft:
         for schema in schemas.values():
-            schema["$schema"] = draft
+            schema |= {"$schema": draft, "$id": "https://example.com/schema"}
     tools = [Tool(name=name, parameters=schema) for name, schema in schemas.items()]
     calls = {
         "move": ['{"x":1}', '{"x":"1"}'],

@@ -32,43 +32,30 @@ def force_call(params: SamplingParams, tools: Sequence[Tool]) -> SamplingParams:
 
 def make_call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     """The schema of the arguments of one tool, or of a name and arguments for several."""
-    arguments = [dict(tool.parameters) or {"type": "object"} for tool in tools]
-    # The schema itself where it can be: references in it begin at its root.
+    # Arguments are an object even where a schema does not say so.
+    arguments = [{"type": "object", **tool.parameters} for tool in tools]
     if len(tools) == 1:
         return arguments[0]
-    definitions: dict[str, Any] = {}
-    calls = []
-    for number, (tool, schema) in enumerate(zip(tools, arguments, strict=True)):
-        # References begin at the root, so a schema that has any goes there under a name.
-        moved = _move_references(schema, f"#/$defs/tool{number}")
-        if moved != schema:
-            definitions[f"tool{number}"] = moved
-        calls.append(
-            {
-                "type": "object",
-                "properties": {
-                    "name": {"const": tool.name},
-                    "parameters": schema if moved == schema else {"$ref": f"#/$defs/tool{number}"},
-                },
-                "required": ["name", "parameters"],
-                "additionalProperties": False,
-            }
-        )
-    return {"anyOf": calls} | ({"$defs": definitions} if definitions else {})
+    calls = [
+        {
+            "type": "object",
+            "properties": {
+                "name": {"const": tool.name},
+                "parameters": _make_resource(schema, f"urn:tool:{tool.name}"),
+            },
+            "required": ["name", "parameters"],
+            "additionalProperties": False,
+        }
+        for tool, schema in zip(tools, arguments, strict=True)
+    ]
+    return {"anyOf": calls}
 
 
-def _move_references(value: Any, root: str) -> Any:
-    """A part of a schema with references to its root as references to `root`."""
-    if isinstance(value, list):
-        return [_move_references(each, root) for each in value]
-    if not isinstance(value, dict):
-        return value
-    return {
-        key: root + each[1:]
-        if key == "$ref" and isinstance(each, str) and each.startswith("#")
-        else _move_references(each, root)
-        for key, each in value.items()
-    }
+def _make_resource(schema: dict[str, Any], name: str) -> dict[str, Any]:
+    """The schema as a resource of its own, whose references begin at its root."""
+    # An id is what JSON Schema bundles schemas by. Before draft 2019-09 it counted for nothing
+    # beside a reference, so the draft is not said.
+    return {key: value for key, value in schema.items() if key != "$schema"} | {"$id": name}
 
 
 class ForcedCallParser(ToolParser):
