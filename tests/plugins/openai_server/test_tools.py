@@ -138,6 +138,34 @@ def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Serv
     assert call["function"]["arguments"] != '{"a": 2, "b": [3]}'
 
 
+@pytest.mark.parametrize(
+    ("form", "name"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+def test_a_demanded_call_and_another_form_are_both_named(
+    server: Served, form: dict[str, Any], name: str
+) -> None:
+    error = server.post(CHAT, BODY | {"tool_choice": "required"} | form).error
+    assert error["message"].startswith(f"tool_choice demands a call, and {name} another form")
+    assert error["param"] == "tool_choice"
+
+
+@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "text"}}])
+def test_a_tool_that_no_grammar_follows_is_the_choices_fault(
+    server: Served, form: dict[str, Any]
+) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(70):
+        deep = {"items": deep}
+    tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
+    asked = {"messages": BODY["messages"], "tools": [tool], "tool_choice": "required"}
+    error = server.post(CHAT, asked | form).error
+    assert error["param"] == "tool_choice" and error["message"].startswith("tool_choice: json is")
+
+
 @pytest.mark.feature("W7")
 def test_tools_and_calls_of_earlier_turns_reach_the_template(server: Served) -> None:
     call = {"id": "a", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}

@@ -86,10 +86,9 @@ def client_names(body: SamplingBody) -> dict[str, str]:
         names |= {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
-        has_form = body.structured_outputs is not None or body.response_format is not None
-        # Else the form is that of the tools' calls.
-        if body.tool_choice not in (None, "none", "auto") and not has_form:
-            names["structured_outputs"] = "tool_choice"
+        is_forced = body.tool_choice not in (None, "none", "auto")
+        if is_forced and find_form(body.response_format, body.structured_outputs) is None:
+            names["structured_outputs"] = "tool_choice"  # the form is that of the tools' calls
     return names
 
 
