@@ -240,3 +240,12 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
     assert refused(top_logprobs=2) == "top_logprobs needs logprobs: true"
     assert "differ" in refused(max_tokens=2, max_completion_tokens=3)
     assert refused(n=5) == "n is 5; at most 4 answers are given"
+
+
+def test_names_of_prompts_and_people_change_nothing() -> None:
+    body = CHAT | {"prompt_cache_key": "a", "safety_identifier": "b"}
+    plain, named = (
+        make_chat_params(decode_body(json.dumps(each).encode(), ChatBody), SamplingParams(), 1)
+        for each in (CHAT, body)
+    )
+    assert plain == named

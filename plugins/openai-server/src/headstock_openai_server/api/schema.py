@@ -1,4 +1,5 @@
-"""The bodies of requests. Fields that nothing serves are refused by name, never ignored.
+"""The bodies of requests. Fields that nothing serves are refused by name, but for those that ask
+for nothing of an answer.
 
 Names are OpenAI's, and vLLM's for what OpenAI lacks. `null` is as good as leaving a field out.
 """
