@@ -169,6 +169,9 @@ def test_log_probabilities_are_of_the_scores_before(toys: Toys) -> None:
     [
         (lambda *_: {"nothing": 3}, "wanted None, or values of by, begin"),
         (lambda *_: {"by": (1, 2)}, r"gave its column 'by' .*; wanted: int64 number"),
+        (lambda *_: {"by": 1.9}, r"gave its column 'by' 1.9; wanted: int64 number"),
+        (lambda *_: {"by": 2.0**70}, r"gave its column 'by' .*; wanted: int64 number"),
+        (lambda *_: {"by": "7"}, r"gave its column 'by' .*; wanted: int64 number"),
         (lambda *_: 1 / 0, "'shift' raised ZeroDivisionError"),
         (lambda *_: int("x"), "'shift': invalid literal"),
     ],
@@ -208,3 +211,29 @@ def test_what_a_processor_says_of_itself_is_checked(
         toys.engine(logits_processors=("sharpen",))
     with pytest.raises(ValueError, match="dtype"):
         LogitColumn(neutral=0, dtype="bfloat16")  # type: ignore[arg-type]
+    for neutral in ("x", None, [1.0]):
+        with pytest.raises(TypeError, match="neutral"):
+            LogitColumn(neutral=neutral)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"must be whole, got 0\.5"):
+        LogitColumn(neutral=0.5, dtype="int64")
+
+
+def test_a_processor_that_no_graph_can_have_costs_the_others_no_graph(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(self: Shift, *_: object) -> None:
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(Shift, "apply", refuse)
+        engine = toys.engine(logits_processors=("shift",), runner="rerun")
+    plain = [request(str(i), [2, 3, 4], 20) for i in range(3)]
+    EngineHarness(engine).run(plain)
+    counts = engine.stats()
+    shifted = request("shifted", [5, 3, 4], 6)
+    outputs = UncheckedHarness(engine).run([shifted]).outputs
+    engine.close()
+
+    assert counts.replayed_steps > 10
+    assert outputs == {"shifted": shifted_answer(shifted)}
+    assert "not captured" in caplog.text and "test_processors.py" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
@@ -30,7 +31,7 @@ from headstock.spi import (
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.prompt_graphs import PromptGraphs
-from headstock_cuda_graph.sampling_kinds import SamplingKinds
+from headstock_cuda_graph.sampling_kinds import TRUNCATED, SamplingKinds
 from headstock_cuda_graph.uploads import upload
 from headstock_cuda_graph.verify_graphs import (
     forward_verification,
@@ -167,8 +168,7 @@ class CudaGraphRunner(Runner):
         bucket = Bucket(size, lines, plan, forward, shared, {})
         # Fills the hidden states: the samplers below are run before they are captured.
         forward.replay()
-        for kind in self.kinds.first:
-            self.capture_sampler(bucket, kind, warm=False)
+        self.capture_first_samplers(bucket)
         return bucket
 
     def capture_verify_bucket(self, rows: int, hidden: Tensor) -> Bucket:
@@ -191,9 +191,16 @@ class CudaGraphRunner(Runner):
             )
             forward.replay()
         bucket = Bucket(rows * length, lines, None, forward, None, {})
-        for kind in self.kinds.first:
-            self.capture_sampler(bucket, kind, warm=False)
+        self.capture_first_samplers(bucket)
         return bucket
+
+    def capture_first_samplers(self, bucket: Bucket) -> None:
+        """Capture the kinds of sampling that begin captured.   writes: bucket.samplers"""
+        for kind in self.kinds.first:
+            if kind <= TRUNCATED:
+                self.capture_sampler(bucket, kind, warm=False)
+            else:  # plugins take part in it, and one that fails costs no other graph
+                self.try_capture_sampler(bucket, kind, warm=False)
 
     def capture_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
         """Capture one more way to sample.   writes: bucket.samplers"""
@@ -337,21 +344,28 @@ class CudaGraphRunner(Runner):
             return bucket.samplers[kind].result.first(count)
         # Computed before it is captured: this step needs its tokens now.
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
-        self.capture_sampler_late(bucket, kind)
+        self.try_capture_sampler(bucket, kind, warm=True)
         return sample.first(count)
 
-    def capture_sampler_late(self, bucket: Bucket, kind: frozenset[str]) -> None:
-        """Capture a kind of sampling that a step just used; a failure is final for the kind.
+    def try_capture_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
+        """Capture a kind of sampling; a failure is final for the kind.
 
         writes: bucket.samplers
         """
         if kind in self.uncapturable:
             return
         try:
-            self.capture_sampler(bucket, kind, warm=True)
+            self.capture_sampler(bucket, kind, warm=warm)
         except Exception as error:
             self.uncapturable.add(kind)
-            LOG.warning("sampling by %s is not captured: %s", ", ".join(sorted(kind)), error)
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            LOG.warning(
+                "sampling by %s is not captured: %s, at %s:%s",
+                ", ".join(sorted(kind)),
+                error,
+                frame.filename,
+                frame.lineno,
+            )
 
     def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
         """The first rows' next tokens by settings that no graph samples by.
