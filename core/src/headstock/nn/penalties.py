@@ -20,10 +20,7 @@ def apply_logit_rules_(logits: Tensor, sampling: Sampling) -> None:
 
     writes: logits [n, vocab] float32
     """
-    if sampling.mask is not None:
-        logits.masked_fill_(_unpack_banned(sampling.mask, logits.shape[1]), -math.inf)
-    if sampling.banned is not None:
-        logits.masked_fill_(sampling.banned, -math.inf)
+    forbid_tokens_(logits, sampling)
     if sampling.bias is not None:
         logits.add_(sampling.bias)
     if sampling.repetition is sampling.presence is sampling.frequency is None:
@@ -36,6 +33,14 @@ def apply_logit_rules_(logits: Tensor, sampling: Sampling) -> None:
         logits.sub_(sampling.frequency[:, None] * counts)
     if sampling.presence is not None:
         logits.sub_(sampling.presence[:, None] * (counts > 0))
+
+
+def forbid_tokens_(logits: Tensor, sampling: Sampling) -> None:
+    """Apply mask and bans, as far as they are not None.   writes: logits [n, vocab] float32"""
+    if sampling.mask is not None:
+        logits.masked_fill_(_unpack_banned(sampling.mask, logits.shape[1]), -math.inf)
+    if sampling.banned is not None:
+        logits.masked_fill_(sampling.banned, -math.inf)
 
 
 def token_counts(logits: Tensor, sampling: Sampling) -> tuple[Tensor, Tensor]:

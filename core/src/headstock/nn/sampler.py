@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headstock.errors import PluginBroken, shorten
 from headstock.nn.noise import gumbel
-from headstock.nn.penalties import apply_logit_rules_
+from headstock.nn.penalties import apply_logit_rules_, forbid_tokens_
 from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import LogitsProcessor, Processing, Sample, Sampling
 
@@ -102,6 +102,8 @@ def sample_processed(
     logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(part, settings)
     scores, temperature = _apply_processors(part, settings, processing)
+    # Once more: a processor may have moved scores to tokens that a form forbids.
+    forbid_tokens_(scores, settings)
     # The rules are applied.
     rest = Sampling(
         temperature=temperature,
