@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from toy_workloads import limits, prompt, random_requests, request
+from toy_workloads import limits, prompt, random_requests, request, to_pooling
 
 from headstock.builtin import mixed
 from headstock.conformance.scheduler.toy_schedule import Drive, alone
@@ -192,3 +192,16 @@ def test_looking_changes_nothing(seed: int) -> None:
         for one in requests:
             assert drive.outputs[one.id] == alone(one)
     assert plans[0] == plans[1]
+
+
+def test_a_request_that_pools_asks_for_no_tokens_wherever_it_is() -> None:
+    shown = Shown()
+    drive = Drive(limits(schedule=shown.schedule, max_rows=1, max_batch_tokens=8))
+    for number in range(2):
+        drive.submit(to_pooling(request(str(number), prompt(RNG, 20), 1), "last"))
+    drive.step()
+    drive.step()
+
+    assert shown.running[-1].max_tokens.tolist() == [0]
+    assert shown.waiting[-1].max_tokens.tolist() == [0]
+    drive.drain()

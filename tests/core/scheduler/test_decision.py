@@ -177,3 +177,16 @@ def test_a_scheduler_that_runs_the_lowest_priority_alone_cannot_stall_a_full_poo
     assert drive.state.num_preempted > 0 and drive.outputs == {
         one.id: alone(one) for one in requests
     }
+
+
+@pytest.mark.parametrize("name", ["rows", "counts", "admit", "victims"])
+def test_positions_that_are_fractions_are_refused_by_name(name: str) -> None:
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        none = np.zeros(0, np.int32)
+        decision = {"rows": none, "counts": none, "admit": none, "victims": none}
+        return ScheduleDecision(**decision | {name: np.array([0.0])})
+
+    drive = Drive(limits(schedule=schedule))
+    drive.submit(request("0", prompt(RNG, 4), 3))
+    with pytest.raises(PluginBroken, match=f"{name} of type float64; wanted int32|1 rows but 0"):
+        drive.step()

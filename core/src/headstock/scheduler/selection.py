@@ -110,7 +110,9 @@ def _list_running(state: WorkingState) -> RequestColumns:
     counters = state.row_counters.view()
     counters.setflags(write=False)
     num_prompt = counters[RowCounter.NUM_PROMPT]
-    max_tokens = counters[RowCounter.LAST_POSITION] + counters[RowCounter.ACTIVE] - num_prompt
+    # A request that samples ends with a token that is never computed; one that pools has none.
+    samples = counters[RowCounter.ACTIVE] - counters[RowCounter.POOLING]
+    max_tokens = counters[RowCounter.LAST_POSITION] + samples - num_prompt
     waits = count_waits(counters, state.milliseconds)
     for column in (max_tokens, waits):
         column.setflags(write=False)
@@ -230,6 +232,8 @@ def _find_wrong_type(decision: ScheduleDecision) -> str:
         and type(decision.admit) is np.ndarray
         and type(decision.victims) is np.ndarray
         and decision.counts.dtype.kind in "iu"
+        and (decision.admit.dtype.kind in "iu" or not len(decision.admit))
+        and (decision.victims.dtype.kind in "iu" or not len(decision.victims))
     ):
         return ""
     for name in ("rows", "counts", "admit", "victims"):

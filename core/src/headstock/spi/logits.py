@@ -32,11 +32,15 @@ class LogitColumn:
     width: how many numbers a row has; 0 for one
     """
 
-    neutral: float
+    neutral: float = field(validator=instance_of((int, float)))
     dtype: Literal["float32", "int64"] = field(
         default="float32", validator=in_(("float32", "int64"))
     )
     width: int = field(default=0, validator=[instance_of(int), ge(0)])
+
+    def __attrs_post_init__(self) -> None:
+        if self.dtype == "int64" and self.neutral != int(self.neutral):
+            raise ValueError(f"neutral of an int64 column must be whole, got {self.neutral}")
 
 
 class LogitsProcessor(ABC):

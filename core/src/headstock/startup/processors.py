@@ -67,10 +67,14 @@ def _check_value(name: str, key: str, value: object, column: LogitColumn) -> np.
     """Return the value as its column holds it.   raises: RequestError when it does not fit"""
     shape = (column.width,) if column.width else ()
     try:
-        array = np.asarray(value, column.dtype)
+        raw = np.asarray(value)
+        with np.errstate(invalid="ignore"):  # a number that is too large is found below
+            array = raw.astype(column.dtype) if raw.dtype.kind in "biuf" else None
     except (TypeError, ValueError, OverflowError):
         array = None
-    if array is None or array.shape != shape:
+    # A fraction is not cut, and a number that is too large does not turn round.
+    is_whole = column.dtype != "int64" or (array is not None and bool((array == raw).all()))
+    if array is None or array.shape != shape or not is_whole:
         raise RequestError(
             f"{name} gave its column {key!r} {shorten(value)}; wanted: {column.dtype} "
             f"{list(shape) or 'number'}; {_BLAME}",
