@@ -76,6 +76,22 @@ def test_only_a_message_with_calls_may_lack_a_content(
         render_chat(tokenizer, talk, template="{{ 'x' + raise_exception('no') }}")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"a": 1}', "a=1"), ("", ""), (" ", ""), (None, ""), ({"a": 1}, "a=1")],
+)
+def test_a_template_reads_arguments_as_an_object(
+    tokenizer: Tokenizer, arguments: Any, written: str
+) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": arguments}}
+    talk = [*HELLO, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    template = (
+        "{% for name, value in messages[-1].tool_calls[0].function.arguments.items() %}"
+        "{{ name }}={{ value }}{% endfor %}"
+    )
+    assert render_chat(tokenizer, talk, template=template) == written
+
+
 def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
     with pytest.raises(UsageError, match="no chat template; give it a plain prompt"):
         render_chat(Tokenizer(byte_fallback), HELLO)

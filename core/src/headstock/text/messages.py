@@ -117,6 +117,8 @@ def spell_for_template(message: Mapping[str, object], template: str) -> dict[str
 
 def _read_arguments(arguments: object) -> object:
     """Arguments as an object, of which templates write JSON; text that is none stays as it is."""
+    if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
+        return {}  # what clients add up of a call without arguments
     # A model's own call may be no valid JSON: its client should be able to tell it so.
     if isinstance(arguments, str):
         try:
@@ -124,4 +126,4 @@ def _read_arguments(arguments: object) -> object:
         except (ValueError, RecursionError):
             return arguments
         return value if isinstance(value, dict) else arguments
-    return {} if arguments is None else arguments
+    return arguments
