@@ -266,6 +266,10 @@ def test_the_last_message_may_be_gone_on_with(scripted: Make) -> None:
     options: Any = {"add_generation_prompt": False, "continue_final_message": True}
     (output,) = llm.chat(talk, SamplingParams(max_tokens=1), **options)
     assert output.prompt == "<|im|>user: 2 + 3?\n<|im|>assistant: It is"
+    # Calls come behind the text, and would be lost.
+    talk[-1] |= {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
+    with pytest.raises(RequestError, match="this one ends with tool_calls; leave them out"):
+        llm.chat(talk, **options)
 
 
 def test_the_template_says_which_parser_auto_is() -> None:

@@ -52,6 +52,12 @@ class Conversation:
                 "on, and no other begins",
                 "continue_final_message",
             )
+        if self.continue_final_message and self.messages[-1].get("tool_calls"):
+            raise RequestError(
+                "continue_final_message needs a last message that ends with text: this one ends "
+                "with tool_calls; leave them out",
+                "continue_final_message",
+            )
 
     @property
     def forced_tools(self) -> list[Tool]:
