@@ -242,8 +242,9 @@ def test_fields_that_contradict_each_other_are_refused() -> None:
     assert refused(n=5) == "n is 5; at most 4 answers are given"
 
 
-def test_names_of_prompts_and_people_change_nothing() -> None:
+def test_fields_that_ask_for_nothing_change_nothing() -> None:
     body = CHAT | {"prompt_cache_key": "a", "safety_identifier": "b"}
+    body |= {"logprobs": False, "top_logprobs": 0}
     plain, named = (
         make_chat_params(decode_body(json.dumps(each).encode(), ChatBody), SamplingParams(), 1)
         for each in (CHAT, body)

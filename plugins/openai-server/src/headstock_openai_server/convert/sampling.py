@@ -31,7 +31,7 @@ def make_chat_params(
 
     raises: ApiError, RequestError
     """
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise refuse("top_logprobs needs logprobs: true", "top_logprobs")
     if None not in (body.max_tokens, body.max_completion_tokens) and (
         body.max_tokens != body.max_completion_tokens
