@@ -80,6 +80,12 @@ ANSWERS = {
             '<tool_call>{"name": "f", "arguments": {}} and so on',
             [*call("f", "{}"), *content("and so on")],
         ),
+        # a bracket too many
+        (
+            f"{HERMES_CALL.replace('}}', '}}}')}\n{HERMES_CALL} {{}}",
+            [*call("f", '{"a": 1}') * 2, *content("{}")],
+        ),
+        ('<tool_call>{"name": "f", "arguments": {}}\n}', call("f", "{}")),
         # no last bracket, or something else in its place
         ('<tool_call>{"arguments": {}, "name": "f"</tool_call>', call("f", "{}")),
         (
@@ -125,6 +131,7 @@ ANSWERS = {
             '{"name": "f", "parameters": {"a": 1}; {"name": "f"}',
             call("f", '{"a": 1}') + call("f", "{}"),
         ),
+        ('{"name": "f", "parameters": {}}}; {"name": "f"}}', call("f", "{}") * 2),
         # what people ask for as JSON
         ('{"name": "Alice", "age": 3}', content('{"name": "Alice", "age": 3}')),
         (' {"a": [1, {"name": "f"}]}\n', content(' {"a": [1, {"name": "f"}]}\n')),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstock_tool_parsers.call_parser import CallParser
+from headstock_tool_parsers.call_parser import BLANK, CallParser
 
 
 class HermesParser(CallParser):
@@ -15,5 +15,5 @@ class HermesParser(CallParser):
         return self.read_object()
 
     def end_call(self) -> bool:
-        """The closing tag; some models leave it out."""
-        return self.drop_close("</tool_call>")
+        """The closing tag; some models leave it out, or close the object twice before it."""
+        return self.skip(BLANK + "}") and self.drop_close("</tool_call>")

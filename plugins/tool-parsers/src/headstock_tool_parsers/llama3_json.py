@@ -50,7 +50,7 @@ class Llama3JsonParser(CallParser):
         return self.read_object() if self.buffer[0] == "{" else self.give_up()
 
     def end_call(self) -> bool:
-        """Another object, another tag, or text."""
-        if not self.skip(BLANK + ";,"):
+        """Another object, another tag, or text; small models close the object twice."""
+        if not self.skip(BLANK + "};,"):
             return False
         return self.read_object() if self.buffer[0] == "{" else self.go_to(self.read_text)
