@@ -41,7 +41,9 @@ class AnswerFormats:
         marks = find_marks(self.reasoning_parser, template)
         plain = AnswerFormat(
             reasoning=marks,
-            first_state=ReasoningState.AFTER if marks is None else find_first_state(prompt, marks),
+            first_state=ReasoningState.AFTER
+            if marks is None
+            else find_first_state(prompt, marks, conversation.begun_text),
             special_tokens=() if marks is None else (marks.start, marks.end),
         )
         forced = conversation.forced_tools

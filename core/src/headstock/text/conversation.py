@@ -69,6 +69,11 @@ class Conversation:
         """The tools that the model may call: none with tool_choice none."""
         return () if self.tool_choice == "none" else self.tools
 
+    @property
+    def begun_text(self) -> str:
+        """The content of the message that the answer continues; empty where it begins anew."""
+        return str(self.messages[-1]["content"]) if self.continue_final_message else ""
+
 
 class ChatOptions(TypedDict, total=False):
     """The fields of a conversation beside its messages, as keywords.

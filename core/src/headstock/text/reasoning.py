@@ -48,12 +48,12 @@ def find_marks(name: str, template: str) -> ReasoningMarks | None:
     return next((marks for marks in MARKS.values() if marks.end in template), None)
 
 
-def find_first_state(prompt: str, marks: ReasoningMarks) -> ReasoningState:
-    """Where an answer to `prompt` begins."""
+def find_first_state(prompt: str, marks: ReasoningMarks, begun: str = "") -> ReasoningState:
+    """Where an answer to `prompt` begins; it continues the text `begun` at the prompt's end."""
     # Templates open reasoning for the model, or close it at once where none is wanted. What the
     # variables of the template were called says nothing of that.
     end = prompt.rstrip()
-    if end.endswith(marks.start):
+    if end.endswith(marks.start) or begun.rfind(marks.start) > begun.rfind(marks.end):
         return ReasoningState.INSIDE
     return ReasoningState.AFTER if end.endswith(marks.end) else ReasoningState.START
 
