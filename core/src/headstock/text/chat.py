@@ -178,6 +178,14 @@ def explain_failure(error: Exception, *, is_users: bool) -> HeadstockError:
     whose, repair = (
         ("the given", "correct it") if is_users else ("the model's", "correct the checkpoint")
     )
+    if isinstance(error, ValueError) and "continue_final_message" in str(error):
+        # transformers' own: it looks for the message in what the template has written.
+        return RequestError(
+            "continue_final_message is not possible here: the chat template changes the last "
+            "message; give its reasoning in the field reasoning, or leave continue_final_message "
+            "out",
+            parameter="continue_final_message",
+        )
     if isinstance(error, TemplateSyntaxError):
         return ModelError(f"{whose} chat template is broken: {reason}; {repair}")
     if isinstance(error, SecurityError):
