@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,8 @@ from toy_engine import (
 
 from headstock import SamplingParams
 from headstock.cli.main import main
-from headstock.engine.drafting import accept_drafts
+from headstock.conformance.scheduler.toy_schedule import VOCAB
+from headstock.engine.drafting import DraftedRow, Drafting, SampledRows, accept_drafts
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.record.file import read_recording
@@ -300,6 +302,22 @@ def test_acceptance_ends_at_the_first_draft_that_differs_from_the_sample_before_
     assert taken.tokens.tolist() == [3, 7, 8, 9, 7, 1, 5]
     some = accept_drafts(plan, plan.last_logits, np.array([0, 2]), samples)
     assert (some.counts.tolist(), some.tokens.tolist()) == ([1, 2], [3, 7, 1])
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_a_row_is_held_no_longer_when_there_is_no_room_for_drafts(others: int) -> None:
+    limits: Any = SimpleNamespace(max_drafts=3)
+    proposer = toy_proposer.ToyProposer(toy_proposer.ToyOptions())
+    drafting = Drafting(proposer, "guess", limits, VOCAB, max_step_tokens=16)
+    lengths = [18] + [5] * others  # the first row has one token to go
+    for row, length in enumerate(lengths):
+        drafting.rows[row] = DraftedRow(row, np.ones(24, np.int32), length, 20, is_held=True)
+    rows = np.arange(1 + others, dtype=np.int32)
+    ones = np.ones_like(rows)
+    sampled = SampledRows(rows, rows, ones, np.zeros_like(rows), ones)
+    event = drafting.make_event(sampled, None)
+    assert len(event.hold) == len(rows) and not event.hold.any()
+    assert not any(drafted.is_held for drafted in drafting.rows.values())
 
 
 def test_without_a_proposer_nothing_of_it_is_made(toys: Toys) -> None:
