@@ -226,8 +226,8 @@ class Drafting:
         most = min(self.limits.max_drafts, share)
         # The token after the last draft must still fit.
         rooms = [min(most, drafted.max_len - 1 - drafted.length) for _, drafted in asked]
-        for (_, drafted), room in zip(asked, rooms, strict=True):
-            drafted.is_held &= room > 0  # nothing is left to sit out for
+        for (_, drafted), free in zip(asked, rooms, strict=True):
+            drafted.is_held &= free > 0  # nothing is left to sit out for
         ready = [entry for entry, room in zip(asked, rooms, strict=True) if room > 0]
         if not ready:
             return {}, hold
