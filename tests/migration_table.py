@@ -198,6 +198,7 @@ FLAGS = [
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager"),
     *("--disable-log-requests", "--trust-remote-code", "--quantization awq"),
     *("--kv-cache-dtype fp8", "--enable-lora", "--swap-space 4"),
+    "--enable-tokenizer-info-endpoint",
 ]
 
 TEMPLATE = (

@@ -319,6 +319,10 @@ def test_models_tokens_and_versions(server: Served) -> None:
     rendered = server.post("/tokenize", QUESTION).json
     shown = server.post("/detokenize", {"tokens": rendered["tokens"]}).json["prompt"]
     assert shown == "<|im_start|>user\nWhat is 2 + 3?<|im_end|>\n<|im_start|>assistant\n"
+    info = server.get("/tokenizer_info").json
+    assert (info["tokenizer_class"], info["model_max_length"]) == ("PreTrainedTokenizerFast", 4096)
+    assert (info["eos_token"], info["pad_token"]) == ("<|im_end|>", "<|endoftext|>")
+    assert info["bos_token"] is None and info["chat_template"].startswith("{% for message in")
     assert server.post("/detokenize", {"tokens": [768]}).error["param"] is not None
     assert server.post("/tokenize", {}).status == 400
     assert server.get("/version").json.keys() == {"version"}

@@ -106,6 +106,7 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "disable_log_requests": (True,),
         "enable_log_requests": (False,),
         "enable_auto_tool_choice": (True,),
+        "enable_tokenizer_info_endpoint": (True,),
     }
 )
 """The name -> the values that ask for what is so anyway."""

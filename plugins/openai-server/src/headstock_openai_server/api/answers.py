@@ -236,6 +236,17 @@ class DetokenizeAnswer(Answer, kw_only=True):
     prompt: str
 
 
+class TokenizerInfo(Answer, kw_only=True):
+    """The answer of `/tokenizer_info`, which has all else of tokenizer_config.json too."""
+
+    tokenizer_class: str
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    unk_token: str | None
+    chat_template: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class Health(Answer, kw_only=True, omit_defaults=True):
     """The answer of `/health`: "ok", or what keeps the server from serving."""
 

@@ -19,6 +19,7 @@ from headstock_openai_server.api.answers import (
     Model,
     ModelList,
     TokenizeAnswer,
+    TokenizerInfo,
     Version,
 )
 from headstock_openai_server.api.errors import ErrorResponse
@@ -119,6 +120,11 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
         body=DetokenizeBody,
         answer=DetokenizeAnswer,
         statuses=READING,
+    ),
+    ("get", "/tokenizer_info"): Operation(
+        summary="Show the tokenizer's configuration and the chat template",
+        answer=TokenizerInfo,
+        statuses=(400, 503),
     ),
     ("get", "/health"): Operation(summary="Say whether requests are served", answer=Health),
     ("get", "/version"): Operation(summary="Show the version", answer=Version),

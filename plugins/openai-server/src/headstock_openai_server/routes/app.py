@@ -30,7 +30,7 @@ from headstock_openai_server.routes.status import (
     show_page,
     show_version,
 )
-from headstock_openai_server.routes.tokenization import detokenize, tokenize
+from headstock_openai_server.routes.tokenization import detokenize, show_tokenizer, tokenize
 
 Endpoint = Callable[[Service, Request], Awaitable[Response]]
 
@@ -70,6 +70,7 @@ def make_app(
             route("/v1/models/{id:path}", "GET", show_model),
             route("/tokenize", "POST", tokenize),
             route("/detokenize", "POST", detokenize),
+            route("/tokenizer_info", "GET", show_tokenizer),
             route("/health", "GET", show_health),
             route("/version", "GET", show_version),
             route("/metrics", "GET", show_metrics),

@@ -1,8 +1,9 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,6 +12,7 @@ from headstock_openai_server.api.answers import DetokenizeAnswer, TokenizeAnswer
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.schema import DetokenizeBody, TokenizeBody
 from headstock_openai_server.convert.conversations import make_conversation
+from headstock_openai_server.convert.tokenizer_info import describe_tokenizer
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.http.decoding import read_body
 from headstock_openai_server.routes.answering import json_response
@@ -62,3 +64,10 @@ async def detokenize(service: Service, request: Request) -> Response:
     decode = session.tokenizer.decode
     text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
     return json_response(DetokenizeAnswer(prompt=text))
+
+
+async def show_tokenizer(service: Service, request: Request) -> Response:
+    """`GET /tokenizer_info`."""
+    config = await asyncio.to_thread(describe_tokenizer, service.session.input_processor)
+    # The standard library writes integers of any size; many checkpoints have a length of 10^30.
+    return Response(json.dumps(config), media_type="application/json")

@@ -1,0 +1,53 @@
+"""The configuration of the tokenizer, from which clients write chats and end texts themselves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from headstock.errors import UsageError
+from headstock.requests.input_processor import InputProcessor
+from headstock.text.chat import find_template
+
+FAST_CLASS = "PreTrainedTokenizerFast"
+"""The class that reads any tokenizer.json, whatever the version of transformers."""
+TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
+
+
+def describe_tokenizer(processor: InputProcessor) -> dict[str, Any]:
+    """The checkpoint's tokenizer_config.json with tokens as text, and the chat template in use.
+
+    raises: ModelError without a tokenizer
+    """
+    tokenizer = processor.tokenizer.hf_tokenizer
+    # The file, and not what transformers makes of it: that has paths of this machine.
+    config = read_config(processor.engine.directory)
+    config.setdefault("tokenizer_class", FAST_CLASS)
+    config |= {name: getattr(tokenizer, name) for name in TOKENS}
+    config.pop("chat_template", None)
+    try:
+        config["chat_template"] = find_template(processor.tokenizer, processor.template)
+    except UsageError:
+        return config  # a model for texts alone
+    return config
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says, with tokens as text; empty where it cannot be read."""
+    try:
+        config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return _spell_tokens(config) if isinstance(config, dict) else {}
+
+
+def _spell_tokens(value: Any) -> Any:
+    """The value with the text of each token in place of the token and its options."""
+    if isinstance(value, list):
+        return [_spell_tokens(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    if isinstance(value.get("content"), str):
+        return value["content"]
+    return {name: _spell_tokens(each) for name, each in value.items()}
