@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,9 @@ def files(folder: Path) -> list[Path]:
     return [folder] if folder.suffix == ".py" else sorted(folder.rglob("*.py"))
 
 
+@cache
 def tree(path: Path) -> ast.Module:
-    """The file's syntax tree."""
+    """The file's syntax tree; every asker gets the same one and leaves it as it is."""
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 

@@ -41,7 +41,7 @@ SHAPE = Shape(hidden=48, heads=2, kv_heads=1, head_dim=64, intermediate=40, voca
 
 
 @pytest.mark.parametrize("way", ["rows", "tiles", "swapped", "tma", "wide"])
-@pytest.mark.parametrize(("tokens", "count", "chosen"), often(2, SIZES))
+@pytest.mark.parametrize(("tokens", "count", "chosen"), often(1, SIZES[1:] + SIZES[:1]))
 def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
     if tokens > FEW and way != "wide":
         pytest.skip("as few tokens show it")
@@ -49,7 +49,7 @@ def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
     cases.mixture_case(case, torch.bfloat16, "cpu", WAYS[way])
 
 
-@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("dtype", often(2, TYPES))
 @pytest.mark.parametrize("way", ["rows", "wide"])
 def test_any_type_of_weights(way: str, dtype: torch.dtype) -> None:
     cases.mixture_case(
@@ -78,7 +78,7 @@ def test_padding_among_more_tokens_than_one_program_routes(tokens: int) -> None:
     cases.padding_case(case, torch.bfloat16, "cpu", WAYS["wide"])
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(
     tokens=st.integers(1, 90),
     count=st.sampled_from([1, 3, 8, 128, 200]),

@@ -27,7 +27,7 @@ TIED = st.lists(st.sampled_from([-3.0, -1.0, 0.0, 0.5, 2.0]), min_size=13, max_s
 ROW = st.one_of(st.lists(st.floats(-8, 8, width=32), min_size=13, max_size=13), TIED)
 
 
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(
     st.lists(st.tuples(ROW, st.integers(1, 13), st.floats(0, 1, width=32)), min_size=1, max_size=3),
     st.sampled_from([None, 1e-3, 0.2, 1.0]),
