@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import logging
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.metadata import PathDistribution
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -50,3 +53,30 @@ def unchanged_logs() -> Iterator[None]:
     logger.handlers[:] = handlers
     logger.setLevel(level)
     logger.propagate = propagate
+
+
+def parse_once(parsed: property) -> property:
+    """The property of distributions, parsed once for each that is installed beside Python."""
+    results: dict[str, Any] = {}
+
+    def parse(distribution: Any) -> Any:
+        folder = str(distribution._path)
+        if not folder.startswith(sys.prefix):
+            return parsed.__get__(distribution)
+        if folder not in results:
+            results[folder] = parsed.__get__(distribution)
+        return results[folder]
+
+    return property(parse)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def steady_packages() -> Iterator[None]:
+    """Tests install plugins in folders of their own: what is beside Python stays as it is.
+
+    An engine's start parses the metadata of all of it several times, which takes most of the start.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("metadata", "entry_points"):
+            patch.setattr(PathDistribution, name, parse_once(getattr(PathDistribution, name)))
+        yield
