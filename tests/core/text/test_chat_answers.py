@@ -41,6 +41,12 @@ def says(tokenizer: Tokenizer, text: str) -> Callable[[Any], list[int]]:
     return lambda _: tokens
 
 
+def allow(mode: str, *names: str) -> dict[str, Any]:
+    """A choice of tools that may be called."""
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 def parts(output: CompletionOutput) -> tuple[Any, ...]:
     calls = [(call.index, call.name, call.arguments) for call in output.tool_calls]
     return output.reasoning, output.text, calls, output.finish_reason
@@ -185,6 +191,22 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
             "tool_choice",
             "tool_choice names x, which is not among tools",
         ),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}},
+            "tool_choice",
+            "tool_choice must be none, .*, got type custom",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allow("auto", "x")},
+            "tool_choice",
+            "tool_choice allows x, which is not among tools",
+        ),
+        (
+            {"tools": TOOLS, "tool_choice": allow("any", "add")},
+            "tool_choice",
+            r'allowed_tools must be {"mode": "auto" or "required", "tools": \[',
+        ),
+        ({"tools": TOOLS, "tool_choice": allow("auto")}, "tool_choice", "allowed_tools must be"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false, got int 1"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "the chat template does not read it"),
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt false"),
@@ -249,6 +271,14 @@ def test_a_forced_call_is_a_form_of_the_answer(
                          tool_choice=choice, **options)  # fmt: skip
     (cut,) = output.outputs
     assert cut.finish_reason == "length" and call[1].startswith(cut.tool_calls[0].arguments)
+
+
+def test_allowed_tools_are_those_that_are_offered_or_one_of_which_is_called() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    for mode, forced in (("auto", []), ("required", ["a", "c"])):
+        asked = Conversation(messages=TALK, tools=tools, tool_choice=allow(mode, "c", "a"))
+        assert list(asked.offered_tools) == [tools[0], tools[2]]
+        assert [tool.name for tool in asked.forced_tools] == forced
 
 
 def test_a_forced_call_is_no_other_form(scripted: Make) -> None:

@@ -10,17 +10,19 @@ from typing import Any
 
 import msgspec
 import pytest
+from attrs import evolve
 from served import Served
 
 import headstock_demo
 from headstock import SamplingParams
-from headstock.outputs import CompletionOutput, Update
+from headstock.outputs import CompletionOutput, ToolCall, Update
 from headstock.text import Tokenizer, join_pieces
 from headstock.text.answer import AnswerFormat
 from headstock.text.completion import CompletionBuilder
 from headstock.text.reasoning import MARKS
 from headstock_openai_server.api.errors import ApiError, unavailable
 from headstock_openai_server.api.responses_body import ResponsesBody
+from headstock_openai_server.convert.conversations import make_conversation
 from headstock_openai_server.convert.responses_input import make_chat_body
 from headstock_openai_server.convert.responses_output import ItemWriter
 from headstock_openai_server.http.decoding import decode_body
@@ -159,6 +161,15 @@ def test_errors_name_fields_as_the_client_did(
     [
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "turn the others off"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "is missing"),
+        ({"tools": [{"type": "namespace", "name": "a"}]}, "tools[0].tools", "is missing"),
+        (
+            {"tools": [{"type": "namespace", "name": "a", "tools": [{"type": "custom"}]}]},
+            "tools[0].tools[0].type",
+            "turn the others off",
+        ),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice.type", "function, allowed_tools"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.name", "is missing"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.mode", "is missing"),
         ({"include": ["file_search_call.results"]}, "include[0]", "leave it out"),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0].type", "the item itself"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type", "served: message, function_call"),
@@ -207,8 +218,52 @@ def test_what_codex_sends_is_taken() -> None:
         "prompt_cache_key": "a",
         "client_metadata": {"turn_id": "b"},
     }
-    chat = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
+    chat, _ = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
     assert [each.role for each in chat.messages] == ["system", "developer"]
+
+
+def test_functions_of_namespaces_have_their_names_before_their_own() -> None:
+    def group(name: str, *functions: str) -> dict[str, Any]:
+        tools = [{"type": "function", "name": each, "description": "Do."} for each in functions]
+        return {"type": "namespace", "name": name, "description": "A server.", "tools": tools}
+
+    function = {"type": "function", "name": "run"}
+    call = {"type": "function_call", "call_id": "a", "name": "run", "arguments": "{}"}
+    sent = {
+        "input": [call | {"namespace": "mcp__docs__"}],
+        "tools": [function, group("mcp__docs__", "run", "read"), group("agents", "run")],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "required",
+            "tools": [function, function | {"namespace": "agents"}],
+        },
+    }
+    chat, names = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
+    flat = ["run", "mcp__docs__run", "mcp__docs__read", "agents__run"]
+    assert [each.function.name for each in chat.tools or ()] == flat == list(names)
+    about = [None, "A server.\n\nDo.", "Do.", "A server.\n\nDo."]
+    assert [each.function.description for each in chat.tools or ()] == about
+    assert chat.messages[0].tool_calls is not None
+    assert chat.messages[0].tool_calls[0].function.name == "mcp__docs__run"
+    conversation = make_conversation(chat, chat.messages, 9)
+    assert [tool.name for tool in conversation.forced_tools] == ["run", "agents__run"]
+
+    writer = ItemWriter(names)
+    calls = tuple(
+        ToolCall(index=i, id=f"c{i}", name=name, arguments="{}")
+        for i, name in enumerate((*flat, "other"))
+    )
+    empty = CompletionOutput(index=0, text="", token_ids=[])
+    list(writer.add_piece(evolve(empty, tool_calls=calls, finish_reason="tool_calls")))
+    assert [
+        (each["name"], each.get("namespace")) for each in msgspec.to_builtins(writer.items)
+    ] == [
+        *(("run", None), ("run", "mcp__docs__"), ("read", "mcp__docs__"), ("run", "agents")),
+        ("other", None),
+    ]
+    twice = sent | {"tools": [group("a", "run"), {"type": "function", "name": "a__run"}]}
+    with pytest.raises(ApiError, match="two tools are called a__run"):
+        make_chat_body(msgspec.convert(twice, ResponsesBody), 9)
 
 
 def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
@@ -228,7 +283,7 @@ def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
         {"role": "assistant", "content": "6"},
         thought,
     ]  # fmt: skip
-    chat = make_chat_body(msgspec.convert({"input": items}, ResponsesBody), 9)
+    chat, _ = make_chat_body(msgspec.convert({"input": items}, ResponsesBody), 9)
     assert [
         (each.role, each.content, each.reasoning, len(each.tool_calls or ()))
         for each in chat.messages
@@ -255,7 +310,7 @@ def test_tools_and_the_form_of_the_answer_become_the_chats() -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "priority": 3,
     }
-    chat = make_chat_body(msgspec.convert(fields, ResponsesBody), 9)
+    chat, _ = make_chat_body(msgspec.convert(fields, ResponsesBody), 9)
     assert chat.tools is not None and chat.tools[0].function.name == "f"
     assert msgspec.to_builtins(chat.tool_choice)["function"] == {"name": "f"}
     assert chat.response_format is not None and chat.response_format.json_schema is not None
@@ -274,7 +329,7 @@ def build_pieces(tokenizer: Tokenizer, *groups: list[int], end: str) -> list[Com
 
 def list_items(pieces: list[CompletionOutput]) -> list[tuple[str, str]]:
     """The items that the pieces make; checked against the events of a stream."""
-    writer = ItemWriter()
+    writer = ItemWriter({})
     events = [event for piece in pieces for event in writer.add_piece(piece)]
     made: list[tuple[str, str]] = []
     for item in msgspec.to_builtins(writer.items):
@@ -334,7 +389,7 @@ def test_a_response_that_breaks_off_has_what_was_whole_and_the_reason(tokenizer:
     response = begin_response(make_identity("resp_", "m"), body, SamplingParams())
     request: Any = SimpleNamespace(answer_format=None, tokenizer=tokenizer)
     generation: Any = SimpleNamespace(num_prompt_tokens=3, num_output_tokens=4, num_cached_tokens=0)
-    answer = ResponseAnswer(response, request)
+    answer = ResponseAnswer(response, request, {})
     for piece in build_pieces(tokenizer, tokenizer.encode("<think>Hm.</think>So"), end="stop")[:-1]:
         answer.add_piece(piece)
     events = ResponseStream(answer, generation).write_error(unavailable("it ends", "shutting_down"))

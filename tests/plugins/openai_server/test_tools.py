@@ -232,6 +232,28 @@ def test_a_response_has_reasoning_message_and_calls_as_items(server: Served) -> 
     assert again["usage"]["input_tokens"] == chat["usage"]["prompt_tokens"]
 
 
+@pytest.mark.feature("W3", "W16")
+def test_a_choice_of_allowed_tools_hides_the_others(server: Served) -> None:
+    other = {"type": "function", "function": {"name": "subtract"}}
+    named = {"type": "function", "function": {"name": "add"}}
+    choice = {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [named]}}
+    chosen = server.post(CHAT, BODY | {"tools": [ADD, other], "tool_choice": choice}).json
+    plain = server.post(CHAT, BODY).json
+    assert chosen["usage"] == plain["usage"]
+    (choice,) = chosen["choices"]
+    assert choice["finish_reason"] == "tool_calls"
+    error = server.post(CHAT, BODY | {"tool_choice": {"type": "custom"}}).error
+    assert error["message"].endswith("got type custom") and error["param"] == "tool_choice"
+
+    function, hidden = ({"type": "function", **each["function"]} for each in (ADD, other))
+    named = {"type": "function", "name": "add"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [named]}
+    asked = {"input": "2 + 3?", "tools": [function, hidden], "tool_choice": choice}
+    body = server.post("/v1/responses", asked).json
+    assert body["tool_choice"] == choice and len(body["tools"]) == 2
+    assert body["usage"]["input_tokens"] == plain["usage"]["prompt_tokens"]
+
+
 def test_a_response_that_is_cut_off_says_so_and_where(server: Served) -> None:
     asked = {"input": "2 + 3?", "tools": [{"type": "function", **ADD["function"]}]}
     whole = server.post("/v1/responses", asked).json["usage"]["output_tokens"]

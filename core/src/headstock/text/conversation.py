@@ -12,7 +12,7 @@ from headstock.errors import RequestError, describe_type, find_nearest_name, sho
 from headstock.spi import Tool
 from headstock.text.chat import read_template
 from headstock.text.messages import Message, check_messages
-from headstock.text.tools import check_tools, list_forced_tools
+from headstock.text.tools import check_tools, list_forced_tools, list_offered_tools
 
 
 @frozen(kw_only=True)
@@ -67,7 +67,7 @@ class Conversation:
     @property
     def offered_tools(self) -> tuple[Mapping[str, object], ...]:
         """The tools that the model may call: none with tool_choice none."""
-        return () if self.tool_choice == "none" else self.tools
+        return list_offered_tools(self.tool_choice, self.tools)
 
     @property
     def begun_text(self) -> str:

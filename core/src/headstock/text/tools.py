@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, TypeGuard
 
 from headstock.errors import RequestError, describe_type, shorten
 from headstock.spi import Tool
@@ -83,14 +83,40 @@ def list_tools(tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
     ]
 
 
+def list_offered_tools(
+    choice: object, tools: tuple[Mapping[str, object], ...]
+) -> tuple[Mapping[str, object], ...]:
+    """The tools that the model may call: none with "none", and some with allowed_tools.
+
+    raises: RequestError
+    """
+    if choice == "none":
+        return ()
+    if not _is_allowed_choice(choice):
+        return tools
+    _, names = _read_allowed_tools(choice)
+    missing = next((name for name in names if name not in _list_names(tools)), None)
+    if missing is not None:
+        raise RequestError(
+            f"tool_choice allows {shorten(missing)}, which is not among tools", "tool_choice"
+        )
+    return tuple(
+        tool for tool, name in zip(tools, _list_names(tools), strict=True) if name in names
+    )
+
+
 def list_forced_tools(choice: object, tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
     """The tools one of which must be called; none where the model decides.
 
     raises: RequestError
     """
+    offered = list_tools(list_offered_tools(choice, tools))
+    if _is_allowed_choice(choice):
+        mode, _ = _read_allowed_tools(choice)
+        return offered if mode == "required" else []
     if choice is None or choice in ("auto", "none"):
         return []
-    name, offered = _read_forced_name(choice), list_tools(tools)
+    name = _read_forced_name(choice)
     if not offered:
         raise RequestError("tool_choice needs tools to choose from", "tool_choice")
     if choice == "required":
@@ -103,16 +129,53 @@ def list_forced_tools(choice: object, tools: tuple[Mapping[str, object], ...]) -
     return matches
 
 
+def _list_names(tools: tuple[Mapping[str, object], ...]) -> list[str]:
+    return [tool.name for tool in list_tools(tools)]
+
+
+def _is_allowed_choice(choice: object) -> TypeGuard[Mapping[str, object]]:
+    return isinstance(choice, Mapping) and choice.get("type") == "allowed_tools"
+
+
+def _read_allowed_tools(choice: Mapping[str, object]) -> tuple[str, list[str]]:
+    """Whether a call is "required", or the model decides ("auto"); the tools that it may call.
+
+    raises: RequestError
+    """
+    allowed = choice.get("allowed_tools")
+    mode, tools = (
+        (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, Mapping) else (None, ())
+    )
+    names = [_read_name(tool) for tool in tools] if isinstance(tools, list | tuple) else []
+    if mode in ("auto", "required") and names and None not in names:
+        return str(mode), [str(name) for name in names]
+    raise RequestError(
+        'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [{"type": '
+        f'"function", "function": {{"name": ...}}}}, ...]}}, got {shorten(allowed)}',
+        "tool_choice",
+    )
+
+
 def _read_forced_name(choice: object) -> str:
     """ "required", or the name of the tool that must be called.   raises: RequestError"""
     if choice == "required":
         return "required"
-    function = choice.get("function") if isinstance(choice, Mapping) else None
-    name = function.get("name") if isinstance(function, Mapping) else None
-    if isinstance(name, str):
+    name = _read_name(choice)
+    if name is not None:
         return name
+    kind = choice.get("type") if isinstance(choice, Mapping) else None
     raise RequestError(
-        'tool_choice must be none, auto, required or {"type": "function", "function": '
-        f'{{"name": ...}}}}, got {describe_type(choice)}',
+        'tool_choice must be none, auto, required or an object: {"type": "function", "function": '
+        '{"name": ...}} or {"type": "allowed_tools", "allowed_tools": {...}}, got '
+        + (f"type {shorten(kind)}" if kind else describe_type(choice)),
         "tool_choice",
     )
+
+
+def _read_name(choice: object) -> str | None:
+    """The name of the function that an object chooses; None where it chooses none."""
+    if not isinstance(choice, Mapping) or choice.get("type", "function") != "function":
+        return None
+    function = choice.get("function")
+    name = function.get("name") if isinstance(function, Mapping) else None
+    return name if isinstance(name, str) else None

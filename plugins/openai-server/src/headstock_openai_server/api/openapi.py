@@ -28,6 +28,7 @@ from headstock_openai_server.api.responses_body import (
     INPUT_ITEMS,
     FunctionTool,
     InputPart,
+    NamespaceTool,
     ResponsesBody,
 )
 from headstock_openai_server.api.schema import (
@@ -146,7 +147,7 @@ def make_document(*, has_keys: bool) -> dict[str, Any]:
         for kind in (each.body, each.answer)
         if isinstance(kind, type)
     }
-    kinds |= {ErrorResponse, FunctionTool, InputPart, *INPUT_ITEMS.values()}
+    kinds |= {ErrorResponse, FunctionTool, NamespaceTool, InputPart, *INPUT_ITEMS.values()}
     _, schemas = msgspec.json.schema_components(
         sorted(kinds, key=lambda kind: kind.__name__), ref_template=REFERENCE
     )

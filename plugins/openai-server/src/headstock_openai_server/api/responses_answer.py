@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
 from headstock_openai_server.api.answers import Answer
 
@@ -52,6 +52,7 @@ class FunctionCallItem(Answer, kw_only=True, tag_field="type", tag="function_cal
     status: Status = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
     arguments: str = ""
 
 

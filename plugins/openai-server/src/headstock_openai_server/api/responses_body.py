@@ -43,8 +43,9 @@ class FunctionCallInput(Body, kw_only=True):
     id: str | None = None
     status: Status | None = None
 
+    namespace: str | None = None
+
     caller: Any = None
-    namespace: Any = None
 
 
 class FunctionOutputInput(Body, kw_only=True):
@@ -56,9 +57,9 @@ class FunctionOutputInput(Body, kw_only=True):
     id: str | None = None
     name: str | None = None
     status: Status | None = None
+    namespace: str | None = None
 
     caller: Any = None
-    namespace: Any = None
 
 
 class ReasoningInput(Body, kw_only=True):
@@ -93,11 +94,33 @@ class FunctionTool(Body, kw_only=True):
     strict: bool | None = None
 
 
-class ChosenTool(Body, kw_only=True):
-    """The tool that the model must call."""
+class NamespaceTool(Body, kw_only=True):
+    """Functions whose names are unique among themselves; calls of them name the namespace too."""
+
+    type: Literal["namespace"]
+    name: str
+    description: str | None = None
+    tools: list[FunctionTool]
+
+
+class NamedFunction(Body, kw_only=True):
+    """A function by its name, and the namespace that it is in."""
 
     type: Literal["function"]
     name: str
+    namespace: str | None = None
+
+
+class ResponsesToolChoice(Body, kw_only=True):
+    """The function that the model must call, or with type allowed_tools the `tools` that it may,
+    and in `mode` whether it must.
+    """
+
+    type: str
+    name: str | None = None
+    namespace: str | None = None
+    mode: Literal["auto", "required"] | None = None
+    tools: list[NamedFunction] | None = None
 
 
 class TextFormat(Body, kw_only=True):
@@ -149,8 +172,8 @@ class ResponsesBody(EngineBody, kw_only=True):
     input: str | Annotated[list[dict[str, Any]], _list_of(*INPUT_ITEMS.values())]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: Annotated[list[dict[str, Any]], _list_of(FunctionTool)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
+    tools: Annotated[list[dict[str, Any]], _list_of(FunctionTool, NamespaceTool)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None

@@ -109,11 +109,26 @@ class ChosenFunction(Body, kw_only=True):
     name: str
 
 
-class NamedToolChoice(Body, kw_only=True):
-    """The tool that the model must call."""
+class ChosenTool(Body, kw_only=True):
+    """A tool by the name of its function."""
 
-    type: Literal["function"] = "function"
+    type: Literal["function"]
     function: ChosenFunction
+
+
+class AllowedTools(Body, kw_only=True):
+    """The tools that the model may call, and whether it must call one of them."""
+
+    mode: Literal["auto", "required"]
+    tools: list[ChosenTool]
+
+
+class ToolChoice(Body, kw_only=True):
+    """The `function` that the model must call, or with type allowed_tools those that it may."""
+
+    type: str = "function"
+    function: ChosenFunction | None = None
+    allowed_tools: AllowedTools | None = None
 
 
 class ChatMessage(Body, kw_only=True):
@@ -144,7 +159,7 @@ class ChatBody(SamplingBody, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     tools: list[ToolBody] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedToolChoice | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
     prompt_cache_key: str | None = None

@@ -56,7 +56,6 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "modalities": (["text"],),
         "mode": ("standard",),
         "moderation": (),
-        "namespace": (),
         "prediction": (),
         "previous_response_id": (),
         "prompt": (),

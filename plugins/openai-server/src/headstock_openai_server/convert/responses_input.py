@@ -12,7 +12,6 @@ from headstock_openai_server.api.responses_body import (
     INPUT_ITEMS,
     FunctionCallInput,
     FunctionOutputInput,
-    FunctionTool,
     InputItem,
     InputMessage,
     InputPart,
@@ -24,14 +23,15 @@ from headstock_openai_server.api.schema import (
     CalledFunction,
     ChatBody,
     ChatMessage,
-    ChosenFunction,
     EngineBody,
-    FunctionBody,
     MessageToolCall,
-    NamedToolChoice,
-    ToolBody,
 )
 from headstock_openai_server.api.validation import convert_part
+from headstock_openai_server.convert.responses_tools import (
+    FunctionName,
+    make_tool_choice,
+    make_tools,
+)
 
 CHAT_NAMES = {
     "messages": "input",
@@ -46,8 +46,11 @@ INCLUDED = ("reasoning.encrypted_content",)
 """What may be included: reasoning comes as plain text, and can be sent back as that."""
 
 
-def make_chat_body(body: ResponsesBody, most: int) -> ChatBody:
-    """The chat, of at most `most` items.   raises: ApiError"""
+def make_chat_body(body: ResponsesBody, most: int) -> tuple[ChatBody, dict[str, FunctionName]]:
+    """The chat, of at most `most` items; the functions by the names that they have in it.
+
+    raises: ApiError
+    """
     for index, name in enumerate(body.include or ()):
         if name not in INCLUDED:
             raise refuse(
@@ -56,48 +59,20 @@ def make_chat_body(body: ResponsesBody, most: int) -> ChatBody:
                 "unsupported",
             )
     shared = {name: getattr(body, name) for name in EngineBody.__struct_fields__}
-    choice = body.tool_choice
-    return ChatBody(
+    tools, names = make_tools(body.tools or ())
+    chat = ChatBody(
         **shared,
         n=1,
         messages=make_messages(body, most),
         max_completion_tokens=body.max_output_tokens,
-        tools=None if body.tools is None else make_tools(body.tools),
-        tool_choice=choice
-        if choice is None or isinstance(choice, str)
-        else NamedToolChoice(function=ChosenFunction(name=choice.name)),
+        tools=tools or None,
+        tool_choice=make_tool_choice(body.tool_choice),
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=make_response_format(body.text),
         reasoning_effort=body.reasoning.effort if body.reasoning else None,
         chat_template_kwargs=body.chat_template_kwargs,
     )
-
-
-def make_tools(tools: Sequence[dict[str, Any]]) -> list[ToolBody]:
-    """The functions.   raises: ApiError for tools of the server's own, of which there are none"""
-    made = []
-    for index, tool in enumerate(tools):
-        where, kind = f"tools[{index}]", tool.get("type")
-        if kind != "function":
-            raise refuse(
-                f"{where}.type {shorten(kind)} is not supported; only function is: turn the others "
-                "off in the client",
-                f"{where}.type",
-                "unsupported",
-            )
-        function = convert_part(tool, FunctionTool, where)
-        made.append(
-            ToolBody(
-                type="function",
-                function=FunctionBody(
-                    name=function.name,
-                    description=function.description,
-                    parameters=function.parameters,
-                    strict=function.strict,
-                ),
-            )
-        )
-    return made
+    return chat, names
 
 
 def make_response_format(text: TextOptions | None) -> ResponseFormat | None:
@@ -171,7 +146,8 @@ def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
             summary = join_parts(item.summary, REASONING_PARTS, f"{where}.summary")
             messages.append(ChatMessage(role="assistant", reasoning=text or summary or None))
         case FunctionCallInput():
-            function = CalledFunction(name=item.name, arguments=item.arguments)
+            name = FunctionName(item.name, item.namespace).flat
+            function = CalledFunction(name=name, arguments=item.arguments)
             call = MessageToolCall(id=item.call_id, function=function)
             if turn is None:
                 messages.append(ChatMessage(role="assistant", tool_calls=[call]))

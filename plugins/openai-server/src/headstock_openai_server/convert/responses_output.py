@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -28,6 +28,7 @@ from headstock_openai_server.api.responses_answer import (
     TextDelta,
     TextDone,
 )
+from headstock_openai_server.convert.responses_tools import FunctionName
 
 
 class ItemWriter:
@@ -36,11 +37,13 @@ class ItemWriter:
     However an answer is cut into pieces, its items are the same. The last item grows until another
     begins or the answer ends.
 
+    names: what clients call the functions, by the names that the model sees
     items: those that have begun
     numbers: the sequence numbers of events
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: Mapping[str, FunctionName]) -> None:
+        self.names = names
         self.items: list[OutputItem] = []
         self.numbers = count()
         self.num_chars = 0
@@ -93,7 +96,11 @@ class ItemWriter:
         yield TextDelta(type="response.output_text.delta", delta=text, **self._place())
 
     def _begin_call(self, call: ToolCall) -> Iterator[ResponseEvent]:
-        yield from self._begin(FunctionCallItem(id=_make_id("fc"), call_id=call.id, name=call.name))
+        function = self.names.get(call.name, FunctionName(call.name))
+        item = FunctionCallItem(id=_make_id("fc"), call_id=call.id, name=function.name)
+        if function.namespace is not None:
+            item.namespace = function.namespace
+        yield from self._begin(item)
 
     def _add_arguments(self, text: str) -> Iterator[ResponseEvent]:
         self._texts.append(text)

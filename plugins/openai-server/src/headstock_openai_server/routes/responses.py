@@ -6,7 +6,7 @@ Nothing is stored: each request brings its whole conversation.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -32,6 +32,7 @@ from headstock_openai_server.api.responses_body import ResponsesBody
 from headstock_openai_server.convert.conversations import to_plain
 from headstock_openai_server.convert.responses_input import CHAT_NAMES, make_chat_body
 from headstock_openai_server.convert.responses_output import ItemWriter
+from headstock_openai_server.convert.responses_tools import FunctionName
 from headstock_openai_server.convert.sampling import (
     make_chat_params,
     named_for_client,
@@ -60,13 +61,13 @@ async def answer_response(service: Service, request: Request) -> Response:
     identity = make_identity("resp_", service.check_model(body.model))
     record = request.scope[RECORD]
     record["model"] = identity.model
-    chat = make_chat_body(body, service.settings.max_messages)
+    chat, names = make_chat_body(body, service.settings.max_messages)
     with rename_parameters(CHAT_NAMES), named_for_client(chat):
         params = make_chat_params(
             chat, service.default_params, service.settings.max_n, service.max_tokens
         )
         prompt_request = await prepare_chat(service, chat, params)
-        answer = ResponseAnswer(begin_response(identity, body, params), prompt_request)
+        answer = ResponseAnswer(begin_response(identity, body, params), prompt_request, names)
         if body.stream:
             generation = await service.start_generation([prompt_request], streams=True)
             return LoggedStream(generation, ResponseStream(answer, generation), record)  # type: ignore[return-value]
@@ -112,10 +113,15 @@ def begin_response(
 class ResponseAnswer:
     """A response while its answer comes."""
 
-    def __init__(self, response: ResponseObject, prompt_request: PromptRequest) -> None:
+    def __init__(
+        self,
+        response: ResponseObject,
+        prompt_request: PromptRequest,
+        names: Mapping[str, FunctionName],
+    ) -> None:
         self.response = response
         self.prompt_request = prompt_request
-        self.writer = ItemWriter()
+        self.writer = ItemWriter(names)
         self.finish_reason: str | None = None
         self.first_ids: list[int] = []
         self.num_reasoning_tokens: int | None = None
