@@ -73,6 +73,7 @@ def plugin_names() -> dict[str, str]:
     return found
 
 
+@cache
 def packages() -> dict[str, Path]:
     """Import name -> source folder, of every member but core."""
     return {
@@ -83,6 +84,7 @@ def packages() -> dict[str, Path]:
     }
 
 
+@cache
 def command_packages() -> list[str]:
     """The import names of the members that add a verb to the command line."""
     return [
@@ -98,6 +100,7 @@ def core_packages() -> list[str]:
     return sorted(path.parent.name for path in CORE.glob("*/__init__.py"))
 
 
+@cache
 def exports(path: Path) -> set[str]:
     """The names in a module's `__all__`."""
     for node in tree(path).body:
@@ -107,6 +110,7 @@ def exports(path: Path) -> set[str]:
     return set()
 
 
+@cache
 def read_project(member: Path) -> dict[str, Any]:
     """The `project` table of a member's pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((member / "pyproject.toml").read_text())["project"]
