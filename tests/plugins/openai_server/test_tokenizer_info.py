@@ -6,7 +6,6 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,11 +33,7 @@ def describe(tmp_path: Path) -> Describe:
         shutil.copy(CHECKPOINT / "tokenizer.json", tmp_path)
         if config is not None:
             (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-        engine = SimpleNamespace(directory=tmp_path)
-        processor: Any = SimpleNamespace(
-            tokenizer=open_tokenizer(tmp_path), template=template, engine=engine
-        )
-        return describe_tokenizer(processor)
+        return describe_tokenizer(open_tokenizer(tmp_path), template, tmp_path)
 
     return describe
 
@@ -78,7 +73,7 @@ def test_a_tokenizer_without_configuration_has_its_class_and_no_tokens(describe:
     }
 
 
-def test_a_model_without_a_tokenizer_has_none_to_show() -> None:
-    processor: Any = SimpleNamespace(tokenizer=NoTokenizer("no tokenizer in model"))
+def test_a_model_without_a_tokenizer_has_none_to_show(tmp_path: Path) -> None:
+    none: Any = NoTokenizer("no tokenizer in model")
     with pytest.raises(ModelError, match="no tokenizer in"):
-        describe_tokenizer(processor)
+        describe_tokenizer(none, None, tmp_path)

@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from headstock.text.chat import find_template
     from headstock.text.completion import join_pieces
     from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation
     from headstock.text.detokenizer import Detokenizer
@@ -22,6 +23,7 @@ __all__ = [
     "NoTokenizer",
     "Prompt",
     "Tokenizer",
+    "find_template",
     "join_pieces",
     "tokenize_prompt",
 ]
@@ -33,6 +35,7 @@ _HOMES = {
     "NoTokenizer": "headstock.text.tokenizer",
     "Prompt": "headstock.text.prompt",
     "Tokenizer": "headstock.text.tokenizer",
+    "find_template": "headstock.text.chat",
     "join_pieces": "headstock.text.completion",
     "tokenize_prompt": "headstock.text.prompt",
 }

@@ -7,27 +7,29 @@ from pathlib import Path
 from typing import Any
 
 from headstock.errors import UsageError
-from headstock.requests.input_processor import InputProcessor
-from headstock.text.chat import find_template
+from headstock.text import Tokenizer, find_template
 
 FAST_CLASS = "PreTrainedTokenizerFast"
 """The class that reads any tokenizer.json, whatever the version of transformers."""
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
-def describe_tokenizer(processor: InputProcessor) -> dict[str, Any]:
-    """The checkpoint's tokenizer_config.json with tokens as text, and the chat template in use.
+def describe_tokenizer(
+    tokenizer: Tokenizer, template: str | None, directory: Path
+) -> dict[str, Any]:
+    """The checkpoint's tokenizer_config.json with tokens as text, and the chat template in use:
+    `template`, or else the model's own.
 
     raises: ModelError without a tokenizer
     """
-    tokenizer = processor.tokenizer.hf_tokenizer
+    hf_tokenizer = tokenizer.hf_tokenizer
     # The file, and not what transformers makes of it: that has paths of this machine.
-    config = read_config(processor.engine.directory)
+    config = read_config(directory)
     config.setdefault("tokenizer_class", FAST_CLASS)
-    config |= {name: getattr(tokenizer, name) for name in TOKENS}
+    config |= {name: getattr(hf_tokenizer, name) for name in TOKENS}
     config.pop("chat_template", None)
     try:
-        config["chat_template"] = find_template(processor.tokenizer, processor.template)
+        config["chat_template"] = find_template(tokenizer, template)
     except UsageError:
         return config  # a model for texts alone
     return config

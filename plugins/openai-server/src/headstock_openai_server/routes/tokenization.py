@@ -68,6 +68,12 @@ async def detokenize(service: Service, request: Request) -> Response:
 
 async def show_tokenizer(service: Service, request: Request) -> Response:
     """`GET /tokenizer_info`."""
-    config = await asyncio.to_thread(describe_tokenizer, service.session.input_processor)
+    session = service.session
+    config = await asyncio.to_thread(
+        describe_tokenizer,
+        session.tokenizer,
+        session.input_processor.template,
+        session.engine.directory,
+    )
     # The standard library writes integers of any size; many checkpoints have a length of 10^30.
     return Response(json.dumps(config), media_type="application/json")
