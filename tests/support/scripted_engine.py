@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from attrs import Factory, define, frozen
 
 import headstock_demo
@@ -35,6 +36,7 @@ from headstock_openai_server.engine.messages import (
     Step,
     Submit,
     TreeNode,
+    WireLogprob,
     WireRequest,
     WireUpdate,
 )
@@ -42,6 +44,7 @@ from headstock_openai_server.engine.process import Channel
 
 TEXT = "Once upon a time, there was a little girl named Sara. "
 DIRECTORY = Path(headstock_demo.__file__).parent / "checkpoint"
+VOCAB = 768
 SUMMARY = {
     "model": "demo",
     "architecture": "none",
@@ -113,7 +116,7 @@ def main(descriptor: int, script: Script) -> int:
         return 6
     if script.garbage:
         channel.socket.sendall(b"\0\0\0\3abc")  # a frame that is no message
-    channel.send(Ready(str(DIRECTORY), 768, 4096, "", (0, 2), SUMMARY))
+    channel.send(Ready(str(DIRECTORY), VOCAB, 4096, "", (0, 2), SUMMARY))
     tokens = Tokenizer(DIRECTORY).encode(script.text)
     running: dict[str, Running] = {}
     step, due = 0, time.monotonic()
@@ -187,13 +190,15 @@ def make_updates(
         ends = stops and one.sent == len(tokens)
         is_last = ends or one.sent == one.wire.max_tokens
         one.held.append(token)
+        most = one.wire.params.get("logprobs")
+        wants_prompt = is_first and one.wire.prompt_logprobs
         if one.stream_tokens or is_first or is_last:
             updates.append(
                 WireUpdate(
                     request_id,
                     tuple(one.held),
-                    None,
-                    None,
+                    None if most is None else tuple(make_logprob(each, most) for each in one.held),
+                    make_prompt_logprobs(one.wire) if wants_prompt else None,
                     "stop" if ends else "length" if is_last else None,
                     None,
                     None,
@@ -207,6 +212,19 @@ def make_updates(
         if is_last:
             del running[request_id]
     return updates
+
+
+def make_logprob(token: int, most: int) -> WireLogprob:
+    """The log-probability of a token, the likeliest of its position."""
+    top = [(token + rank) % VOCAB for rank in range(most)]
+    return token, -1.0, tuple((each, -1.0 - rank) for rank, each in enumerate(top))
+
+
+def make_prompt_logprobs(wire: WireRequest) -> tuple[WireLogprob | None, ...]:
+    """Those of a prompt, whose first token nothing predicts."""
+    prompt = np.frombuffer(wire.prompt, np.int32).tolist()
+    most = wire.params.get("prompt_logprobs", 0)
+    return None, *(make_logprob(token, most) for token in prompt[1:])
 
 
 def send_stats(channel: Channel, running: dict[str, Any], step: int) -> None:

@@ -94,6 +94,20 @@ def test_calls_and_reasoning_are_parts_of_their_own_whole_and_streamed(server: S
     assert len(chunks) > 10
 
 
+def test_each_token_has_its_log_probability_whatever_part_it_is_of(server: Served) -> None:
+    asked = BODY | {"logprobs": True, "top_logprobs": 2}
+    whole = server.post(CHAT, asked)
+    content = whole.json["choices"][0]["logprobs"]["content"]
+    assert len(content) == whole.json["usage"]["completion_tokens"]
+    assert [len(each["top_logprobs"]) for each in content] == [2] * len(content)
+    events = server.post(CHAT, asked | {"stream": True}).events
+    parts = [each["choices"][0]["logprobs"] for each in events]
+    assert [token for part in parts if part for token in part["content"]] == content
+    prompt = {"prompt": "Once upon", "echo": True, "logprobs": 1, "max_tokens": 1}
+    scores = server.post("/v1/completions", prompt).json["choices"][0]["logprobs"]
+    assert scores["token_logprobs"] == [None, -1.0, -1.0]
+
+
 @pytest.mark.feature("W4")
 def test_reasoning_that_the_template_has_closed_is_not_looked_for(server: Served) -> None:
     variables = {"chat_template_kwargs": {"enable_thinking": False}}
