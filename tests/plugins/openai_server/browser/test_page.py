@@ -101,6 +101,28 @@ def test_a_wrong_field_shows_the_servers_own_words(browser: Browser, server: Ser
         expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
 
 
+def test_a_question_without_an_answer_stays_and_is_sent_once(
+    browser: Browser, server: Served
+) -> None:
+    question, sent = "What is 2 + 3?", list[Any]()
+    with open_page(browser, server, fine="400") as page:
+        page.on(
+            "request",
+            lambda request: sent.append(request.post_data_json) if request.method == "POST" else 0,
+        )
+        page.get_by_label("Temperature").fill("9")
+        ask(page, question)
+        expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
+        expect(page.locator(".turn.user.unanswered")).to_have_text(question)
+        expect(page.get_by_label("Message")).to_have_value(question)
+        page.get_by_label("Temperature").fill("0")
+        page.get_by_label("Message").press("Enter")
+        expect(page.locator(".turn.assistant")).to_contain_text("5")
+        expect(page.get_by_label("Message")).to_have_value("")
+        expect(page.locator(".turn.user")).to_have_count(2)
+        assert [each["messages"] for each in sent] == [[{"role": "user", "content": question}]] * 2
+
+
 @pytest.mark.feature("W13")
 def test_what_a_model_writes_is_never_html(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:

@@ -40,7 +40,7 @@ async function readEvents(stream, onEvent) {
   }
 }
 
-async function answer() {
+async function answer(question) {
   const turns = conversation; // Clear begins another one while this answer still ends
   const system = element("system").value.trim();
   const messages = system ? [{ role: "system", content: system }, ...turns] : turns;
@@ -83,7 +83,10 @@ async function answer() {
   }
   running = null;
   setRunning(false);
-  if (text.textContent) turns.push({ role: "assistant", content: text.textContent });
+  const hasEnded = reason && reason !== "stopped";
+  if (text.textContent || hasEnded) turns.push({ role: "assistant", content: text.textContent });
+  else takeBack(turns, question);
+  if (!text.textContent && !thought.textContent && !reason) turn.remove();
   const parts = [];
   if (first) parts.push(`first token ${milliseconds((first - began) / 1000)}`);
   if (usage && first) {
@@ -97,6 +100,15 @@ async function answer() {
   facts.textContent = parts.join(" · ");
 }
 
+// A question without an answer stays to be seen, and is no part of what is sent later: templates
+// refuse two questions in a row. Enter asks it again.
+function takeBack(turns, question) {
+  const { content } = turns.pop();
+  question.classList.add("unanswered");
+  const isShown = turns === conversation; // not after New chat
+  if (isShown && !element("prompt").value) element("prompt").value = content;
+}
+
 function setRunning(isRunning) {
   element("send").disabled = isRunning;
   element("stop").disabled = !isRunning;
@@ -107,8 +119,7 @@ function send() {
   if (!text || running) return;
   element("prompt").value = "";
   conversation.push({ role: "user", content: text });
-  addTurn("user", text);
-  answer();
+  answer(addTurn("user", text));
 }
 
 function stop() {
