@@ -79,6 +79,7 @@ def test_one_prompt_prints_the_text_of_the_python_api(llm: LLM) -> None:
     assert "\x1b" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.full
 def test_standard_input_and_quiet(llm: LLM) -> None:
     done = run("--quiet", "--max-tokens", "10", *SMALL, stdin=STORY + "\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, text_of(llm, STORY, 10) + "\n", "")
@@ -217,7 +218,9 @@ def test_each_error_is_one_clear_line_with_its_exit_code(
     assert said in done.stderr and len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"), often(1, [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+)
 def test_text_streams_and_a_signal_ends_it_cleanly(number: signal.Signals, code: int) -> None:
     arguments = [
         "--prompt",
@@ -286,6 +289,7 @@ def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: 
     assert "interrupted before the answer to prompts.jsonl:1 was complete" in err
 
 
+@pytest.mark.full
 def test_a_reader_that_has_enough_ends_the_run_in_silence(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lengths = (2, 200, 3900)
@@ -336,6 +340,7 @@ def test_preemptions_are_told_of_each_answer_and_of_all(run_here: Run, tmp_path:
     )
 
 
+@pytest.mark.full
 def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     master, slave = pty.openpty()
     arguments = ["--prompt", STORY, "--prompt", STORY, "--quiet", "--max-tokens", "3", *SMALL]
@@ -370,6 +375,7 @@ def test_answers_go_to_a_file_while_progress_is_drawn_on_a_terminal(tmp_path: Pa
     assert [json.loads(line)["prompt"] for line in file.read_text().splitlines()] == [STORY, STORY]
 
 
+@pytest.mark.full
 def test_answers_on_the_terminal_that_shows_progress_stay_whole_lines() -> None:
     code, lines = shown(
         "run", "--prompt", STORY, "--prompt", STORY, "--json", "--max-tokens", "60", *SMALL
@@ -378,6 +384,7 @@ def test_answers_on_the_terminal_that_shows_progress_stay_whole_lines() -> None:
     assert code == 0 and [answer["prompt"] for answer in answers] == [STORY, STORY]
 
 
+@pytest.mark.full
 def test_closed_output_is_no_error() -> None:
     command = [*COMMAND, "--prompt", "x", "--max-tokens", "2", *SMALL]
     assert (
@@ -421,6 +428,7 @@ def test_a_chat_in_a_terminal_edits_pastes_stops_and_leaves(tmp_path: Path) -> N
     )
 
 
+@pytest.mark.full
 def test_sigterm_at_the_prompt_ends_a_chat_and_leaves_the_terminal_as_it_was(
     tmp_path: Path,
 ) -> None:

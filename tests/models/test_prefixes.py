@@ -62,7 +62,7 @@ def count_cached(llm: LLM) -> int:
 @pytest.mark.parametrize(
     "settings",
     often(
-        2,
+        1,
         [
             {"overlap": True, "debug_canary": True},
             {"num_pages": 60, "max_batch_tokens": 24},

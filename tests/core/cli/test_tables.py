@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+from often import often
 from terminal import CONTROL, shown
 
 from headstock.cli.tables import fold_line, print_table, terminal_width
@@ -101,15 +102,18 @@ def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize(
     "command",
-    [
-        "plugins list",
-        "plugins inspect radix",
-        "config show",
-        "config presets",
-        "run --help",
-        "--help",
-        "doctor",
-    ],
+    often(
+        4,
+        [
+            "plugins list",
+            "config show",
+            "run --help",
+            "doctor",
+            "plugins inspect radix",
+            "config presets",
+            "--help",
+        ],
+    ),
 )
 def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_records(
     command: str,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from attrs import evolve
+from often import often
 
 from headstock import LLM, SamplingParams
 from headstock.cli.main import main
@@ -45,7 +46,7 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+@pytest.mark.parametrize("settings", often(3, SETTINGS), ids=str)
 def test_a_recording_of_the_engine_replays(
     settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import make_recorder, make_requests, make_run_limits, run_steps
+from often import often
 from plugins.replay_view.trace_format import find_faults
 
 from headstock.cli.main import main
@@ -29,7 +30,7 @@ does something else.
 """
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 @pytest.mark.parametrize("pages", [80, 300])
 def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path: Path) -> None:
     path, limits = tmp_path / "run.recording", make_run_limits(num_pages=pages, overlap=overlap)
