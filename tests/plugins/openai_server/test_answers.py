@@ -159,6 +159,28 @@ def test_cached_tokens_are_in_the_usage_and_salts_keep_them_apart(server: Served
     assert cached(cache_salt="two") == 0
 
 
+def test_several_answers_on_a_cold_cache_are_alike_whole_and_streamed(server: Served) -> None:
+    messages = [{"role": "user", "content": "The king and the queen lived in a castle. " * 2}]
+    body = {"messages": messages, "n": 2, "seed": 5, "temperature": 1.0, "max_tokens": 8}
+    body |= {"logprobs": True, "top_logprobs": 1}
+    whole = server.post(CHAT, body | {"cache_salt": "whole"}).json
+    options = {"stream": True, "stream_options": {"include_usage": True}}
+    *events, last = server.post(CHAT, body | options | {"cache_salt": "streamed"}).events
+    assert last["usage"] == whole["usage"]
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 0}
+    for choice in whole["choices"]:
+        index = choice["index"]
+        assert chat_of(events, index) == choice["message"]["content"]
+        pieces = [each for event in events for each in event["choices"] if each["index"] == index]
+        parts = [each["logprobs"] for each in pieces if each["logprobs"]]
+        streamed = [token for part in parts for token in part["content"]]
+        content = choice["logprobs"]["content"]
+        assert [each["token"] for each in streamed] == [each["token"] for each in content]
+        # A step with other rows in it, or a cached prompt, rounds the last digits otherwise.
+        logprobs = [each["logprob"] for each in content]
+        assert [each["logprob"] for each in streamed] == pytest.approx(logprobs, abs=1e-4)
+
+
 def test_logprobs_of_a_chat(server: Served) -> None:
     body = QUESTION | {"logprobs": True, "top_logprobs": 3}
     whole = server.post(CHAT, body).json["choices"][0]["logprobs"]["content"]
