@@ -171,7 +171,10 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     assert seen[-1].finish_reason == "abort"
 
 
-def test_a_scheduler_that_runs_nothing_is_not_waited_for(engine: Engine) -> None:
+def test_a_scheduler_that_runs_nothing_is_not_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock.engine.engine._MAX_IDLE_STEPS", 1_000)
     nothing = ScheduleDecision(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
     engine.limits = evolve(engine.limits, schedule=lambda view, budget: nothing)
     with pytest.raises(

@@ -74,8 +74,10 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> tuple[EngineHar
 
 
 @pytest.mark.feature("P11", "G2")
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize(
+    ("runner", "overlap"),
+    often(2, [("rerun", True), ("eager", False), ("rerun", False), ("eager", True)]),
+)
 @pytest.mark.parametrize(
     "settings",
     often(

@@ -52,7 +52,7 @@ def count_replays(runner: Any, name: str, counts: Counter[str]) -> None:
 
 
 @pytest.mark.feature("T6", "P11")
-@pytest.mark.parametrize("seed", often(4, range(20)))
+@pytest.mark.parametrize("seed", often(3, [0, 1, 5, 2, 3, 4, *range(6, 20)]))
 def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     settings = random_settings(rng) | {"debug_canary": True, "kv_cache": bool(rng.random() < 0.8)}
@@ -102,8 +102,10 @@ def test_replayed_steps_and_what_pads_them_change_no_state(
     engine.close()
 
 
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("runner", "overlap"),
+    often(2, [("rerun", True), ("eager", False), ("rerun", False), ("eager", True)]),
+)
 def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     toys: Toys,
     runner: str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +27,23 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 
 
 @pytest.mark.feature("H4")
-@pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize(
-    "settings",
+    ("settings", "overlap"),
     often(
         2,
         [
-            {"window": 9, "num_pages": 41},
-            {"window": 30, "max_batch_tokens": 17},
-            {"window": 1, "page_size": 1, "num_pages": 200},
-            {"window": 5, "attn": "toy-sharing", "num_pages": 60},
-            {"window": 21, "page_size": 16, "num_pages": 12, "max_batch_tokens": 200},
+            ({"window": 9, "num_pages": 41}, True),
+            ({"window": 30, "max_batch_tokens": 17}, False),
+            ({"window": 9, "num_pages": 41}, False),
+            ({"window": 30, "max_batch_tokens": 17}, True),
+            *product(
+                [
+                    {"window": 1, "page_size": 1, "num_pages": 200},
+                    {"window": 5, "attn": "toy-sharing", "num_pages": 60},
+                    {"window": 21, "page_size": 16, "num_pages": 12, "max_batch_tokens": 200},
+                ],
+                [True, False],
+            ),
         ],
     ),
     ids=str,
@@ -67,7 +74,7 @@ def test_rows_that_share_a_window_get_the_tokens_that_they_get_alone(
     assert capsys.readouterr().out == f"{stats.steps} steps, identical\n"
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_a_window_has_its_own_number_of_pages(toys: Toys, overlap: bool) -> None:
     sizes = {"max_running_requests": 2, "max_batch_tokens": 16, "window": 8, "num_pages": 100}
     engine = toys.engine(overlap=overlap, debug_canary=True, **sizes)
