@@ -26,7 +26,7 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> EngineHarness:
 
 
 @pytest.mark.feature("S18")
-@pytest.mark.parametrize("rows", often(2, [32, 8, 128, 1]))
+@pytest.mark.parametrize("rows", often(1, [32, 8, 128, 1]))
 def test_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
     requests = random_requests(np.random.default_rng(rows), rows + 40)
     alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
@@ -50,7 +50,7 @@ def test_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: in
 
 
 @pytest.mark.feature("S18")
-@pytest.mark.parametrize("seed", often(2, range(20)))
+@pytest.mark.parametrize("seed", often(1, range(20)))
 def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_and_for_others(
     toys: Toys, seed: int
 ) -> None:
@@ -75,7 +75,7 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
 
 
 @pytest.mark.feature("S18")
-@pytest.mark.parametrize("rows", [8, 128])
+@pytest.mark.parametrize("rows", often(1, [8, 128]))
 def test_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, rows: int) -> None:
     rng = np.random.default_rng(rows)
     requests = random_requests(rng, rows + rows // 2, greedy=True)
@@ -100,7 +100,7 @@ def test_aborts_that_come_a_step_late_leave_the_others_their_tokens(toys: Toys, 
 
 
 @pytest.mark.feature("S18")
-@pytest.mark.parametrize("seed", often(2, range(4)))
+@pytest.mark.parametrize("seed", often(1, range(4)))
 def test_pages_that_a_running_step_reads_go_to_the_next_one_which_runs_after_it(
     toys: Toys, seed: int
 ) -> None:

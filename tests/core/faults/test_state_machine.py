@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from often import often
 from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed, request
 
 from headstock.conformance.scheduler.toy_schedule import VOCAB
@@ -171,5 +172,8 @@ class Serving(RuleBasedStateMachine):
 
 
 @pytest.mark.feature("I12", "I13", "I15")
-def test_the_engine_survives_any_treatment_and_nothing_is_left_behind() -> None:
-    run_state_machine_as_test(Serving, settings=settings(max_examples=25, stateful_step_count=25))
+@pytest.mark.parametrize("examples", often(1, [10, 100]))
+def test_the_engine_survives_any_treatment_and_nothing_is_left_behind(examples: int) -> None:
+    run_state_machine_as_test(
+        Serving, settings=settings(max_examples=examples, stateful_step_count=25)
+    )

@@ -45,7 +45,7 @@ def failing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return str(request.param)
 
 
-@pytest.mark.parametrize("at", often(3, [6, 9, 12, 8, 10]))
+@pytest.mark.parametrize("at", often(1, [6, 9, 12, 8, 10]))
 @pytest.mark.parametrize(
     ("scheduler", "overlap"),
     [("prefill-first", False), ("equal-length", False), ("equal-length", True)],
