@@ -240,7 +240,8 @@ def full(session: nox.Session) -> None:
     by hand, before a release.
     """
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
-    in_dev(session, "pytest", "-m", "full or not full", "--durations=20", *hour, *session.posargs)
+    all_tests = ("-m", "full or not full", "--hypothesis-profile=full")
+    in_dev(session, "pytest", *all_tests, "--durations=20", *hour, *session.posargs)
     session.notify("perfetto")
     session.notify("browser")
     for name in CLIENTS:

@@ -17,6 +17,7 @@ from hypothesis import settings
 # A deadline would judge how busy the machine is. `@settings(...)` takes the rest from the profile
 # that is loaded when it runs, so this comes before any test module is imported.
 settings.register_profile("headstock", deadline=None)
+settings.register_profile("full", settings.get_profile("headstock"), max_examples=250)
 settings.load_profile("headstock")
 
 # A shell starts what runs in the background with SIGINT ignored, and processes inherit that: a test

@@ -18,7 +18,7 @@ QUICK = {
     "database": None,
     "report_multiple_bugs": False,
 }
-MORE = 20
+MORE = 50
 """Times as many examples as usual: a session ends with the first that fails."""
 
 OPTIONS = (
