@@ -207,7 +207,7 @@ def test_a_recording_of_drafts_replays_and_names_none_of_them(
 ) -> None:
     path = tmp_path / "drafts.recording"
     settings = SIZES | {"record": str(path), "record_prompts": prompts, "proposer": "guess"}
-    harness = run(toys, random_requests(np.random.default_rng(1), 40), **settings)
+    harness = run(toys, random_requests(np.random.default_rng(1), 24), **settings)
     steps = list(read_recording(path).read_steps())
     drafted = [step.plan for step in steps if step.plan is not None and len(step.plan.drafts)]
     events = [event for step in steps for event in step.events if isinstance(event, Sampled)]

@@ -109,7 +109,7 @@ def test_grouped_rows_make_the_tokens_of_rows_by_themselves(
     assert bool(counts["preemptions"]) == (settings.get("num_pages") == 60)
 
 
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize("runner", often(1, ["rerun", "eager"]))
 def test_each_row_keeps_its_own_settings_where_rows_move(
     toys: Toys, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

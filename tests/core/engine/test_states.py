@@ -68,7 +68,7 @@ def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
 
 
 @pytest.mark.feature("T6")
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_a_preempted_row_computes_its_state_again(toys: Toys, overlap: bool) -> None:
     sizes = {"max_running_requests": 6, "max_batch_tokens": 13, "num_pages": 41}
     engine = toys.engine(state=True, overlap=overlap, debug_canary=True, **sizes)
