@@ -61,6 +61,7 @@ def test_prefix_cache_n() -> None:
     }
 
 
+@pytest.mark.full
 @pytest.mark.feature("T14")
 def test_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
     params = SamplingParams(temperature=0, max_tokens=12, stop="boat")

@@ -257,6 +257,7 @@ def grown(file: Path, times: int) -> None:
             size, times = file.stat().st_size, times - 1
 
 
+@pytest.mark.full
 def test_a_batch_that_is_broken_off_prints_the_answers_that_are_whole(tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     lengths = (3900, 6, 6)
@@ -356,6 +357,7 @@ def test_quiet_writes_nothing_to_a_terminal_but_the_text() -> None:
     assert process.returncode == 0 and b"==> 2" in out
 
 
+@pytest.mark.full
 def test_answers_go_to_a_file_while_progress_is_drawn_on_a_terminal(tmp_path: Path) -> None:
     master, slave = pty.openpty()
     file = tmp_path / "answers.jsonl"
@@ -443,6 +445,7 @@ def test_sigterm_at_the_prompt_ends_a_chat_and_leaves_the_terminal_as_it_was(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.full
 def test_a_terminal_begins_a_chat() -> None:
     master, slave = pty.openpty()
     process = subprocess.Popen(

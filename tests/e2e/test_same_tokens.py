@@ -81,15 +81,15 @@ def assert_same(
 @pytest.mark.parametrize(
     "settings",
     often(
-        7,
+        6,
         [
-            {"page_size": 1, "num_pages": 8192},
             {"max_batch_tokens": 7},
             {"scheduler": "prefill-first"},
             {"scheduler": "equal-length"},
             {"ops": "torch"},
             {"opt": ("sdpa.shared_prefix=on",)},
             {"proposer": "ngram"},
+            {"page_size": 1, "num_pages": 8192},
             {"page_size": 128},
             {"max_batch_tokens": 64, "max_running_requests": 5},
             {"scheduler": "decode-first"},
@@ -161,6 +161,7 @@ def test_accepted_drafts_are_the_samples_of_a_seed_up_to_a_stop_string(overlap: 
             assert table[token].logprob == pytest.approx(other[token].logprob, abs=1e-4)
 
 
+@pytest.mark.full
 @pytest.mark.feature("T14")
 def test_no_kv_cache_gives_the_same_tokens(reference: list[Any]) -> None:
     tokens, llm = generate(each=4, kv_cache=False)

@@ -103,7 +103,7 @@ def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "command",
     often(
-        4,
+        3,
         [
             "plugins list",
             "config show",
@@ -128,6 +128,7 @@ def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_recor
     assert [start for start in starts if start not in seen] == []
 
 
+@pytest.mark.full
 def test_a_run_on_a_terminal_says_what_it_is_made_of_within_80_columns() -> None:
     code, lines = shown("run", "-p", "12 + 30 =", "--num-pages", "256", "--temperature", "0")
     assert code == 0 and "12 + 30 = 42." in lines

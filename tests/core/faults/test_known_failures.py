@@ -75,6 +75,7 @@ def test_a_hit_changes_no_score_whatever_part_of_a_page_is_left(demo: LLM) -> No
     assert hit == fresh, "a hit changes what is said"
 
 
+@pytest.mark.full
 def test_two_thousand_prompts_through_a_small_pool_wait_no_longer_at_the_end() -> None:
     bounds = limits(num_pages=60, max_rows=4, max_batch_tokens=64, check=False)
     drive, waits = Drive(bounds), []

@@ -79,6 +79,7 @@ def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
     assert len({round_rows(rows) for rows in range(1, 1025)}) == SIZES_TO_1024
 
 
+@pytest.mark.full
 @pytest.mark.skipif(
     not os.path.exists("/proc/self/statm"), reason="Linux says how large a process is"
 )

@@ -90,6 +90,7 @@ def replay_file(path: Path) -> tuple[list[Plan | None], str | None]:
     ].divergence else None
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
     overlap: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -104,6 +104,7 @@ def test_an_architecture_that_nobody_serves_is_answered_with_those_served(
     )
 
 
+@pytest.mark.full
 def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> None:
     lines = [
         upgrade_line("headstock"),

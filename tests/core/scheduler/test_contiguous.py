@@ -149,6 +149,7 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
     check_idle(drive.state, drive.limits)
 
 
+@pytest.mark.full
 @pytest.mark.feature("T16")
 @given(st.integers(0, 2**32 - 1), st.booleans(), st.booleans())
 @settings(max_examples=100)

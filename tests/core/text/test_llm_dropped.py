@@ -78,6 +78,7 @@ def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     assert seen[-1]["resident"] - seen[1]["resident"] < 75
 
 
+@pytest.mark.full
 def test_a_process_that_ends_right_after_an_llm_was_dropped_ends_well() -> None:
     code = "from headstock import LLM; llm = LLM('demo', num_pages=512); llm.generate('a'); del llm"
     result = subprocess.run(

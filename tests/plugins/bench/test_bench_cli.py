@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 import pytest
+from often import often
 
 import headstock_bench.command as bench
 from headstock import LLM
@@ -118,6 +119,7 @@ def test_people_read_the_same_facts(run: Callable[..., Any]) -> None:
         assert fact in out
 
 
+@pytest.mark.full
 @pytest.mark.feature("T6")
 def test_figures_count_preemptions(
     run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
@@ -156,7 +158,7 @@ def test_two_benches_do_the_same_work() -> None:
 
 @pytest.mark.feature("T20")
 @pytest.mark.parametrize(
-    ("name", "seed", "out"), [("online:50:1", 1, 239), ("first-token:16:3", 0, 6)]
+    ("name", "seed", "out"), often(1, [("first-token:16:3", 0, 6), ("online:50:1", 1, 239)])
 )
 def test_latencies_are_measured_where_a_caller_hears_of_tokens(
     run: Callable[..., Any], name: str, seed: int, out: int
@@ -267,6 +269,7 @@ def test_more_at_once_is_more_throughput_and_more_pages() -> None:
     assert results[64].peak_kv_pages > 16 * results[1].peak_kv_pages
 
 
+@pytest.mark.full
 @pytest.mark.feature("S16", "S17")
 def test_radix_reuses_a_shared_prefix_and_naive_never_does() -> None:
     work = make_workload(24, 96, 8, 8)

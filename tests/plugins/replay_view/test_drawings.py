@@ -151,6 +151,7 @@ def test_an_empty_recording_draws_nothing_and_is_valid(
     assert data_of(page)["series"]["at"] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("steps", often(1, [3_000, 10_000]))
 def test_a_page_of_10000_steps_stays_small_and_loads_nothing(steps: int, tmp_path: Path) -> None:
     path, page = tmp_path / "run.recording", tmp_path / "page.html"

@@ -55,7 +55,7 @@ def written_out(
 @pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16, torch.float32]))
 @pytest.mark.parametrize(
     ("taps", "width", "has_bias"),
-    often(2, [(3, 24, True), (4, BLOCK + 8, False), (2, 24, False)]),
+    often(1, [(3, 24, True), (4, BLOCK + 8, False), (2, 24, False)]),
 )
 def test_states_and_results_are_torch_s(
     dtype: torch.dtype, taps: int, width: int, has_bias: bool

@@ -16,7 +16,7 @@ from headstock_triton.ops import TritonOps
 
 PROMPT = tokens(9)
 FIRST = [
-    next(case for case in CASES if case.model_type == name) for name in ("gemma2", "lfm2", "phi3")
+    next(case for case in CASES if case.model_type == name) for name in ("lfm2", "gemma2", "phi3")
 ]
 
 
@@ -24,7 +24,7 @@ ONE_EACH = {case.model_type: case for case in CASES}
 """A case of every family, its last one."""
 
 
-@pytest.mark.parametrize("case", often(2, [*FIRST, *ONE_EACH.values()]), ids=str)
+@pytest.mark.parametrize("case", often(1, [*FIRST, *ONE_EACH.values()]), ids=str)
 def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     write(tmp_path, case.hf)
 
@@ -32,8 +32,9 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
     torch.testing.assert_close(ours, expected(tmp_path, PROMPT), atol=1e-4, rtol=0)
 
 
+@pytest.mark.full
 def test_a_bounded_head_samples_what_torch_samples(tmp_path: Path) -> None:
-    case = evolve(FIRST[0], changes={**FIRST[0].changes, "vocab_size": 24})
+    case = evolve(FIRST[1], changes={**FIRST[1].changes, "vocab_size": 24})
     prompt = [token % 24 for token in PROMPT]
     write(tmp_path, case.hf)
 

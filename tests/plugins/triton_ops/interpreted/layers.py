@@ -232,6 +232,7 @@ def test_any_page_size(page_size: int) -> None:
         cases.heads_case(SMALL, tokens, torch.bfloat16, "cpu", page_size=page_size)
 
 
+@pytest.mark.full
 def test_many_tokens_are_shared_out_otherwise() -> None:
     cases.heads_case(SMALL, 65, torch.bfloat16, "cpu", page_size=16)
 
@@ -283,6 +284,7 @@ def test_a_step_without_tokens() -> None:
     assert hidden.shape == (0, SMALL.hidden)
 
 
+@pytest.mark.full
 def test_layers_of_experts_between_products_that_take_in_the_norm() -> None:
     experts = Experts(count=5, per_token=2, intermediate=24, renormalize=True)
     ops = TritonOps(TritonOptions(fused_linear=4))

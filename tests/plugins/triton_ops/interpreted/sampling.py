@@ -107,7 +107,7 @@ def test_penalties_bans_and_bias() -> None:
 
 @pytest.mark.parametrize("asked", ["greedy", "temperature", "all"])
 @pytest.mark.parametrize(
-    ("rows", "vocab"), often(2, [(9, 70), (3, 37), (9, 300), (1, 4099), (9, 64)])
+    ("rows", "vocab"), often(1, [(9, 70), (3, 37), (9, 300), (1, 4099), (9, 64)])
 )
 def test_masks(asked: str, rows: int, vocab: int) -> None:
     words = -(-vocab // 32)
