@@ -31,6 +31,8 @@ OPTIONS = (
     "no:faulthandler",
     "-p",
     "no:xdist",
+    "-m",
+    "not alone",  # `full` ones too: a broken engine must fail them, whenever they are run
 )
 
 
