@@ -295,6 +295,16 @@ class Raises(Plain):
         return step
 
 
+class Inexact(Plain):
+    """Is off by a little more than rounding explains."""
+
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        super().forward(q, layer, plan, out, lse)
+        out += 3e-5
+
+
 BROKEN: dict[type[Plain], str] = {
     PageLate: "the page table is read one column late",
     SlotLate: "pages are read one slot late",
@@ -316,6 +326,7 @@ BROKEN: dict[type[Plain], str] = {
     SoftcapIgnored: "the softcap is ignored",
     LayerScaleKept: "a layer by a plan that an earlier layer used is wrong",
     NothingWritten: "some of the output is never written",
+    Inexact: "inexact: off by up to 3",
     Raises: "KeyError: 'prefill' in Raises.plan",
 }
 """A wrong backend -> what the check says of it."""
