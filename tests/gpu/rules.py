@@ -16,12 +16,13 @@ from typing import Any
 
 import sampling_cases
 import torch
+from attrs import evolve
 from gpu.op_times import DEVICE, VOCAB
 from sampling_cases import SETTINGS
 from torch import Tensor
 
 from headstock import LLM, SamplingParams
-from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
+from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sample, Sampling
 from headstock_triton.sampler import fused_sample
 
 ROWS, FEW = 256, 8
@@ -76,16 +77,51 @@ def check_kernels() -> dict[str, str]:
     return failed
 
 
-def replay_microseconds(sampling: Sampling, logits: Tensor) -> float:
-    """Median microseconds of sampling as a graph."""
-    work: Callable[[], object] = lambda: fused_sample(logits, sampling, pdl=True)  # noqa: E731
+def check_processed() -> dict[str, str]:
+    """In replays, rows with a processor, which a stream of their own samples, get the tokens that
+    they get alone, and the others those of a step without processors.
+    """
+    failed = {}
+    which = torch.arange(FEW, device=DEVICE) * 7
+    reach = {"reach": torch.full((FEW,), 3.0, device=DEVICE)}
+    for name, settings in SETTINGS.items():
+        if name == "greedy":
+            continue  # `Near` leaves the best token in its place
+        logits = torch.randn(ROWS, VOCAB, device=DEVICE).to(torch.bfloat16)
+        plain = sampling_cases.sampling_of(ROWS, DEVICE, settings)
+        wanted = fused_sample(logits.clone(), plain).tokens
+        alone = Processing(rows=None, parts=((Near(), reach),))
+        wanted[which] = fused_sample(
+            logits[which], evolve(plain.take(which), processing=alone)
+        ).tokens
+        beside = evolve(plain, processing=Processing(rows=which, parts=((Near(), reach),)))
+        held = logits.clone()
+        graph, sample = capture(lambda: fused_sample(held, beside, pdl=True))  # noqa: B023
+        for _ in range(3):
+            held.copy_(logits)
+            sample.tokens.fill_(-1)
+            graph.replay()
+            wrong = int((sample.tokens != wanted).sum())
+            if wrong:
+                failed[f"{name}, few processed"] = f"{wrong} of {ROWS} tokens differ"
+    return failed
+
+
+def capture(work: Callable[[], Sample]) -> tuple[torch.cuda.CUDAGraph, Sample]:
+    """A graph of the work, and what its replays fill."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
         work()
         stream.synchronize()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=stream):
-            work()
+            result = work()
+    return graph, result
+
+
+def replay_microseconds(sampling: Sampling, logits: Tensor) -> float:
+    """Median microseconds of sampling as a graph."""
+    graph, _ = capture(lambda: fused_sample(logits, sampling, pdl=True))
     times = []
     for _ in range(30):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -150,7 +186,7 @@ STEP_MS = 4.0
 
 def main(builds: list[object]) -> dict[str, Any]:
     """Right or wrong, and microseconds; see the module."""
-    failed = check_kernels()
+    failed = check_kernels() | check_processed()
     sampling = time_sampling()
     added = {
         name: sampling[name] - sampling[f"{name.partition(', ')[0]}, plain"]
