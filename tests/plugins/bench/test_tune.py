@@ -89,6 +89,17 @@ def test_what_cannot_be_measured_is_refused(
         run(*arguments)
 
 
+def test_no_more_steps_are_measured_of_what_cannot_win(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = iter([2.0, 2.0, 2.0, 2.1, 6.1, 2.0, 5.9, 6.0])
+    monkeypatch.setattr(tuning, "_time_step", lambda llm, step: next(slow))
+    kept = json.loads(run("--json", "--quiet")[1])
+    times = [each["milliseconds"] for each in kept["candidates"] if each["milliseconds"]]
+
+    assert times == [[2.0, 2.0, 2.0], [2.1, 6.1, None], [2.0, 5.9, 6.0]]
+
+
 @given(TIMES, TIMES)
 def test_the_default_stays_unless_another_is_faster_by_the_margin(
     default: list[float], other: list[float]

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
 EPILOG = """
 Each pair of attention backend and ops that `auto` could take here runs in an
 engine of its own, with the model and the flags that you give. What is timed are
-steps: a prompt's, and one that makes the next token of some rows. A pair
-replaces the default when it is faster by 3 %, by the geometric mean.
+steps: a prompt's, and one that makes the next token of some rows. A pair that
+takes three times as long as the default is measured no further. A pair replaces
+the default when it is faster by 3 %, by the geometric mean.
 
 The choices are kept for this model, device and software in --tuned-choices, and
 `--attn auto` and `--ops auto` take them from then on.

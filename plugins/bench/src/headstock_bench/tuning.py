@@ -25,6 +25,8 @@ The same kernel's time differs by up to 6 % from one machine to the next, and by
 """
 RUNS = 3
 """Times that each step is measured; the figure is the median."""
+HOPELESS = 3.0
+"""Times the default's time from which a candidate's other steps are not measured."""
 DECODE_CONTEXT = 512
 """Prompt tokens of the rows whose decode steps are timed."""
 DECODE_STEPS = 24
@@ -76,7 +78,8 @@ def tune(
         if on_candidate is not None:
             on_candidate(attn, ops)
         try:
-            candidate = _measure_candidate(evolve(config, attn=attn, ops=ops), steps)
+            default = next((each for each in candidates if each.milliseconds), None)
+            candidate = _measure_candidate(evolve(config, attn=attn, ops=ops), steps, default)
         except CannotRun as error:
             candidates.append(tuned_choices.TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
             return None
@@ -124,18 +127,32 @@ def compare_times(
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
 
 
-def _measure_candidate(config: EngineConfig, steps: Sequence[Step]) -> tuned_choices.TunedCandidate:
-    """Measure the steps in an engine of this configuration.
+def _measure_candidate(
+    config: EngineConfig,
+    steps: Sequence[Step],
+    default: tuned_choices.TunedCandidate | None = None,
+) -> tuned_choices.TunedCandidate:
+    """Measure the steps in an engine of this configuration, up to a hopeless one.
 
     raises: CannotRun, UsageError, ModelError
     """
     with LLM(config=config) as llm:
-        engine = session_of(llm).engine
+        times: list[float | None] = []
+        for at, step in enumerate(steps):
+            times.append(_time_step(llm, step))
+            if default and _is_hopeless(times[at], default.milliseconds[at]):
+                break
+        summary = session_of(llm).engine.summary
         return tuned_choices.TunedCandidate(
-            attn=engine.summary.attention,
-            ops=engine.summary.ops,
-            milliseconds=tuple(_time_step(llm, step) for step in steps),
+            attn=summary.attention,
+            ops=summary.ops,
+            milliseconds=(*times, *[None] * (len(steps) - len(times))),
         )
+
+
+def _is_hopeless(time: float | None, default: float | None) -> bool:
+    """Whether a candidate takes so much longer than the default that it cannot win."""
+    return time is not None and default is not None and time > HOPELESS * default
 
 
 def _time_step(llm: LLM, step: Step) -> float | None:
