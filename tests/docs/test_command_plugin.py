@@ -36,6 +36,7 @@ def test_the_tab_key_knows_its_flags(environment: dict[str, str]) -> None:
     assert "prefill-first" in script
 
 
+@pytest.mark.full
 def test_it_predicts_what_the_model_learnt_better_than_noise(
     environment: dict[str, str], tmp_path: Path
 ) -> None:

@@ -81,7 +81,7 @@ def assert_same(
 @pytest.mark.parametrize(
     "settings",
     often(
-        6,
+        4,
         [
             {"max_batch_tokens": 7},
             {"scheduler": "prefill-first"},

@@ -22,7 +22,8 @@ def quiet() -> Iterator[None]:
     logging.disable(logging.NOTSET)
 
 
-@pytest.mark.parametrize("seconds", [0, pytest.param(60, marks=pytest.mark.full)])
+@pytest.mark.full  # the session `soak` runs it too, for longer
+@pytest.mark.parametrize("seconds", [0, 60])
 def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
     toys: Toys, seconds: int
 ) -> None:

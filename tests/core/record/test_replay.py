@@ -126,7 +126,7 @@ def test_a_run_of_256_requests_with_preemption_replays_to_the_same_plans(
     assert capsys.readouterr().out == f"{len(driven.plans)} steps, identical\n"
 
 
-@pytest.mark.parametrize("seed", often(2, range(12)))
+@pytest.mark.parametrize("seed", often(1, range(12)))
 @pytest.mark.parametrize("scheduler", ["mixed", "prefill-first", "decode-first", "equal-length"])
 def test_any_engine_and_workload_replays(seed: int, scheduler: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(seed)

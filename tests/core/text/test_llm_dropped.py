@@ -56,6 +56,7 @@ print(json.dumps(seen))
 """
 
 
+@pytest.mark.full
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux says what a process has")
 def test_a_dropped_llm_warns_and_leaves_no_thread_and_no_memory() -> None:
     result = subprocess.run(

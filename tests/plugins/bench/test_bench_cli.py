@@ -196,6 +196,7 @@ def test_a_bench_in_which_requests_failed_ends_with_1_and_says_why(
     assert "failed    20% of the KV pool is in use and --memory-threshold is 0.1" in out
 
 
+@pytest.mark.full
 def test_transformers_does_the_same_work_and_finds_the_same_tokens(run: Callable[..., Any]) -> None:
     code, out, err = run("small", "--json", "--runs", "1", "--compare", "transformers", "--quiet")
     assert code == 0, err

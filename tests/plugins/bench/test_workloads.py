@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from attrs import evolve
+from often import often
 
 from headstock.spi import Experts
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
@@ -67,7 +68,7 @@ def test_the_shape_with_experts_has_them_in_every_layer(tmp_path: Path) -> None:
     assert [layer.experts for layer in model.layers] == [expected] * 48
 
 
-@pytest.mark.parametrize("name", MODEL_SHAPES)
+@pytest.mark.parametrize("name", often(2, MODEL_SHAPES))
 def test_a_shape_is_a_directory_that_the_engine_can_read(name: str, tmp_path: Path) -> None:
     from headstock.startup.model_loading import read_model
     from headstock.text.tokenizer import Tokenizer

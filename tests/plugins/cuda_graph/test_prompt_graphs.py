@@ -62,7 +62,7 @@ def watch(engine: Engine) -> Counter[str]:
 
 
 @pytest.mark.feature("G2")
-@pytest.mark.parametrize(("backend", "overlap", "budget"), often(4, MODES))
+@pytest.mark.parametrize(("backend", "overlap", "budget"), often(2, MODES))
 def test_replayed_prompts_give_the_tokens_of_eager_ones(
     toys: Toys, backend: int, overlap: bool, budget: int
 ) -> None:

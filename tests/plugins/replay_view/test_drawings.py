@@ -211,7 +211,7 @@ def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (window(40), FULL)], ids=["one group", "a window"])
-@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("reuse", often(1, [True, False]))
 def test_pages_are_counted_and_drawn_as_the_state_has_them(
     reuse: bool, groups: tuple[KVGroup, ...], tmp_path: Path
 ) -> None:

@@ -49,7 +49,7 @@ def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
     cases.mixture_case(case, torch.bfloat16, "cpu", WAYS[way])
 
 
-@pytest.mark.parametrize("dtype", often(2, TYPES))
+@pytest.mark.parametrize("dtype", often(1, TYPES))
 @pytest.mark.parametrize("way", ["rows", "wide"])
 def test_any_type_of_weights(way: str, dtype: torch.dtype) -> None:
     cases.mixture_case(
@@ -57,14 +57,14 @@ def test_any_type_of_weights(way: str, dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("way", ["rows", "tma", "swapped", "wide"])
+@pytest.mark.parametrize("way", often(1, ["tma", "rows", "swapped", "wide"]))
 @pytest.mark.parametrize(("hidden", "inters"), often(1, [(72, 24), (300, 88)]))
 def test_widths_that_no_tile_divides(hidden: int, inters: int, way: str) -> None:
     case = Mixture(tokens=5, count=3, chosen=2, hidden=hidden, inters=inters)
     cases.mixture_case(case, torch.bfloat16, "cpu", evolve(WAYS[way]))
 
 
-@pytest.mark.parametrize("way", often(2, ["rows", "tma", "wide"]))
+@pytest.mark.parametrize("way", often(1, ["rows", "tma", "wide"]))
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
 def test_one_expert_padding_nan_and_neighbours(case: object, way: str) -> None:
     assert callable(case)
