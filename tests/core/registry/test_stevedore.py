@@ -66,6 +66,17 @@ def test_a_plugin_that_is_removed_is_gone_at_once(broken: Path) -> None:
     assert "sound" not in {plugin.name for plugin in registry.list_installed("scheduler")}
 
 
+def test_a_plugin_that_is_installed_later_is_there_at_once(broken: Path) -> None:
+    before = registry.list_installed("scheduler")
+    info = broken / "arrived-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: arrived\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[headstock.scheduler]\narrived = sound_plugin:spec\n")
+
+    added = set(registry.list_installed("scheduler")) - set(before)
+    assert [(plugin.name, plugin.distribution) for plugin in added] == [("arrived", "arrived")]
+
+
 def test_an_interrupt_is_not_swallowed(broken: Path) -> None:
     (broken / "sound_plugin.py").write_text("raise KeyboardInterrupt\n")
     sys.modules.pop("sound_plugin", None)
