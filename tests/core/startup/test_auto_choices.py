@@ -20,7 +20,7 @@ from .test_memory_plan import model
 
 AUTO = [
     (CPU, ("sdpa",)),
-    (H200, ("fa,fi", "fa", "fi", "sdpa")),
+    (H200, ("fa", "fa,fi", "fi", "sdpa")),
     (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
     (DeviceEnv(device="cuda", capability=(10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
     (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "sdpa")),
