@@ -103,10 +103,11 @@ def sample_processed(
     if not logits.is_cuda:
         part_sample = _sample_part(part, plain.take(rows), processing, sample_plain)
         return _put_rows(sample_plain(logits, plain), rows, part_sample)
-    # Some thirty small kernels, which a stream of their own hides behind those for all rows. What
-    # each stream allocates the other reads before it is freed: both wait at the ends.
+    # Some thirty small kernels, beside those for all rows: 239 us for 252 of 256 rows on an H200,
+    # at a higher priority, since a kernel for all rows fills the device. What each stream allocates
+    # the other reads before it is freed: both wait at the ends.
     main = torch.cuda.current_stream(logits.device)
-    beside = torch.cuda.Stream(logits.device)  # type: ignore[no-untyped-call]
+    beside = torch.cuda.Stream(logits.device, priority=-1)  # type: ignore[no-untyped-call]
     beside.wait_stream(main)
     with torch.cuda.stream(beside):
         part_sample = _sample_part(part, plain.take(rows), processing, sample_plain)
