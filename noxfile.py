@@ -17,7 +17,7 @@ import nox
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
-nox.options.sessions = ["tests", "lint", "types", "docs"]
+nox.options.sessions = ["tests", "lint", "types"]
 
 ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
@@ -108,7 +108,7 @@ def types(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def docs(session: nox.Session) -> None:
-    """Check links, commands, glossary and headings of the documentation."""
+    """Check links, commands, examples, glossary and headings of the documentation."""
     in_dev(session, "pytest", "tests/docs", *TWO)
 
 
