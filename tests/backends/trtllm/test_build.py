@@ -258,6 +258,25 @@ def test_a_start_compiles_in_another_process_says_so_and_passes_its_words_on(
     assert commands == []
 
 
+def test_what_was_loaded_before_other_head_sizes_were_compiled_says_so(
+    tools: Toolchain, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    other = evolve(NEED, head_dims=(64,))
+    monkeypatch.setattr(
+        subprocess, "run", lambda *_, **__: SimpleNamespace(returncode=0, stdout="", stderr="")
+    )
+    ensure_compiled(other)  # nothing is loaded
+
+    maps = tmp_path / "maps"
+    library = tools.root / "aot" / NAME / f"{NAME}.so"
+    maps.write_text(f"7f00-7f01 r-xp 00000000 00:00 5 {library} (deleted)\n")
+    assert modules.is_loaded(library, maps) and not modules.is_loaded(tmp_path / "x.so", maps)
+    assert not modules.is_loaded(library) and not modules.is_loaded(library, tmp_path / "none")
+    monkeypatch.setattr(modules, "is_loaded", lambda library: NAME in library.name)
+    with pytest.raises(ValueError, match=r"heads of 64 were compiled just now, .* start it again"):
+        ensure_compiled(other)
+
+
 def test_the_gpu_is_named_before_the_library_is_imported(
     tools: Toolchain, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -128,11 +128,13 @@ def missing_modules(need: KernelNeed) -> list[str]:
 def ensure_compiled(need: KernelNeed) -> None:
     """Compile the missing modules, in a process of its own, and say so.
 
-    raises: ValueError when that fails
+    raises: ValueError when that fails, or this process cannot load what was compiled
     """
     names = missing_modules(need)
     if not names:
         return
+    folder: Path = import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR
+    loaded = [name for name in names if is_loaded(folder / name / f"{name}.so")]
     command = [sys.executable, "-m", "headstock_trtllm.build", *need.arguments]
     LOG.warning("compiling %s, once: they are kept beside flashinfer", ", ".join(names))
     began = time.monotonic()
@@ -141,3 +143,13 @@ def ensure_compiled(need: KernelNeed) -> None:
         output = " ".join((result.stderr or result.stdout).split())[-600:]
         raise ValueError(f"{output}; to see all of it: {' '.join(['python', *command[1:]])}")
     LOG.warning("compiled after %.1f s", time.monotonic() - began)
+    if loaded:
+        raise ValueError(
+            f"heads of {', '.join(map(str, need.head_dims))} were compiled just now, after this "
+            "process had loaded the kernels without them; start it again"
+        )
+
+
+def is_loaded(library: Path, maps: Path = Path("/proc/self/maps")) -> bool:
+    """Whether this process has the library loaded: it never loads another of that name."""
+    return maps.exists() and str(library) in maps.read_text()
