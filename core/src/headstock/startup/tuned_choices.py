@@ -55,8 +55,8 @@ class TuningSubject:
 class TunedCandidate:
     """One pair of choices.
 
-    milliseconds: of each step that was timed, None where the pool cannot hold it; empty where the
-        pair cannot run, for the reason in `refusal`
+    milliseconds: of each step; None where the pool cannot hold it or an earlier one was hopeless;
+        empty where the pair cannot run, for the reason in `refusal`
     """
 
     attn: str
