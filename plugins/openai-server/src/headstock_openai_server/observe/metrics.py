@@ -18,6 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headstock.requests import EngineSession
+from headstock_openai_server.api.openapi import ERRORS
 
 FIRST_TOKEN = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
@@ -40,6 +41,9 @@ TOKENS = (
 
 OUTCOMES = ("stop", "length", "tool_calls", "abort", "error")
 """How an answer can end."""
+
+STATUSES = (200, *ERRORS)
+"""The statuses of responses that are counted from the start."""
 
 VLLM = "vllm"
 """The prefix under which series also have vLLM's names."""
@@ -268,6 +272,8 @@ class ServerMetrics:
             ["status"],
             registry=self.registry,
         )
+        for status in STATUSES:  # or an alert would miss the first response of its status
+            self.http.labels(str(status))
         self.connections = Gauge(
             name_series(prefix, "http_requests_open", "http_requests_open"),
             "HTTP requests that are being answered",
