@@ -78,8 +78,8 @@ def check_kernels() -> dict[str, str]:
 
 
 def check_processed() -> dict[str, str]:
-    """In replays, rows with a processor, which a stream of their own samples, get the tokens that
-    they get alone, and the others those of a step without processors.
+    """In replays, rows with a processor get the tokens that they get alone, and the others those
+    of a step without processors.
     """
     failed = {}
     which = torch.arange(FEW, device=DEVICE) * 7

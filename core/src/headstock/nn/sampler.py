@@ -96,52 +96,25 @@ def sample_processed(
     writes: logits
     """
     plain, rows = evolve(sampling, processing=None), processing.rows
-    if rows is None:
-        return _sample_part(logits.to(torch.float32), plain, processing, sample_plain)
     # A copy, taken before the sampling of all rows writes to them.
-    part = logits[rows].to(torch.float32)
-    if not logits.is_cuda:
-        part_sample = _sample_part(part, plain.take(rows), processing, sample_plain)
-        return _put_rows(sample_plain(logits, plain), rows, part_sample)
-    # Some thirty small kernels, beside those for all rows: 239 us for 252 of 256 rows on an H200,
-    # at a higher priority, since a kernel for all rows fills the device. What each stream allocates
-    # the other reads before it is freed: both wait at the ends.
-    main = torch.cuda.current_stream(logits.device)
-    beside = torch.cuda.Stream(logits.device, priority=-1)  # type: ignore[no-untyped-call]
-    beside.wait_stream(main)
-    with torch.cuda.stream(beside):
-        part_sample = _sample_part(part, plain.take(rows), processing, sample_plain)
-    whole = sample_plain(logits, plain)
-    main.wait_stream(beside)
-    return _put_rows(whole, rows, part_sample)
-
-
-def _sample_part(
-    logits: Tensor,
-    sampling: Sampling,
-    processing: Processing,
-    sample_plain: Callable[[Tensor, Sampling], Sample],
-) -> Sample:
-    """The sample of rows that processors change.
-
-    logits: [n, vocab] float32
-    sampling: of these rows, without processing
-    writes: logits
-    """
-    logprobs = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    apply_logit_rules_(logits, sampling)
-    scores, temperature = _apply_processors(logits, sampling, processing)
+    part = logits.to(torch.float32) if rows is None else logits[rows].to(torch.float32)
+    settings = plain if rows is None else plain.take(rows)
+    logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
+    apply_logit_rules_(part, settings)
+    scores, temperature = _apply_processors(part, settings, processing)
     # Once more: a processor may have moved scores to tokens that a form forbids.
-    forbid_tokens_(scores, sampling)
+    forbid_tokens_(scores, settings)
     # The rules are applied.
     rest = Sampling(
         temperature=temperature,
-        **{name: getattr(sampling, name) for name in _AFTER_RULES},
+        **{name: getattr(settings, name) for name in _AFTER_RULES},
     )
-    sample = sample_plain(scores, rest)
-    if logprobs is None:
-        return sample
-    return attach_logprobs(sample.tokens, sample.healthy, logprobs, sampling)
+    part_sample = sample_plain(scores, rest)
+    if logprobs is not None:
+        part_sample = attach_logprobs(part_sample.tokens, part_sample.healthy, logprobs, settings)
+    return (
+        part_sample if rows is None else _put_rows(sample_plain(logits, plain), rows, part_sample)
+    )
 
 
 _AFTER_RULES = ("top_k", "top_p", "min_p", "seeds", "positions")
