@@ -15,7 +15,8 @@ ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
     (DeviceRange("cpu"), ("sdpa",)),
     (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
     # One H200, the 0.6B shape, `headstock tune`: a decode step of 1, 8, 32 and 128 rows takes `fa`
-    # 0.72, 0.95, 1.72 and 2.95 ms, and `fa,fi` 1.28, 1.16, 1.63 and 4.29 (docs/benchmarks/log.md).
+    # 0.72, 0.95, 1.72 and 2.95 ms, and `fa,fi` 1.28, 1.16, 1.63 and 4.29; a prompt of 128 or 2,048
+    # tokens 4.44 and 8.08, and 3.95 and 7.35. One run, this shape alone (docs/benchmarks/log.md).
     (DeviceRange("cuda", (9, 0), (9, 0)), ("fa", "fa,fi", "fi", "sdpa")),
     (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
     (DeviceRange("cuda", (11, 0)), ("fi", "fa", "sdpa")),
