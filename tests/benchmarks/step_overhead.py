@@ -33,7 +33,10 @@ from headstock_bench.conditions import read_commit
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_sdpa.backend import SdpaBackend
 
-PRODUCTS = ("mm", "addmm", "bmm", "linear", "_linear_pointwise", "linear_dynamic_fp16")
+PRODUCTS = (
+    *("mm", "addmm", "bmm", "linear", "_linear_pointwise", "linear_dynamic_fp16"),
+    "fbgemm_linear_fp16_weight_fp32_activation",
+)
 """Names of torch's operations that multiply by weights."""
 TURNS = 6
 STEPS = 8
