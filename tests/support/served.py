@@ -27,10 +27,10 @@ CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
 OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """The environment of clients that would ask a hub."""
 COMMAND = (
-    "import sys; from headstock.cli.process import raise_on_sigterm\n"
+    "import sys; from headstock.cli.process import handle_signals\n"
     "from headstock.errors import HeadstockError\n"
     "from headstock_openai_server.command import main\n"
-    "with raise_on_sigterm():\n"
+    "with handle_signals():\n"
     "    try:\n"
     "        code = main(sys.argv[2:], sys.argv[1] or None)\n"
     "    except HeadstockError as error:\n"

@@ -204,6 +204,31 @@ def test_a_termination_is_143_silent_and_closes_what_is_open(
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["SIGINT", "SIGTERM"]
+)
+def test_a_signal_that_arrives_in_a_destructor_still_ends_the_verb(
+    verb: ModuleType, number: signal.Signals, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Dropped:
+        def __del__(self) -> None:
+            signal.raise_signal(number)  # Python drops what the handler raises here
+
+    def wait(arguments: list[str]) -> int:
+        del arguments
+        dropped = Dropped()
+        del dropped
+        time.sleep(20)
+        return 0
+
+    verb.main = wait  # type: ignore[attr-defined]
+    hook = sys.unraisablehook
+    assert main(["run"]) == code
+    assert capsys.readouterr().err == ""
+    assert sys.unraisablehook is hook
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
 CONFIG = "import sys; from headstock.cli.main import main; sys.exit(main(['config', 'show']))"
 
 

@@ -14,7 +14,7 @@ import pytest
 from prompt_toolkit.input import PipeInput, create_pipe_input
 from prompt_toolkit.output import DummyOutput
 
-from headstock.cli.process import Terminated, raise_on_sigterm
+from headstock.cli.process import Terminated, handle_signals
 from headstock.cli.turns import LineDropped, history_path, open_editor, open_history
 
 CTRL_C, CTRL_D, UP, ALT_ENTER = "\x03", "\x04", "\x1b[A", "\x1b\r"
@@ -142,7 +142,7 @@ class OutputThatTerminates(DummyOutput):
 def test_sigterm_while_a_key_is_drawn_ends_the_editor() -> None:
     # Event loops log what a callback raises, and go on: drawing is such a callback.
     output = OutputThatTerminates()
-    with create_pipe_input() as keyboard, raise_on_sigterm():
+    with create_pipe_input() as keyboard, handle_signals():
         before = signal.getsignal(signal.SIGTERM)
         read = open_editor(None, input=keyboard, output=output)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
-import threading
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,10 +86,19 @@ def test_a_chat_remembers_resets_and_saves(
 
 
 def test_ctrl_c_stops_an_answer_and_keeps_what_was_said(
-    scripted: Any, capsys: pytest.CaptureFixture[str]
+    scripted: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     llm, loop = scripted(max_seq_len=1 << 14)
-    threading.Timer(0.2, signal.raise_signal, [signal.SIGINT]).start()
+    write, written = sys.stdout.write, []
+
+    def press_ctrl_c(text: str) -> int:
+        """Write `text`; the tenth time Ctrl-C comes."""
+        written.append(text)
+        if len(written) == 10:
+            signal.raise_signal(signal.SIGINT)
+        return write(text)
+
+    monkeypatch.setattr(sys.stdout, "write", press_ctrl_c)
     code = run_chat(llm._session, SamplingParams(max_tokens=None), None, Typing("hi", "/stats"))
     captured = capsys.readouterr()
     assert code == 0 and "[stopped]" in captured.out and "ended by Ctrl-C" in captured.err

@@ -19,8 +19,8 @@ from headstock.cli.process import (
     drop_output,
     exit_at_once,
     expand_memory,
+    handle_signals,
     open_streams,
-    raise_on_sigterm,
 )
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.errors import (
@@ -57,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     open_streams()
     expand_memory(os.environ)  # before anything imports torch, which looks at it once
     try:
-        with raise_on_sigterm():
+        with handle_signals():
             return _run_verb(arguments[verbose:])
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):

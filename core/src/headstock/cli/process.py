@@ -1,4 +1,4 @@
-"""The process of a command: streams that can be written, and a clean end on SIGTERM."""
+"""The process of a command: streams that can be written, and a clean end on signals."""
 
 from __future__ import annotations
 
@@ -26,6 +26,8 @@ EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 fits no old one. With penalties and logprobs, which make tensors of another size in every step, it
 held 0.96 GiB for 9.2 (one H200).
 """
+RESEND_SECONDS = 0.02
+"""How long after an interrupt was dropped it is sent again."""
 ALLOCATOR = (*EXPANDABLE, "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -34,26 +36,48 @@ class Terminated(BaseException):
 
 
 @contextlib.contextmanager
-def raise_on_sigterm() -> Iterator[None]:
-    """SIGTERM raises Terminated in this block; a second one ends the process."""
+def handle_signals() -> Iterator[None]:
+    """SIGTERM raises Terminated in this block, and no Ctrl-C or SIGTERM is lost in it.
+
+    A second SIGTERM ends the process.
+    """
     # Only the main thread may set a handler, and one that an embedding program set is its own.
-    ours = (
-        threading.current_thread() is threading.main_thread()
-        and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-    )
+    if (
+        threading.current_thread() is not threading.main_thread()
+        or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
+    ):
+        yield
+        return
 
     def terminate(number: int, frame: FrameType | None) -> None:
         # Restored first, so that a second SIGTERM ends a process that hangs while it closes.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         raise Terminated
 
-    if ours:
-        signal.signal(signal.SIGTERM, terminate)
+    def resend(unraisable: sys.UnraisableHookArgs) -> None:
+        """Send a signal again whose exception Python has just dropped."""
+        if unraisable.exc_type is KeyboardInterrupt:
+            number = signal.SIGINT
+        elif unraisable.exc_type is Terminated:
+            number = signal.SIGTERM
+            signal.signal(number, terminate)
+        else:
+            report(unraisable)
+            return
+        timer = threading.Timer(RESEND_SECONDS, os.kill, [os.getpid(), number])
+        timer.daemon = True
+        timer.start()
+
+    # What a handler raises is dropped where it arrives in a destructor, in a callback of the
+    # garbage collector or of a C library. A signal sent at once would arrive there again.
+    report = sys.unraisablehook
+    sys.unraisablehook = resend
+    signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:
-        if ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        sys.unraisablehook = report
 
 
 def expand_memory(environment: MutableMapping[str, str]) -> None:
