@@ -12,7 +12,8 @@ from headstock.cli.main import main
 from headstock.config.catalog import engine_settings, keyword_names
 from headstock.config.effective import resolve_keywords
 from headstock.config.equivalents import EQUIVALENTS, SAME, TAKEN
-from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
+from headstock.config.flag_parser import FlagParser
+from headstock.config.flags import add_engine_flags, resolve_flags
 from headstock.errors import NotSupported, UsageError
 
 

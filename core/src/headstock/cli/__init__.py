@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headstock.cli.answers import print_note, start_logs
+    from headstock.cli.notes import print_note, start_logs
     from headstock.cli.process import check_distinct_files
     from headstock.cli.tables import fold_line, print_summary, print_table, terminal_width
     from headstock.requests.progress_bars import ProgressBars
@@ -29,10 +29,10 @@ _HOMES = {
     "ProgressBars": "headstock.requests.progress_bars",
     "check_distinct_files": "headstock.cli.process",
     "fold_line": "headstock.cli.tables",
-    "print_note": "headstock.cli.answers",
+    "print_note": "headstock.cli.notes",
     "print_summary": "headstock.cli.tables",
     "print_table": "headstock.cli.tables",
-    "start_logs": "headstock.cli.answers",
+    "start_logs": "headstock.cli.notes",
     "terminal_width": "headstock.cli.tables",
 }
 

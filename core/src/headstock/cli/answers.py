@@ -7,10 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from headstock.cli.tables import fold_line, print_table, terminal_width
-from headstock.config import ResolvedConfig
+from headstock.cli.notes import print_note
+from headstock.cli.tables import print_table
 from headstock.errors import format_count, shorten
-from headstock.logs import show_logs
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
 
 
@@ -177,22 +176,3 @@ def format_totals(outputs: Sequence[RequestOutput], num_prompts: int) -> str:
     rate = f"{format_count(tokens, 'token')} in {seconds:.1f} s, {tokens / seconds:.1f} tokens/s"
     preempted = f", {format_count(preemptions, 'preemption')}" if preemptions else ""
     return f"{format_count(num_prompts, 'prompt')}, {failed} failed; {rate}{preempted}"
-
-
-def start_logs(resolved: ResolvedConfig, *, quiet: bool) -> None:
-    """Show log lines from the level in effect.
-
-    Under `--quiet` they begin at WARNING, unless `--log-level` is given too.
-    """
-    # A level in a file or variable is for every run, and --quiet for this one.
-    is_from_flag = resolved.origins["log_level"] == "flag --log-level"
-    show_logs(resolved.engine.log_level, least="NOTSET" if is_from_flag or not quiet else "WARNING")
-
-
-def print_note(text: str) -> None:
-    """Print one line on standard error, broken between words where a terminal is narrower."""
-    print(
-        fold_line(" ".join(text.split()), terminal_width(sys.stderr), 0),
-        file=sys.stderr,
-        flush=True,
-    )

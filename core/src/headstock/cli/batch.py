@@ -10,7 +10,6 @@ from attrs import evolve, frozen
 from headstock.cli.answers import (
     format_footer,
     format_totals,
-    print_note,
     show_error,
     show_json,
     show_logprobs,
@@ -18,6 +17,7 @@ from headstock.cli.answers import (
     show_text,
 )
 from headstock.cli.inputs import PromptInput
+from headstock.cli.notes import print_note
 from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
 from headstock.requests.progress_bars import ProgressBars

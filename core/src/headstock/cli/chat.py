@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from headstock.cli.answers import format_footer, print_note
+from headstock.cli.answers import format_footer
+from headstock.cli.notes import print_note
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.cli.turns import LineDropped
 from headstock.errors import RequestError, format_count

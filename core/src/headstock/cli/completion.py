@@ -11,7 +11,8 @@ from types import MappingProxyType
 from headstock import registry
 from headstock.cli.main import VERBS
 from headstock.config.catalog import engine_settings, sampling_settings
-from headstock.config.flags import DEST_PREFIX, FlagParser
+from headstock.config.flag_parser import FlagParser
+from headstock.config.flags import DEST_PREFIX
 from headstock.config.presets import PRESETS
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET

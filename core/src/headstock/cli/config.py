@@ -6,11 +6,12 @@ import json
 import os
 import sys
 
-from headstock.cli.answers import print_note
+from headstock.cli.notes import print_note
 from headstock.cli.tables import print_table
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.effective import ResolvedConfig
-from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
+from headstock.config.flag_parser import FlagParser
+from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.presets import PRESETS
 from headstock.config.reference import render_page
 from headstock.config.value_types import Value

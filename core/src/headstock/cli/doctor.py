@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 
 from headstock.cli.tables import fold_line, terminal_width
-from headstock.config.flags import FlagParser, add_engine_flags, resolve_flags
+from headstock.config.flag_parser import FlagParser
+from headstock.config.flags import add_engine_flags, resolve_flags
 from headstock.doctor import Finding, Status, run_checks
 from headstock.errors import CannotRun
 

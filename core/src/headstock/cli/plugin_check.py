@@ -6,7 +6,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from headstock.cli.answers import print_note
+from headstock.cli.notes import print_note
 from headstock.cli.tables import print_table
 from headstock.errors import format_count
 from headstock.registry import InstalledPlugin

@@ -14,10 +14,10 @@ from typing import Any
 import attrs
 
 from headstock import registry
-from headstock.cli.answers import print_note
+from headstock.cli.notes import print_note
 from headstock.cli.plugin_check import CHECK_EPILOG, check_plugin
 from headstock.cli.tables import fold_line, print_table, terminal_width
-from headstock.config.flags import FlagParser
+from headstock.config.flag_parser import FlagParser
 from headstock.errors import HeadstockError, UsageError
 from headstock.registry import InstalledPlugin
 from headstock.spi import SPI, PluginSpec, Require

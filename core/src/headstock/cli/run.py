@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve
 
-from headstock.cli.answers import print_note, show_error, start_logs
+from headstock.cli.answers import show_error
 from headstock.cli.batch import PromptBatch
 from headstock.cli.inputs import (
     PROMPT_SOURCES,
@@ -24,10 +24,12 @@ from headstock.cli.inputs import (
     read_lines,
     read_stdin,
 )
+from headstock.cli.notes import print_note, start_logs
 from headstock.cli.process import check_distinct_files
 from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
-from headstock.config.flags import FlagParser, add_engine_flags, add_sampling_flags, resolve_flags
+from headstock.config.flag_parser import FlagParser
+from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.requests.progress_bars import ProgressBars

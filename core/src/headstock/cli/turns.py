@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from headstock.cli.answers import print_note
+from headstock.cli.notes import print_note
 from headstock.cli.process import Terminated
 from headstock.errors import shorten
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from collections.abc import Mapping, Sequence
-from itertools import groupby
-from typing import Any, NoReturn
+from typing import Any
 
 from attrs import evolve
 
 from headstock.config.catalog import SettingName, engine_settings, sampling_settings
 from headstock.config.effective import ResolvedConfig, merge_sources, take_meaning
-from headstock.config.equivalents import SAME, TAKEN, find_equivalent, find_meaning
+from headstock.config.equivalents import SAME, TAKEN, find_meaning
+from headstock.config.flag_parser import FlagParser
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.sources import SourceValue
 from headstock.config.value_types import Choice, Repeated, Switch
-from headstock.errors import NotSupported, UsageError, shorten, suggest_name
+from headstock.errors import shorten
 
 DEST_PREFIX = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
@@ -34,70 +33,6 @@ GROUP_TITLES = {
     "scheduling": "scheduling",
     "running": "running",
 }
-
-
-class _FlagHelpFormatter(argparse.HelpFormatter):
-    """Breaks lines only between words, so that a flag can be searched for.
-
-    Indented lines of an epilog stay as they are.
-    """
-
-    def _split_lines(self, text: str, width: int) -> list[str]:
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
-
-    def _fill_text(self, text: str, width: int, indent: str) -> str:
-        lines: list[str] = []
-        for is_kept, group in groupby(
-            text.strip().splitlines(), key=lambda line: not line or line.startswith(" ")
-        ):
-            block = list(group)
-            lines += (
-                block if is_kept else textwrap.wrap(" ".join(block), width, break_on_hyphens=False)
-            )
-        return "\n".join(indent + line if line else line for line in lines)
-
-
-class FlagParser(argparse.ArgumentParser):
-    """A parser that raises one-line UsageErrors, suggests flags, and takes no abbreviations.
-
-    `hint` says where a word without a flag may have belonged.
-    """
-
-    def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
-        self.hint = hint
-        super().__init__(
-            # An abbreviation would change its meaning with the next flag that begins alike.
-            allow_abbrev=False,
-            usage=usage,
-            **{"formatter_class": _FlagHelpFormatter, **options},
-        )
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}; see '{self.prog} --help'")
-
-    # argparse declares overloads for the namespace's class, of which only the plain one is used
-    # here. Refusing what is left over in this method, not in parse_args, lets a sub-parser suggest
-    # its own flags.
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        parsed, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.refuse(rest[0].split("=")[0])
-        return parsed, rest
-
-    def refuse(self, word: str) -> NoReturn:
-        """Raise UsageError for an argument that nothing takes."""
-        if not word.startswith("-"):
-            self.error(f"unexpected argument {shorten(word)}{self.hint}")
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        # The sentence of an equivalent names flags of the engine, which not every verb takes.
-        equivalent = find_equivalent(word) if engine_settings()["model"].flag in flags else None
-        close = (
-            f"; {equivalent}"
-            if equivalent
-            else suggest_name(word, flags, prefix="--") or f"; see '{self.prog} --help'"
-        )
-        kind = NotSupported if equivalent else UsageError
-        raise kind(f"unknown flag {shorten(word)}{close}")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser) -> None:

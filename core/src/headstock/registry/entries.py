@@ -8,8 +8,14 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
-from importlib.metadata import EntryPoint, EntryPoints, entry_points
+from functools import cache, lru_cache
+from importlib.metadata import (
+    Distribution,
+    EntryPoint,
+    EntryPoints,
+    PackageMetadata,
+    entry_points,
+)
 from types import MappingProxyType
 
 from attrs import frozen
@@ -92,10 +98,19 @@ def _read_plugins(
     path_times: the folders that are searched and when each changed, as installing does
     """
     everything = read()
+
+    # Every access to `metadata` parses the whole file, and a distribution has several plugins.
+    @cache
+    def read_metadata(provider: Distribution) -> PackageMetadata:
+        """The metadata of a distribution."""
+        return provider.metadata
+
     return tuple(
         plugin
         for kind in SPI
-        for plugin in _make_records(kind, everything.select(group=entry_point_group(kind)))
+        for plugin in _make_records(
+            kind, everything.select(group=entry_point_group(kind)), read_metadata
+        )
     )
 
 
@@ -108,18 +123,27 @@ def _read_path_times() -> tuple[tuple[str, int], ...]:
     return tuple(times)
 
 
-def _make_records(kind: str, entries: Iterable[EntryPoint]) -> list[InstalledPlugin]:
+def _make_records(
+    kind: str,
+    entries: Iterable[EntryPoint],
+    read_metadata: Callable[[Distribution], PackageMetadata],
+) -> list[InstalledPlugin]:
     """Make the records of one group, sorted by name, distribution and target."""
     listed = list(entries)
     providers = Counter(entry.name for entry in listed)
-    records = (_make_record(kind, entry, providers[entry.name]) for entry in listed)
+    records = (
+        _make_record(
+            kind, entry, providers[entry.name], read_metadata(entry.dist) if entry.dist else None
+        )
+        for entry in listed
+    )
     return sorted(records, key=lambda record: (record.name, record.distribution, record.target))
 
 
-def _make_record(kind: str, entry: EntryPoint, providers: int) -> InstalledPlugin:
-    """Make the record of one entry point from its metadata."""
-    # Every access to `dist.metadata` parses the whole file, so it is read once.
-    metadata = entry.dist.metadata if entry.dist is not None else None
+def _make_record(
+    kind: str, entry: EntryPoint, providers: int, metadata: PackageMetadata | None
+) -> InstalledPlugin:
+    """Make the record of one entry point from the metadata of its distribution."""
     # A model is named by its architecture, as config.json spells it. No other name may be "auto",
     # which every setting of a plugin takes already.
     is_usable = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")

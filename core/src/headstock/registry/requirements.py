@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib.metadata
+import re
 from importlib.util import find_spec
 
 from headstock.errors import CannotRun
 from headstock.registry.loading import plugin_label
 from headstock.spi import PluginSpec, Rejection, Require
+
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+"""The name with which a PEP 508 requirement begins."""
 
 
 def find_missing(spec: PluginSpec) -> tuple[Rejection, ...]:
@@ -80,23 +84,21 @@ def is_requirement_met(requirement: str, *, any_build: bool = False) -> bool:
     A CPU build, as torch's `2.13.0+cpu`, counts only with `any_build`: it lacks the kernels of
     other devices.
     """
-    from packaging.requirements import Requirement  # as below
-
-    need = Requirement(requirement)
     try:
-        version = importlib.metadata.version(need.name)
+        version = importlib.metadata.version(requirement_name(requirement))
     except importlib.metadata.PackageNotFoundError:
         return False
-    return need.specifier.contains(version, prereleases=True) and (
-        any_build or not version.endswith("+cpu")
-    )
+    if version.endswith("+cpu") and not any_build:
+        return False
+    from packaging.requirements import Requirement  # as below
+
+    return Requirement(requirement).specifier.contains(version, prereleases=True)
 
 
 def requirement_name(requirement: str) -> str:
     """The distribution that a PEP 508 requirement names."""
-    from packaging.requirements import Requirement  # as below
-
-    return Requirement(requirement).name
+    match = _DISTRIBUTION.match(requirement)
+    return match[0] if match else requirement
 
 
 def _is_version_allowed(specifier: str, version: str) -> bool:
