@@ -19,7 +19,7 @@ from headstock.text import Prompt, Tokenizer
 from headstock_openai_server.api.errors import unavailable
 from headstock_openai_server.api.schema import ChatBody
 from headstock_openai_server.engine.generation import Generation
-from headstock_openai_server.http.event_stream import EventStream
+from headstock_openai_server.http.event_stream import CHUNKS, EventStream
 from headstock_openai_server.routes.answering import UsageReport, make_identity
 from headstock_openai_server.routes.chat import ChatStream
 
@@ -36,11 +36,13 @@ class Bench:
     """A stream of one request, its client, and what the engine was asked to end."""
 
     tokenizer: Tokenizer
+    has_chunks: bool
     n: int = 1
     stop: tuple[str, ...] = ()
     dropped: list[str] = field(factory=list)
     sent: list[bytes] = field(factory=list)
     ends: list[str] = field(factory=list)
+    num_written: int = 0
     gone: asyncio.Event = field(factory=asyncio.Event)
     reading: asyncio.Event = field(factory=asyncio.Event)
     generation: Generation = field(init=False)
@@ -85,7 +87,17 @@ class Bench:
         generation, params = self.generation, self.generation.prompt_requests[0].params
         usage = UsageReport(generation, ChatBody(messages=[]))
         stream = EventStream(generation, ChatStream(make_identity("x-", "m"), params, usage))
-        return asyncio.create_task(stream({"type": "http"}, self.receive, self.send))
+        scope = {"type": "http", **({CHUNKS: self} if self.has_chunks else {})}
+        return asyncio.create_task(stream(scope, self.receive, self.send))
+
+    @property
+    def is_ready(self) -> bool:
+        return self.reading.is_set()
+
+    def write(self, chunk: bytes) -> None:
+        assert chunk
+        self.sent.append(chunk)
+        self.num_written += 1
 
     def tell(self, *tokens: int, request: str = "0", **end: Any) -> None:
         self.generation.on_update(Update(id=request, tokens=tokens, **end))
@@ -105,16 +117,22 @@ async def turns(count: int = 5) -> None:
         await asyncio.sleep(0)
 
 
+@pytest.fixture(params=[False, True], ids=["by the task", "at once"])
+def has_chunks(request: pytest.FixtureRequest) -> bool:
+    """Whether the connection takes chunks at once."""
+    return bool(request.param)
+
+
 @pytest.fixture
 def ids(tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(TEXT)
 
 
 def test_a_client_that_keeps_up_gets_a_chunk_for_each_token(
-    tokenizer: Tokenizer, ids: list[int]
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
 ) -> None:
     async def run() -> Bench:
-        bench = Bench(tokenizer)
+        bench = Bench(tokenizer, has_chunks)
         task = bench.start()
         for token in ids:
             await turns()
@@ -128,14 +146,14 @@ def test_a_client_that_keeps_up_gets_a_chunk_for_each_token(
     assert len(bench.events()) == 1 + len(ids) + 1
     assert bench.text() == TEXT
     assert bench.sent[-1].endswith(b"data: [DONE]\n\n") and bench.ends == ["length"]
-    assert bench.dropped == []
+    assert bench.dropped == [] and bench.num_written == (len(ids) if has_chunks else 0)
 
 
 def test_a_client_that_is_behind_gets_the_rest_in_one_chunk(
-    tokenizer: Tokenizer, ids: list[int]
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
 ) -> None:
     async def run() -> Bench:
-        bench = Bench(tokenizer)
+        bench = Bench(tokenizer, has_chunks)
         task = bench.start()
         await turns()
         bench.reading.clear()
@@ -154,9 +172,11 @@ def test_a_client_that_is_behind_gets_the_rest_in_one_chunk(
     assert bench.text() == TEXT
 
 
-def test_a_silent_stream_is_kept_alive_by_a_comment(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_a_silent_stream_is_kept_alive_by_a_comment(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
+) -> None:
     async def run() -> Bench:
-        bench = Bench(tokenizer)
+        bench = Bench(tokenizer, has_chunks)
         task = bench.start()
         await turns()
         bench.generation.ping()
@@ -171,10 +191,10 @@ def test_a_silent_stream_is_kept_alive_by_a_comment(tokenizer: Tokenizer, ids: l
 
 
 def test_an_error_in_the_middle_is_an_event_before_the_end(
-    tokenizer: Tokenizer, ids: list[int]
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
 ) -> None:
     async def run(stop: bool) -> Bench:
-        bench = Bench(tokenizer, n=2)
+        bench = Bench(tokenizer, has_chunks, n=2)
         task = bench.start()
         bench.tell(ids[0], request="0-1")
         await turns()
@@ -194,9 +214,11 @@ def test_an_error_in_the_middle_is_an_event_before_the_end(
         assert bench.generation.service.num_sequences == 0
 
 
-def test_a_client_that_goes_ends_its_requests(tokenizer: Tokenizer, ids: list[int]) -> None:
+def test_a_client_that_goes_ends_its_requests(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
+) -> None:
     async def run() -> Bench:
-        bench = Bench(tokenizer)
+        bench = Bench(tokenizer, has_chunks)
         task = bench.start()
         bench.tell(ids[0])
         await turns()
@@ -211,10 +233,10 @@ def test_a_client_that_goes_ends_its_requests(tokenizer: Tokenizer, ids: list[in
 
 
 def test_a_stop_string_ends_a_request_that_the_engine_would_go_on_with(
-    tokenizer: Tokenizer, ids: list[int]
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
 ) -> None:
     async def run() -> Bench:
-        bench = Bench(tokenizer, stop=("time,",))
+        bench = Bench(tokenizer, has_chunks, stop=("time,",))
         task = bench.start()
         for token in ids:  # all are on their way before the first is looked at
             bench.tell(token)
@@ -224,3 +246,42 @@ def test_a_stop_string_ends_a_request_that_the_engine_would_go_on_with(
     bench = asyncio.run(run())
     assert bench.text() == "Once upon a " and bench.dropped == ["0"] and bench.ends == ["stop"]
     assert bench.events()[-1]["choices"][0]["stop_reason"] == "time,"
+
+
+def test_a_stop_string_ends_a_stream_whose_pieces_come_one_by_one(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer, has_chunks, stop=("time,",))
+        task = bench.start()
+        for token in ids:
+            await turns()
+            if not task.done():
+                bench.tell(token)
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.text() == "Once upon a " and bench.dropped == ["0"] and bench.ends == ["stop"]
+    assert bench.sent[-1].endswith(b"data: [DONE]\n\n")
+    assert b"ping" not in b"".join(bench.sent)
+
+
+def test_a_piece_that_cannot_be_written_ends_the_stream_with_an_error(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(stream: ChatStream, piece: object) -> bytes:
+        raise RuntimeError("secret")
+
+    async def run() -> Bench:
+        bench = Bench(tokenizer, has_chunks)
+        task = bench.start()
+        await turns()
+        monkeypatch.setattr(ChatStream, "write_piece", fail)
+        bench.tell(ids[0])
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    assert bench.dropped == ["0"] and b"secret" not in b"".join(bench.sent)
+    assert bench.events()[-1]["error"]["type"] == "server_error"

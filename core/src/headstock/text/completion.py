@@ -57,10 +57,12 @@ class CompletionBuilder:
             index=self.index,
             text=text,
             token_ids=list(update.tokens[:num_tokens]),
-            logprobs=self.add_logprobs(update, num_tokens),
+            logprobs=None
+            if self.cumulative_logprob is None
+            else self.add_logprobs(update, num_tokens),
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=finish_reason,
-            stop_reason=stop if stop is not None else self._stop_token_id(update),
+            stop_reason=self._stop_token_id(update) if stop is None else stop,
             error=update.error,
         )
         if self.divider is not None:

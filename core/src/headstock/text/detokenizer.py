@@ -46,8 +46,10 @@ class Detokenizer:
     def add_tokens(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` make certain."""
         tokens = tuple(tokens)
+        if len(tokens) == 1:  # as in most steps
+            return self.add_token(tokens[0])
         # Where no run of bytes is open or begins, all tokens may be decoded at once.
-        if len(tokens) < 2 or not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
+        if not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
             return "".join(self.add_token(token) for token in tokens)
         visible = [
             token

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from attrs import define, frozen
 
@@ -47,6 +47,17 @@ class Piece:
     output: CompletionOutput
 
 
+class DirectOutput(Protocol):
+    """Writes pieces to a client at once."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether the client takes a piece now."""
+
+    def write_piece(self, piece: Piece) -> None:
+        """Write a piece."""
+
+
 class Generation:
     """Runs prompt requests for one client, and hands on what is new of them.
 
@@ -56,6 +67,7 @@ class Generation:
     last_sent: when the client was last sent anything
     send_began: when the chunk that waits for the client's reading was handed over, if one does
     abort_connection: drops the client's connection, with what it has not read
+    direct: gets pieces as they come while its client reads, ahead of `next_pieces`
     """
 
     # Updates wait here until the client has taken what came before, and then go out together. So a
@@ -88,6 +100,7 @@ class Generation:
         self.send_began: float | None = None
         self.last_sent = self.arrival
         self.abort_connection: Callable[[], None] = lambda: None
+        self.direct: DirectOutput | None = None
 
     @property
     def is_finished(self) -> bool:
@@ -119,8 +132,38 @@ class Generation:
         now = self.last_news = time.monotonic()
         if update.tokens:
             self._note_tokens(update, now)
-        self.pending.append((update, now))
-        self._wake()
+        if self._can_write(update):
+            self._write_update(update, now)
+        else:
+            self.pending.append((update, now))
+            self._wake()
+
+    def _can_write(self, update: Update) -> bool:
+        """Whether the update is one as most are, and its client waits for nothing but that."""
+        waiter, direct = self.waiter, self.direct
+        return (
+            direct is not None
+            # All that came before has been taken.
+            and waiter is not None
+            and not waiter.done()
+            and update.id in self.live
+            and _is_plain(update)
+            and direct.is_ready
+        )
+
+    def _write_update(self, update: Update, now: float) -> None:
+        """Write what the update adds, or have `next_pieces` raise why that failed."""
+        # A turn of the stream's task costs more than the piece itself.
+        try:
+            choice, prompt_request = self.choices[update.id]
+            output = self._apply_plain(prompt_request, update, now)
+            self.direct.write_piece(Piece(choice, prompt_request, output))  # type: ignore[union-attr]
+        except Exception as error:
+            self.stop(error)
+            return
+        self.last_sent = now
+        if self.is_finished:
+            self._wake()
 
     def _note_tokens(self, update: Update, now: float) -> None:
         """Count tokens and times for the metrics."""
@@ -189,16 +232,21 @@ class Generation:
         """What the update adds to its completion.   raises: ApiError"""
         self.check_update(update)
         _, prompt_request = self.choices[update.id]
-        if self.streams and update.cached_tokens is None and update.finish_reason is None:
-            # Most updates: nothing but text, of which nothing is kept. It saves half of the time.
-            return self._count_output(
-                update, prompt_request.completions[update.id].apply_update(update), seconds
-            )
+        if self.streams and _is_plain(update):
+            return self._apply_plain(prompt_request, update, seconds)
         if update.prompt_logprobs is not None and len(update.prompt_logprobs) > LONG_PROMPT:
             whole = await asyncio.to_thread(prompt_request.apply_update, update, seconds)
         else:
             whole = prompt_request.apply_update(update, seconds)
         return self._count_output(update, whole.outputs[0], seconds)
+
+    def _apply_plain(
+        self, prompt_request: PromptRequest, update: Update, seconds: float
+    ) -> CompletionOutput:
+        """What a plain update of a stream adds to its completion.   raises: ApiError"""
+        # Nothing but text, of which nothing is kept. It saves half of the time.
+        output = prompt_request.completions[update.id].apply_update(update)
+        return self._count_output(update, output, seconds)
 
     def _count_output(
         self, update: Update, output: CompletionOutput, seconds: float
@@ -249,3 +297,8 @@ class Generation:
             for request_id in live:
                 self._end_choice(request_id)
                 self.service.metrics.count_end(outcome, time.monotonic() - self.arrival)
+
+
+def _is_plain(update: Update) -> bool:
+    """Whether the update is in the middle of an answer, as most are."""
+    return update.cached_tokens is None and update.finish_reason is None

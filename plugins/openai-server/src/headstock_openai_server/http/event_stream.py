@@ -26,8 +26,21 @@ HEADERS = [
 ]
 ABORT = "headstock.abort"
 """Where a scope has the function that drops the connection."""
+CHUNKS = "headstock.chunks"
+"""Where a scope has what writes chunks at once."""
 
 Result = TypeVar("Result")
+
+
+class Chunks(Protocol):
+    """Writes chunks of a response at once."""
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether chunks can be written now."""
+
+    def write(self, chunk: bytes) -> None:
+        """Write a chunk that is not empty."""
 
 
 class StreamFormat(Protocol):
@@ -52,6 +65,18 @@ class EventStream:
     def __init__(self, generation: Generation, stream_format: StreamFormat) -> None:
         self.generation = generation
         self.format = stream_format
+        self.chunks: Chunks | None = None
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a piece can be written at once."""
+        return self.chunks is not None and self.chunks.is_ready
+
+    def write_piece(self, piece: Piece) -> None:
+        """Write a piece at once, without a turn of the stream's task."""
+        events = self.format.write_pieces([piece])
+        if events and self.chunks is not None:
+            self.chunks.write(events)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; an error in its middle ends it."""
@@ -61,9 +86,12 @@ class EventStream:
         try:
             await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
             await self._send(send, self.format.open_stream())
+            self.chunks = scope.get(CHUNKS)
+            generation.direct = self
             while not generation.is_finished:
                 pieces = await generation.next_pieces()
-                await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
+                if pieces or not generation.is_finished:
+                    await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
             await send({"type": "http.response.body", "body": self.format.close_stream()})
         except ClientGoneError:
             pass

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
+PLACEHOLDER = "\ue000"
+"""The text of the chunk from which those with other texts are made."""
 
 
 @frozen
@@ -102,6 +104,7 @@ class ChunkStream(ABC):
         self.make_chunk = partial(
             Chunk, id=identity.id, object=kind, created=identity.created, model=identity.model
         )
+        self.text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     def open_stream(self) -> bytes:
         """Nothing, unless answers begin with something."""
@@ -123,9 +126,26 @@ class ChunkStream(ABC):
         """The error and `[DONE]`."""
         return b"data: " + error.body + b"\n\n" + DONE
 
+    @abstractmethod
+    def make_text_choice(self, index: int, text: str) -> Answer:
+        """What a chunk of text alone adds to one answer."""
+
     def write_choice(self, choice: Answer) -> bytes:
         """A chunk of one answer."""
         return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))
+
+    def write_text(self, index: int, text: str) -> bytes:
+        """A chunk of text alone, as most are."""
+        if self.usage.continuous:
+            return self.write_choice(self.make_text_choice(index, text))
+        # Such chunks differ in their text alone; to make one anew costs three times as much.
+        frame = self.text_frames.get(index)
+        if frame is None:
+            sample = self.write_choice(self.make_text_choice(index, PLACEHOLDER))
+            # From the right: a model's name, which comes before, may hold anything.
+            before, _, after = sample.rpartition(ENCODER.encode(PLACEHOLDER))
+            frame = self.text_frames[index] = before, after
+        return frame[0] + ENCODER.encode(text) + frame[1]
 
 
 async def wait_for_answers(

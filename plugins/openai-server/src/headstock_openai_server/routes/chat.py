@@ -165,9 +165,15 @@ class ChatStream(ChunkStream):
             for index in range(self.params.n)
         )
 
+    def make_text_choice(self, index: int, text: str) -> ChunkChoice:
+        """A delta of text."""
+        return ChunkChoice(index=index, delta=Delta(content=text))
+
     def write_piece(self, piece: Piece) -> bytes:
         """The chunks of what is new of one answer."""
         output, events = piece.output, b""
+        if not (output.finish_reason or output.reasoning or output.tool_calls or output.logprobs):
+            return self.write_text(piece.choice, output.text) if output.text else b""
         logprobs: ChatLogprobs | None = None
         if output.logprobs:
             logprobs = make_chat_logprobs(

@@ -209,11 +209,17 @@ class CompletionStream(ChunkStream):
             for choice, prompt_request in usage.generation.choices.values()
         }
 
+    def make_text_choice(self, index: int, text: str) -> CompletionChoice:
+        """Text."""
+        return CompletionChoice(index=index, text=text)
+
     def write_piece(self, piece: Piece) -> bytes:
         """The chunks of what is new of one answer."""
         output, events = piece.output, b""
         text, logprobs = self.texts[piece.choice].add_output(output)
-        if text or (logprobs is not None and logprobs.tokens):
+        if text and logprobs is None:
+            events = self.write_text(piece.choice, text)
+        elif text or (logprobs is not None and logprobs.tokens):
             events = self.write_choice(
                 CompletionChoice(index=piece.choice, text=text, logprobs=logprobs)
             )
