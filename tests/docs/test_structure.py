@@ -69,3 +69,13 @@ def test_every_folder_and_module_that_the_page_names_exists() -> None:
     assert [
         name for name in paths if not any((base / name).exists() for base in (ROOT, CORE))
     ] == []
+
+
+def test_a_table_of_modules_leaves_no_module_of_its_folder_out() -> None:
+    tables = re.findall(r"^In `(\w+)`.*:\n\n((?:\|.*\n)+)", PAGE, re.MULTILINE)
+    assert {folder for folder, _ in tables} >= {"scheduler", "execution", "startup"}
+    for folder, table in tables:
+        rows = re.findall(r"^\| (`[^|]+`) \|", table, re.MULTILINE)
+        named = [name for row in rows for name in re.findall(r"`([^`]+)`", row)]
+        modules = {path.stem for path in (CORE / folder).glob("*.py")} - {"__init__"}
+        assert sorted(named) == sorted(modules), folder
