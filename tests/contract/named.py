@@ -187,7 +187,7 @@ SHOWN: Mapping[str, str] = {
             *(f"Vocabulary.{name}" for name in ("tokenizer_file", "size", "end_ids")),
             *(f"GrammarKind.{name}" for name in ("JSON_SCHEMA", "REGEX", "CHOICE", "GRAMMAR")),
         ),
-        "tests/plugins/llguidance/test_engine.py::test_a_form_allows_its_answers_alone",
+        "tests/plugins/llguidance/test_engine.py::test_a_grammar_allows_its_answers_alone",
     ),
     "Scoring.SOFTMAX": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
     "Scoring.SIGMOID": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",

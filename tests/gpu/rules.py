@@ -161,17 +161,21 @@ def time_sampling() -> dict[str, float]:
 
 
 def time_steps() -> dict[str, float]:
-    """Milliseconds of a token of the demo model at 256 streams: of those without a form, beside
+    """Milliseconds of a token of the demo model at 256 streams: of those without a grammar, beside
     none and 8 with one; then where all have one.
     """
-    form = {"regex": "[a-z]{1,400}"}
+    grammar = {"regex": "[a-z]{1,400}"}
     prompts = [{"prompt_token_ids": list(range(5, 69))}] * ROWS
     plain = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
-    ruled = SamplingParams(temperature=0.0, max_tokens=128, structured_outputs=form)
+    ruled = SamplingParams(temperature=0.0, max_tokens=128, structured_outputs=grammar)
     found = {}
     with LLM("demo", max_running_requests=ROWS) as llm:
         for _ in range(2):
-            for name, count in (("plain", 0), ("8 with a form", FEW), ("all with a form", ROWS)):
+            for name, count in (
+                ("plain", 0),
+                ("8 with a grammar", FEW),
+                ("all with a grammar", ROWS),
+            ):
                 params = [ruled] * count + [plain] * (ROWS - count)
                 outputs = llm.generate(prompts, params)
                 ends = [each.metrics for each in outputs[count:] or outputs]

@@ -250,8 +250,8 @@ class SamplingParams:
         default=None,
         converter=to_structured_outputs,
         metadata=_make_flag_metadata(
-            'form of the answer, as JSON: {"json": SCHEMA}, {"regex": TEXT}, {"choice": [TEXT, '
-            '...]}, {"grammar": TEXT} or {"json_object": true}',
+            'structure of the answer, as JSON: {"json": SCHEMA}, {"regex": TEXT}, '
+            '{"choice": [TEXT, ...]}, {"grammar": TEXT} or {"json_object": true}',
             "any",
         ),
     )

@@ -1,4 +1,4 @@
-"""The form that an answer must have. Names and meanings are vLLM's."""
+"""The structure that an answer must have. Names and meanings are vLLM's."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MAX_REGEX_BYTES: Final = 16 << 10
 MAX_CHOICES: Final = 1024
 
 PARAMETER: Final = "structured_outputs"
-FORMS: Final = ("json", "regex", "choice", "grammar", "json_object")
-"""The ways to give a form."""
+STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
+"""The ways to give a structure."""
 
 
 def _wrong(rule: str, value: object) -> RequestError:
@@ -159,14 +159,14 @@ class ReasoningTokens:
 
 @frozen(kw_only=True)
 class StructuredOutputsParams:
-    """The form that an answer must have; exactly one is given.
+    """The structure that an answer must have; exactly one is given.
 
     json: a JSON schema, as text or as a mapping; the answer has no white space between tokens
     regex: a regular expression that matches the whole answer
     choice: texts, one of which is the answer
     grammar: a context-free grammar, in the syntax of the grammar plugin
     json_object: any JSON object
-    after_reasoning: the form begins behind these; `LLM.chat` sets it where a model reasons
+    after_reasoning: the structure begins behind these; `LLM.chat` sets it where a model reasons
 
     raises: RequestError
     """
@@ -179,10 +179,10 @@ class StructuredOutputsParams:
     after_reasoning: ReasoningTokens | None = field(default=None, converter=_to_reasoning)
 
     def __attrs_post_init__(self) -> None:
-        names = [name for name in FORMS if getattr(self, name)]
+        names = [name for name in STRUCTURES if getattr(self, name)]
         if len(names) != 1:
             raise RequestError(
-                f"{PARAMETER} must have exactly one of {', '.join(FORMS)}; "
+                f"{PARAMETER} must have exactly one of {', '.join(STRUCTURES)}; "
                 f"got {' and '.join(names) or 'none'}",
                 PARAMETER,
             )
@@ -190,7 +190,7 @@ class StructuredOutputsParams:
 
     @property
     def kind(self) -> GrammarKind:
-        """How the form is given."""
+        """How the structure is given."""
         if self.json is not None or self.json_object:
             return GrammarKind.JSON_SCHEMA
         if self.regex is not None:
@@ -199,7 +199,7 @@ class StructuredOutputsParams:
 
     @property
     def text(self) -> str:
-        """The form as a grammar plugin reads it."""
+        """The structure as a grammar plugin reads it."""
         if self.json_object:
             return '{"type": "object"}'
         if self.choice is not None:
@@ -207,7 +207,7 @@ class StructuredOutputsParams:
         return self.json or self.regex or self.grammar or ""
 
     def as_dict(self) -> dict[str, object]:
-        """The form that is given, under its name, and what it comes after."""
+        """The structure that is given, under its name, and what it comes after."""
         return {name: value for name, value in asdict(self).items() if value}
 
 
@@ -218,8 +218,8 @@ def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
     if not isinstance(value, Mapping):
         raise _wrong("must be a StructuredOutputsParams or a mapping", value)
     for name in value:
-        if name not in (*FORMS, "after_reasoning"):
-            near = find_nearest_name(str(name), FORMS)
-            hint = f"did you mean {near}?" if near else f"known are {', '.join(FORMS)}"
-            raise RequestError(f"{PARAMETER} has no form {shorten(name)!r}; {hint}", PARAMETER)
+        if name not in (*STRUCTURES, "after_reasoning"):
+            near = find_nearest_name(str(name), STRUCTURES)
+            hint = f"did you mean {near}?" if near else f"known are {', '.join(STRUCTURES)}"
+            raise RequestError(f"{PARAMETER} has no {shorten(name)!r}; {hint}", PARAMETER)
     return StructuredOutputsParams(**value)

@@ -133,7 +133,7 @@ class MovesMatchers(Engine):
 
 
 class TakesAnything(LLGuidanceEngine):
-    """Takes a form that it cannot read for any text."""
+    """Takes a grammar that it cannot read for any text."""
 
     def compile(self, kind: GrammarKind, text: str) -> LLGrammar:
         try:

@@ -43,7 +43,7 @@ BROKEN = [
     ("grammar", "llguidance", "MasksMissBit", "and the mask does not allow it"),
     ("grammar", "llguidance", "MasksAllowAll", "and advance does not"),
     ("grammar", "llguidance", "RollsBackShort", "rollback(2) leaves another mask behind"),
-    ("grammar", "llguidance", "EndsAnywhere", "is no answer of the form, and is allowed"),
+    ("grammar", "llguidance", "EndsAnywhere", "is no answer of the grammar, and is allowed"),
     ("grammar", "llguidance", "MovesMatchers", "fill_masks moves a matcher on"),
     ("grammar", "llguidance", "OneMatcher", "two matchers of one grammar disturb each other"),
     ("grammar", "llguidance", "TakesAnything", "which is no json"),
@@ -57,7 +57,7 @@ WHERE = {
     "PagesLost": "one full group: evicted pages",
     "StatsWrong": "one full group: evicted pages",
     "RulesDropped": "a schema's rules, or a refusal",
-    "TakesAnything": "forms that are none",
+    "TakesAnything": "texts that are no grammar",
     "EPS_IGNORED": "a large eps of norms",
     "ROPE_IGNORED": "another rope",
 }

@@ -1,4 +1,4 @@
-"""Toy engines whose answers may have a form."""
+"""Toy engines whose answers may follow a grammar."""
 
 from __future__ import annotations
 

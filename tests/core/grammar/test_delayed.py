@@ -1,4 +1,4 @@
-"""A form that begins after reasoning: masks, and going back, against the plain definition."""
+"""A grammar that begins after reasoning: masks, and going back, against the plain definition."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_any_text_may_come_before_the_end_of_reasoning_and_no_end(
 
 
 @given(REASONING)
-def test_the_first_token_begins_reasoning_or_the_form(reasoning: ReasoningTokens) -> None:
+def test_the_first_token_begins_reasoning_or_the_grammar(reasoning: ReasoningTokens) -> None:
     allowed, may_end = read_mask(make(reasoning))
     plain = DelayedMatcher(ToyMatcher(4, -1), ReasoningTokens(end=0), [END])
     plain.advance(as_array([0]))
@@ -95,5 +95,5 @@ def test_what_are_no_tokens_is_refused(tokens: dict[str, object]) -> None:
 
 
 def test_parameters_go_through_their_mapping() -> None:
-    form = StructuredOutputsParams(regex="a+", after_reasoning=ReasoningTokens(end=7))
-    assert StructuredOutputsParams(**form.as_dict()) == form  # type: ignore[arg-type]
+    grammar = StructuredOutputsParams(regex="a+", after_reasoning=ReasoningTokens(end=7))
+    assert StructuredOutputsParams(**grammar.as_dict()) == grammar  # type: ignore[arg-type]

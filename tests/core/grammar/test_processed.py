@@ -1,4 +1,4 @@
-"""Answers of a form beside a processor of logits that would leave it."""
+"""Answers of a grammar beside a processor of logits that would leave it."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class UncheckedHarness(EngineHarness):
 
 
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
-def test_scores_that_move_to_forbidden_tokens_are_no_way_round_a_form(
+def test_scores_that_move_to_forbidden_tokens_are_no_way_round_a_grammar(
     toys: Toys, monkeypatch: pytest.MonkeyPatch, runner: str
 ) -> None:
     monkeypatch.setattr("headstock.grammar.trial.TrialProcess.check", lambda *_: None)
     monkeypatch.setattr(Shift, "apply", lambda self, logits, *_: -logits.nan_to_num(neginf=9.0))
     engine = toys.engine(logits_processors=("shift",), grammar="toy-rules", runner=runner)
-    form = StructuredOutputsParams(grammar="9")
-    params = SamplingParams(temperature=0.0, structured_outputs=form)
+    grammar = StructuredOutputsParams(grammar="9")
+    params = SamplingParams(temperature=0.0, structured_outputs=grammar)
     one = request("a", [5, 2, 3], 9, params=params, stop_ids=(END,))
     harness = UncheckedHarness(engine).run([one])
     engine.close()

@@ -40,13 +40,13 @@ def ruled(
 ) -> Request:
     """A request whose answer follows a rule, after reasoning if there is any."""
     settings = {"temperature": 0.0} | params
-    form = StructuredOutputsParams(grammar=rule, after_reasoning=reasoning)
+    outputs = StructuredOutputsParams(grammar=rule, after_reasoning=reasoning)
     return request(
         name,
         prompt,
         max_tokens,
         stop_ids=(END,),
-        params=SamplingParams(structured_outputs=form, **settings),
+        params=SamplingParams(structured_outputs=outputs, **settings),
     )
 
 
@@ -332,7 +332,7 @@ def test_a_recording_replays_without_the_grammar(toys: Toys, tmp_path: Path) -> 
         ({"ignore_eos": True}, "ignore_eos cannot be combined"),
     ],
 )
-def test_what_contradicts_a_form_is_refused_by_name(
+def test_what_contradicts_a_grammar_is_refused_by_name(
     toys: Toys, params: dict[str, Any], message: str
 ) -> None:
     engine = toys.engine(grammar="toy-rules")
@@ -346,7 +346,7 @@ def test_what_contradicts_a_form_is_refused_by_name(
     engine.close()
 
 
-def test_without_a_grammar_plugin_a_form_is_refused_with_the_next_move(toys: Toys) -> None:
+def test_without_a_grammar_plugin_a_grammar_is_refused_with_the_next_move(toys: Toys) -> None:
     engine = toys.engine(grammar="off")
     with pytest.raises(RequestError, match='grammar="off" turns it off'):
         engine.submit(ruled("a", range(4), 9, "5"))

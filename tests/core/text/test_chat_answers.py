@@ -248,7 +248,7 @@ SCHEMA = {"type": "object"}
     ],
 )
 @pytest.mark.parametrize("pace", [1, 1000])
-def test_a_forced_call_is_a_form_of_the_answer(
+def test_a_forced_call_is_a_structure_of_the_answer(
     scripted: Make,
     tokenizer: Tokenizer,
     choice: Any,
@@ -259,13 +259,13 @@ def test_a_forced_call_is_a_form_of_the_answer(
     pace: int,
 ) -> None:
     llm, loop = scripted(script=says(tokenizer, text), pace=pace, max_seq_len=900)
-    # The template has opened reasoning, and the form leaves no room for it.
+    # The template has opened reasoning, and the structure leaves no room for it.
     options: Any = {"tools": tools, "chat_template": TEMPLATE + "<think>", "split_answers": True}
     asked = SamplingParams(max_tokens=200)
     (output,) = llm.chat(TALK, asked, tool_choice=choice, **options)
     assert parts(output.outputs[0]) == (None, "", [(0, *call)], "tool_calls")
-    form = loop.seen[0].params.structured_outputs
-    assert json.loads(form.json) == schema or schema in json.loads(form.json)
+    structure = loop.seen[0].params.structured_outputs
+    assert json.loads(structure.json) == schema or schema in json.loads(structure.json)
     # Cut off, the arguments are what was written, and there is no end.
     (output,) = llm.chat(TALK, SamplingParams(max_tokens=len(tokenizer.encode(text)) - 1),
                          tool_choice=choice, **options)  # fmt: skip
@@ -281,7 +281,7 @@ def test_allowed_tools_are_those_that_are_offered_or_one_of_which_is_called() ->
         assert [tool.name for tool in asked.forced_tools] == forced
 
 
-def test_a_forced_call_is_no_other_form(scripted: Make) -> None:
+def test_a_forced_call_is_no_other_structure(scripted: Make) -> None:
     llm, _ = scripted()
     params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="tool_choice demands a call, and structured_outputs"):

@@ -16,14 +16,14 @@ PROMPTS = ("Once upon a time", "12 + 30 =", "Describe the city as JSON: ")
 
 
 def answer_schemas(seeds: range, **settings: Any) -> list[RequestOutput]:
-    """An answer for each schema, every third one greedy, beside requests without a form."""
+    """An answer for each schema, every third one greedy, beside requests without a grammar."""
     prompts, params = [], []
     for seed in seeds:
         schema = draw_schema(seed)
         warm = {} if seed % 3 == 0 else {"temperature": 1.0, "seed": seed}
         prompts.append(PROMPTS[seed % len(PROMPTS)])
-        form = {"structured_outputs": {"json": schema}}
-        params.append(SamplingParams(**{"temperature": 0.0, "max_tokens": 400} | warm | form))
+        grammar = {"structured_outputs": {"json": schema}}
+        params.append(SamplingParams(**{"temperature": 0.0, "max_tokens": 400} | warm | grammar))
     others = ["12 + 30 =", "47 + 38 ="]
     plain = [SamplingParams(temperature=0.0, max_tokens=8)] * len(others)
     with LLM("demo", num_pages=1024, max_running_requests=32, **settings) as llm:
@@ -59,17 +59,17 @@ def test_two_hundred_random_schemas(proposer: str, overlap: bool) -> None:
 
 
 @pytest.mark.parametrize("proposer", often(1, ["ngram", "off"]))
-def test_a_form_begins_behind_what_the_model_thinks(proposer: str) -> None:
+def test_a_grammar_begins_behind_what_the_model_thinks(proposer: str) -> None:
     schema = draw_schema(3)
     with LLM("demo", num_pages=256, proposer=proposer) as llm:
         end = llm.get_tokenizer().convert_tokens_to_ids(".")
-        forms: list[dict[str, Any]] = [
+        grammars: list[dict[str, Any]] = [
             {"json": schema},
             {"json": schema, "after_reasoning": {"end": end}},
         ]
         params = [
-            SamplingParams(temperature=0.0, max_tokens=400, structured_outputs=form)  # type: ignore[arg-type]
-            for form in forms
+            SamplingParams(temperature=0.0, max_tokens=400, structured_outputs=grammar)  # type: ignore[arg-type]
+            for grammar in grammars
         ]
         outputs = llm.generate([PROMPTS[0]] * len(params), params)
     at_once, after = (each.outputs[0] for each in outputs)

@@ -69,7 +69,7 @@ CASES = [
 
 @pytest.mark.feature("R4")
 @pytest.mark.parametrize(("kind", "text", "right", "wrong"), CASES)
-def test_a_form_allows_its_answers_alone(
+def test_a_grammar_allows_its_answers_alone(
     engine: LLGuidanceEngine, kind: GrammarKind, text: str, right: list[str], wrong: list[str]
 ) -> None:
     assert [answer for answer in right if not accepts(engine, kind, text, answer)] == []
@@ -112,8 +112,8 @@ def test_schemas_of_several_tools_keep_their_references_apart(
         among = json.dumps(make_call_schema(tools))
         for arguments in (right, *wrong):
             text = f'{{"name":"{name}","parameters":{arguments}}}'
-            for form, answer in ((alone, arguments), (among, text)):
-                is_taken = accepts(engine, GrammarKind.JSON_SCHEMA, form, answer)
+            for schema, answer in ((alone, arguments), (among, text)):
+                is_taken = accepts(engine, GrammarKind.JSON_SCHEMA, schema, answer)
                 assert is_taken is (arguments == right), answer
 
 

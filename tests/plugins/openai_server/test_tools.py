@@ -153,30 +153,30 @@ def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Serv
 
 
 @pytest.mark.parametrize(
-    ("form", "name"),
+    ("structure", "name"),
     [
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
     ],
 )
-def test_a_demanded_call_and_another_form_are_both_named(
-    server: Served, form: dict[str, Any], name: str
+def test_a_demanded_call_and_another_structure_are_both_named(
+    server: Served, structure: dict[str, Any], name: str
 ) -> None:
-    error = server.post(CHAT, BODY | {"tool_choice": "required"} | form).error
-    assert error["message"].startswith(f"tool_choice demands a call, and {name} another form")
+    error = server.post(CHAT, BODY | {"tool_choice": "required"} | structure).error
+    assert error["message"].startswith(f"tool_choice demands a call, and {name} another structure")
     assert error["param"] == "tool_choice"
 
 
-@pytest.mark.parametrize("form", [{}, {"response_format": {"type": "text"}}])
+@pytest.mark.parametrize("structure", [{}, {"response_format": {"type": "text"}}])
 def test_a_tool_that_no_grammar_follows_is_the_choices_fault(
-    server: Served, form: dict[str, Any]
+    server: Served, structure: dict[str, Any]
 ) -> None:
     deep: dict[str, Any] = {}
     for _ in range(70):
         deep = {"items": deep}
     tool = {"type": "function", "function": {"name": "f", "parameters": deep}}
     asked = {"messages": BODY["messages"], "tools": [tool], "tool_choice": "required"}
-    error = server.post(CHAT, asked | form).error
+    error = server.post(CHAT, asked | structure).error
     assert error["param"] == "tool_choice" and error["message"].startswith("tool_choice: json is")
 
 

@@ -62,7 +62,7 @@ class PartSettings(ModelSettings):
         "--grammar",
         NAME,
         "auto",
-        "what compiles the forms that requests give for their answers",
+        "what compiles the grammars of structured outputs",
         default_text="auto: llguidance if it is installed, else none; off: none",
         group="parts",
     )
@@ -70,7 +70,7 @@ class PartSettings(ModelSettings):
         "--grammar-timeout",
         Number(least=0.1, most=600, rule="must be between 0.1 and 600"),
         5.0,
-        "seconds that a form may take to compile before the request is refused",
+        "seconds that a grammar may take to compile before the request is refused",
         group="parts",
     )
     executor: str = setting_field(

@@ -182,15 +182,15 @@ class Arguments(ValueType):
 
 
 @frozen(kw_only=True)
-class AnswerForm(Arguments):
-    """The form of an answer: a table in a file, or JSON.
+class StructuredOutputs(Arguments):
+    """The structure of an answer: a table in a file, or JSON.
 
     `auto` leaves it unset. `name` is its field.
     """
 
     def read(self, raw: object) -> Value:
-        form = super().read(raw)
-        return form.as_dict() if isinstance(form, StructuredOutputsParams) else form
+        value = super().read(raw)
+        return value.as_dict() if isinstance(value, StructuredOutputsParams) else value
 
 
 def _split_entries(raw: object) -> Iterable[object]:
@@ -237,7 +237,7 @@ def _choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
         case check if check is check_extra_args:
             return Arguments(name=field.name)
         case None if field.name == "structured_outputs":
-            return AnswerForm(name=field.name)
+            return StructuredOutputs(name=field.name)
         case check if check is check_bool:
             return Switch()
         case check if check is check_stop_strings:

@@ -58,7 +58,7 @@ class Loop:
 
         raises: RequestError, EngineDied
         """
-        # Without the lock: to compile the form of an answer may take seconds.
+        # Without the lock: to compile the grammar of an answer may take seconds.
         self.engine.preparation.check(request)
         with self.submit_lock:
             self.check_alive()

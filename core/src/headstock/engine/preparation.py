@@ -23,7 +23,7 @@ class RequestPreparation:
     """Checks what requests ask of sampling, and adds what the sampler needs for it.
 
     Any thread may check, prepare and drop requests.
-    grammars: None where no answer can have a form, as `why_no_grammar` says
+    grammars: None where no answer can follow one, as `why_no_grammar` says
     """
 
     vocab: int
@@ -36,7 +36,7 @@ class RequestPreparation:
     def check(self, request: Request) -> None:
         """Raise RequestError when sampling cannot do what the request asks.
 
-        The form of an answer is compiled here, which may take seconds.
+        The grammar of an answer is compiled here, which may take seconds.
         """
         check_served(request, self.vocab, self.runner)
         self.request_args.make(request.extra_args)
@@ -71,12 +71,12 @@ class RequestPreparation:
             self.grammars.track_admissions(plan, state)
 
     def explain_failures(self) -> Mapping[int, str]:
-        """Explain by admission id why answers of a form cannot be followed any further."""
+        """Explain by admission id why answers cannot follow their grammar any further."""
         return {} if self.grammars is None else self.grammars.explain_failures()
 
-    def knows_form(self, form: StructuredOutputsParams) -> bool:
-        """Whether the form of an answer is compiled, so that a request with it need not wait."""
-        return self.grammars is not None and self.grammars.compiler.has_compiled(form)
+    def has_compiled(self, params: StructuredOutputsParams) -> bool:
+        """Whether the grammar of an answer is compiled, so that a request with it need not wait."""
+        return self.grammars is not None and self.grammars.compiler.has_compiled(params)
 
     def drop(self, request_id: str) -> None:
         """Let go of a request that is to end, and may never have arrived."""
@@ -84,7 +84,7 @@ class RequestPreparation:
             self.grammars.drop_request(request_id)
 
     def close(self) -> None:
-        """End what compiles the forms of answers."""
+        """End what compiles grammars."""
         if self.grammars is not None:
             self.grammars.close()
 

@@ -57,7 +57,7 @@ class CollectedStep:
         """Explain by admission id why the events' requests failed; log rows that failed alone.
 
         spell: puts flags into the words in which the engine was configured
-        unfollowed: by admission id, why no token of a form was allowed
+        unfollowed: by admission id, why no token was allowed by a grammar
         """
         known = unfollowed or {}
         errors = {

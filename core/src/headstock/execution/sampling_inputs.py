@@ -71,7 +71,7 @@ class SamplingTable:
     columns: on the device; those of `stale_rows` are not uploaded yet
     logit_rules, rules_end: a row's rules, and the length from which they do nothing
     processors: what rows give logits processors
-    masks: the tokens that rows may sample, where their answers have a form
+    masks: the tokens that rows may sample, where their answers follow a grammar
     """
 
     def __init__(

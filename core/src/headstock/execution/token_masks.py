@@ -1,4 +1,4 @@
-"""Which tokens rows may sample next, where their answers have a form: bits on the device."""
+"""Which tokens rows may sample next, where their answers follow a grammar: bits on the device."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class GrammarCompiler:
             return self.made_engine
 
     def compile(self, params: StructuredOutputsParams) -> CompiledGrammar:
-        """Compile the form of an answer, or return what was compiled of the same one before.
+        """Compile the grammar of an answer, or return what was compiled of the same one before.
 
         raises: RequestError with what is wrong or not supported
         """
@@ -98,7 +98,7 @@ class GrammarCompiler:
         return compiled
 
     def has_compiled(self, params: StructuredOutputsParams) -> bool:
-        """Whether the form is compiled, or was refused before."""
+        """Whether the grammar is compiled, or was refused before."""
         with self.lock:
             key = (params.kind, params.text)
             return key in self.compiled or key in self.refused

@@ -1,4 +1,4 @@
-"""A form that begins after the reasoning which some models write before their answer."""
+"""A grammar that begins after the reasoning which some models write before their answer."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class DelayedMatcher(Matcher):
 
     @property
     def has_begun(self) -> bool:
-        """Whether the next token is one of the form."""
+        """Whether the next token is one of the grammar."""
         return bool(self.num_answered) or self.tokens[-1:] == [self.reasoning.end]
 
     @property
     def may_reason(self) -> bool:
-        """Whether the next token may begin the reasoning, or else the form."""
+        """Whether the next token may begin the reasoning, or else the grammar."""
         return self.reasoning.start is not None and not self.tokens and not self.num_answered
 
     def fill_mask(self, mask: Ints) -> bool:
-        """As the form says after reasoning; within it every token but those that end a text."""
+        """As the grammar says after reasoning; within it every token but those that end a text."""
         if self.has_begun or self.may_reason:
             may_end = self.matcher.fill_mask(mask)
             if self.may_reason and self.reasoning.start is not None:
@@ -52,8 +52,8 @@ class DelayedMatcher(Matcher):
     def advance(self, tokens: Ints) -> int:
         """Follow the tokens as far as they are allowed."""
         for count, token in enumerate(tokens.tolist()):
-            is_form = self.has_begun or (self.may_reason and token != self.reasoning.start)
-            if not is_form:
+            is_ruled = self.has_begun or (self.may_reason and token != self.reasoning.start)
+            if not is_ruled:
                 self.tokens.append(token)
             elif self.matcher.advance(tokens[count : count + 1]):
                 self.num_answered += 1

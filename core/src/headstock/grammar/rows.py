@@ -23,9 +23,9 @@ LOG = logging.getLogger(__name__)
 
 @define(eq=False)
 class FollowedRequest:
-    """A request whose answer has a form.
+    """A request whose answer follows a grammar.
 
-    end_ids: the tokens that may end it, where the form allows an end
+    end_ids: the tokens that may end it, where the grammar allows an end
     failure: why it cannot be followed any further; empty while it can
     """
 
@@ -37,7 +37,7 @@ class FollowedRequest:
 
 @frozen(eq=False)
 class PlannedMasks:
-    """The masks of a plan's logits that a form rules, still to be filled.
+    """The masks of a plan's logits that a grammar rules, still to be filled.
 
     logits: [m] int64, which of the plan's logits
     followed: each with the drafts of its next tokens, [k] int32; k + 1 logits each
@@ -53,7 +53,7 @@ class PlannedMasks:
 
 
 class GrammarRows:
-    """The requests whose answers have a form, by id and by their latest admission.
+    """The requests whose answers follow a grammar, by id and by their latest admission.
 
     Any thread may check and add requests. The thread that runs steps calls `plan_masks` and what
     that returns, the engine's thread all else. A request is never in a step while its last token
@@ -67,7 +67,7 @@ class GrammarRows:
         self.by_admission_id: dict[int, FollowedRequest] = {}
 
     def check_request(self, request: Request) -> None:
-        """Raise RequestError when the form of a request's answer cannot be served."""
+        """Raise RequestError when the grammar of a request's answer cannot be served."""
         params = request.params
         if not self._list_end_ids(request):
             raise RequestError(
@@ -85,10 +85,10 @@ class GrammarRows:
 
     def add_request(self, request: Request) -> None:
         """Follow a request that arrives.   raises: RequestError"""
-        form = request.params.structured_outputs
-        matcher = self.compiler.compile(form).start()
-        if form.after_reasoning is not None:
-            matcher = DelayedMatcher(matcher, form.after_reasoning, self._list_end_ids(request))
+        outputs = request.params.structured_outputs
+        matcher = self.compiler.compile(outputs).start()
+        if outputs.after_reasoning is not None:
+            matcher = DelayedMatcher(matcher, outputs.after_reasoning, self._list_end_ids(request))
         self.requests[request.id] = FollowedRequest(
             request, matcher, np.array(self._list_end_ids(request), np.int64)
         )
@@ -140,7 +140,7 @@ class GrammarRows:
         }
 
     def plan_masks(self, plan: Plan) -> PlannedMasks | None:
-        """Find the plan's logits that a form rules; None when there are none."""
+        """Find the plan's logits that a grammar rules; None when there are none."""
         if not self.by_admission_id:
             return None
         num_drafts = plan.num_drafts if len(plan.num_drafts) else np.zeros_like(plan.rows)
@@ -167,7 +167,7 @@ class GrammarRows:
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
             results = _check_results(_fill_masks(self.compiler.engine, matchers, masks), matchers)
-        # Of one of them, or of all: no row may get a token that its form does not allow.
+        # Of one of them, or of all: no row may get a token that its grammar does not allow.
         except PLUGIN_FAILURES as error:
             results = [error] * len(matchers)
         at = 0
@@ -197,7 +197,7 @@ class GrammarRows:
         except PLUGIN_FAILURES as error:
             self._fail(followed, error)
             return
-        # What was accepted is never taken back: from here the form is followed without the delay.
+        # What was accepted is never taken back, so the delay is over for good.
         if isinstance(followed.matcher, DelayedMatcher) and followed.matcher.has_begun:
             followed.matcher = followed.matcher.matcher
 
@@ -209,7 +209,7 @@ class GrammarRows:
         reason = str(error) if isinstance(error, ValueError) else describe_error(error)
         said = "says" if isinstance(error, ValueError) else "raised"
         followed.failure = (
-            f"the form of this answer cannot be followed any further: the grammar plugin "
+            f"the grammar of this answer cannot be followed any further: the grammar plugin "
             f"{self.compiler.name!r} {said} {shorten(reason, 200)}"
         )
         LOG.error(
@@ -229,11 +229,11 @@ class GrammarRows:
 
 
 _EXCLUDED = {
-    "ignore_eos": "an answer of a given form must be able to end",
-    "min_tokens": "it may forbid the end where the form allows nothing else",
+    "ignore_eos": "an answer that follows a grammar must be able to end",
+    "min_tokens": "it may forbid the end where the grammar allows nothing else",
     "allowed_token_ids": "the two may have no token in common",
 }
-"""Parameters that contradict a form -> why."""
+"""Parameters that contradict a grammar -> why."""
 
 
 def _fill_masks(

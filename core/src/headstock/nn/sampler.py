@@ -102,7 +102,7 @@ def sample_processed(
     logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(part, settings)
     scores, temperature = _apply_processors(part, settings, processing)
-    # Once more: a processor may have moved scores to tokens that a form forbids.
+    # Once more: a processor may have moved scores to tokens that a grammar forbids.
     forbid_tokens_(scores, settings)
     # The rules are applied.
     rest = Sampling(

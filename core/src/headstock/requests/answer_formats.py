@@ -66,22 +66,22 @@ class AnswerFormats:
         )
 
     @staticmethod
-    def delay_form(
-        form: StructuredOutputsParams, answer: AnswerFormat, tokenizer: Tokenizer
+    def delay_structure(
+        outputs: StructuredOutputsParams, answer: AnswerFormat, tokenizer: Tokenizer
     ) -> tuple[StructuredOutputsParams, AnswerFormat]:
-        """The form, to begin after the reasoning of such answers, and how they are divided then.
+        """The structure, behind the reasoning of such answers, and how they are divided then.
 
-        Where the marks of reasoning are no tokens the form begins at once, without reasoning.
+        Where the marks of reasoning are no tokens the structure begins at once, without reasoning.
         """
         marks = answer.reasoning
         if marks is None or answer.first_state is ReasoningState.AFTER:
-            return form, answer
+            return outputs, answer
         start, end = map(tokenizer.find_id, (marks.start, marks.end))
         if start is None or end is None:
-            return form, evolve(answer, reasoning=None, first_state=ReasoningState.AFTER)
+            return outputs, evolve(answer, reasoning=None, first_state=ReasoningState.AFTER)
         is_inside = answer.first_state is ReasoningState.INSIDE
         reasoning = ReasoningTokens(start=None if is_inside else start, end=end)
-        return evolve(form, after_reasoning=reasoning), answer
+        return evolve(outputs, after_reasoning=reasoning), answer
 
     def _select_tool_parser(self, template: str) -> SelectedToolParser:
         """The parser of the setting, or else of the template.   raises: RequestError"""

@@ -126,7 +126,7 @@ class InputProcessor:
         elif conversation.offered_tools and params.structured_outputs is not None:
             raise RequestError(
                 "structured_outputs cannot be combined with tools that the model may call: a call "
-                'has another form; give tool_choice "none" or leave one of the two out',
+                'has another structure; give tool_choice "none" or leave one of the two out',
                 "structured_outputs",
             )
         with self.spelling.render_errors():
@@ -137,12 +137,12 @@ class InputProcessor:
                 if divides
                 else None
             )
-            form = params.structured_outputs
-            if form is not None and answer_format is not None:
-                form, answer_format = self.answer_formats.delay_form(
-                    form, answer_format, self.tokenizer
+            outputs = params.structured_outputs
+            if outputs is not None and answer_format is not None:
+                outputs, answer_format = self.answer_formats.delay_structure(
+                    outputs, answer_format, self.tokenizer
                 )
-                params = params.replace({"structured_outputs": form})
+                params = params.replace({"structured_outputs": outputs})
             return self._make_request(prompt, params, priority, answer_format)
 
     def process(
@@ -230,9 +230,9 @@ class InputProcessor:
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
         check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
-        form = params.structured_outputs
-        if form is not None and form.after_reasoning is not None:
-            reasoning = form.after_reasoning
+        outputs = params.structured_outputs
+        if outputs is not None and outputs.after_reasoning is not None:
+            reasoning = outputs.after_reasoning
             ids = (reasoning.end,) if reasoning.start is None else (reasoning.start, reasoning.end)
             check_ids(ids, "structured_outputs.after_reasoning", vocab)
 

@@ -1,4 +1,4 @@
-"""Grammars: which tokens may come next in an answer of a given form."""
+"""Grammars: which tokens may come next in an answer that follows one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class GrammarKind(Enum):
-    """How the form of an answer is given: a JSON schema, a regular expression, texts to choose
+    """What a grammar is written as: a JSON schema, a regular expression, texts to choose
     from (a JSON list of strings), or a context-free grammar.
     """
 
@@ -99,7 +99,7 @@ class GrammarEngine(ABC):
         """Compile a grammar.
 
         raises: ValueError with what is wrong or not supported, by name. A rule that is left out in
-            silence would give answers of another form
+            silence would give answers that do not follow it
         """
 
     def fill_masks(

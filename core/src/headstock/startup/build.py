@@ -91,7 +91,7 @@ class EngineBuild:
 
     request_args: what requests may give the plugins
     weights: what loading made of quantized weights; empty for others
-    grammars: follows the answers that must have a form; None where none can
+    grammars: follows the answers that a grammar rules; None where none can be ruled
     notes: lines for the user
     start: names and seconds of the start's parts, in order
     """

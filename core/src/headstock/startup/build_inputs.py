@@ -18,7 +18,7 @@ class BuildInputs:
 
     The profile run and the engine assemble the same inputs over different buffers.
     plain_params: the weights before `prepare`, for `--debug-ops` alone
-    masks: knows which tokens rows may sample, where answers may have a form
+    masks: knows which tokens rows may sample, where answers may follow a grammar
     """
 
     config: EngineConfig

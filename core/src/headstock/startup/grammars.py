@@ -1,4 +1,4 @@
-"""Select what compiles the forms of answers, and make what follows them."""
+"""Select the grammar plugin, and make what follows the answers that it rules."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> Gr
 def make_grammar_rows(
     config: EngineConfig, spec: GrammarSpec | None, directory: Path, model: ModelConfig
 ) -> GrammarRows | None:
-    """Make what follows the answers of an engine; None where no form can be served.
+    """Make what follows the answers of an engine; None where no grammar can be served.
 
     raises: CannotRun when a plugin is named, and the model has no tokenizer that it could read
     """
@@ -88,7 +88,7 @@ def _is_for(spec: GrammarSpec, assignment: str) -> bool:
 
 
 def explain_no_grammar(config: EngineConfig, spec: GrammarSpec | None) -> str:
-    """Explain why no form can be served."""
+    """Explain why no grammar can be served."""
     if config.grammar == "off":
         return "--grammar off turns it off"
     if spec is None:

@@ -1,4 +1,4 @@
-"""A call that a request demands: the form that makes an answer one, and how it is read."""
+"""A call that a request demands: the schema that makes an answer one, and how it is read."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ OPENING: Final = re.compile(
 def force_call(params: SamplingParams, tools: Sequence[Tool]) -> SamplingParams:
     """Parameters with which an answer is a call of one of the tools.
 
-    raises: RequestError when they ask for another form
+    raises: RequestError when they ask for another structure
     """
     if params.structured_outputs is not None:
         raise RequestError(
-            "tool_choice demands a call, and structured_outputs another form; leave one of them "
-            "out",
+            "tool_choice demands a call, and structured_outputs another structure; leave one of "
+            "them out",
             "tool_choice",
         )
     return params.replace({"structured_outputs": {"json": make_call_schema(tools)}})
@@ -59,7 +59,7 @@ def _make_resource(schema: dict[str, Any], name: str) -> dict[str, Any]:
 
 
 class ForcedCallParser(ToolParser):
-    """Reads an answer in the form of `make_call_schema`, without white space between tokens."""
+    """Reads an answer of `make_call_schema`, without white space between tokens."""
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         self.name = tools[0].name if len(tools) == 1 else ""

@@ -88,7 +88,7 @@ class LLGuidanceEngine(GrammarEngine):
         return LLGrammar(matcher)
 
     def write_grammar(self, kind: GrammarKind, text: str) -> str:
-        """Write the form as llguidance reads it.   raises: ValueError"""
+        """Write the grammar as llguidance reads it.   raises: ValueError"""
         match kind:
             case GrammarKind.JSON_SCHEMA:
                 overrides: Any = {"whitespace_flexible": self.options.whitespace}

@@ -1,4 +1,4 @@
-"""The cases of a grammar engine: masks, what is followed, ways back, and forms that are refused."""
+"""The cases of a grammar engine: masks, what is followed, ways back, and texts that are refused."""
 
 from __future__ import annotations
 
@@ -57,10 +57,10 @@ def is_of_schema(text: str) -> bool:
 
 
 @frozen
-class Form:
-    """A form of answers.
+class ExampleGrammar:
+    """A grammar and some answers.
 
-    right, wrong: answers that it has and has not, whatever the engine's options
+    right, wrong: answers that follow it and do not, whatever the engine's options
     contains: whether any text is one
     """
 
@@ -72,25 +72,25 @@ class Form:
 
 
 CHOICES = ("no", "nope", "tru", 'a "b"\n', "天")
-FORMS = {
-    "a JSON schema": Form(
+EXAMPLES = {
+    "a JSON schema": ExampleGrammar(
         GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), (), ("[", '{"c', "12"), is_of_schema
     ),
-    "a regular expression": Form(
+    "a regular expression": ExampleGrammar(
         GrammarKind.REGEX,
         "[a-c]{2,4}12?",
         ("ab1", "abcc12", "aa12"),
         ("a1", "abcab", "ab2", "ab122"),
         lambda text: bool(re.fullmatch("[a-c]{2,4}12?", text)),
     ),
-    "a choice": Form(
+    "a choice": ExampleGrammar(
         GrammarKind.CHOICE,
         json.dumps(CHOICES),
         CHOICES,
         ("n", "nop", "true", ""),
         lambda text: text in CHOICES,
     ),
-    "a grammar": Form(
+    "a grammar": ExampleGrammar(
         GrammarKind.GRAMMAR,
         'root ::= "(" root ")" | "x"',
         ("x", "(x)", "(((x)))"),
@@ -108,22 +108,22 @@ REFUSED = {
 
 def list_cases(spec: GrammarSpec, env: DeviceEnv) -> tuple[Case, ...]:
     """All cases of an engine; the machine does not matter. Kinds that it refuses are not here."""
-    checks: dict[str, Callable[[GrammarEngine, Form], object]] = {
+    checks: dict[str, Callable[[GrammarEngine, ExampleGrammar], object]] = {
         "a mask allows what `advance` does": check_masks,
-        "answers of the form and others": check_answers,
+        "answers of the grammar and others": check_answers,
         "answers drawn by masks": check_drawn,
         "the way back": check_rollback,
         "two answers of one grammar": check_two,
         "masks of drafts": check_drafts,
     }
     cases = [
-        Case(f"{title}: {name}", partial(run_form, spec, form, run))
-        for title, form in FORMS.items()
+        Case(f"{title}: {name}", partial(run_example, spec, example, run))
+        for title, example in EXAMPLES.items()
         for name, run in checks.items()
     ]
     return (
         *cases,
-        Case("forms that are none", partial(run_with, spec, check_refused)),
+        Case("texts that are no grammar", partial(run_with, spec, check_refused)),
         Case("a schema's rules, or a refusal", partial(run_with, spec, check_rules)),
     )
 
@@ -136,14 +136,18 @@ def run_with(spec: GrammarSpec, run: Callable[[GrammarEngine], object]) -> None:
         run(registry.make_part(spec, GrammarEngine, vocabulary, *options))
 
 
-def run_form(spec: GrammarSpec, form: Form, run: Callable[[GrammarEngine, Form], object]) -> None:
-    """Run a case with a form.   raises: CannotRun when the engine refuses its kind"""
+def run_example(
+    spec: GrammarSpec,
+    example: ExampleGrammar,
+    run: Callable[[GrammarEngine, ExampleGrammar], object],
+) -> None:
+    """Run a case with an example.   raises: CannotRun when the engine refuses its kind"""
 
     def run_here(engine: GrammarEngine) -> None:
-        reason = find_refusal(engine, form.kind, form.text)
+        reason = find_refusal(engine, example.kind, example.text)
         if reason is not None:
-            raise CannotRun(f"it refuses {form.kind.value!r}: {reason}")
-        run(engine, form)
+            raise CannotRun(f"it refuses {example.kind.value!r}: {reason}")
+        run(engine, example)
 
     run_with(spec, run_here)
 
@@ -170,9 +174,9 @@ def advance(matcher: Matcher, tokens: Sequence[int]) -> int:
     return matcher.advance(array)
 
 
-def start_at(engine: GrammarEngine, form: Form, tokens: Sequence[int]) -> Matcher:
+def start_at(engine: GrammarEngine, example: ExampleGrammar, tokens: Sequence[int]) -> Matcher:
     """A new matcher behind these tokens, which are allowed."""
-    matcher = engine.compile(form.kind, form.text).start()
+    matcher = engine.compile(example.kind, example.text).start()
     count = advance(matcher, tokens)
     assert count == len(tokens), (
         f"{decode_tokens(list(tokens))!r} is followed for {count} of {len(tokens)} tokens"
@@ -198,11 +202,11 @@ def draw(matcher: Matcher, seed: int) -> list[int]:
         )
 
 
-def check_masks(engine: GrammarEngine, form: Form) -> None:
+def check_masks(engine: GrammarEngine, example: ExampleGrammar) -> None:
     """What a step samples by the mask must be followed, and no way on may be closed."""
-    tokens = draw(start_at(engine, form, []), seed=1)
+    tokens = draw(start_at(engine, example, []), seed=1)
     for length in range(min(len(tokens), 6) + 1):
-        matcher = start_at(engine, form, tokens[:length])
+        matcher = start_at(engine, example, tokens[:length])
         allowed, _ = fill(matcher)
         followed = set()
         for token in range(1, len(TOKENS)):
@@ -220,30 +224,32 @@ def check_masks(engine: GrammarEngine, form: Form) -> None:
         )
 
 
-def check_answers(engine: GrammarEngine, form: Form) -> None:
-    """Every answer of the form can be given, and no other one."""
-    for text in form.right:
-        matcher = start_at(engine, form, encode_bytes(text))
+def check_answers(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """Every answer of the grammar can be given, and no other one."""
+    for text in example.right:
+        matcher = start_at(engine, example, encode_bytes(text))
         assert fill(matcher)[1], f"{text!r} may not end there"
-    for text in form.wrong:
-        matcher, tokens = start_at(engine, form, []), encode_bytes(text)
+    for text in example.wrong:
+        matcher, tokens = start_at(engine, example, []), encode_bytes(text)
         if advance(matcher, tokens) == len(tokens):
-            assert not fill(matcher)[1], f"{text!r} is no answer of the form, and is allowed"
+            assert not fill(matcher)[1], f"{text!r} is no answer of the grammar, and is allowed"
 
 
-def check_drawn(engine: GrammarEngine, form: Form) -> None:
-    """What masks allow is of the form, however its tokens are cut."""
+def check_drawn(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """What masks allow is of the grammar, however its tokens are cut."""
     for seed in range(8):
-        tokens = draw(start_at(engine, form, []), seed)
+        tokens = draw(start_at(engine, example, []), seed)
         text = decode_tokens(tokens)
-        assert form.contains(text), f"masks allow {text!r}, which is not of {form.text}"
+        assert example.contains(text), f"masks allow {text!r}, which is not of {example.text}"
 
 
-def check_rollback(engine: GrammarEngine, form: Form) -> None:
+def check_rollback(engine: GrammarEngine, example: ExampleGrammar) -> None:
     """Drafts that are rejected are taken back; what follows is as if they had never been."""
-    tokens = draw(start_at(engine, form, []), seed=2)
-    expected = [fill(start_at(engine, form, tokens[:length])) for length in range(len(tokens) + 1)]
-    matcher = start_at(engine, form, tokens)
+    tokens = draw(start_at(engine, example, []), seed=2)
+    expected = [
+        fill(start_at(engine, example, tokens[:length])) for length in range(len(tokens) + 1)
+    ]
+    matcher = start_at(engine, example, tokens)
     for count in range(1, len(tokens) + 1):
         length_left = len(tokens) - count
         matcher.rollback(count)
@@ -255,9 +261,9 @@ def check_rollback(engine: GrammarEngine, form: Form) -> None:
         )
 
 
-def check_two(engine: GrammarEngine, form: Form) -> None:
+def check_two(engine: GrammarEngine, example: ExampleGrammar) -> None:
     """Any number of answers follow one grammar."""
-    grammar = engine.compile(form.kind, form.text)
+    grammar = engine.compile(example.kind, example.text)
     first, second = grammar.start(), grammar.start()
     expected = fill(second)
     tokens = draw(first, seed=3)
@@ -265,12 +271,12 @@ def check_two(engine: GrammarEngine, form: Form) -> None:
     assert advance(second, tokens) == len(tokens), "two matchers of one grammar differ"
 
 
-def check_drafts(engine: GrammarEngine, form: Form) -> None:
+def check_drafts(engine: GrammarEngine, example: ExampleGrammar) -> None:
     """Masks of several answers with drafts are those of each one."""
-    tokens = draw(start_at(engine, form, []), seed=4)
-    forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, form, []))[0])
+    tokens = draw(start_at(engine, example, []), seed=4)
+    forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, example, []))[0])
     drafts: list[list[int]] = [[], tokens[:2], [forbidden], [tokens[0], *[forbidden] * 2], []]
-    matchers = [start_at(engine, form, []) for _ in drafts]
+    matchers = [start_at(engine, example, []) for _ in drafts]
     pairs: list[tuple[Matcher, Ints]] = [
         (matcher, np.array(each, np.int32)) for matcher, each in zip(matchers, drafts, strict=True)
     ]
@@ -278,18 +284,18 @@ def check_drafts(engine: GrammarEngine, form: Form) -> None:
     answers = engine.fill_masks(pairs, masks)
     first = 0
     for matcher, each, ends in zip(matchers, drafts, answers, strict=True):
-        assert isinstance(ends, tuple), f"fill_masks returns {ends!r} for an answer of the form"
+        assert isinstance(ends, tuple), f"fill_masks returns {ends!r} for an answer of the grammar"
         for length, may_end in enumerate(ends):
-            behind = start_at(engine, form, each[:length])
+            behind = start_at(engine, example, each[:length])
             mask = np.zeros(WORDS, np.int32)
             assert behind.fill_mask(mask) == may_end, "fill_masks says otherwise of the text's end"
             assert (mask == masks[first + length]).all(), "fill_masks fills other masks"
-        assert fill(matcher) == fill(start_at(engine, form, [])), "fill_masks moves a matcher on"
+        assert fill(matcher) == fill(start_at(engine, example, [])), "fill_masks moves a matcher on"
         first += len(each) + 1
 
 
 def check_refused(engine: GrammarEngine) -> None:
-    """A request with such a form gets the reason."""
+    """A request with such a grammar gets the reason."""
     for kind, texts in REFUSED.items():
         for text in texts:
             reason = find_refusal(engine, kind, text)
@@ -298,7 +304,7 @@ def check_refused(engine: GrammarEngine) -> None:
 
 
 def find_refusal(engine: GrammarEngine, kind: GrammarKind, text: str) -> str | None:
-    """Why the engine refuses a form; None when it takes it."""
+    """Why the engine refuses a grammar; None when it takes it."""
     try:
         engine.compile(kind, text).start()
     except ValueError as error:
@@ -307,12 +313,12 @@ def find_refusal(engine: GrammarEngine, kind: GrammarKind, text: str) -> str | N
 
 
 def check_rules(engine: GrammarEngine) -> None:
-    """A rule that is left out in silence gives answers of another form."""
-    form = Form(GrammarKind.JSON_SCHEMA, json.dumps(UNIQUE), (), (), lambda text: True)
-    if find_refusal(engine, form.kind, form.text) is not None:
+    """A rule that is left out in silence gives answers of another grammar."""
+    example = ExampleGrammar(GrammarKind.JSON_SCHEMA, json.dumps(UNIQUE), (), (), lambda text: True)
+    if find_refusal(engine, example.kind, example.text) is not None:
         return
     for seed in range(8):
-        text = decode_tokens(draw(start_at(engine, form, []), seed))
+        text = decode_tokens(draw(start_at(engine, example, []), seed))
         assert sorted(json.loads(text)) == [1, 2], (
             f"compile takes the rule 'uniqueItems', and masks allow {text!r}"
         )

@@ -134,7 +134,7 @@ class TextFormat(Body, kw_only=True):
 
 
 class TextOptions(Body, kw_only=True):
-    """The form of the answer's text."""
+    """The structure of the answer's text."""
 
     format: TextFormat | None = None
 

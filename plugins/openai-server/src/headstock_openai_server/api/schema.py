@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from headstock_openai_server.api.bodies import Body
-from headstock_openai_server.api.forms import ResponseFormat, StructuredOutputsBody
+from headstock_openai_server.api.structured_outputs import ResponseFormat, StructuredOutputsBody
 
 
 class StreamOptions(Body, kw_only=True):

@@ -7,7 +7,6 @@ from typing import Any
 
 from headstock.errors import shorten
 from headstock_openai_server.api.errors import refuse
-from headstock_openai_server.api.forms import JsonSchemaBody, ResponseFormat
 from headstock_openai_server.api.responses_body import (
     INPUT_ITEMS,
     FunctionCallInput,
@@ -26,6 +25,7 @@ from headstock_openai_server.api.schema import (
     EngineBody,
     MessageToolCall,
 )
+from headstock_openai_server.api.structured_outputs import JsonSchemaBody, ResponseFormat
 from headstock_openai_server.api.validation import convert_part
 from headstock_openai_server.convert.responses_tools import (
     FunctionName,
@@ -76,7 +76,7 @@ def make_chat_body(body: ResponsesBody, most: int) -> tuple[ChatBody, dict[str, 
 
 
 def make_response_format(text: TextOptions | None) -> ResponseFormat | None:
-    """The form of the answer.   raises: ApiError"""
+    """The structure of the answer.   raises: ApiError"""
     wanted = text.format if text else None
     if wanted is None:
         return None

@@ -9,8 +9,8 @@ from typing import Any
 from headstock import RequestError, SamplingParams
 from headstock.config import name_parameters
 from headstock_openai_server.api.errors import ApiError, refuse
-from headstock_openai_server.api.forms import find_form
 from headstock_openai_server.api.schema import ChatBody, CompletionBody, SamplingBody
+from headstock_openai_server.api.structured_outputs import read_structure
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
@@ -71,7 +71,7 @@ def _make_params(
     if body.n is not None and body.n > most_n:
         raise refuse(f"n is {body.n}; at most {most_n} answers are given", "n")
     given = {name: getattr(body, name) for name in PASSED_ON}
-    given["structured_outputs"] = find_form(body.response_format, body.structured_outputs)
+    given["structured_outputs"] = read_structure(body.response_format, body.structured_outputs)
     return defaults.replace(
         {name: value for name, value in given.items() if value is not None} | dict(changes)
     )
@@ -87,8 +87,8 @@ def client_names(body: SamplingBody) -> dict[str, str]:
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         is_forced = body.tool_choice not in (None, "none", "auto")
-        if is_forced and find_form(body.response_format, body.structured_outputs) is None:
-            names["structured_outputs"] = "tool_choice"  # the form is that of the tools' calls
+        if is_forced and read_structure(body.response_format, body.structured_outputs) is None:
+            names["structured_outputs"] = "tool_choice"  # the structure of the tools' calls
     return names
 
 

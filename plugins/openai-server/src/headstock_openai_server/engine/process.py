@@ -28,7 +28,7 @@ from headstock.logs import log_event, show_logs
 from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
-from headstock_openai_server.engine.form_queue import FormQueue
+from headstock_openai_server.engine.grammar_queue import GrammarQueue
 from headstock_openai_server.engine.messages import (
     Abort,
     Accepted,
@@ -215,19 +215,19 @@ def serve_engine(
         )
     )
     reporter.engine, reporter.loop = engine, loop
-    forms = FormQueue(channel.send, loop)
+    grammars = GrammarQueue(channel.send, loop)
     code = 0
     while True:
         message = channel.receive()
         match message:
             case None | Close():
                 break
-            case Submit() if forms.must_compile(message, engine):
-                forms.submit(message, partial(submit_batch, message, engine, loop, reporter))
+            case Submit() if grammars.must_compile(message, engine):
+                grammars.submit(message, partial(submit_batch, message, engine, loop, reporter))
             case Submit():
                 channel.send(submit_batch(message, engine, loop, reporter))
             case Abort(ids=ids):
-                forms.note_aborts(ids)
+                grammars.note_aborts(ids)
                 for request_id in ids:
                     loop.abort(request_id)
             case ResetPrefixCache():
@@ -247,7 +247,7 @@ def serve_engine(
             channel.send(Failed("EngineDied", str(error)))
     loop.close()
     engine.close()
-    forms.close()
+    grammars.close()
     return code
 
 

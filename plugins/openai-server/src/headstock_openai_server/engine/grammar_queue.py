@@ -1,4 +1,4 @@
-"""Requests whose answers must have a form, compiled apart from the thread of messages."""
+"""Requests whose answers follow grammars, which are compiled beside the thread of messages."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ THREADS = 4
 """Grammars that are compiled at once. One that hangs keeps a thread for `--grammar-timeout`."""
 
 
-class FormQueue:
-    """Submits batches with a form on threads of its own, and answers each when it is done.
+class GrammarQueue:
+    """Submits batches with a grammar on threads of its own, and answers each when it is done.
 
     `send` answers the server; any thread may call it.
     """
@@ -31,21 +31,21 @@ class FormQueue:
     def __init__(self, send: Callable[[Message], None], loop: EngineLoop) -> None:
         self.send = send
         self.loop = loop
-        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headstock-forms")
+        self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headstock-grammars")
         self.lock = threading.Lock()
         # Requests that are not submitted yet -> whether they are aborted.
         self.pending: dict[str, bool] = {}
 
     @staticmethod
     def must_compile(message: Submit, engine: Any) -> bool:
-        """Whether the form of some answer of the batch is yet to be compiled."""
+        """Whether the grammar of some answer of the batch is yet to be compiled."""
         # Those that are known must not wait behind others that take their time.
-        forms = [
+        params = [
             StructuredOutputsParams(**wire.params["structured_outputs"])
             for wire in message.requests
             if "structured_outputs" in wire.params
         ]
-        return any(not engine.preparation.knows_form(form) for form in forms)
+        return any(not engine.preparation.has_compiled(each) for each in params)
 
     def submit(self, message: Submit, work: Callable[[], FromEngine]) -> None:
         """Have `work` submit the batch, and send what it returns."""

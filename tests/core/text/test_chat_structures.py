@@ -1,4 +1,4 @@
-"""Answers of chats that must have a form: when it begins, and how calls in one are read."""
+"""Structured outputs of chats: when it begins, and how calls in one are read."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from .test_chat_answers import SUB, TALK, TEMPLATE, TOOLS, Make
         ("<think></think>", None),
     ],
 )
-def test_a_form_begins_after_reasoning(prompt: str, reasoning: ReasoningTokens | None) -> None:
-    formats, form = AnswerFormats(), StructuredOutputsParams(json_object=True)
+def test_a_structure_begins_after_reasoning(prompt: str, reasoning: ReasoningTokens | None) -> None:
+    formats, structure = AnswerFormats(), StructuredOutputsParams(json_object=True)
     answer = formats.make_format(Conversation(messages=TALK), "{# </think> #}", prompt)
     assert answer is not None
     ids = {"<think>": 1, "</think>": 2}
 
-    delayed, after = formats.delay_form(form, answer, NamedTokens(ids))
-    assert delayed == evolve(form, after_reasoning=reasoning) and after == answer
+    delayed, after = formats.delay_structure(structure, answer, NamedTokens(ids))
+    assert delayed == evolve(structure, after_reasoning=reasoning) and after == answer
 
     # Without tokens for the marks it cannot be seen in time that reasoning has ended.
-    at_once, undivided = formats.delay_form(form, answer, NamedTokens({}))
-    assert at_once == form
+    at_once, undivided = formats.delay_structure(structure, answer, NamedTokens({}))
+    assert at_once == structure
     assert reasoning is None or undivided.reasoning is None
 
 
@@ -54,7 +54,7 @@ class NamedTokens(Tokenizer):
         return frozenset(self.ids[text] for text in texts if text in self.ids)
 
 
-def test_a_form_beside_tools_that_may_be_called_is_refused(scripted: Make) -> None:
+def test_a_structure_beside_tools_that_may_be_called_is_refused(scripted: Make) -> None:
     llm, loop = scripted()
     params = SamplingParams(max_tokens=1, structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match=r'cannot be combined with tools .* tool_choice "none"'):

@@ -1,4 +1,4 @@
-"""The form of an answer: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
+"""The structure of an answer: OpenAI's `response_format`, and vLLM's `structured_outputs`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ResponseFormat(Body, kw_only=True):
 
 
 class StructuredOutputsBody(Body, kw_only=True):
-    """The form of an answer, one of them."""
+    """The structure of an answer, one of them."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -34,10 +34,10 @@ class StructuredOutputsBody(Body, kw_only=True):
     json_object: bool | None = None
 
 
-def find_form(
+def read_structure(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputsBody | None
 ) -> dict[str, Any] | None:
-    """The form as `SamplingParams.structured_outputs` takes it; None where any text will do.
+    """The structure as `SamplingParams.structured_outputs` takes it; None where any text will do.
 
     raises: ApiError
     """

@@ -1,4 +1,4 @@
-"""Answers of a given form over HTTP, and forms that harm nobody."""
+"""Structured outputs over HTTP, and grammars that harm nobody."""
 
 from __future__ import annotations
 
@@ -42,16 +42,22 @@ def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> N
     pieces = [event["choices"][0]["delta"].get("content") or "" for event in events]
     assert "".join(pieces) == choice["message"]["content"] and len(pieces) > 5
 
-    form = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}}
-    asked = {"input": "Who?", "text": form, "temperature": 1, "seed": 3, "max_output_tokens": 60}
+    structure = {"format": {"type": "json_schema", "name": "it", "schema": SCHEMA, "strict": True}}
+    asked = {
+        "input": "Who?",
+        "text": structure,
+        "temperature": 1,
+        "seed": 3,
+        "max_output_tokens": 60,
+    }
     response = server.post("/v1/responses", asked).json
     assert response["output"][0]["content"][0]["text"] == choice["message"]["content"]
-    assert response["text"] == form
+    assert response["text"] == structure
 
 
 @pytest.mark.feature("W5")
 @pytest.mark.parametrize(
-    ("form", "wanted"),
+    ("structure", "wanted"),
     [
         ({"regex": "[ab]{3}c"}, "[ab]{3}c"),
         ({"choice": ["red", "gr\u00fcn"]}, "red|gr\u00fcn"),
@@ -59,10 +65,10 @@ def test_an_answer_follows_its_schema_whole_and_as_a_stream(server: Served) -> N
         ({"json": {"enum": [1, 2]}}, "1|2"),
     ],
 )
-def test_each_form_of_vllm_is_served_beside_other_requests(
-    server: Served, form: dict[str, Any], wanted: str
+def test_each_structure_of_vllm_is_served_beside_other_requests(
+    server: Served, structure: dict[str, Any], wanted: str
 ) -> None:
-    ruled = {"prompt": "a", "structured_outputs": form, "max_tokens": 20, "n": 2}
+    ruled = {"prompt": "a", "structured_outputs": structure, "max_tokens": 20, "n": 2}
     plain = {"prompt": "12 + 30 =", "temperature": 0, "max_tokens": 8}
     with ThreadPoolExecutor() as threads:
         ours, other = threads.map(lambda body: server.post(TEXT, body), (ruled, plain))
@@ -99,7 +105,7 @@ def test_bombs_are_refused_or_answered_and_others_are_served(server: Served) -> 
     nested: dict[str, Any] = {"type": "integer"}
     for _ in range(63):
         nested = {"items": nested}
-    forms = [
+    structures = [
         {"json": nested},
         {"regex": "(" * 900 + "a" + ")" * 900},
         {"regex": "((a{1,1000}){1,1000}){1,1000}"},
@@ -108,7 +114,10 @@ def test_bombs_are_refused_or_answered_and_others_are_served(server: Served) -> 
         {"json": {"items": {"type": "string", "minLength": 10**6}}},
     ]
     plain = {"prompt": "12 + 30 =", "temperature": 0, "max_tokens": 8}
-    bodies = [{"prompt": "a", "structured_outputs": form, "max_tokens": 20} for form in forms]
+    bodies = [
+        {"prompt": "a", "structured_outputs": structure, "max_tokens": 20}
+        for structure in structures
+    ]
     began = time.monotonic()
     with ThreadPoolExecutor(3) as threads:
         bombs = [threads.submit(server.post, TEXT, body) for body in bodies]
