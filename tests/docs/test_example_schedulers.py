@@ -53,7 +53,7 @@ def test_every_request_ends_with_its_tokens(package: str, seed: int) -> None:
         max_rows=int(rng.integers(1, 9)),
         overlap=bool(rng.random() < 0.5),
     )
-    drive = Drive(bounds, rng if rng.random() < 0.3 else None, tick, takes_back=True)
+    drive = Drive(bounds, rng if rng.random() < 0.3 else None, tick, picks_victims=True)
     requests = random_requests(rng)
     for one in requests:
         drive.submit(one)

@@ -16,8 +16,8 @@ from attrs import define, evolve, field, frozen
 from headstock import SamplingParams
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
-from headstock.conformance.scheduler.onlooker import Onlooker
 from headstock.conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, next_token
+from headstock.conformance.scheduler.transitions import TransitionChecker
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import PoolingKind, Request
@@ -122,11 +122,11 @@ class EngineHarness:
     sampled: dict[tuple[Any, ...], list[int]] = field(factory=dict)
     embeddings: dict[str, tuple[float, ...]] = field(factory=dict)
     steps: int = 0
-    onlooker: Onlooker = field(init=False)
+    transitions: TransitionChecker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        self.onlooker = Onlooker(self.engine.limits)
-        self.onlooker.see(self.engine.state)
+        self.transitions = TransitionChecker(self.engine.limits)
+        self.transitions.check_state(self.engine.state)
 
     def submit(self, one: Request) -> None:
         """Submit a request."""
@@ -178,7 +178,7 @@ class EngineHarness:
                     update.preemptions,
                 )
                 self.check_output(self.requests[update.id])
-        self.onlooker.see(self.engine.state)
+        self.transitions.check_state(self.engine.state)
 
     def check_output(self, one: Request) -> None:
         """Raise AssertionError unless a request has the output that it has alone.

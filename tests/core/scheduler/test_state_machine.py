@@ -98,7 +98,7 @@ class Scheduling(RuleBasedStateMachine):
             return choice
         victims = view.rows_by_priority[-count:]
         for row in victims.tolist():
-            self.drive.onlooker.pardon(self.drive.state.requests_by_row[row])
+            self.drive.transitions.allow_preemption(self.drive.state.requests_by_row[row])
         stay = ~np.isin(choice.rows, victims)
         return ScheduleDecision(rows=choice.rows[stay], counts=choice.counts[stay], victims=victims)
 

@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 from attrs import define, evolve, field
 
-from headstock.conformance.scheduler.onlooker import Onlooker
+from headstock.conformance.scheduler.transitions import TransitionChecker
 from headstock.scheduler import (
     Arrived,
     Clock,
@@ -242,13 +242,13 @@ class Drive:
     back for them.
 
     tick: milliseconds from one step to the next; 0 for no clock
-    takes_back: the scheduler preempts rows by rules of its own, which no onlooker can know
+    picks_victims: the scheduler preempts rows by rules of its own, which no check can know
     """
 
     limits: Limits
     rng: np.random.Generator | None = None
     tick: int = 0
-    takes_back: bool = False
+    picks_victims: bool = False
     state: State = field(init=False)
     device: ToyDevice = field(init=False)
     events: list[Event] = field(factory=list)
@@ -259,20 +259,20 @@ class Drive:
     planned: tuple[Plan, dict[int, RequestState]] | None = None
     in_flight: Sampled | None = None
     pooled_in_flight: Pooled | None = None
-    onlooker: Onlooker = field(init=False)
+    transitions: TransitionChecker = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         if self.rng is not None and not self.limits.max_drafts:
             self.limits = evolve(self.limits, max_drafts=3)
-        if self.takes_back:
+        if self.picks_victims:
             schedule = partial(self.schedule, self.limits.schedule)
             self.limits = evolve(self.limits, schedule=schedule)
         self.state = initial_state(self.limits)
-        self.onlooker = Onlooker(self.limits, guesses=self.rng is not None)
+        self.transitions = TransitionChecker(self.limits, has_drafts=self.rng is not None)
         self.device = ToyDevice(self.limits)
 
     def schedule(self, choose: ScheduleFunction, view: View, budget: Budget) -> ScheduleDecision:
-        """What the scheduler chooses; the onlooker is told of its victims."""
+        """What the scheduler chooses; its victims are allowed."""
         decision = choose(view, budget)
         # What is no decision is for the scheduler that runs it to refuse.
         victims = getattr(decision, "victims", None)
@@ -280,7 +280,7 @@ class Drive:
             for row in victims[np.isin(victims, view.rows_by_priority)].tolist():
                 request_state = self.state.requests_by_row[row]
                 if request_state is not None:
-                    self.onlooker.pardon(request_state)
+                    self.transitions.allow_preemption(request_state)
         return decision
 
     def submit(self, request: Request) -> None:
@@ -297,7 +297,7 @@ class Drive:
         self.events = []
         self.plans.append(plan)
         self.collect_results()
-        self.onlooker.see(self.state)
+        self.transitions.check_state(self.state)
         new_requests = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
         self.planned = (
             plan,

@@ -9,7 +9,7 @@ from headstock.scheduler import Limits, RequestState, RowCounter, State
 
 
 @define
-class Onlooker:
+class TransitionChecker:
     """Checks every state of an engine against those before; starts with an empty engine.
 
     - A preempted request has a lower priority than all requests that keep their rows.
@@ -26,21 +26,21 @@ class Onlooker:
     """
 
     limits: Limits
-    guesses: bool = False
+    has_drafts: bool = False
     num_arrived: int = 0
     num_admitted: int = 0
     num_preempted: int = 0
-    most: dict[int, int] = field(factory=dict)
+    max_preemptions: dict[int, int] = field(factory=dict)
     preemptions: dict[int, int] = field(factory=dict)
-    chosen: set[int] = field(factory=set)
-    tenants: list[str] = field(factory=lambda: [""])
+    picked_arrivals: set[int] = field(factory=set)
+    namespaces: list[str] = field(factory=lambda: [""])
     owners: list[np.ndarray] = field(init=False)
 
     def __attrs_post_init__(self) -> None:
-        # by group and page, a place in `tenants`
+        # by group and page, a place in `namespaces`
         self.owners = [np.zeros(count + 1, np.int32) for count in self.limits.num_pages]
 
-    def see(self, state: State) -> None:
+    def check_state(self, state: State) -> None:
         """Raise AssertionError when the state may not follow those seen before."""
         request_states = [
             request_state
@@ -48,20 +48,20 @@ class Onlooker:
             if request_state is not None
         ]
         if state.num_arrived != self.num_arrived:
-            self.meet(request_states)
+            self.count_allowed(request_states)
         if state.num_preempted != self.num_preempted:
-            self.judge_preemptions(state, request_states)
-        self.judge_tenants(state)
+            self.check_preemptions(state, request_states)
+        self.check_namespaces(state)
         if state.num_admitted != self.num_admitted:
             for group in range(len(self.owners)):
-                judge_beginnings(state, group, self.limits.page_size)
+                check_beginnings(state, group, self.limits.page_size)
         self.num_arrived, self.num_admitted = state.num_arrived, state.num_admitted
         self.num_preempted = state.num_preempted
 
-    def meet(self, request_states: list[RequestState]) -> None:
+    def count_allowed(self, request_states: list[RequestState]) -> None:
         """Count by arrival how often the live requests may preempt each other."""
-        self.most = {
-            request_state.arrival: self.most.get(request_state.arrival, 0)
+        self.max_preemptions = {
+            request_state.arrival: self.max_preemptions.get(request_state.arrival, 0)
             for request_state in request_states
         }
         self.preemptions = {
@@ -76,9 +76,11 @@ class Onlooker:
                         if new.priority_key > other.priority_key
                         else (other, new, 2)
                     )
-                    self.most[lower.arrival] += higher.request.max_len if self.guesses else times
+                    self.max_preemptions[lower.arrival] += (
+                        higher.request.max_len if self.has_drafts else times
+                    )
 
-    def judge_preemptions(self, state: State, request_states: list[RequestState]) -> None:
+    def check_preemptions(self, state: State, request_states: list[RequestState]) -> None:
         """Check that the lowest in priority was preempted, and not too often."""
         rows = zip(
             state.requests_by_row, state.row_counters[RowCounter.ADMISSION_ID].tolist(), strict=True
@@ -93,43 +95,43 @@ class Onlooker:
             if request_state.preemptions == self.preemptions[arrival]:
                 continue
             self.preemptions[arrival] = request_state.preemptions
-            is_chosen = arrival in self.chosen
-            self.chosen.discard(arrival)
+            is_picked = arrival in self.picked_arrivals
+            self.picked_arrivals.discard(arrival)
             younger = [
                 other.request.id
                 for other in stay
-                if other.priority_key > request_state.priority_key and not is_chosen
+                if other.priority_key > request_state.priority_key and not is_picked
             ]
             assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
-            assert request_state.preemptions <= self.most[arrival], (
+            assert request_state.preemptions <= self.max_preemptions[arrival], (
                 f"{name} was preempted over and over: {request_state.preemptions} times of "
-                f"{self.most[arrival]}"
+                f"{self.max_preemptions[arrival]}"
             )
 
-    def pardon(self, request_state: RequestState) -> None:
+    def allow_preemption(self, request_state: RequestState) -> None:
         """Leave the request's next preemption out: its scheduler chose it."""
-        self.most[request_state.arrival] += 1
-        self.chosen.add(request_state.arrival)
+        self.max_preemptions[request_state.arrival] += 1
+        self.picked_arrivals.add(request_state.arrival)
 
-    def judge_tenants(self, state: State) -> None:
+    def check_namespaces(self, state: State) -> None:
         """Check that what a row had computed before this step was for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
             request_state, start = state.requests_by_row[row], int(before[row])
-            if request_state.request.prefix_namespace not in self.tenants:
-                self.tenants.append(request_state.request.prefix_namespace)
-            tenant = self.tenants.index(request_state.request.prefix_namespace)
+            if request_state.request.prefix_namespace not in self.namespaces:
+                self.namespaces.append(request_state.request.prefix_namespace)
+            namespace = self.namespaces.index(request_state.request.prefix_namespace)
             for group, owners in enumerate(self.owners if self.limits.policy is not None else []):
                 first = int(state.first_pages[group, row])
                 pages = state.table[group, row, first : state.spans[group, row]]
                 end = max(start - first, 0)
-                assert (owners[pages[:end]] == tenant).all(), (
+                assert (owners[pages[:end]] == namespace).all(), (
                     f"{request_state.request.id} reads what another tenant computed"
                 )
-                owners[pages[end:]] = tenant
+                owners[pages[end:]] = namespace
 
 
-def judge_beginnings(state: State, group: int, size: int) -> None:
+def check_beginnings(state: State, group: int, size: int) -> None:
     """Check that rows that begin alike share their pages, as far as both are indexed and held."""
     indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = np.flatnonzero(indexed).tolist()

@@ -1,4 +1,4 @@
-"""The onlooker objects to unfair schedulers, mixed tenants and pages that are not shared."""
+"""Transitions of unfair schedulers, mixed tenants and pages that are not shared are noticed."""
 
 from __future__ import annotations
 
