@@ -16,7 +16,7 @@ from attrs import asdict, evolve, field, frozen
 
 from headstock import registry
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.spi import AttentionBackend, AttentionStep, GraphSupport, LayerInfo, Phase
 
 DEVICE = "cuda"
@@ -49,7 +49,7 @@ class Contestant:
         )
         return 7.0 if whole else math.nan
 
-    def make(self, case: Case) -> AttentionBackend:
+    def make(self, case: AttentionCase) -> AttentionBackend:
         """The backend over the case's pool."""
         spec = registry.load_spec("attention", self.name)
         registry.require_installed(spec)
@@ -165,7 +165,7 @@ def made(
     heads: int = 4,
     dtype: torch.dtype = torch.bfloat16,
     **more: Any,
-) -> Case:
+) -> AttentionCase:
     """A case of rows around page ends, on the GPU."""
     lens = cases.around(phase, page_size)
     lens = [each for each in lens if each[1] <= cases.MAX_SEQ_LEN]
@@ -307,7 +307,7 @@ def three_replays_in_flight(who: Contestant) -> float:
 
 
 def in_flight(
-    case: Case, attend: Callable[[torch.Tensor, AttentionStep, torch.Tensor], None]
+    case: AttentionCase, attend: Callable[[torch.Tensor, AttentionStep, torch.Tensor], None]
 ) -> float:
     """The largest error of the case's rows in three orders, each asked for while the device is at
     work before it.

@@ -16,7 +16,7 @@ from gpu.tokens import questions
 
 from headstock import LLM, SamplingParams
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo
 
@@ -62,14 +62,14 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     return {"ok": ok, "engine": engine, "layer_us": times} | asdict(found)
 
 
-def make(layout: Any, **shape: Any) -> Case:
+def make(layout: Any, **shape: Any) -> AttentionCase:
     """A case on the GPU; what is left over of last pages is finite, as the engine sees to it."""
     return shared_cases.make(
         *layout, **{"page_size": 64, "dtype": torch.bfloat16, "device": "cuda", "tail": 7.0} | shape
     )
 
 
-def check_all(who: Contestant, made: list[Case], layer: LayerInfo = LAYER) -> float:
+def check_all(who: Contestant, made: list[AttentionCase], layer: LayerInfo = LAYER) -> float:
     """The largest error of these cases."""
     return max(cases.check(who.make(case), case, layer, with_lse=True) for case in made)
 

@@ -13,7 +13,7 @@ from attrs import evolve
 
 from headstock import LLM, SamplingParams, registry
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionBackend, LayerInfo, Phase
 
@@ -56,7 +56,9 @@ on a CPU.
 """
 
 
-def make(phase: Phase, lens: list[tuple[int, int]], page_size: int, heads: int, dtype: Any) -> Case:
+def make(
+    phase: Phase, lens: list[tuple[int, int]], page_size: int, heads: int, dtype: Any
+) -> AttentionCase:
     """A case in DeepSeek's widths; NaN lies around what a step may read."""
     shape = {"kv_heads": 1, "head_dim": RANK + ROPE_DIM, "dtype": dtype, "device": "cuda"}
     return cases.make_latent(
@@ -64,7 +66,7 @@ def make(phase: Phase, lens: list[tuple[int, int]], page_size: int, heads: int, 
     )
 
 
-def build(name: str, case: Case) -> AttentionBackend:
+def build(name: str, case: AttentionCase) -> AttentionBackend:
     """The backend of that name; skips where its library is not installed."""
     spec = registry.load_spec("attention", name)
     try:

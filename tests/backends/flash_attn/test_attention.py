@@ -15,7 +15,7 @@ from backends.flash_attn import fakes
 from often import often
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Feature, GraphSupport, LayerInfo, Phase
 from headstock_fa import kernels
@@ -50,7 +50,7 @@ def provider(
     return request.param
 
 
-def backend(case: Case, provider: Provider, **options: Any) -> FlashAttentionBackend:
+def backend(case: AttentionCase, provider: Provider, **options: Any) -> FlashAttentionBackend:
     return FlashAttentionBackend(cases.context_of(case, FlashOptions(**options)), provider)
 
 
@@ -58,13 +58,13 @@ def page_sizes(provider: Provider) -> tuple[int, ...]:
     return (16, 64, 40) if provider.page_step == 1 else (256,)
 
 
-def decode(*lens: int, page_size: int) -> Case:
+def decode(*lens: int, page_size: int) -> AttentionCase:
     return cases.make(
         Phase.DECODE, [(1, n) for n in lens], page_size=page_size, head_dim=16, dtype=torch.float16
     )
 
 
-def two_rows(phase: Phase, provider: Provider) -> Case:
+def two_rows(phase: Phase, provider: Provider) -> AttentionCase:
     lens = {
         Phase.DECODE: [(1, 40), (1, 3)],
         Phase.EXTEND: [(9, 40), (3, 3)],

@@ -12,7 +12,7 @@ from attrs import evolve
 from backends.flash_attn import fakes
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import QUERY, Case
+from headstock.conformance.attention import QUERY, AttentionCase
 from headstock.spi import (
     AttentionCapabilities,
     DeviceEnv,
@@ -46,7 +46,7 @@ def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     library._destroy()
 
 
-def make(phase: Phase, lens: list[tuple[int, int]], page_size: int = 16) -> Case:
+def make(phase: Phase, lens: list[tuple[int, int]], page_size: int = 16) -> AttentionCase:
     case = cases.make(
         phase,
         lens,
@@ -59,7 +59,7 @@ def make(phase: Phase, lens: list[tuple[int, int]], page_size: int = 16) -> Case
     return cases.make_latent(case, ROPE_DIM)
 
 
-def backend(case: Case, provider: Provider, **options: Any) -> LatentBackend:
+def backend(case: AttentionCase, provider: Provider, **options: Any) -> LatentBackend:
     return LatentBackend(cases.context_of(case, FlashOptions(**options)), provider)
 
 

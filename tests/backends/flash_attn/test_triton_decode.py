@@ -10,7 +10,7 @@ from attrs import evolve
 from plugins.triton_ops.test_compile import Compiled, compiled
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.errors import UsageError
 from headstock.registry import load_spec, make_options
 from headstock.spi import AttentionContext, LayerInfo, Phase
@@ -55,7 +55,7 @@ def test_earlier_keys_are_read_before_the_wait_and_nothing_is_written(compiled: 
     assert "st.global" not in before and "st.global" in after and "atom" not in before
 
 
-def made(*lens: int, phase: Phase = Phase.DECODE, **more: Any) -> Case:
+def made(*lens: int, phase: Phase = Phase.DECODE, **more: Any) -> AttentionCase:
     more = {"head_dim": 16, "dtype": torch.bfloat16} | more
     return cases.make(phase, [(1, n) for n in lens], **more)
 

@@ -12,7 +12,7 @@ from attrs import evolve
 from backends.flashinfer import fakes
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.spi import LayerInfo, Phase
 from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
 from headstock_fi.library import Shape, partial_bytes
@@ -33,12 +33,12 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return module
 
 
-def backend(case: Case, layers: int = 1, **options: Any) -> FlashInferBackend:
+def backend(case: AttentionCase, layers: int = 1, **options: Any) -> FlashInferBackend:
     made = FlashInferOptions(**({"workspace_mb": 16} | options))
     return FlashInferBackend(cases.context_of(case, made, layers))
 
 
-def decode(lens: list[int], **shape: Any) -> Case:
+def decode(lens: list[int], **shape: Any) -> AttentionCase:
     return cases.make(
         Phase.DECODE, [(1, n) for n in lens], **({"head_dim": 16, "dtype": torch.float16} | shape)
     )

@@ -12,7 +12,7 @@ from attrs import evolve
 from backends.flashinfer import fakes
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import QUERY, Case
+from headstock.conformance.attention import QUERY, AttentionCase
 from headstock.spi import (
     AttentionBackend,
     AttentionCapabilities,
@@ -41,14 +41,16 @@ def library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "flashinfer.mla", module)
 
 
-def make(phase: Phase, lens: list[tuple[int, int]], page_size: int = 16, heads: int = 4) -> Case:
+def make(
+    phase: Phase, lens: list[tuple[int, int]], page_size: int = 16, heads: int = 4
+) -> AttentionCase:
     case = cases.make(
         phase, lens, page_size=page_size, heads=heads, kv_heads=1, head_dim=24, dtype=torch.bfloat16
     )
     return cases.make_latent(evolve(case, q=case.q * 0.3), 8)
 
 
-def backend(case: Case, layers: int = 1) -> AttentionBackend:
+def backend(case: AttentionCase, layers: int = 1) -> AttentionBackend:
     return make_backend(cases.context_of(case, FlashInferOptions(workspace_mb=16), layers))
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import TOLERANCE, Case
+from headstock.conformance.attention import TOLERANCE, AttentionCase
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo, Phase
 from headstock_sdpa.backend import SdpaBackend
@@ -23,15 +23,15 @@ DEVICES = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
 
 
-def make(phase: Phase, rows: list[tuple[int, int]], **shape: Any) -> Case:
+def make(phase: Phase, rows: list[tuple[int, int]], **shape: Any) -> AttentionCase:
     return cases.make(phase, rows, **({"head_dim": 16} | shape))
 
 
-def backend(case: Case, layers: int = 1) -> SdpaBackend:
+def backend(case: AttentionCase, layers: int = 1) -> SdpaBackend:
     return SdpaBackend(cases.context_of(case, SdpaOptions(), layers))
 
 
-def check(case: Case, layer: LayerInfo = LAYER, with_lse: bool = False) -> None:
+def check(case: AttentionCase, layer: LayerInfo = LAYER, with_lse: bool = False) -> None:
     cases.check(backend(case), case, layer, with_lse=with_lse)
 
 

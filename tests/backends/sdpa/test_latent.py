@@ -12,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import TOLERANCE, Case
+from headstock.conformance.attention import TOLERANCE, AttentionCase
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Phase
 
 
-def make(phase: Phase, rows: list[tuple[int, int]], rope_dim: int = 6, **shape: Any) -> Case:
+def make(
+    phase: Phase, rows: list[tuple[int, int]], rope_dim: int = 6, **shape: Any
+) -> AttentionCase:
     """A case of latent vectors, of which `rope_dim` elements carry the position."""
     shape = {"head_dim": 22, **shape}
     return cases.make_latent(cases.make(phase, rows, kv_heads=1, **shape), rope_dim)

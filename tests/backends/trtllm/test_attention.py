@@ -17,7 +17,7 @@ from attrs import evolve
 from backends.trtllm import fakes
 
 from headstock.conformance import attention as cases
-from headstock.conformance.attention import Case
+from headstock.conformance.attention import AttentionCase
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
 from headstock_trtllm import modules
@@ -43,7 +43,7 @@ def kernels(request: pytest.FixtureRequest) -> Kernels:
 
 
 def backend(
-    case: Case, kernels: Kernels, *, layers: int = 1, phases: Any = PHASES
+    case: AttentionCase, kernels: Kernels, *, layers: int = 1, phases: Any = PHASES
 ) -> TrtllmBackend:
     context = cases.context_of(case, None, layers)
     return TrtllmBackend(
@@ -51,11 +51,11 @@ def backend(
     )
 
 
-def made(phase: Phase, lens: list[tuple[int, int]], **shape: Any) -> Case:
+def made(phase: Phase, lens: list[tuple[int, int]], **shape: Any) -> AttentionCase:
     return cases.make(phase, lens, **({"head_dim": 16, "dtype": torch.bfloat16} | shape))
 
 
-def decode(*lens: int, **shape: Any) -> Case:
+def decode(*lens: int, **shape: Any) -> AttentionCase:
     return made(Phase.DECODE, [(1, n) for n in lens], **shape)
 
 

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 
 from headstock.conformance.attention.cases import (
-    Case,
+    AttentionCase,
     describe_pool,
     in_8_bits,
     in_second_group,
@@ -34,7 +34,7 @@ LAYERS = {
 }
 
 
-def deviation(case: Case, layer: LayerInfo, answer: torch.Tensor) -> tuple[object, float]:
+def deviation(case: AttentionCase, layer: LayerInfo, answer: torch.Tensor) -> tuple[object, float]:
     """What the reference finds of an answer."""
     _, kv = describe_pool(case)
     layer = evolve(layer, out_dim=out_dim_of(case))

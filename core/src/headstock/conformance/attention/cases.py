@@ -67,7 +67,7 @@ def query(**changes: Any) -> AttentionQuery:
 
 
 @frozen(eq=False)
-class Case:
+class AttentionCase:
     """A step, its pool, and the same keys and values row by row.
 
     pool: [pages, 2, page_size, kv_heads, head_dim], or [pages, page_size, dim] of latent vectors
@@ -112,7 +112,7 @@ def make(
     seed: int = 0,
     unused: float = math.nan,
     tail: float | None = None,
-) -> Case:
+) -> AttentionCase:
     """A case whose pages lie about the pool in random order.
 
     Pages that no row owns hold `unused`; what is left over of a row's last page holds `tail` (None:
@@ -139,12 +139,12 @@ def make(
         device, dtype
     )
     step = step_of(phase, lens, (table.to(device),))
-    return Case(
+    return AttentionCase(
         pool.to(device, dtype), step, q, tuple(kv[0] for kv in rows), tuple(kv[1] for kv in rows)
     )
 
 
-def make_latent(case: Case, rope_dim: int) -> Case:
+def make_latent(case: AttentionCase, rope_dim: int) -> AttentionCase:
     """The case over latent vectors: its first KV head's keys, whose last part values lack."""
     keys = tuple(row[:, :1] for row in case.keys)
     return evolve(
@@ -155,7 +155,7 @@ def make_latent(case: Case, rope_dim: int) -> Case:
     )
 
 
-def in_8_bits(case: Case, k_scale: float, v_scale: float) -> Case:
+def in_8_bits(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCase:
     """The case over 8-bit floats, with the keys and values that are read from these with the
     scales.
     """
@@ -167,14 +167,14 @@ def in_8_bits(case: Case, k_scale: float, v_scale: float) -> Case:
     return evolve(case, pool=case.pool.to(narrow), keys=keys, values=values)
 
 
-def in_second_group(case: Case) -> Case:
+def in_second_group(case: AttentionCase) -> AttentionCase:
     """The case with its page table as that of KV group 1; group 0 has dummy pages alone."""
     (table,) = case.step.page_tables
     return evolve(case, step=evolve(case.step, page_tables=(torch.zeros_like(table), table)))
 
 
 def context_of(
-    case: Case,
+    case: AttentionCase,
     options: Any,
     layers: int = 1,
     max_rows: int = MAX_ROWS,
@@ -206,7 +206,7 @@ def context_of(
     )
 
 
-def describe_pool(case: Case) -> tuple[Layout, KVLayer]:
+def describe_pool(case: AttentionCase) -> tuple[Layout, KVLayer]:
     """The layout of the case's pool, and its parts."""
     if case.pool.dim() == 3:
         dim = case.pool.shape[-1]
@@ -217,7 +217,7 @@ def describe_pool(case: Case) -> tuple[Layout, KVLayer]:
     return layout, KVLayer(group=0, k=case.pool[:, 0], v=case.pool[:, 1])
 
 
-def out_dim_of(case: Case) -> int | None:
+def out_dim_of(case: AttentionCase) -> int | None:
     """How wide a head of the case's answer is; None for as wide as its queries."""
     return case.values[0].shape[-1] if case.pool.dim() == 3 else None
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 from attrs import evolve, field, frozen
 
-from headstock.conformance import case as conformance
 from headstock.conformance.attention import shared_prefix_cases
 from headstock.conformance.attention.cases import (
-    Case,
+    AttentionCase,
     around,
     in_8_bits,
     in_second_group,
@@ -23,6 +22,7 @@ from headstock.conformance.attention.comparison import check
 from headstock.conformance.attention.graph_checks import list_graph_cases
 from headstock.conformance.attention.state_checks import list_state_cases, row_lens
 from headstock.conformance.attention.subject import MakeBackend, Subject, sample_set
+from headstock.conformance.case import Case
 from headstock.spi import (
     AttentionSpec,
     DeviceEnv,
@@ -62,7 +62,9 @@ class Shape:
     rope_dim: int = 0
     kv_dtype: str = ""
 
-    def make(self, phase: Phase, device: str, lens: list[tuple[int, int]] | None = None) -> Case:
+    def make(
+        self, phase: Phase, device: str, lens: list[tuple[int, int]] | None = None
+    ) -> AttentionCase:
         """Rows of these lengths, or of `CONTEXTS`."""
         is_latent = self.layout is LayoutKind.LATENT
         kv_heads = 1 if is_latent else self.kv_heads
@@ -87,7 +89,7 @@ class Shape:
 
 
 @frozen(kw_only=True)
-class Wish:
+class CaseOptions:
     """What a case asks of a backend beyond its shape.
 
     at_page_ends: whether rows end around the ends of pages, some of them long
@@ -101,7 +103,7 @@ class Wish:
     at_page_ends: bool = False
 
 
-PLAIN = Wish()
+PLAIN = CaseOptions()
 
 
 def list_cases(
@@ -109,7 +111,7 @@ def list_cases(
     env: DeviceEnv,
     device: str = "",
     make_backend: MakeBackend = make_attention_backend,
-) -> tuple[conformance.Case, ...]:
+) -> tuple[Case, ...]:
     """All cases of what the spec claims, for this machine.
 
     device: of tensors; the machine's by default
@@ -118,7 +120,7 @@ def list_cases(
     subject = Subject(spec=spec, env=env, device=device or env.device, make=make_backend)
     shapes = list_shapes(subject)
     return tuple(
-        conformance.Case(name, run)
+        Case(name, run)
         for kind in LayoutKind
         if kind in shapes
         for name, run in list_of_layout(subject, shapes[kind])
@@ -169,9 +171,12 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
     head = "" if shape.layout is LayoutKind.FULL else f"{shape.layout.value} KV, "
     contiguous = not claims.paged
     for phase in sorted(claims.phases, key=lambda phase: phase.value):
-        for text, changed, wish in list_wishes(subject, shape, phase):
-            wish = evolve(wish, contiguous=wish.contiguous or contiguous)
-            yield f"{head}{phase.value}: {text}", partial(run, subject, changed, phase, wish)
+        for text, changed, options in list_variants(subject, shape, phase):
+            options = evolve(options, contiguous=options.contiguous or contiguous)
+            yield (
+                f"{head}{phase.value}: {text}",
+                partial(compare_case, subject, changed, phase, options),
+            )
     for text, work in list_state_cases(subject, shape.make, LAYER, contiguous=contiguous):
         yield f"{head}{text}", work
     for text, work in list_graph_cases(subject, shape.make, LAYER):
@@ -180,19 +185,21 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
         for number, layout in enumerate(shared_prefix_cases.LAYOUTS):
             yield (
                 f"{head}decode: shared prefixes {number + 1}",
-                partial(run_shared, subject, shape, layout),
+                partial(compare_shared, subject, shape, layout),
             )
 
 
-def list_wishes(subject: Subject, shape: Shape, phase: Phase) -> Iterator[tuple[str, Shape, Wish]]:
-    """What each case asks for, one thing of the claims after the other."""
+def list_variants(
+    subject: Subject, shape: Shape, phase: Phase
+) -> Iterator[tuple[str, Shape, CaseOptions]]:
+    """A name, a shape and options of each case, one thing of the claims after the other."""
     claims = subject.claims
     if claims.paged:
         for page_size in sample_set(claims.page_sizes, PAGE_SIZES, 4):
             yield (
                 f"pages of {page_size}",
                 evolve(shape, page_size=page_size),
-                Wish(at_page_ends=True),
+                CaseOptions(at_page_ends=True),
             )
     if claims.contiguous:
         yield "regions", evolve(shape, page_size=REGION), evolve(PLAIN, contiguous=True)
@@ -210,45 +217,51 @@ def list_wishes(subject: Subject, shape: Shape, phase: Phase) -> Iterator[tuple[
         for dim, rope_dim, heads in ((576, 64, 16), (22, 6, 3)):
             changed = evolve(shape, head_dim=dim, rope_dim=rope_dim, ratio=heads)
             yield f"vectors of {dim}, {rope_dim} turned", changed, PLAIN
-    yield "a layer in the second KV group", shape, Wish(layer=evolve(LAYER, group=1), groups=2)
+    yield (
+        "a layer in the second KV group",
+        shape,
+        CaseOptions(layer=evolve(LAYER, group=1), groups=2),
+    )
     yield from list_features(subject, shape)
 
 
-def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, Wish]]:
+def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, CaseOptions]]:
     """What each case asks for of the features."""
     features = subject.claims.features
     if Feature.SLIDING_WINDOW in features:
         for window in (1, 9, shape.page_size + 1, 300):
-            wish = Wish(
+            options = CaseOptions(
                 layer=evolve(LAYER, window=window), features=frozenset({Feature.SLIDING_WINDOW})
             )
-            yield f"a window of {window}", shape, wish
+            yield f"a window of {window}", shape, options
     if Feature.SOFTCAP in features:
-        wish = Wish(layer=evolve(LAYER, softcap=0.7), features=frozenset({Feature.SOFTCAP}))
-        yield "softcap", shape, wish
+        options = CaseOptions(
+            layer=evolve(LAYER, softcap=0.7), features=frozenset({Feature.SOFTCAP})
+        )
+        yield "softcap", shape, options
     if Feature.LSE in features:
-        yield "LSE", shape, Wish(with_lse=True, features=frozenset({Feature.LSE}))
+        yield "LSE", shape, CaseOptions(with_lse=True, features=frozenset({Feature.LSE}))
 
 
-def run(subject: Subject, shape: Shape, phase: Phase, wish: Wish) -> None:
+def compare_case(subject: Subject, shape: Shape, phase: Phase, options: CaseOptions) -> None:
     """Compare what the backend writes with attention in float64."""
-    lens = around(phase, shape.page_size) if wish.at_page_ends else None
+    lens = around(phase, shape.page_size) if options.at_page_ends else None
     case = shape.make(phase, subject.device, lens)
-    if wish.groups == 2:
+    if options.groups == 2:
         case = in_second_group(case)
-    layers = [evolve(wish.layer, index=0)]
+    layers = [evolve(options.layer, index=0)]
     backend = subject.open(
         case,
         layers,
-        features=wish.features,
-        contiguous=wish.contiguous,
-        groups=wish.groups,
+        features=options.features,
+        contiguous=options.contiguous,
+        groups=options.groups,
     )
-    check(backend, case, layers[0], with_lse=wish.with_lse)
+    check(backend, case, layers[0], with_lse=options.with_lse)
     backend.close()
 
 
-def run_shared(subject: Subject, shape: Shape, layout: Any) -> None:
+def compare_shared(subject: Subject, shape: Shape, layout: Any) -> None:
     """Compare a step whose rows share pages with attention of each row by itself."""
     is_latent = shape.layout is LayoutKind.LATENT
     kv_heads = 1 if is_latent else shape.kv_heads

@@ -12,7 +12,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.conformance.attention.cases import Case, out_dim_of
+from headstock.conformance.attention.cases import AttentionCase, out_dim_of
 from headstock.conformance.attention.faults import name_fault
 from headstock.conformance.attention.reference import expected
 from headstock.spi import AttentionBackend, LayerInfo
@@ -29,7 +29,7 @@ GUARD = 7.0
 
 
 def attend(
-    backend: AttentionBackend, case: Case, layer: LayerInfo, with_lse: bool = False
+    backend: AttentionBackend, case: AttentionCase, layer: LayerInfo, with_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """What the backend writes for the case.
 
@@ -60,7 +60,7 @@ def check_guards(whole: Tensor) -> None:
     assert bool((guards == GUARD).all()), "it writes past the ends of the output"
 
 
-def list_inputs(case: Case) -> Iterator[tuple[str, np.ndarray]]:
+def list_inputs(case: AttentionCase) -> Iterator[tuple[str, np.ndarray]]:
     """Everything that a backend is given to read, as bytes on the host."""
     yield "the pool", to_bytes(case.pool)
     yield "the queries", to_bytes(case.q)
@@ -90,7 +90,7 @@ def to_bytes(tensor: Tensor) -> np.ndarray:
 
 def check(
     backend: AttentionBackend,
-    case: Case,
+    case: AttentionCase,
     layer: LayerInfo,
     *,
     with_lse: bool = False,
@@ -123,7 +123,7 @@ def find_wrong(out: Tensor, answer: Tensor, atol: float, rtol: float) -> Tensor:
 
 def explain_error(
     backend: AttentionBackend,
-    case: Case,
+    case: AttentionCase,
     layer: LayerInfo,
     out: Tensor,
     answer: Tensor,
@@ -144,7 +144,7 @@ def explain_error(
     return f"{fault}: {text}" if fault else text
 
 
-def describe_error(out: Tensor, answer: Tensor, wrong: Tensor, case: Case) -> str:
+def describe_error(out: Tensor, answer: Tensor, wrong: Tensor, case: AttentionCase) -> str:
     """Where an answer is wrong, and by how much."""
     place = int(wrong.flatten(1).any(1).nonzero()[0])
     row = int(np.searchsorted(np.cumsum(case.step.host_query_lens), place, side="right"))

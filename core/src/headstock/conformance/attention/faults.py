@@ -9,7 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from headstock.conformance.attention.cases import Case
+from headstock.conformance.attention.cases import AttentionCase
 from headstock.spi import LayerInfo
 
 Pairing = Callable[[int, int], list[int]]
@@ -114,7 +114,7 @@ FAULTS = (
 
 
 def name_fault(
-    attend_again: Callable[[], Tensor], case: Case, layer: LayerInfo, tolerance: float
+    attend_again: Callable[[], Tensor], case: AttentionCase, layer: LayerInfo, tolerance: float
 ) -> str:
     """The name of a known fault that gives what the backend writes; empty without one.
 
@@ -149,7 +149,7 @@ def matches(out: Tensor, answer: Tensor, tolerance: float) -> bool:
     return bool(close[defined].all())
 
 
-def answer_with(fault: Fault, case: Case, layer: LayerInfo) -> Tensor:
+def answer_with(fault: Fault, case: AttentionCase, layer: LayerInfo) -> Tensor:
     """The attention that a backend with this fault gives for a case on the host, in float32."""
     parts = zip(
         torch.split(case.q, case.step.host_query_lens.tolist()), read_rows(fault, case), strict=True
@@ -157,7 +157,7 @@ def answer_with(fault: Fault, case: Case, layer: LayerInfo) -> Tensor:
     return torch.cat([attend_row(fault, q, *row, layer) for q, row in parts]).float()
 
 
-def read_rows(fault: Fault, case: Case) -> Iterator[tuple[Tensor, Tensor, int]]:
+def read_rows(fault: Fault, case: AttentionCase) -> Iterator[tuple[Tensor, Tensor, int]]:
     """The keys and values of each row as the fault reads them, and the row's length.
 
     One token more than the row has, for queries that see a later one.

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from attrs import evolve
 
-from headstock.conformance.attention.cases import MAX_SEQ_LEN, Case, out_dim_of
+from headstock.conformance.attention.cases import MAX_SEQ_LEN, AttentionCase, out_dim_of
 from headstock.conformance.attention.comparison import compare
 from headstock.conformance.attention.reference import expected
 from headstock.conformance.attention.replays import replayed_prompts
@@ -102,7 +102,7 @@ def check_decode(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> Non
     backend.close()
 
 
-def make_static_step(case: Case, columns: int) -> AttentionStep:
+def make_static_step(case: AttentionCase, columns: int) -> AttentionStep:
     """A decode step of padding rows, whose tensors are written anew before each replay."""
     device = case.q.device
     return AttentionStep(
@@ -116,7 +116,7 @@ def make_static_step(case: Case, columns: int) -> AttentionStep:
     )
 
 
-def fill_static_step(static: AttentionStep, case: Case) -> None:
+def fill_static_step(static: AttentionStep, case: AttentionCase) -> None:
     """Write the case's rows to the captured step; other rows are padding."""
     rows = case.step.num_rows
     (table,), (own,) = static.page_tables, case.step.page_tables

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from headstock.conformance.attention.cases import Case
+from headstock.conformance.attention.cases import AttentionCase
 from headstock.spi import LayerInfo
 
 
@@ -37,7 +37,7 @@ def row_attention(
     return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values), scores.logsumexp(-1).t()
 
 
-def expected(case: Case, layer: LayerInfo) -> tuple[Tensor, Tensor]:
+def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
     """Attention and the logarithm of its sums. [tokens, heads, head_dim], [tokens, heads],
     float32
     """

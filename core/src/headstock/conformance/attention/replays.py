@@ -10,7 +10,7 @@ import numpy as np
 from attrs import evolve
 from torch import Tensor
 
-from headstock.conformance.attention.cases import MAX_SEQ_LEN, Case, out_dim_of
+from headstock.conformance.attention.cases import MAX_SEQ_LEN, AttentionCase, out_dim_of
 from headstock.conformance.attention.comparison import compare
 from headstock.conformance.attention.reference import expected
 from headstock.spi import AttentionBackend, AttentionStep, LayerInfo, Phase
@@ -18,7 +18,7 @@ from headstock.spi import AttentionBackend, AttentionStep, LayerInfo, Phase
 
 def check_replays(
     backend: AttentionBackend,
-    cases: Sequence[Case],
+    cases: Sequence[AttentionCase],
     layer: LayerInfo,
     *,
     bucket: int,
@@ -58,7 +58,7 @@ def replayed_prompts(
     backend: AttentionBackend,
     layer: LayerInfo,
     tokens: int,
-    cases: Sequence[Case],
+    cases: Sequence[AttentionCase],
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
 ) -> float:
     """The largest error of a plan that a graph captures, which serves these cases of prompts in

@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.conformance.attention import cases
-from headstock.conformance.attention.cases import Case
+from headstock.conformance.attention.cases import AttentionCase
 from headstock.conformance.attention.comparison import compare
 from headstock.conformance.attention.reference import expected
 from headstock.execution.prefix_step import HostPrefixes, bound_prefixes, split_step
@@ -38,7 +38,7 @@ def make(
     *,
     page_size: int = 16,
     **more: Any,
-) -> Case:
+) -> AttentionCase:
     """A decode step of these rows, group by group; pages of no row hold NaN."""
     counts = [rows for rows, _ in groups]
     pages = [pages for rows, pages in groups for _ in range(rows)]
@@ -72,7 +72,7 @@ def make(
     return evolve(case, step=step, keys=tuple(keys), values=tuple(values))
 
 
-def in_second_group(case: Case) -> Case:
+def in_second_group(case: AttentionCase) -> AttentionCase:
     """The case with its page tables as those of KV group 1; group 0 has dummy pages alone."""
 
     def behind(step: AttentionStep) -> AttentionStep:
@@ -87,7 +87,7 @@ def in_second_group(case: Case) -> Case:
 def check_replays(
     backend: AttentionBackend,
     layer: LayerInfo,
-    made: Sequence[Case],
+    made: Sequence[AttentionCase],
     *,
     rows: int,
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
@@ -137,6 +137,6 @@ def check_replays(
     return max(errors)
 
 
-def _table(case: Case) -> Tensor:
+def _table(case: AttentionCase) -> Tensor:
     """The page table of a case's rows."""
     return case.step.page_tables[0]

@@ -10,13 +10,13 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.conformance.attention.cases import Case, step_of
+from headstock.conformance.attention.cases import AttentionCase, step_of
 from headstock.conformance.attention.comparison import check, compare
 from headstock.conformance.attention.reference import expected
 from headstock.conformance.attention.subject import Subject
 from headstock.spi import Feature, LayerInfo, Phase
 
-MakeCase = Callable[[Phase, str, list[tuple[int, int]] | None], Case]
+MakeCase = Callable[[Phase, str, list[tuple[int, int]] | None], AttentionCase]
 
 
 def list_state_cases(
@@ -46,7 +46,7 @@ def row_lens(phase: Phase, *contexts: int) -> list[tuple[int, int]]:
     return [(min(queries, context), context) for context in contexts]
 
 
-def take_rows(case: Case, rows: slice) -> Case:
+def take_rows(case: AttentionCase, rows: slice) -> AttentionCase:
     """A step of some of the case's rows, over the same pool."""
     lens = list(
         zip(case.step.host_query_lens.tolist(), case.step.host_context_lens.tolist(), strict=True)
@@ -63,7 +63,7 @@ def take_rows(case: Case, rows: slice) -> Case:
     )
 
 
-def attend_with(backend: object, case: Case, layer: LayerInfo, plan: object) -> Tensor:
+def attend_with(backend: object, case: AttentionCase, layer: LayerInfo, plan: object) -> Tensor:
     """The output of a case by a plan that was made before."""
     out = evolve(layer, out_dim=None if case.pool.dim() == 5 else case.values[0].shape[-1])
     written = out.empty_output(case.q).fill_(float("nan"))

@@ -8,7 +8,7 @@ from typing import Any
 from attrs import evolve, frozen
 
 from headstock import registry
-from headstock.conformance.attention.cases import Case, context_of, out_dim_of
+from headstock.conformance.attention.cases import AttentionCase, context_of, out_dim_of
 from headstock.errors import CannotRun
 from headstock.spi import (
     AttentionBackend,
@@ -50,7 +50,7 @@ class Subject:
         """What the plugin can do here for such a model.   raises: CannotRun, PluginBroken"""
         return resolve_capabilities(self.spec, query, self.env)
 
-    def serves(self, case: Case, *, contiguous: bool) -> bool:
+    def serves(self, case: AttentionCase, *, contiguous: bool) -> bool:
         """Whether the plugin accepts a model of the case's shape here."""
         try:
             self.resolve(self.make_query(context_of(case, None), contiguous=contiguous))
@@ -78,7 +78,7 @@ class Subject:
 
     def open(
         self,
-        case: Case,
+        case: AttentionCase,
         layers: Iterable[LayerInfo],
         *,
         graph: GraphSupport = GraphSupport.NEVER,
