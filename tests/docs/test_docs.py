@@ -48,6 +48,34 @@ def test_every_link_leads_to_a_file(page: Path) -> None:
     assert [target for target in local if not (page.parent / target).exists()] == []
 
 
+def anchors(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    plain = [re.sub(r"[^\w\- ]", "", line.lower()) for line in headings(page)]
+    return {line.replace(" ", "-") for line in plain}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s:]*\.md)?#([^)\s]+)\)", page.read_text())
+    assert [
+        (path, anchor)
+        for path, anchor in targets
+        if anchor not in anchors(page.parent / path if path else page)
+    ] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=relative)
+def test_prose_ends_at_100_characters(page: Path) -> None:
+    if page.name == "configuration.md":  # made from the settings
+        return
+    lines, fenced = [], False
+    for line in page.read_text().splitlines():
+        fenced ^= line.startswith("```")
+        if not fenced and not line.startswith(("    ", "|", "![")):
+            lines.append(line)
+    assert [line for line in lines if len(line) > 100] == []
+
+
 def test_the_readme_has_the_two_commands() -> None:
     assert [line for line in commands(README, "python3") if "nox" in line] == [
         'python3 -m pip install -q nox && python3 -m nox -s run -- --prompt "Once upon a time"',
