@@ -174,10 +174,13 @@ def test_a_bad_generation_config_is_one_line_that_names_the_file(tmp_path: Path,
     assert len(str(caught.value).splitlines()) == 1
 
 
-def test_a_tokenizer_json_is_read_without_importing_transformers_models(byte_level: Path) -> None:
+def test_a_tokenizer_json_is_read_without_importing_transformers_or_for_chats_its_models(
+    byte_level: Path,
+) -> None:
     code = "import sys; from pathlib import Path; from headstock.text.tokenizer import Tokenizer\n"
     code += (
-        "Tokenizer(Path(sys.argv[1])); print('transformers.generation' in sys.modules, "
+        "tokenizer = Tokenizer(Path(sys.argv[1])); print('transformers' in sys.modules)\n"
+        "tokenizer.hf_tokenizer; print('transformers.generation' in sys.modules, "
         "'torch' in sys.modules)"
     )
     done = subprocess.run(
@@ -188,4 +191,4 @@ def test_a_tokenizer_json_is_read_without_importing_transformers_models(byte_lev
         timeout=150,
     )
 
-    assert done.stdout.split() == ["False", "False"]
+    assert done.stdout.split() == ["False", "False", "False"]

@@ -36,6 +36,7 @@ def check_tokenizer(directory: Path, model: FamilyAndConfig | None) -> Iterator[
     from headstock.text.tokenizer import Tokenizer
 
     loaded = Tokenizer(directory)
+    _ = loaded.hf_tokenizer  # with which chats are written
     text = loaded.decode(loaded.encode(_SAMPLE_TEXT))
     if text.strip() != _SAMPLE_TEXT:
         yield fail_finding(

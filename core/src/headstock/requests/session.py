@@ -24,7 +24,7 @@ from headstock.sampling_params import SamplingParams
 from headstock.startup.tool_parsers import select_tool_parser
 from headstock.text.chat import read_template
 from headstock.text.prompt import PromptType
-from headstock.text.tokenizer import Tokenizer
+from headstock.text.tokenizer import NoTokenizer, Tokenizer
 
 LOG = logging.getLogger(__name__)
 
@@ -90,6 +90,14 @@ class EngineSession:
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
         return self.input_processor.tokenizer
+
+    def prepare_chats(self) -> None:
+        """Load what chats need beside texts, so that the first one does not wait for it.
+
+        raises: ModelError
+        """
+        if not isinstance(self.tokenizer, NoTokenizer):
+            _ = self.tokenizer.hf_tokenizer
 
     @property
     def default_params(self) -> SamplingParams:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation
     from headstock.text.detokenizer import Detokenizer
     from headstock.text.prompt import Prompt, tokenize_prompt
-    from headstock.text.tokenizer import NoTokenizer, Tokenizer
+    from headstock.text.tokenizer import NoTokenizer, Tokenizer, import_transformers
 
 __all__ = [
     "CONVERSATION_OPTIONS",
@@ -24,6 +24,7 @@ __all__ = [
     "Prompt",
     "Tokenizer",
     "find_template",
+    "import_transformers",
     "join_pieces",
     "tokenize_prompt",
 ]
@@ -36,6 +37,7 @@ _HOMES = {
     "Prompt": "headstock.text.prompt",
     "Tokenizer": "headstock.text.tokenizer",
     "find_template": "headstock.text.chat",
+    "import_transformers": "headstock.text.tokenizer",
     "join_pieces": "headstock.text.completion",
     "tokenize_prompt": "headstock.text.prompt",
 }

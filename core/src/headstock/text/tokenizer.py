@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-import re
+import threading
 from collections.abc import Callable, Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from pathlib import Path
+from string import hexdigits
 from typing import Any
 
 from headstock.errors import ModelError, RequestError, shorten
 
-BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")
+BYTE_TOKENS = tuple(f"<0x{first}{second}>" for first, second in product(hexdigits, repeat=2))
 """How vocabularies with byte fallback spell a byte (tokenizers' ByteFallback decoder)."""
 
 MAX_REASON_LENGTH = 160
@@ -35,25 +37,38 @@ class Tokenizer:
     """
 
     def __init__(self, directory: Path) -> None:
-        self._hf_tokenizer = load_tokenizer(directory)
-        self.backend = self._hf_tokenizer.backend_tokenizer
-        # A tokenizer.json may ask for both, and would cut or pad prompts in silence.
-        self.backend.no_truncation()
-        self.backend.no_padding()
+        self._directory = directory
+        self._hf_tokenizer: Any = None
+        self._hf_lock = threading.Lock()
+        # Here and not above: the command line imports this module for --help too.
+        from headstock.text.plain_tokenizer import read_plain_tokenizer
+
+        plain = read_plain_tokenizer(directory)
+        if plain is None:
+            self._hf_tokenizer = _load_untruncated(directory)
+            self.backend = self._hf_tokenizer.backend_tokenizer
+            eos_id = self._hf_tokenizer.eos_token_id
+        else:
+            self.backend, eos_id = plain.backend, plain.eos_id
+            _leave_whole(self.backend)
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
-        self.eos_ids: tuple[int, ...] = (
-            ()
-            if self._hf_tokenizer.eos_token_id is None
-            else (int(self._hf_tokenizer.eos_token_id),)
-        )
+        self.eos_ids: tuple[int, ...] = () if eos_id is None else (int(eos_id),)
         added = self.backend.get_added_tokens_decoder()
         self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self.byte_ids = _find_byte_ids(self.backend.get_vocab())
+        self.byte_ids = self.find_ids(BYTE_TOKENS)
 
     @property
     def hf_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it, with the chat template."""
-        return self._hf_tokenizer
+        """The tokenizer as transformers has it, with the chat template.   raises: ModelError
+
+        It may be loaded at its first use.
+        """
+        with self._hf_lock:
+            if self._hf_tokenizer is None:
+                self._hf_tokenizer = _load_untruncated(self._directory)
+                # Of equal ones, one is kept: a large vocabulary takes some 100 MB.
+                self.backend = self._hf_tokenizer.backend_tokenizer
+            return self._hf_tokenizer
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """The ids of `text`; `add_special_tokens` adds those that begin or end every text.
@@ -149,6 +164,11 @@ def check_vocabulary(directory: Path) -> None:
         return
 
 
+def import_transformers() -> None:
+    """Import what `Tokenizer.hf_tokenizer` needs of transformers, which takes half a second."""
+    from transformers import PreTrainedTokenizerFast  # noqa: F401 - imported for later
+
+
 def load_tokenizer(directory: Path) -> Any:
     """The transformers tokenizer of `directory`, without code from it.
 
@@ -186,6 +206,19 @@ def load_tokenizer(directory: Path) -> Any:
             "save_pretrained first"
         )
     return tokenizer
+
+
+def _load_untruncated(directory: Path) -> Any:
+    """As `load_tokenizer`, and texts are never cut or padded."""
+    tokenizer = load_tokenizer(directory)
+    _leave_whole(tokenizer.backend_tokenizer)
+    return tokenizer
+
+
+def _leave_whole(backend: Any) -> None:
+    """Have texts neither cut nor padded, which a tokenizer.json may ask for."""
+    backend.no_truncation()
+    backend.no_padding()
 
 
 def _choose_loader(directory: Path) -> Callable[..., Any]:
@@ -256,8 +289,3 @@ def _has_code(directory: Path) -> bool:
         )
     except (OSError, ValueError, TypeError):
         return False
-
-
-def _find_byte_ids(vocabulary: dict[str, int]) -> frozenset[int]:
-    """The ids of single bytes in a vocabulary with byte fallback; empty for one without."""
-    return frozenset(token for piece, token in vocabulary.items() if BYTE_TOKEN.fullmatch(piece))

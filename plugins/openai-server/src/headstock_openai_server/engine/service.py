@@ -12,6 +12,7 @@ from typing import TypeVar
 from headstock import EngineConfig, HeadstockError, SamplingParams
 from headstock.logs import log_event
 from headstock.requests import EngineSession, PromptRequest
+from headstock.text import import_transformers
 from headstock_openai_server.api.errors import ApiError, busy, not_found, refuse, unavailable
 from headstock_openai_server.engine.generation import ClientGoneError, Generation
 from headstock_openai_server.engine.remote_engine import RemoteEngine, RemoteLoop
@@ -98,12 +99,24 @@ class Service:
 
     async def open_session(self, loop: RemoteLoop) -> EngineSession:
         """Wait for the engine of `loop` and open a session on it.   raises: HeadstockError"""
+        # Chats need it. Its import takes a second, for which this process has nothing else to do.
+        importing = asyncio.create_task(asyncio.to_thread(import_transformers))
         ready = await loop.ready
         engine = RemoteEngine(ready, loop)
+        await importing
+
+        def open_session() -> EngineSession:
+            session = EngineSession(self.config, lambda _: (engine, loop))
+            try:
+                session.prepare_chats()
+            except BaseException:
+                session.close()
+                raise
+            return session
+
         # The tokenizer takes half a second to load.
-        session = await asyncio.to_thread(EngineSession, self.config, lambda _: (engine, loop))
-        self.opened = session
-        return session
+        self.opened = await asyncio.to_thread(open_session)
+        return self.opened
 
     # health
 
