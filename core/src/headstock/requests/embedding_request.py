@@ -11,7 +11,7 @@ from headstock.errors import RequestError, shorten
 from headstock.outputs import EmbeddingOutput, EmbeddingRequestOutput, RequestMetrics, Update
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import PoolingKind, Request
-from headstock.text.prompt import Prompt, pack_tokens
+from headstock.text.prompt import Prompt
 
 POOLING_KINDS: tuple[str, ...] = tuple(kind for kind in get_args(PoolingKind) if kind)
 
@@ -49,7 +49,7 @@ class EmbeddingRequest:
         self.requests = (
             Request(
                 id=request_id,
-                prompt=pack_tokens(prompt.tokens),
+                prompt=prompt.ids,
                 max_tokens=0,
                 # Nothing is sampled, so no setting of sampling may cost the step anything.
                 params=SamplingParams(temperature=0.0),

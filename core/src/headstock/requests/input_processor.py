@@ -143,7 +143,7 @@ class InputProcessor:
                     outputs, answer_format, self.tokenizer
                 )
                 params = params.replace({"structured_outputs": outputs})
-            return self._make_request(prompt, params, priority, answer_format)
+            return self._make_request(prompt, self._copy_params(params), priority, answer_format)
 
     def process(
         self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
@@ -153,16 +153,10 @@ class InputProcessor:
         raises: RequestError
         """
         with self.spelling.render_errors():
-            return self._make_request(prompt, params, priority)
+            return self._make_request(prompt, self._copy_params(params), priority)
 
-    def _make_request(
-        self,
-        prompt: PromptType,
-        params: SamplingParams | None,
-        priority: int,
-        answer_format: AnswerFormat | None = None,
-    ) -> PromptRequest:
-        """As `process`; errors name settings by their flags.   raises: RequestError"""
+    def _copy_params(self, params: SamplingParams | None) -> SamplingParams:
+        """A checked copy of the parameters, the engine's own for None.   raises: RequestError"""
         params = self.default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise RequestError(
@@ -171,7 +165,19 @@ class InputProcessor:
             )
         # The caller's may change while the request runs; and a pair of fields may contradict itself
         # by now.
-        params = evolve(params)
+        return evolve(params)
+
+    def _make_request(
+        self,
+        prompt: PromptType,
+        params: SamplingParams,
+        priority: int,
+        answer_format: AnswerFormat | None = None,
+    ) -> PromptRequest:
+        """As `process`, with parameters that nobody else changes; errors name settings by flags.
+
+        raises: RequestError
+        """
         tokenized = tokenize_prompt(prompt, self.tokenizer)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(
@@ -267,11 +273,18 @@ class InputProcessor:
         params_list = list_params(params, count)
         priority_list = list_priorities(priorities, count)
         prompt_requests = []
-        for index in range(count):
-            with name_prompt_in_errors(index, count):
-                prompt_requests.append(
-                    self.process(prompts[index], params_list[index], priority_list[index])
-                )
+        # Most batches have one object for all prompts: a copy of it takes as long as its checks.
+        copies: dict[int, SamplingParams] = {}
+        with self.spelling.render_errors():
+            for index, params in enumerate(params_list):
+                with name_prompt_in_errors(index, count):
+                    if id(params) not in copies:
+                        copies[id(params)] = self._copy_params(params)
+                    prompt_requests.append(
+                        self._make_request(
+                            prompts[index], copies[id(params)], priority_list[index]
+                        )
+                    )
         return prompt_requests
 
     def process_embeddings(

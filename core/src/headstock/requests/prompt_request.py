@@ -16,7 +16,7 @@ from headstock.text.completion import (
     join_pieces,
     make_prompt_logprobs,
 )
-from headstock.text.prompt import Prompt, pack_tokens
+from headstock.text.prompt import Prompt
 from headstock.text.tokenizer import Tokenizer
 
 PromptLogprobs = list[LogprobTable | None] | None
@@ -49,7 +49,7 @@ class PromptRequest:
         self.tokenizer = tokenizer
         self.answer_format = answer_format
         self.prompt_token_ids = list(prompt.tokens)  # one list for all pieces of a stream
-        tokens = pack_tokens(prompt.tokens)
+        tokens = prompt.ids
         max_tokens = (
             max_output_tokens
             if params.max_tokens is None
