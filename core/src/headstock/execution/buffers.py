@@ -111,19 +111,38 @@ class Buffers:
         if not new_rows and not len(plan.page_rows):
             return
         entries = [self._page_entries(plan, group) for group in range(len(self.page_tables))]
-        row_tokens = [tokens.astype(np.int64) for tokens in new_rows.values()]
-        put = self.to_device_packed(*row_tokens, *(array for entry in entries for array in entry))
+        lens = np.fromiter(map(len, new_rows.values()), np.int64, len(new_rows))
+        put = self.to_device_packed(
+            np.fromiter(new_rows, np.int64, len(new_rows)),
+            lens,
+            np.concatenate([*new_rows.values(), np.zeros(0, np.int32)], dtype=np.int64),
+            *(array for entry in entries for array in entry),
+        )
         # Tables first, entries after: a plan may admit a request to a row and give it pages.
-        for row, tokens in zip(new_rows, put, strict=False):
-            for table in self.page_tables:
-                # The whole row: replays gather every column, and what an earlier request left
-                # behind this one's last page names pages that are now another's.
-                table[row] = 0
-            self.tokens[row, : len(tokens)] = tokens
+        if new_rows:
+            self._write_new_rows(*put[:3])
         for group, table in enumerate(self.page_tables):
-            rows, columns, pages = map(self.as_native, put[len(row_tokens) + 3 * group :][:3])
+            rows, columns, pages = map(self.as_native, put[3 + 3 * group :][:3])
             if len(rows):
                 self.as_native(table)[rows, columns] = pages
+
+    def _write_new_rows(self, rows: Tensor, lens: Tensor, tokens: Tensor) -> None:
+        """Write the tokens of rows, and take all pages from their page tables.
+
+        A handful of launches for any number of rows, not two for each: under load a step admits
+        tens of them.
+
+        rows, lens: [n] int64    tokens: [sum of lens] int64, row after row
+        writes: page_tables, tokens
+        """
+        for table in self.page_tables:
+            # The whole row: replays gather every column, and what an earlier request left
+            # behind this one's last page names pages that are now another's.
+            table.index_fill_(0, rows, 0)
+        total = len(tokens)
+        begins = torch.repeat_interleave(lens.cumsum(0) - lens, lens, output_size=total)
+        columns = torch.arange(total, device=self.device) - begins
+        self.tokens[torch.repeat_interleave(rows, lens, output_size=total), columns] = tokens
 
     def _store_drafts(self, plan: Plan) -> None:
         """Write the plan's drafts to the token table, where its step reads them.
