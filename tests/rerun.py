@@ -67,7 +67,7 @@ class RerunCapturer:
         result = work(skip_attention)
         return PiecewiseGraph(lambda attend: write(result, work(attend)), result)
 
-    def is_worthwhile(self, work: PiecewiseWork) -> bool:
+    def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
         """Whatever it takes."""
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from attrs import define, field
 
 from headstock import LLM
+from headstock.config import EngineConfig
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
 from headstock.spi import Sampling
@@ -17,6 +19,7 @@ from headstock.startup import build
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.profile_run import (
     GraphSizes,
+    graph_sizes,
     measure_graph_bytes,
     measure_memory_use,
     try_capture,
@@ -90,6 +93,31 @@ def test_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> No
     failing = Device(fails=True)
     assert measure_graph_bytes(failing.assemble(), GraphSizes((8, 4)), failing.free) == 0
     assert not try_capture(failing.assemble(), 8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "tokens"),
+    [
+        ({}, (8192, 2048)),
+        ({"max_batch_tokens": 3000}, (3000, 2048)),
+        ({"max_batch_tokens": 2048}, (2048,)),
+        ({"max_batch_tokens": 300}, (300,)),
+        ({"cuda_graph_max_tokens": 4096}, (4096,)),
+        ({"cuda_graph_max_tokens": 0}, ()),
+        ({"cuda_graph_max_bs": 0}, ()),
+        ({"debug_ops": True}, ()),
+    ],
+)
+def test_full_steps_have_a_graph_beside_the_short_ones(
+    settings: dict[str, Any], tokens: tuple[int, ...]
+) -> None:
+    class Named(Device):
+        def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
+            return (max_tokens,) if max_tokens else ()
+
+    inputs: Any = SimpleNamespace(config=EngineConfig(**settings))
+    runner: Any = Named()
+    assert graph_sizes(runner, inputs).tokens == tokens
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from often import often
+from rerun import RerunCapturer
 from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
@@ -103,6 +104,33 @@ def test_only_steps_within_the_largest_token_count_are_replayed(
 
     prompts = runner_of(engine).prompts
     assert prompts is not None and max(prompts.captured, default=0) == most
+    engine.close()
+
+
+def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hidden: list[float] = []
+
+    def note(capturer: RerunCapturer, work: object, most_hidden: float) -> bool:
+        hidden.append(most_hidden)
+        return True
+
+    monkeypatch.setattr(RerunCapturer, "is_worthwhile", note)
+    sizes = {"max_batch_tokens": 2592, "num_pages": 900, "max_seq_len": 700}
+    engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
+    assert hidden == [3.0, *[1.5] * (len(hidden) - 1)]
+    prompts = runner_of(engine).prompts
+    assert prompts is not None and list(prompts.captured)[-2:] == [2048, 2592]
+    replayed = []
+    for count in (2592, 2080, 2079, 2049, 2048):
+        counts = watch(engine)
+        lengths = [500, 500, 500, 500, count - 2000]
+        EngineHarness(engine).run(
+            [request(f"{count} {i}", np.arange(n) % 50, 1) for i, n in enumerate(lengths)]
+        )
+        replayed.append(counts["replayed"])
+    assert replayed == [1, 1, 0, 0, 1]
     engine.close()
 
 

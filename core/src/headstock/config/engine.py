@@ -193,7 +193,7 @@ class EngineConfig(PartSettings):
         None,
         "largest step with prompt tokens, in tokens, that CUDA graphs replay; 0 for none",
         aliases={"--piecewise-cuda-graph-max-tokens": ""},
-        default_text="auto: 2048",
+        default_text="auto: 2048, and full steps",
         group="running",
     )
     overlap: bool = setting_field(

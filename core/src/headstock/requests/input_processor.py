@@ -281,9 +281,7 @@ class InputProcessor:
                     if id(params) not in copies:
                         copies[id(params)] = self._copy_params(params)
                     prompt_requests.append(
-                        self._make_request(
-                            prompts[index], copies[id(params)], priority_list[index]
-                        )
+                        self._make_request(prompts[index], copies[id(params)], priority_list[index])
                     )
         return prompt_requests
 

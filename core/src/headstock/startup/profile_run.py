@@ -36,8 +36,8 @@ _SLOW_NOTICE_SECONDS = 5.0
 """Seconds that a stage may take before its reason is logged."""
 
 _DEFAULT_GRAPH_TOKENS = 2048
-"""Tokens of a step above which graphs are not captured by default: there the device, not the launch
-of operations, bounds the step.
+"""Tokens of a step above which graphs are not captured by default, but for those of full steps:
+there the device, not the launch of operations, bounds the step.
 """
 
 
@@ -97,12 +97,16 @@ def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
     if config.debug_attention or config.debug_ops:
         return GraphSizes()
     rows = runner.buckets(_max_graph_rows(inputs))
-    most = (
-        _DEFAULT_GRAPH_TOKENS
-        if config.cuda_graph_max_tokens is None
-        else config.cuda_graph_max_tokens
-    )
-    tokens = runner.prompt_buckets(min(most, config.max_batch_tokens)) if rows else ()
+    budget, most = config.max_batch_tokens, config.cuda_graph_max_tokens
+    if not rows:
+        return GraphSizes()
+    if most is not None:
+        return GraphSizes(rows, runner.prompt_buckets(min(most, budget)))
+    tokens = runner.prompt_buckets(min(_DEFAULT_GRAPH_TOKENS, budget))
+    # Under load most steps have as many tokens as they may. Their launches take the host two thirds
+    # of the device's time, and as long as that where decode rows share the step.
+    if tokens and budget > tokens[0]:
+        tokens = (budget, *tokens)
     return GraphSizes(rows, tokens)
 
 

@@ -166,7 +166,7 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> None:
     """Raise RequestError for no tokens, or for one that is no integer from 0 to `vocab` - 1."""
     if not tokens:
         raise RequestError("prompt is empty; give it at least one token", "prompt")
-    # Long prompts pass here, in C: the loop below takes ten times as long, a set of the types twice.
+    # Long prompts pass here, in C: the loop below takes ten times as long.
     if list(map(type, tokens)).count(int) == len(tokens) and _are_below(tokens, vocab):
         return
     for token in tokens:  # one of them is at fault, or they are integers of another type

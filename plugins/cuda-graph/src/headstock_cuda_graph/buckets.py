@@ -16,12 +16,12 @@ def buckets(max_rows: int) -> tuple[int, ...]:
 def token_buckets(max_tokens: int) -> tuple[int, ...]:
     """The token counts of prompt steps, largest first; the largest may exceed `max_tokens`.
 
-    A step is padded to the next count: by at most 31 tokens up to 256, by a quarter above. All are
-    multiples of 16, for which Triton compiles one kernel; each other count would have its own.
-    22 counts reach 2,048.
+    A step is padded to the next count: by at most 31 tokens up to 256, by a quarter up to 2,048, by
+    511 tokens above. All are multiples of 16, for which Triton compiles one kernel; each other
+    count would have its own. 22 counts reach 2,048.
     """
     sizes, size = [], 0
     while size < max_tokens:
-        size += 16 if size < 64 else 32 if size < 256 else 2 ** (size.bit_length() - 3)
+        size += 16 if size < 64 else 32 if size < 256 else 2 ** min(size.bit_length() - 3, 9)
         sizes.append(size)
     return tuple(reversed(sizes))

@@ -19,12 +19,6 @@ LOG = logging.getLogger("headstock.cudagraph")
 
 T = TypeVar("T")
 
-MOST_HIDDEN = 1.5
-"""Work is captured while the device needs less than this times what its launches take.
-
-Above that the launches are hidden: the host runs ahead of the device.
-"""
-
 CAPTURING = threading.Lock()
 """The lock that a capture holds.
 
@@ -63,8 +57,8 @@ class GraphCapturer(Protocol):
     def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
         """Graphs of `work` whose replays call attention anew."""
 
-    def is_worthwhile(self, work: PiecewiseWork) -> bool:
-        """Whether launching `work` takes the host longer than doing it takes the device."""
+    def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
+        """Whether the device needs less than `hidden` times what launching `work` takes."""
 
     def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
         """A graph of `work`.
@@ -154,11 +148,10 @@ class CudaGraphCapturer:
         graphs[-1].capture_end()
         return graphs, calls, _unowned_view(result)
 
-    def is_worthwhile(self, work: PiecewiseWork) -> bool:
-        """Whether a replay of `work` would be faster than its launches.
+    def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
+        """Whether the device needs less than `hidden` times what launching `work` takes.
 
-        Where the device takes longer than the launches, these are hidden, and padding to a bucket
-        only adds work. Attention is left out of both times.
+        Attention is left out of both times.
         """
         with CAPTURING, torch.cuda.stream(self.stream):
             work(skip_attention)  # compiles, and takes what libraries keep
@@ -171,7 +164,7 @@ class CudaGraphCapturer:
             last.record()
             launched = time.perf_counter() - began
             last.synchronize()
-            return bool(first.elapsed_time(last) < 1e3 * launched * MOST_HIDDEN)
+            return bool(first.elapsed_time(last) < 1e3 * launched * hidden)
 
     def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture whose work failed.
