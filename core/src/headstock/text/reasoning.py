@@ -8,6 +8,8 @@ from types import MappingProxyType
 
 from attrs import frozen
 
+from headstock.text.stop import count_partial
+
 
 @frozen
 class ReasoningMarks:
@@ -58,12 +60,6 @@ def find_first_state(prompt: str, marks: ReasoningMarks, begun: str = "") -> Rea
     return ReasoningState.AFTER if end.endswith(marks.end) else ReasoningState.START
 
 
-def count_partial(text: str, mark: str) -> int:
-    """The characters at the end of `text` that may begin `mark`."""
-    most = min(len(text), len(mark) - 1)
-    return next(n for n in range(most, -1, -1) if text.endswith(mark[:n]))
-
-
 class ReasoningSplitter:
     """Splits a text, which begins in `state`, into reasoning and answer.
 
@@ -104,7 +100,7 @@ class ReasoningSplitter:
         if mark:
             self.state, self.held, self.skips_breaks = ReasoningState.AFTER, after, True
             return before.rstrip("\n")
-        end = len(before) - count_partial(before, self.marks.end)
+        end = len(before) - count_partial(before, (self.marks.end,))
         certain = before[:end].rstrip("\n")
         self.held = before[len(certain) :]
         return certain

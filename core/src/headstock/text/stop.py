@@ -15,6 +15,14 @@ class StopMatch:
     stop: str | None = None
 
 
+def count_partial(text: str, marks: Sequence[str]) -> int:
+    """The characters at the end of `text` that may begin one of `marks`, at most."""
+    for length in range(min(len(text), max(map(len, marks)) - 1), 0, -1):
+        if any(mark.startswith(text[-length:]) for mark in marks if len(mark) > length):
+            return length
+    return 0
+
+
 class StopStringMatcher:
     """Passes text on until a stop string is complete; the text that comes out does not depend on
     how it was cut into pieces.
@@ -39,7 +47,7 @@ class StopStringMatcher:
         text = self.pending + piece
         match = self._first_match(text, len(self.pending)) if can_stop else None
         if match is None:
-            length = self._partial_match_length(text)
+            length = count_partial(text, self.stops)
             self.pending = text[len(text) - length :]
             return StopMatch(text[: len(text) - length])
         self.pending = ""
@@ -60,11 +68,3 @@ class StopStringMatcher:
             if begin >= 0 and (best is None or begin + len(stop) < best[0]):
                 best = (begin + len(stop), stop)
         return best
-
-    def _partial_match_length(self, text: str) -> int:
-        """The number of characters at the end of `text` that may begin a stop string."""
-        max_length = min(len(text), len(self.stops[0]) - 1)
-        for length in range(max_length, 0, -1):
-            if any(stop.startswith(text[-length:]) for stop in self.stops if len(stop) > length):
-                return length
-        return 0
