@@ -33,7 +33,7 @@ import httpx
 from attrs import asdict
 
 from headstock import LLM, SamplingParams
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock_bench.latency import PERCENTILES, Latency, StreamTimes, summarize_streams
 from headstock_bench.latency_workloads import LatencyWorkload, draw_latency_workload
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
@@ -125,7 +125,7 @@ def run_in_process(
             fitted = workload.fit_vocab(MAX_ID)
             for part in (fitted.warm_up, fitted):
                 assert isinstance(part, LatencyWorkload)
-                session_of(llm).loop.reset_prefix_cache()
+                get_session(llm).loop.reset_prefix_cache()
                 params = [
                     SamplingParams(**make_params(part, index)) for index in range(len(part.prompts))
                 ]

@@ -27,7 +27,7 @@ from headstock.text.conversation import ChatOptions, Conversation, make_conversa
 from headstock.text.messages import Message
 from headstock.text.prompt import PromptType, list_prompts
 
-__all__ = ["LLM", "session_of", "start_engine"]
+__all__ = ["LLM", "get_session", "start_engine"]
 
 SettingValue = bool | int | float | str | Path | Sequence[str] | Sequence[int] | None
 """A value of a setting, as it is or as text that a flag would take."""
@@ -329,7 +329,7 @@ class LLM:
         self.close()
 
 
-def session_of(llm: LLM) -> EngineSession:
+def get_session(llm: LLM) -> EngineSession:
     """The session behind `llm`, for tools that look at the engine; users of LLM need it not."""
     return llm._session
 

@@ -9,7 +9,7 @@ import time
 import pytest
 
 from headstock import LLM
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock.startup.start_times import StartTimes, format_parts
 
 PARTS = ["plugins", "weights", "memory", "graphs"]
@@ -19,7 +19,7 @@ def test_the_summary_has_the_time_of_each_part_and_their_sum() -> None:
     begin = time.monotonic()
     with LLM(num_pages=16) as llm:
         taken = time.monotonic() - begin
-        summary = session_of(llm).engine.summary
+        summary = get_session(llm).engine.summary
 
     assert [name for name, _ in summary.start] == PARTS
     assert all(seconds >= 0 for _, seconds in summary.start)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from headstock import LLM, EngineConfig
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock.startup.auto_choices import FastestChoices, move_to_front
 from headstock.startup.device import describe_device
 from headstock.startup.summary import EngineSummary
@@ -53,7 +53,7 @@ def keep_choices(folder: Path, ops: str = "torch", **changes: Any) -> Path:
 def start_engine(config: EngineConfig) -> EngineSummary:
     """The summary of an engine of this configuration."""
     with LLM(config=config) as llm:
-        return session_of(llm).engine.summary
+        return get_session(llm).engine.summary
 
 
 def test_auto_takes_what_was_measured_and_says_so(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock import LLM, CannotRun, UsageError
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock.startup.tuned_choices import TunedCandidate
 from headstock_bench import tune_command, tuning
 from headstock_bench.tuning import MARGIN, Step, choose_fastest, compare_times
@@ -59,7 +59,7 @@ def test_what_is_measured_is_printed_kept_and_taken(
     shown = json.loads(run("--show", "--json")[1])
     assert f"fastest: --attn sdpa --ops {shown['fastest']['ops']}" in out
     with LLM(num_pages=16, tuned_choices=str(tmp_path / "kept")) as llm:
-        summary = session_of(llm).engine.summary
+        summary = get_session(llm).engine.summary
     assert summary.ops == shown["fastest"]["ops"]
     assert any("headstock tune" in note for note in summary.notes)
 

@@ -193,13 +193,13 @@ def run_workloads(
     """Yield the result of each named workload, or of the default ones of the device, and its
     profile if one is asked for.
     """
-    from headstock.llm import session_of, start_engine
+    from headstock.llm import get_session, start_engine
     from headstock_bench.benchmark import Benchmark
 
     with ProgressBars(shown=not options.quiet) as bars:
         llm = headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
     with llm:
-        summary = session_of(llm).engine.summary
+        summary = get_session(llm).engine.summary
         if not options.quiet:
             print_summary(summary.lines())
         names: Sequence[str] = options.workloads or DEFAULT_WORKLOADS[summary.device]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import headstock
 from headstock import LLM
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock.startup import device
 from headstock_bench.result import Conditions
 
@@ -17,7 +17,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
     """The conditions of an engine in this process."""
     import torch
 
-    summary = session_of(llm).engine.summary
+    summary = get_session(llm).engine.summary
     return Conditions(
         version=version,
         # Of the source that runs, not of the folder where the command was given.

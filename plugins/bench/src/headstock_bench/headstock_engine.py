@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 
 from headstock import LLM, EngineDied, RequestMetrics, SamplingParams, UsageError
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock_bench.latency import summarize_streams
 from headstock_bench.latency_workloads import LatencyWorkload
 from headstock_bench.streams import stream_requests
@@ -29,7 +29,7 @@ class HeadstockEngine:
 
     def __init__(self, llm: LLM, version: str) -> None:
         self.llm = llm
-        self.session = session_of(llm)
+        self.session = get_session(llm)
         self.version = version
         self.cached_tokens = 0
         self.peak_pages = 0

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 
 from headstock import LLM, SamplingParams
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock_bench.latency import StreamTimes
 from headstock_bench.latency_workloads import LatencyWorkload
 
@@ -80,7 +80,7 @@ def release_when_due(moments: Sequence[float], due: asyncio.Queue[float]) -> Ite
 
 async def _wait_until_idle(llm: LLM) -> None:
     """Return when the engine has no work.   raises: EngineDied"""
-    session = session_of(llm)
+    session = get_session(llm)
     while session.engine.has_work:
         # An engine that died with work would never be idle.
         session.loop.check_alive()

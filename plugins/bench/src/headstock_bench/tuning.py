@@ -14,7 +14,7 @@ import torch
 from attrs import evolve, frozen
 
 from headstock import LLM, CannotRun, EngineConfig, SamplingParams
-from headstock.llm import session_of
+from headstock.llm import get_session
 from headstock.startup import auto_choices, device, tuned_choices
 from headstock_bench.workloads import SEED, draw_tokens
 
@@ -142,7 +142,7 @@ def _measure_candidate(
             times.append(_time_step(llm, step))
             if default and _is_hopeless(times[at], default.milliseconds[at]):
                 break
-        summary = session_of(llm).engine.summary
+        summary = get_session(llm).engine.summary
         return tuned_choices.TunedCandidate(
             attn=summary.attention,
             ops=summary.ops,
@@ -157,7 +157,7 @@ def _is_hopeless(time: float | None, default: float | None) -> bool:
 
 def _time_step(llm: LLM, step: Step) -> float | None:
     """The step's median milliseconds; None where a request or the pool cannot hold it."""
-    engine = session_of(llm).engine
+    engine = get_session(llm).engine
     length = step.tokens or DECODE_CONTEXT
     needed = length + 2 * DECODE_STEPS
     rows = max(step.rows, 1)
