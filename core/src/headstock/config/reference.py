@@ -16,14 +16,21 @@ from headstock.config.value_types import Choice, Switch
 PAGE = Template("""\
 # Configuration
 
-Every setting is one thing under four names: a flag (`--page-size 32`), an environment variable
-(`HEADSTOCK_PAGE_SIZE=32`), a key of a TOML, JSON or YAML file (`page_size = 32`), and a keyword of
-the Python API (`LLM(page_size=32)`). Sampling settings are the exception in Python, where they
-belong to `SamplingParams`; the keyword of `--engine-seed` is `seed` or `engine_seed`.
+Every setting has four names:
+
+| where | example |
+| --- | --- |
+| a flag | `--page-size 32` |
+| a keyword of the Python API | `LLM(page_size=32)` |
+| an environment variable | `HEADSTOCK_PAGE_SIZE=32` |
+| a key of a TOML, JSON or YAML file | `page_size = 32` |
+
+In Python, sampling settings belong to `SamplingParams`, and the keyword of `--engine-seed` is
+`seed` or `engine_seed`.
 
 The order is flag (or keyword), environment, file, preset, default: the first that gives a value
-wins. `headstock config show` takes the same flags as `headstock run` and prints each effective
-value and where it came from; `--json` prints the same for programs.
+wins. `headstock config show` takes the flags of `headstock run`. It prints each effective value and
+where it came from, with `--json` for programs.
 
 - A name that no setting has is an error, with a suggestion; a misspelt environment variable is only
   pointed out.
@@ -35,8 +42,8 @@ value and where it came from; `--json` prints the same for programs.
   twice, an alias (`*name`) and a tag are errors.
 - Options of a plugin may also be tables in a file: `[opt.fa]` with `num_splits = 4` is `--opt
   fa.num_splits=4`.
-- At most one of $sizes
-  may be given by one source. One of higher precedence replaces the others.
+- The sizes of the pool are one choice: $sizes.
+  A source may give only one of them, and one of higher precedence replaces the others.
 - Errors call a setting by the name that was used: its flag, or its keyword in Python.
 - A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut;
   one above what the KV pool holds is cut, with a warning.
