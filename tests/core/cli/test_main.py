@@ -105,6 +105,25 @@ def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_l
     assert process.stdout.splitlines()[-1] == str(frozen)
 
 
+def test_a_process_collects_no_garbage_until_its_verb_begins_or_its_engine_has_started() -> None:
+    script = """
+import gc, sys, types
+from headstock.cli import main as entry
+for verb in ("run", "config"):
+    module = types.ModuleType(f"headstock.cli.{verb}")
+    module.main = lambda arguments: print(gc.isenabled()) or 0
+    sys.modules[module.__name__] = module
+    sys.argv = ["headstock", verb]
+    entry.main()
+gc.disable()
+entry.resume_collections()
+print(gc.isenabled(), gc.get_freeze_count() > 10_000)
+"""
+    command = [sys.executable, "-c", script]
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    assert process.stdout.split() == ["False", "True", "True", "True"]
+
+
 def test_python_m_headstock_is_the_console_script() -> None:
     def headstock(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "headstock", *arguments]

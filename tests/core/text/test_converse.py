@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import signal
 import sys
@@ -16,6 +17,19 @@ from headstock.cli.turns import LineDropped
 from headstock.errors import UsageError
 from headstock.llm import LLM
 from headstock.sampling_params import SamplingParams
+
+
+def test_garbage_is_collected_again_once_an_engine_has_started(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("headstock.requests.session.EngineSession", lambda config, start: None)
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    gc.disable()
+    try:
+        verb.open_model(verb.resolve_flags(verb.make_parser().parse_args([]), {}), quiet=True)
+        assert gc.isenabled()
+    finally:
+        gc.enable()
 
 
 @pytest.mark.feature("S10")

@@ -21,6 +21,8 @@ from headstock.cli.process import (
     expand_memory,
     handle_signals,
     open_streams,
+    pause_collections,
+    resume_collections,
 )
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.errors import (
@@ -43,6 +45,8 @@ VERBS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Core's own verbs, with their summaries; the module of one is `headstock.cli.VERB`."""
+RESUMING_VERBS = ("run",)
+"""Verbs that resume the collection of garbage themselves, once an engine has started."""
 
 # As shells report signals, 128 and the number: SIGINT, SIGPIPE, SIGTERM. 70 is EX_SOFTWARE of
 # sysexits.h.
@@ -54,6 +58,8 @@ def main(argv: list[str] | None = None) -> int:
     """The exit code of `headstock ARGV`; every error is one line on standard error."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     verbose = bool(arguments) and arguments[0] in ("-v", "--verbose")
+    if argv is None:  # the process is this command's own
+        pause_collections()
     open_streams()
     expand_memory(os.environ)  # before anything imports torch, which looks at it once
     try:
@@ -147,9 +153,13 @@ def _dispatch_verb(arguments: list[str]) -> int:
             main_function: Callable[[list[str]], int] = importlib.import_module(
                 f"headstock.cli.{verb}"
             ).main
+            if verb not in RESUMING_VERBS:
+                resume_collections()
             return main_function(rest)
         case [verb, *rest]:
-            return _load_plugin_verb(verb)(rest)
+            plugin_function = _load_plugin_verb(verb)
+            resume_collections()
+            return plugin_function(rest)
     raise AssertionError("a list is empty or has a first element")
 
 

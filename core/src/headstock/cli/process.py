@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import gc
 import os
 import signal
 import stat
@@ -87,6 +88,22 @@ def expand_memory(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in ALLOCATOR):
         environment.update(EXPANDABLE)
+
+
+def pause_collections() -> None:
+    """Collect no garbage until `resume_collections`.
+
+    While torch is imported the collector looks 470 times at objects that live as long as the
+    process: 0.26 s of the 3.4 s that a short run takes on a CPU.
+    """
+    gc.disable()
+
+
+def resume_collections() -> None:
+    """Collect garbage again, if that was paused, but never look at what lives now."""
+    if not gc.isenabled():
+        gc.freeze()
+        gc.enable()
 
 
 def open_streams() -> None:

@@ -25,7 +25,7 @@ from headstock.cli.inputs import (
     read_stdin,
 )
 from headstock.cli.notes import print_note, start_logs
-from headstock.cli.process import check_distinct_files
+from headstock.cli.process import check_distinct_files, resume_collections
 from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
 from headstock.config.flag_parser import FlagParser
@@ -273,6 +273,7 @@ def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) ->
         config = evolve(config, cuda_graph_max_bs=1)
     with ProgressBars(shown=not quiet) as bars:
         session = EngineSession(config, partial(start_engine, on_progress=bars.update))
+    resume_collections()
     if not quiet:
         print_summary(session.engine.summary.lines())
     return session
