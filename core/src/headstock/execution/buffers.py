@@ -19,6 +19,8 @@ from headstock.spi.arrays import Ints
 MAX_CLEANED_PAGES = 64
 """Pages of one copy in `zero_non_finite`; the pool leaves little memory for copies."""
 
+_NONE = np.zeros(0, np.int64)
+
 
 @frozen(kw_only=True, eq=False)
 class Buffers:
@@ -111,38 +113,28 @@ class Buffers:
         if not new_rows and not len(plan.page_rows):
             return
         entries = [self._page_entries(plan, group) for group in range(len(self.page_tables))]
-        lens = np.fromiter(map(len, new_rows.values()), np.int64, len(new_rows))
+        width = self.tokens.shape[1]
+        places = [np.arange(row * width, row * width + len(new_rows[row])) for row in new_rows]
+        # Few launches for any number of rows, and few for one: under load a step admits tens of
+        # rows, and an idle engine's first token waits for these.
         put = self.to_device_packed(
             np.fromiter(new_rows, np.int64, len(new_rows)),
-            lens,
-            np.concatenate([*new_rows.values(), np.zeros(0, np.int32)], dtype=np.int64),
+            np.concatenate([*places, _NONE]),
+            np.concatenate([*new_rows.values(), _NONE], dtype=np.int64),
             *(array for entry in entries for array in entry),
         )
         # Tables first, entries after: a plan may admit a request to a row and give it pages.
         if new_rows:
-            self._write_new_rows(*put[:3])
+            new, at, tokens = put[:3]
+            for table in self.page_tables:
+                # The whole row: replays gather every column, and what an earlier request left
+                # behind this one's last page names pages that are now another's.
+                table.index_fill_(0, new, 0)
+            self.as_native(self.tokens.view(-1))[self.as_native(at)] = self.as_native(tokens)
         for group, table in enumerate(self.page_tables):
             rows, columns, pages = map(self.as_native, put[3 + 3 * group :][:3])
             if len(rows):
                 self.as_native(table)[rows, columns] = pages
-
-    def _write_new_rows(self, rows: Tensor, lens: Tensor, tokens: Tensor) -> None:
-        """Write the tokens of rows, and take all pages from their page tables.
-
-        A handful of launches for any number of rows, not two for each: under load a step admits
-        tens of them.
-
-        rows, lens: [n] int64    tokens: [sum of lens] int64, row after row
-        writes: page_tables, tokens
-        """
-        for table in self.page_tables:
-            # The whole row: replays gather every column, and what an earlier request left
-            # behind this one's last page names pages that are now another's.
-            table.index_fill_(0, rows, 0)
-        total = len(tokens)
-        begins = torch.repeat_interleave(lens.cumsum(0) - lens, lens, output_size=total)
-        columns = torch.arange(total, device=self.device) - begins
-        self.tokens[torch.repeat_interleave(rows, lens, output_size=total), columns] = tokens
 
     def _store_drafts(self, plan: Plan) -> None:
         """Write the plan's drafts to the token table, where its step reads them.
