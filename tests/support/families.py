@@ -17,7 +17,7 @@ from headstock.weights import load_weights, read_config
 from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3
 from headstock_gemma.families import GEMMA2, GEMMA3
 from headstock_lfm2.families import LFM2
-from headstock_llama.kin import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
+from headstock_llama.variants import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
 from headstock_olmo.families import OLMO2
 from headstock_phi.families import PHI3
 from headstock_qwen.families import QWEN2_MOE

@@ -1,4 +1,4 @@
-"""Llama, Mistral and models of their kin for headstock."""
+"""Llama, Mistral and their variants for headstock."""
 
 from __future__ import annotations
 

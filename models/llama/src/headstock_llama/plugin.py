@@ -30,32 +30,34 @@ def ministral() -> ModelSpec:
 
 def mixtral() -> ModelSpec:
     """Mixtral, mixture of experts."""
-    return _make_spec("MixtralForCausalLM", "kin:MIXTRAL", "Mixtral, mixture of experts")
+    return _make_spec("MixtralForCausalLM", "variants:MIXTRAL", "Mixtral, mixture of experts")
 
 
 def granite() -> ModelSpec:
     """Granite, dense."""
-    return _make_spec("GraniteForCausalLM", "kin:GRANITE", "Granite 3, dense")
+    return _make_spec("GraniteForCausalLM", "variants:GRANITE", "Granite 3, dense")
 
 
 def smollm3() -> ModelSpec:
     """SmolLM3."""
-    return _make_spec("SmolLM3ForCausalLM", "kin:SMOLLM3", "SmolLM3, some layers without rope")
+    return _make_spec("SmolLM3ForCausalLM", "variants:SMOLLM3", "SmolLM3, some layers without rope")
 
 
 def seed_oss() -> ModelSpec:
     """Seed-OSS."""
-    return _make_spec("SeedOssForCausalLM", "kin:SEED_OSS", "Seed-OSS")
+    return _make_spec("SeedOssForCausalLM", "variants:SEED_OSS", "Seed-OSS")
 
 
 def ernie() -> ModelSpec:
     """Ernie-4.5, dense."""
-    return _make_spec("Ernie4_5ForCausalLM", "kin:ERNIE", "Ernie-4.5, dense")
+    return _make_spec("Ernie4_5ForCausalLM", "variants:ERNIE", "Ernie-4.5, dense")
 
 
 def ernie_moe() -> ModelSpec:
     """Ernie-4.5, mixture of experts."""
-    return _make_spec("Ernie4_5_MoeForCausalLM", "kin:ERNIE_MOE", "Ernie-4.5, mixture of experts")
+    return _make_spec(
+        "Ernie4_5_MoeForCausalLM", "variants:ERNIE_MOE", "Ernie-4.5, mixture of experts"
+    )
 
 
 def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:

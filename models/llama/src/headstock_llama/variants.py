@@ -1,4 +1,4 @@
-"""How config.json is read for families that are Llama but for a few numbers or tensors."""
+"""How config.json is read for variants of Llama: all but a few numbers or tensors are the same."""
 
 from __future__ import annotations
 
