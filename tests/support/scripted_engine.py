@@ -27,11 +27,11 @@ from headstock_openai_server.engine.messages import (
     Failed,
     Inspect,
     Lane,
-    Progress,
     Ready,
     Refused,
     Snapshot,
     Start,
+    StartProgress,
     Stats,
     Step,
     Submit,
@@ -109,7 +109,7 @@ def main(descriptor: int, script: Script) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     channel = Channel(socket.socket(fileno=descriptor))
     assert isinstance(channel.receive(), Start)
-    channel.send(Progress("weights", 1, 2))
+    channel.send(StartProgress("weights", 1, 2))
     time.sleep(script.load_seconds)
     if script.start_error:
         channel.send(Failed(script.start_error, "the script says so"))

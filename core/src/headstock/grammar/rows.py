@@ -36,7 +36,7 @@ class FollowedRequest:
 
 
 @frozen(eq=False)
-class PlannedMasks:
+class GrammarMasks:
     """The masks of a plan's logits that a grammar rules, still to be filled.
 
     logits: [m] int64, which of the plan's logits
@@ -139,7 +139,7 @@ class GrammarRows:
             number: each.failure for number, each in self.by_admission_id.items() if each.failure
         }
 
-    def plan_masks(self, plan: Plan) -> PlannedMasks | None:
+    def plan_masks(self, plan: Plan) -> GrammarMasks | None:
         """Find the plan's logits that a grammar rules; None when there are none."""
         if not self.by_admission_id:
             return None
@@ -156,7 +156,7 @@ class GrammarRows:
             followed.append((found, plan.drafts[stop - count : stop]))
             last = int(last_logits[i])
             logits += range(last - count, last + 1)
-        return PlannedMasks(self, np.array(logits, np.int64), followed) if followed else None
+        return GrammarMasks(self, np.array(logits, np.int64), followed) if followed else None
 
     def fill(self, followed: Sequence[tuple[FollowedRequest, Ints]], masks: np.ndarray) -> None:
         """Fill the masks of a step; a request that cannot be followed gets no token and so fails.

@@ -42,7 +42,7 @@ def pair_first(heads: int, kv_heads: int) -> list[int]:
 
 
 @frozen(kw_only=True)
-class Fault:
+class KnownFault:
     """A way to be wrong.
 
     ahead: how many tokens behind its own a query sees; None for all
@@ -71,45 +71,47 @@ class Fault:
     sides: tuple[int, int] = field(default=(0, 1))
 
 
-RIGHT = Fault(name="")
+RIGHT = KnownFault(name="")
 
 FAULTS = (
-    Fault(name="queries see a later token", ahead=1),
-    Fault(name="queries see a token behind the end of their row", ahead=1, is_past_end=True),
-    Fault(name="queries see all tokens of their row, later ones too", ahead=None),
-    Fault(name="queries do not see their own token", ahead=-1),
-    Fault(name="query heads read the KV heads in turns, not in groups", pair=pair_in_turns),
-    Fault(name="query heads read the KV heads in the opposite order", pair=pair_backwards),
-    Fault(name="query heads read the KV head behind theirs", pair=pair_next),
-    Fault(name="all query heads read the first KV head", pair=pair_first),
-    Fault(name="the layer's scale is not used, but 1", scale=lambda scale, dim: 1.0),
-    Fault(
+    KnownFault(name="queries see a later token", ahead=1),
+    KnownFault(name="queries see a token behind the end of their row", ahead=1, is_past_end=True),
+    KnownFault(name="queries see all tokens of their row, later ones too", ahead=None),
+    KnownFault(name="queries do not see their own token", ahead=-1),
+    KnownFault(name="query heads read the KV heads in turns, not in groups", pair=pair_in_turns),
+    KnownFault(name="query heads read the KV heads in the opposite order", pair=pair_backwards),
+    KnownFault(name="query heads read the KV head behind theirs", pair=pair_next),
+    KnownFault(name="all query heads read the first KV head", pair=pair_first),
+    KnownFault(name="the layer's scale is not used, but 1", scale=lambda scale, dim: 1.0),
+    KnownFault(
         name="the layer's scale is not used, but one of the head dimension",
         scale=lambda scale, dim: dim**-0.5,
     ),
-    Fault(name="the scale is applied twice", scale=lambda scale, dim: scale * scale),
-    Fault(name="the scale is inverted", scale=lambda scale, dim: 1 / scale),
-    Fault(name="scores are powers of 2 and not of e", scale=lambda scale, dim: scale * math.log(2)),
-    Fault(
+    KnownFault(name="the scale is applied twice", scale=lambda scale, dim: scale * scale),
+    KnownFault(name="the scale is inverted", scale=lambda scale, dim: 1 / scale),
+    KnownFault(
+        name="scores are powers of 2 and not of e", scale=lambda scale, dim: scale * math.log(2)
+    ),
+    KnownFault(
         name="the scale has the change from powers of 2 to e twice",
         scale=lambda scale, dim: scale / math.log(2),
     ),
-    Fault(name="the page table is read one column late", columns=1),
-    Fault(name="the page table is read one column early", columns=-1),
-    Fault(name="the page table of the next row is read", rows=1),
-    Fault(name="the page table of the row before is read", rows=-1),
-    Fault(
+    KnownFault(name="the page table is read one column late", columns=1),
+    KnownFault(name="the page table is read one column early", columns=-1),
+    KnownFault(name="the page table of the next row is read", rows=1),
+    KnownFault(name="the page table of the row before is read", rows=-1),
+    KnownFault(
         name="every page is the dummy page, as if the page table held zeros", is_table_zeroed=True
     ),
-    Fault(name="pages are read one slot late", slots=1),
-    Fault(name="pages are read one slot early", slots=-1),
-    Fault(name="keys are taken for values", sides=(0, 0)),
-    Fault(name="values are taken for keys", sides=(1, 1)),
-    Fault(name="keys and values are swapped", sides=(1, 0)),
-    Fault(name="the window is ignored", window=lambda window: None),
-    Fault(name="the window is one token too long", window=lambda window: window + 1),
-    Fault(name="the window is one token too short", window=lambda window: max(window - 1, 0)),
-    Fault(name="the softcap is ignored", softcap=False),
+    KnownFault(name="pages are read one slot late", slots=1),
+    KnownFault(name="pages are read one slot early", slots=-1),
+    KnownFault(name="keys are taken for values", sides=(0, 0)),
+    KnownFault(name="values are taken for keys", sides=(1, 1)),
+    KnownFault(name="keys and values are swapped", sides=(1, 0)),
+    KnownFault(name="the window is ignored", window=lambda window: None),
+    KnownFault(name="the window is one token too long", window=lambda window: window + 1),
+    KnownFault(name="the window is one token too short", window=lambda window: max(window - 1, 0)),
+    KnownFault(name="the softcap is ignored", softcap=False),
 )
 
 
@@ -149,7 +151,7 @@ def matches(out: Tensor, answer: Tensor, tolerance: float) -> bool:
     return bool(close[defined].all())
 
 
-def answer_with(fault: Fault, case: AttentionCase, layer: LayerInfo) -> Tensor:
+def answer_with(fault: KnownFault, case: AttentionCase, layer: LayerInfo) -> Tensor:
     """The attention that a backend with this fault gives for a case on the host, in float32."""
     parts = zip(
         torch.split(case.q, case.step.host_query_lens.tolist()), read_rows(fault, case), strict=True
@@ -157,7 +159,7 @@ def answer_with(fault: Fault, case: AttentionCase, layer: LayerInfo) -> Tensor:
     return torch.cat([attend_row(fault, q, *row, layer) for q, row in parts]).float()
 
 
-def read_rows(fault: Fault, case: AttentionCase) -> Iterator[tuple[Tensor, Tensor, int]]:
+def read_rows(fault: KnownFault, case: AttentionCase) -> Iterator[tuple[Tensor, Tensor, int]]:
     """The keys and values of each row as the fault reads them, and the row's length.
 
     One token more than the row has, for queries that see a later one.
@@ -180,7 +182,7 @@ def read_rows(fault: Fault, case: AttentionCase) -> Iterator[tuple[Tensor, Tenso
 
 
 def attend_row(
-    fault: Fault, q: Tensor, keys: Tensor, values: Tensor, length: int, layer: LayerInfo
+    fault: KnownFault, q: Tensor, keys: Tensor, values: Tensor, length: int, layer: LayerInfo
 ) -> Tensor:
     """Attention of a row's last tokens; NaN for a query that sees nothing.
 

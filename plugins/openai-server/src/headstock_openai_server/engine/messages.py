@@ -107,7 +107,7 @@ class Close(Message, frozen=True):
     """Stop after the step that runs, free the device and exit."""
 
 
-class Progress(Message, frozen=True):
+class StartProgress(Message, frozen=True):
     """How far the start is."""
 
     stage: str
@@ -202,7 +202,7 @@ INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """What decoding raises for bytes that are no message."""
 
 ToEngine = Start | Submit | Abort | ResetPrefixCache | Inspect | Close
-FromEngine = Progress | Ready | Failed | Accepted | Refused | Step | Stats | Snapshot
+FromEngine = StartProgress | Ready | Failed | Accepted | Refused | Step | Stats | Snapshot
 
 
 class FrameReader:

@@ -38,11 +38,11 @@ from headstock_openai_server.engine.messages import (
     Inspect,
     Message,
     MessageReader,
-    Progress,
     Ready,
     Refused,
     ResetPrefixCache,
     Start,
+    StartProgress,
     Stats,
     Step,
     Submit,
@@ -154,7 +154,7 @@ class ProgressReporter:
         now = time.monotonic()
         if stage != self.stage or completed >= total or now >= self.next_report:
             self.stage, self.next_report = stage, now + PROGRESS_SECONDS
-            self.channel.send(Progress(stage, completed, total))
+            self.channel.send(StartProgress(stage, completed, total))
 
 
 def main(arguments: list[str]) -> int:

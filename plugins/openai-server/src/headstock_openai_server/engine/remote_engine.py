@@ -37,12 +37,12 @@ from headstock_openai_server.engine.messages import (
     Inspect,
     Message,
     MessageReader,
-    Progress,
     Ready,
     Refused,
     ResetPrefixCache,
     Snapshot,
     Start,
+    StartProgress,
     Stats,
     Step,
     Submit,
@@ -197,7 +197,7 @@ class RemoteLoop(asyncio.Protocol):
                 answer = self.answers.pop(batch, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
-            case Progress(stage=stage, completed=completed, total=total):
+            case StartProgress(stage=stage, completed=completed, total=total):
                 self.on_progress(stage, completed, total)
             case Ready():
                 if not self.ready.done():
