@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
-from attrs import define, evolve, field, fields, setters
+from attrs import define, evolve, field, fields_dict, setters
 
 from headstock.errors import NotSupported, RequestError, describe_type, find_nearest_name, shorten
 from headstock.sampling_checks import (
@@ -295,28 +295,26 @@ _, *_parameters = inspect.signature(SamplingParams.__init__).parameters.values()
 SamplingParams.__signature__ = inspect.Signature(_parameters)
 
 
+_FIELDS = fields_dict(SamplingParams)
+
+
 def _check_parameter_names(names: Iterable[object]) -> None:
     """Raise RequestError for a name that no sampling parameter has, with a suggestion."""
-    parameters = {parameter.name: parameter for parameter in fields(SamplingParams)}
-    aliases = {
-        alias.lstrip("-").replace("-", "_"): parameter
-        for parameter in parameters.values()
-        for alias in parameter.metadata["aliases"]
-    }
-    by_name = parameters | aliases
     for name in names:
+        if name in _FIELDS:
+            continue
         if name in FOREIGN:
             raise NotSupported(
                 f"the sampling parameter {name} is not supported; {FOREIGN[str(name)]}", str(name)
             )
-        if name not in parameters:
-            near = find_nearest_name(str(name), by_name)
-            hint = (
-                f"did you mean {by_name[near].name}?"
-                if near
-                else f"known are {', '.join(parameters)}"
-            )
-            raise RequestError(
-                f"no sampling parameter is called {shorten(name)!r}; {hint}",
-                parameter=shorten(name),
-            )
+        aliases = {
+            alias.lstrip("-").replace("-", "_"): parameter
+            for parameter in _FIELDS.values()
+            for alias in parameter.metadata["aliases"]
+        }
+        by_name = _FIELDS | aliases
+        near = find_nearest_name(str(name), by_name)
+        hint = f"did you mean {by_name[near].name}?" if near else f"known are {', '.join(_FIELDS)}"
+        raise RequestError(
+            f"no sampling parameter is called {shorten(name)!r}; {hint}", parameter=shorten(name)
+        )
