@@ -190,6 +190,48 @@ def test_a_silent_stream_is_kept_alive_by_a_comment(
     assert bench.text() == "Once"
 
 
+def test_tokens_without_text_do_not_pass_for_something_sent(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer, has_chunks)
+        task = bench.start()
+        await turns()
+        before = bench.generation.last_sent
+        bench.tell(min(tokenizer.special_ids))
+        await turns()
+        assert bench.generation.last_sent == before
+        bench.tell(ids[0])
+        await turns()
+        assert bench.generation.last_sent > before
+        bench.tell(ids[1], finish_reason="length")
+        await task
+        return bench
+
+    assert len(asyncio.run(run()).events()) == 4
+
+
+def test_the_first_token_goes_out_at_once_and_says_what_was_cached(
+    tokenizer: Tokenizer, ids: list[int], has_chunks: bool
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer, has_chunks)
+        task = bench.start()
+        await turns()
+        bench.tell(ids[0], cached_tokens=1, queue_seconds=0.5)
+        assert bench.num_written == has_chunks
+        await turns()
+        bench.tell(ids[1], finish_reason="length")
+        await task
+        return bench
+
+    bench = asyncio.run(run())
+    (request,) = bench.generation.prompt_requests
+    assert bench.generation.num_cached_tokens == 1
+    assert request.metrics.queue_seconds == 0.5
+    assert bench.generation.arrival < (request.metrics.first_token or 0.0)
+
+
 def test_an_error_in_the_middle_is_an_event_before_the_end(
     tokenizer: Tokenizer, ids: list[int], has_chunks: bool
 ) -> None:

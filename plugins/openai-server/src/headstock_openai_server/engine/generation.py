@@ -160,8 +160,6 @@ class Generation:
             self.direct.write_piece(Piece(choice, prompt_request, output))  # type: ignore[union-attr]
         except Exception as error:
             self.stop(error)
-            return
-        self.last_sent = now
         if self.is_finished:
             self._wake()
 
@@ -246,6 +244,8 @@ class Generation:
         """What a plain update of a stream adds to its completion.   raises: ApiError"""
         # Nothing but text, of which nothing is kept. It saves half of the time.
         output = prompt_request.completions[update.id].apply_update(update)
+        if update.cached_tokens is not None:  # the first of its request
+            prompt_request.update_metrics(update, seconds)
         return self._count_output(update, output, seconds)
 
     def _count_output(
@@ -300,5 +300,5 @@ class Generation:
 
 
 def _is_plain(update: Update) -> bool:
-    """Whether the update is in the middle of an answer, as most are."""
-    return update.cached_tokens is None and update.finish_reason is None
+    """Whether the update brings tokens alone, as most do, and does not end its request."""
+    return update.finish_reason is None and update.prompt_logprobs is None

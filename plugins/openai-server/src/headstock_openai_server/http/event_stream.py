@@ -77,6 +77,7 @@ class EventStream:
         events = self.format.write_pieces([piece])
         if events and self.chunks is not None:
             self.chunks.write(events)
+            self.generation.last_sent = self.generation.last_news
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send the stream; an error in its middle ends it."""
