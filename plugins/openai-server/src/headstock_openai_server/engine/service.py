@@ -7,6 +7,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
 
 from headstock import EngineConfig, HeadstockError, SamplingParams
@@ -70,9 +71,12 @@ class Service:
         assert self.opened is not None, "internal error: a ready engine has a session"
         return self.opened
 
-    @property
+    @cached_property
     def default_params(self) -> SamplingParams:
-        """What a request has that says nothing: flags over the model's generation_config.json."""
+        """What a request has that says nothing: flags over the model's generation_config.json.
+
+        raises: ApiError while the engine loads
+        """
         return self.session.default_params.replace(self.sampling)
 
     @property
