@@ -66,6 +66,16 @@ def test_a_killed_engine_process_fails_what_runs_and_ends_the_server_with_70() -
 
 @pytest.mark.feature("W9")
 @pytest.mark.full
+def test_an_engine_whose_scheduler_fails_says_so_and_ends_the_server_with_70() -> None:
+    with serve("--num-pages", "128", "--faults", "schedule@4", "--drain-delay", "1") as server:
+        *some, last = server.post(TEXT, STREAM).events
+        assert some and last["error"]["type"] == "server_error"
+        assert health(server) == (503, "engine_dead")
+        assert server.wait() == 70
+    assert server.errors[-1].startswith("the engine stopped: the scheduler 'mixed' raised")
+
+
+@pytest.mark.full
 def test_an_engine_process_that_is_stopped_for_ten_seconds_goes_on() -> None:
     with serve("--num-pages", "128", "--watchdog", "3") as server:
         streams = start_streams(server, 4, max_tokens=60)

@@ -11,7 +11,6 @@ import faulthandler
 import gc
 import logging
 import os
-import select
 import signal
 import socket
 import sys
@@ -74,8 +73,6 @@ class Channel:
         self.lock = threading.Lock()
         self.reader: MessageReader[ToEngine] = MessageReader(ToEngine)
         self.messages: list[ToEngine] = []
-        # Not a shutdown of the socket: what is on its way to the other end would be lost there.
-        self.wake_reader, self.wake_writer = os.pipe()
 
     def send(self, message: Message) -> None:
         """Send a message; it waits while the other end does not read.   raises: OSError"""
@@ -84,19 +81,15 @@ class Channel:
             self.socket.sendall(frame)
 
     def receive(self) -> ToEngine | None:
-        """The next message; None at the end of the stream or after `stop_receiving`."""
+        """The next message; None at the end of the stream.   raises: OSError"""
         while not self.messages:
-            watched = [self.socket.fileno(), self.wake_reader]
-            ready, _, _ = select.select(watched, [], [])
-            data = b"" if self.wake_reader in ready else self.socket.recv(CHUNK)
+            # One call, which gives up the interpreter once: to have it back from the engine's
+            # thread may take most of a step.
+            data = self.socket.recv(CHUNK)
             if not data:
                 return None
             self.messages = list(self.reader.feed(data))
         return self.messages.pop(0)
-
-    def stop_receiving(self) -> None:
-        """Have `receive` return None, from any thread."""
-        os.write(self.wake_writer, b"x")
 
 
 class StepReporter:
@@ -138,8 +131,11 @@ class StepReporter:
             if self.wants_snapshot and isinstance(self.engine, core_engine.Engine):
                 self.wants_snapshot = False
                 self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
-        except (OSError, EngineDied):  # the server has gone, or the loop ends
-            self.channel.stop_receiving()
+        except EngineDied as error:  # the server answers by closing
+            with contextlib.suppress(OSError):
+                self.channel.send(Failed("EngineDied", str(error.__cause__ or error)))
+        except OSError:  # the server has gone, which the thread of messages sees too
+            pass
 
 
 class ProgressReporter:
@@ -241,14 +237,13 @@ def serve_engine(
                 reporter.wants_snapshot = True
             case Start():
                 LOG.error(log_event("a message was dropped", reason="the engine runs already"))
+    reporter.loop = None  # that the loop ends from here on is no failure
     # A thread in C ends the process if a device hangs, whoever holds the interpreter.
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
     try:
         loop.check_alive()
     except EngineDied as error:
         code = error.exit_code
-        with contextlib.suppress(OSError):
-            channel.send(Failed("EngineDied", str(error)))
     loop.close()
     engine.close()
     grammars.close()

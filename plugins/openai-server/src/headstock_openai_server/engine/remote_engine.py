@@ -204,6 +204,7 @@ class RemoteLoop(asyncio.Protocol):
                     self.ready.set_result(message)
             case Failed(kind=kind, text=text):
                 self.failure = _restore_error(kind, text)
+                self._send(Close())  # its thread of messages waits for one
 
     def _call_sink(self, sink: Sink, update: Update) -> None:
         """Call a sink; one that raises ends its own request and no other."""
