@@ -40,7 +40,7 @@ from headstock_openai_server.engine.messages import (
     WireRequest,
     WireUpdate,
 )
-from headstock_openai_server.engine.process import Channel
+from headstock_openai_server.engine.process_main import Channel
 
 TEXT = "Once upon a time, there was a little girl named Sara. "
 DIRECTORY = Path(headstock_demo.__file__).parent / "checkpoint"

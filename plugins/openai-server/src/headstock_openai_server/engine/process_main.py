@@ -1,6 +1,6 @@
 """The engine process: an engine, its loop, and one socket to the process that started it.
 
-Run as `python -m headstock_openai_server.engine.process FD`. It ends when the other end of the
+Run as `python -m headstock_openai_server.engine.process_main FD`. It ends when the other end of the
 socket closes, so no engine outlives its server.
 """
 

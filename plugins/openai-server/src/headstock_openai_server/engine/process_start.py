@@ -13,7 +13,7 @@ from headstock.requests import EngineLoop, StartedEngine
 from headstock_openai_server.engine.messages import Ready
 from headstock_openai_server.engine.remote_engine import OnProgress, RemoteEngine, RemoteLoop
 
-PROCESS_MODULE = "headstock_openai_server.engine.process"
+PROCESS_MODULE = "headstock_openai_server.engine.process_main"
 STANDARD_ERROR = 2
 
 
