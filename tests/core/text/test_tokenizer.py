@@ -6,6 +6,9 @@ import json
 import re
 import subprocess
 import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,6 +37,28 @@ def test_byte_fallback_vocabularies_are_recognized(byte_fallback: Path) -> None:
 def test_half_a_surrogate_pair_is_a_request_error(tokenizer: Tokenizer) -> None:
     with pytest.raises(RequestError, match="not valid Unicode"):
         tokenizer.encode("x\ud83d")
+
+
+@pytest.mark.feature("W14")
+def test_other_threads_go_on_while_a_long_text_is_encoded_or_decoded(tokenizer: Tokenizer) -> None:
+    text = "hello world " * 30_000
+    tokens: list[int] = []
+
+    def count_turns(work: Callable[[], object]) -> int:
+        """The turns that this thread gets while another works."""
+        may_begin = threading.Event()
+        thread = threading.Thread(target=lambda: may_begin.wait() and work())
+        thread.start()
+        may_begin.set()
+        turns = 0
+        while thread.is_alive():
+            time.sleep(0.001)
+            turns += 1
+        return turns
+
+    assert count_turns(lambda: tokens.extend(tokenizer.encode(text))) > 20
+    assert count_turns(lambda: [tokenizer.decode(tokens) for _ in range(10)]) > 20
+    assert tokenizer.decode(tokens) == text
 
 
 def test_a_missing_directory_is_a_model_error_with_a_next_move(tmp_path: Path) -> None:

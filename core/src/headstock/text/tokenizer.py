@@ -25,6 +25,9 @@ VOCABULARIES = ("tokenizer.json", "tokenizer.model", "tekken.json", "vocab.json"
 SENTENCEPIECE = ("sentencepiece", "protobuf")
 """The distributions with which transformers reads a tokenizer.model."""
 
+LONG = 4096
+"""Tokens from which decoding is worth more than a call."""
+
 LFS_POINTER = b"version https://git-lfs"
 """The beginning of the pointer that stands for a large file until Git LFS fetches it."""
 
@@ -75,9 +78,13 @@ class Tokenizer:
 
         raises: RequestError
         """
-        # Half of a surrogate pair, which a JSON escape can spell, has no UTF-8 form.
         try:
-            return list(self.backend.encode(text, add_special_tokens=add_special_tokens).ids)
+            # A batch of one: `encode` holds the interpreter's lock, some seconds for a megabyte.
+            (encoding,) = self.backend.encode_batch_fast(
+                [text], add_special_tokens=add_special_tokens
+            )
+            return list(encoding.ids)
+        # Half of a surrogate pair, which a JSON escape can spell, has no UTF-8 form.
         except (UnicodeEncodeError, TypeError):
             raise RequestError(
                 "prompt holds characters that are not valid Unicode", parameter="prompt"
@@ -87,6 +94,11 @@ class Tokenizer:
         """The text of `tokens`. Bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary
         have no text.
         """
+        if len(tokens) > LONG:  # `decode` holds the interpreter's lock
+            texts = self.backend.decode_batch(
+                [list(tokens)], skip_special_tokens=skip_special_tokens
+            )
+            return str(texts[0])
         return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
 
     def find_ids(self, texts: Iterable[str]) -> frozenset[int]:
