@@ -1,4 +1,4 @@
-"""Lists of integers are one prompt, whatever their size."""
+"""Prompts as token ids, and texts of which there would be far too many."""
 
 from __future__ import annotations
 
@@ -6,7 +6,15 @@ import numpy as np
 import pytest
 
 from headstock.errors import RequestError
-from headstock.text.prompt import Prompt, check_prompt, check_tokens, list_prompts, split_prompt
+from headstock.text.prompt import (
+    Prompt,
+    check_prompt,
+    check_tokens,
+    list_prompts,
+    split_prompt,
+    tokenize_prompt,
+)
+from headstock.text.tokenizer import Tokenizer
 
 
 @pytest.mark.parametrize("token", [-(10**30), -1, 768, 10**30])
@@ -40,3 +48,36 @@ def test_integers_of_other_types_are_token_ids() -> None:
         prompt = Prompt(None, tokens)  # type: ignore[arg-type]
         check_prompt(prompt, vocab=768, max_seq_len=9, length_hint="")
     assert split_prompt([5, 7]) == ((5, 7), "")
+
+
+class WordTokenizer(Tokenizer):
+    """A token for each word; it notes the longest text that it was given."""
+
+    def __init__(self) -> None:
+        self.longest = 0
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        self.longest = max(self.longest, len(text))
+        return [5] * len(text.split())
+
+
+def tokenize(tokenizer: Tokenizer, text: str) -> int:
+    prompt = tokenize_prompt(text, tokenizer, max_seq_len=100, length_hint=", or give more room")
+    return len(prompt.tokens)
+
+
+@pytest.mark.feature("S22", "W10")
+def test_a_text_that_is_far_too_long_is_refused_by_its_beginning() -> None:
+    tokenizer = WordTokenizer()
+    with pytest.raises(RequestError) as caught:
+        tokenize(tokenizer, "a " * 1_000_000)
+    assert str(caught.value) == (
+        "prompt has 2000000 characters, and far more tokens than sequences may have here (100); "
+        "shorten the prompt, or give more room"
+    )
+    assert caught.value.parameter == "prompt" and tokenizer.longest <= 800
+
+
+@pytest.mark.parametrize(("word", "count"), [("a", 399), ("a" * 99, 100), ("a" * 1000, 120)])
+def test_a_text_that_may_not_be_far_too_long_is_tokenized_whole(word: str, count: int) -> None:
+    assert tokenize(WordTokenizer(), f"{word} " * count) == count

@@ -22,7 +22,6 @@ from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
 from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
-from headstock.text.prompt import tokenize_prompt
 from headstock.text.tokenizer import NoTokenizer
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ class PromptBatch:
         processor, params = self.session.input_processor, self.merge_params
         try:
             if prompt_input.conversation is None:
-                prompt = tokenize_prompt(prompt_input.content, self.session.tokenizer)
+                prompt = processor.tokenize(prompt_input.content)
                 salted = evolve(prompt, cache_salt=prompt_input.cache_salt)
                 return processor.process(salted, params(prompt_input), prompt_input.priority)
             return processor.process_chat(

@@ -94,7 +94,21 @@ class InputProcessor:
                 template_kwargs=variables,
             )
         # The template has written the special tokens out already.
-        return tokenize_prompt(text, self.tokenizer, add_special_tokens=False)
+        return self.tokenize(text, add_special_tokens=False)
+
+    def tokenize(self, prompt: PromptType, *, add_special_tokens: bool = True) -> Prompt:
+        """The prompt as token ids, of which there may be too many.
+
+        raises: RequestError, also for a text that has far too many
+        """
+        with self.spelling.render_errors():
+            return tokenize_prompt(
+                prompt,
+                self.tokenizer,
+                add_special_tokens=add_special_tokens,
+                max_seq_len=self.engine.max_seq_len,
+                length_hint=self.engine.length_hint,
+            )
 
     def find_template(self, conversation: Conversation) -> str:
         """The text of the template that writes a conversation.   raises: UsageError, ModelError"""
@@ -178,7 +192,7 @@ class InputProcessor:
 
         raises: RequestError
         """
-        tokenized = tokenize_prompt(prompt, self.tokenizer)
+        tokenized = self.tokenize(prompt)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(
                 f"stop needs text; {self.tokenizer.reason} and stop_token_ids", "stop"
@@ -218,7 +232,7 @@ class InputProcessor:
         """
         check_pooling_kind(pooling)
         with self.spelling.render_errors():
-            tokenized = tokenize_prompt(prompt, self.tokenizer)
+            tokenized = self.tokenize(prompt)
             self._check_prompt(tokenized, num_outputs=0)
             return EmbeddingRequest(
                 str(next(self.request_numbers)),

@@ -54,6 +54,10 @@ PromptType = str | Sequence[int] | TextPrompt | TokensPrompt | Prompt
 """What users give as a prompt. The names are vLLM's."""
 
 MAX_SALT_LENGTH: Final = 256  # characters
+PROBED_CHARACTERS: Final = 8
+"""Characters for each token that a text may have, from which its length is judged by a part of it:
+most tokens have four.
+"""
 KEY_FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
 """What the value of each key of a prompt must be."""
 
@@ -79,16 +83,23 @@ def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]
 
 
 def tokenize_prompt(
-    prompt: PromptType, tokenizer: Tokenizer, *, add_special_tokens: bool = True
+    prompt: PromptType,
+    tokenizer: Tokenizer,
+    *,
+    add_special_tokens: bool = True,
+    max_seq_len: int | None = None,
+    length_hint: str = "",
 ) -> Prompt:
     """The prompt as token ids; a Prompt stays as it is.
 
-    raises: RequestError
+    raises: RequestError, with `max_seq_len` also for a text that has far more tokens
     """
     if isinstance(prompt, Prompt):
         return prompt
     content, salt = split_prompt(prompt)
     if isinstance(content, str):
+        if max_seq_len is not None:
+            check_text_length(content, tokenizer, max_seq_len, length_hint)
         tokens = tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens))
         return Prompt(content, tokens, salt, are_ints=True)
     return Prompt(None, content, salt, are_ints=True)
@@ -206,6 +217,24 @@ def check_prompt(
             f"{reserved}; shorten the prompt{length_hint}",
             "prompt",
         )
+
+
+def check_text_length(
+    text: str, tokenizer: Tokenizer, max_seq_len: int, length_hint: str = ""
+) -> None:
+    """Raise RequestError when `text` has far more tokens than `max_seq_len`."""
+    # By its beginning, or a longer one: all tokens of 32 MB take minutes and gigabytes.
+    size = PROBED_CHARACTERS * max_seq_len
+    while size < len(text):
+        count = len(tokenizer.encode(text[:size], add_special_tokens=False))
+        # Where a text is cut, it may have some tokens more.
+        if count > max_seq_len + max_seq_len // 8 + 64:
+            raise RequestError(
+                f"prompt has {len(text)} characters, and far more tokens than sequences may have "
+                f"here ({max_seq_len}); shorten the prompt{length_hint}",
+                "prompt",
+            )
+        size *= 4
 
 
 def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:
