@@ -48,5 +48,5 @@ def test_code_is_left_out_where_a_family_serves_the_architecture(
 
 def test_code_of_an_architecture_that_nobody_serves_is_named(tmp_path: Path) -> None:
     write_code(tmp_path, {"architectures": ["CohereForCausalLM"]})
-    with pytest.raises(CannotRun, match="the checkpoint's own Python code is never run; served: "):
+    with pytest.raises(CannotRun, match="the checkpoint's own Python code is never run; '"):
         read_model(tmp_path)

@@ -26,6 +26,7 @@ from headstock.errors import (
     PluginBroken,
     UnknownPlugin,
     UsageError,
+    format_count,
     shorten,
     suggest_name,
 )
@@ -250,16 +251,12 @@ def unknown_architecture_error(name: str, *, has_code: bool = False) -> CannotRu
     absent = install_lines("model").get(name)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
-    families: dict[str, list[str]] = {}
-    for plugin in list_installed("model"):
-        families.setdefault(plugin.distribution, []).append(plugin.name)
-    served = "; ".join(
-        f"{', '.join(names)} ({distribution})" for distribution, names in families.items()
-    )
+    # Counted, not listed: those of a full installation would not fit into a line.
+    served = format_count(len({plugin.name for plugin in list_installed("model")}), "architecture")
     code = "; the checkpoint's own Python code is never run" if has_code else ""
     return CannotRun(
-        f"no installed model family serves the architecture {shorten(name)}{code}; served: "
-        f"{served or 'none'}; docs/plugins.md says how to add a family"
+        f"no installed model family serves the architecture {shorten(name)}{code}; 'headstock "
+        f"plugins list model' shows the {served} served; docs/plugins.md says how to add a family"
     )
 
 
