@@ -130,6 +130,7 @@ def test_yarn_stretches_the_longest_sequence() -> None:
         ({"hidden_size": "32"}, "hidden_size is '32', wanted a whole number"),
         ({"num_hidden_layers": 0}, "num_hidden_layers is 0, wanted a number above 0"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, wanted at most 1024"),
+        ({"num_attention_heads": 5000}, "num_attention_heads is 5000, wanted at most 4096"),
         (
             {"num_key_value_heads": 3},
             "num_attention_heads is 4, which 3 num_key_value_heads do not divide",
@@ -180,6 +181,11 @@ def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str)
 def test_more_experts_a_token_than_there_are() -> None:
     with pytest.raises(ValueError, match="num_experts_per_tok is 8, wanted at most the 4"):
         QWEN3_MOE.config({**HF, "num_experts": 4})
+
+
+def test_more_experts_than_can_be_named_one_by_one() -> None:
+    with pytest.raises(ValueError, match=r"^experts of a layer are 1000000, wanted at most 4096$"):
+        QWEN3_MOE.config({**HF, "num_experts": 10**6})
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ DTYPES = ("float32", "float16", "bfloat16")
 _MOST_LAYERS = 1024
 """Beyond any real model, and few enough to describe one by one."""
 
+_MOST_PARTS = 4096
+"""More heads or experts than any real model has, and few enough to name one by one."""
+
 _MOST_POSITIONS = 1 << 24
 """Beyond any real model, and few enough for a table of rotations."""
 
@@ -110,6 +113,8 @@ def decoder_config(
     _check_model_type(hf, architecture, model_types)
     check_served(hf, fields)
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
+    _check_parts("num_attention_heads is", heads)
+    _check_parts("experts of a layer are", max((e.count for e in experts or () if e), default=0))
     kv_heads = read_positive(hf, "num_key_value_heads", default_kv_heads or heads)
     head_dim = read_positive(hf, "head_dim", default_head_dim or hidden // heads)
     if heads % kv_heads:
@@ -180,6 +185,12 @@ def _check_model_type(hf: Json, architecture: str, model_types: Collection[str])
             f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted "
             f"{expected}"
         )
+
+
+def _check_parts(what: str, count: int) -> None:
+    """Raise ValueError for more than can be named one by one."""
+    if count > _MOST_PARTS:
+        raise ValueError(f"{what} {count}, wanted at most {_MOST_PARTS}")
 
 
 def read_layer_count(hf: Json) -> int:
