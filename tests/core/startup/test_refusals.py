@@ -20,6 +20,7 @@ from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.spi import PartQuery
+from headstock.startup.host_memory import total_host_bytes
 
 REASON = "it stays at home today"
 ANSWERS = {
@@ -217,6 +218,7 @@ def note(query, env):
         "formats": [str(each) for each in query.formats], "contiguous": query.contiguous,
         "max_rows": query.max_rows, "max_batch_tokens": query.max_batch_tokens,
         "max_seq_len": query.max_seq_len, "parts": dict(query.parts), "device": env.device,
+        "memory_bytes": env.memory_bytes,
     }
     raise CannotRun(json.dumps(seen))
 """
@@ -252,6 +254,8 @@ def test_a_runner_is_asked_last_and_knows_the_other_parts(
         "max_seq_len": plain["max_seq_len"],
         "parts": {"attention": "sdpa", "ops": "fbgemm", "cache": "radix", "scheduler": "mixed"},
         "device": "cpu",
+        # All of it: what is free would differ from start to start.
+        "memory_bytes": total_host_bytes(),
     }
     assert changed["max_seq_len"] == 200 < plain["max_seq_len"]
     assert changed["parts"]["ops"] == "torch"

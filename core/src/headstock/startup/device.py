@@ -11,7 +11,7 @@ import torch
 
 from headstock.errors import CannotRun, EngineDied, format_count
 from headstock.spi import DeviceEnv
-from headstock.startup.host_memory import free_host_bytes
+from headstock.startup.host_memory import free_host_bytes, total_host_bytes
 
 
 def describe_device(requested: str) -> DeviceEnv:
@@ -30,7 +30,7 @@ def describe_device(requested: str) -> DeviceEnv:
         return DeviceEnv(
             device="cpu",
             name=f"CPU, {format_count(torch.get_num_threads(), 'thread')}",
-            memory_bytes=free_bytes(torch.device("cpu")),
+            memory_bytes=total_host_bytes(),
             torch=torch.__version__,
             distributions=installed,
         )

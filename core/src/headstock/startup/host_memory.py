@@ -57,6 +57,16 @@ def unwritten_bytes(status: Path = _PROCESS_STATUS) -> int:
     return max(data - resident - swapped, 0) * 1024
 
 
+def total_host_bytes() -> int:
+    """Count the bytes that the host has, or its container if that has fewer."""
+    try:
+        total = read_host_memory().total
+    except (OSError, KeyError):  # not Linux
+        total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    container = read_container_memory()
+    return total if container is None else min(total, container.total)
+
+
 def free_host_bytes() -> int:
     """Count the bytes that this process can still take, in the host and in the container."""
     try:
