@@ -79,7 +79,7 @@ def test_the_exit_code_is_5_when_something_failed(
     assert [finding["status"] for finding in printed] == [
         finding.status.value for finding in findings
     ]
-    assert set(printed[0]) == {"status", "subject", "text", "hint"}
+    assert set(printed[0]) == {"status", "subject", "text", "hint", "code"}
 
 
 @pytest.mark.parametrize(
@@ -163,11 +163,10 @@ def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_nex
         "pip install" in finding.hint for finding in all_found
     )
     for name in ("fa", "fi"):
-        assert findings[f"attention {name}"].status is Status.WARN
-        assert (
-            "it runs on cuda from sm_80, and this is cpu. Use --attn sdpa."
-            in findings[f"attention {name}"].text
-        )
+        found = findings[f"attention {name}"]
+        assert found.status is Status.WARN and found.code == "device"
+        assert found.text.endswith(": it runs on cuda from sm_80, and this is cpu")
+        assert found.hint.startswith("Use --attn sdpa.")
     assert findings["attention sdpa"].status is findings["choice"].status is Status.PASS
     assert findings["choice"].text.startswith(
         "attention sdpa, cache radix, scheduler mixed, runner eager, ops "

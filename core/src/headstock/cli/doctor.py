@@ -80,4 +80,5 @@ def _finding_to_json(finding: Finding) -> dict[str, str]:
         "subject": finding.subject,
         "text": finding.text,
         "hint": finding.hint,
+        "code": finding.code,
     }

@@ -27,6 +27,7 @@ class Finding:
 
     `exit_code`, of a FAIL: with what `headstock run` would end because of it; None when it would
         not, or may not.
+    `code`, of a plugin that cannot run here: that of its `Rejection`, for scripts.
     """
 
     status: Status
@@ -34,6 +35,7 @@ class Finding:
     text: str
     hint: str = ""
     exit_code: int | None = None
+    code: str = ""
 
 
 Check = Callable[[], Iterable[Finding]]
@@ -44,9 +46,9 @@ def pass_finding(subject: str, text: str) -> Finding:
     return Finding(Status.PASS, subject, text)
 
 
-def warn_finding(subject: str, text: str, hint: str) -> Finding:
+def warn_finding(subject: str, text: str, hint: str, code: str = "") -> Finding:
     """Make the finding that something is missing or slow."""
-    return Finding(Status.WARN, subject, text, hint)
+    return Finding(Status.WARN, subject, text, hint, code=code)
 
 
 def fail_finding(subject: str, text: str, hint: str, exit_code: int | None = None) -> Finding:

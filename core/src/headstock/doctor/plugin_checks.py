@@ -54,7 +54,8 @@ def check_plugin(
         return
     obstacles = find_obstacles(spec)
     for obstacle in obstacles:
-        yield warn_finding(subject, f"{provider}: {obstacle.message}", obstacle.hint)
+        text = f"{provider}: {obstacle.message}"
+        yield warn_finding(subject, text, obstacle.hint, obstacle.code)
     if obstacles:
         return  # its implementation may import what is missing
     try:

@@ -37,12 +37,14 @@ from headstock.startup.model_needs import AttentionNeeds
 
 
 class BackendRefused(CannotRun):
-    """A backend cannot serve a query: the `refusal`, and sentences that may help."""
+    """A backend cannot serve a query: the `refusal`, and the reasons that it joins."""
 
-    def __init__(self, refusal: str, hints: Sequence[str]) -> None:
-        super().__init__(" ".join((f"{refusal}.", *dict.fromkeys(hints))))
+    def __init__(self, refusal: str, reasons: Sequence[Rejection]) -> None:
+        hints = tuple(dict.fromkeys(reason.hint for reason in reasons if reason.hint))
+        super().__init__(" ".join((f"{refusal}.", *hints)))
         self.refusal = refusal
-        self.hints = tuple(hints)
+        self.reasons = tuple(reasons)
+        self.hints = hints
 
 
 def join_refusals(errors: Sequence[HeadstockError]) -> str:
@@ -78,8 +80,7 @@ def resolve_capabilities(
     if reasons:
         phases = "/".join(sorted(phase.value for phase in query.phases))
         text = "; ".join(reason.message for reason in reasons)
-        hints = tuple(reason.hint for reason in reasons if reason.hint)
-        raise BackendRefused(f"--attn {spec.name} cannot serve {phases} here: {text}", hints)
+        raise BackendRefused(f"--attn {spec.name} cannot serve {phases} here: {text}", reasons)
     return capabilities
 
 
@@ -138,8 +139,10 @@ def find_obstacles(
     if isinstance(spec, AttentionSpec) and needs is not None:
         try:
             resolve_capabilities(spec, needs.make_query(spec.capabilities.phases), env)
+        except BackendRefused as error:
+            return error.reasons
         except HeadstockError as error:
-            return (Rejection(code="query", message=str(error)),)
+            return (Rejection(code="broken", message=str(error)),)
     elif mismatch := explain_device_mismatch(spec, env):
         return (Rejection(code="device", message=f"{mismatch}; choose another one here, or auto"),)
     return registry.find_missing(spec)
