@@ -8,6 +8,7 @@ from headstock.spi import Variant
 
 _CLAIMS = "tests/core/startup/test_capabilities.py::"
 _REFUSALS = "tests/core/startup/test_refusals.py::"
+_TUNED = "tests/core/startup/test_tuned_choices.py::"
 _GROUPS = "tests/core/startup/test_kv_groups.py::"
 _BROKEN = "tests/core/registry/test_broken.py::"
 _PLUGINS = "tests/core/cli/test_plugins.py::"
@@ -85,6 +86,11 @@ SHOWN: Mapping[str, str] = {
     "test_a_runner_that_does_not_claim_it_is_named",
     "DeviceEnv.distributions": "tests/backends/flash_attn/test_resolve.py::"
     "test_the_first_provider_that_serves_is_used",
+    "DeviceEnv.memory_bytes": _REFUSALS + "test_a_runner_is_asked_last_and_knows_the_other_parts",
+    "DeviceEnv.torch": _TUNED + "test_other_software_ends_its_use_and_is_named",
+    "DeviceEnv.cuda": _TUNED + "test_other_software_ends_its_use_and_is_named",
+    "Rejection.code": "tests/core/cli/test_doctor.py::"
+    "test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move",
     "Rejection.message": _CLAIMS + "test_every_reason_is_given_at_once",
     "Rejection.hint": _CLAIMS
     + "test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had",
@@ -206,19 +212,8 @@ SHOWN: Mapping[str, str] = {
 }
 """Name -> the test that fails where the name is not honoured."""
 
-_VIEWS = "operations and backends that read keys and values by their parts"
-_RESOLVE = "`resolve` of every kind of plugin, which learns the machine and answers in rejections"
-
 WAITING: Mapping[str, str] = {
-    **dict.fromkeys((f"KVLayer.{name}" for name in ("group", "v")), _VIEWS),
-    **dict.fromkeys(
-        ("Batch.row_ids", "Batch.token_rows"), "adapters, which differ from row to row"
-    ),
     "GroupQuery.window": "workspaces for the tokens that a group keeps",
-    **dict.fromkeys(
-        ("DeviceEnv.cuda", "DeviceEnv.memory_bytes", "DeviceEnv.torch", "Rejection.code"),
-        _RESOLVE,
-    ),
 }
 """Name -> the feature that will first use it."""
 

@@ -12,6 +12,9 @@ from torch import Tensor
 
 from headstock.conformance import attention as attention_cases
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
+from headstock.debug.attention_reference import gather_context
+from headstock.debug.kv_writes import WrittenSlots
+from headstock.debug.watch import DebugWatch
 from headstock.execution.pooling import find_pooled_health
 from headstock.nn.eager_step import run_eager_step
 from headstock.nn.sampler import sample
@@ -177,6 +180,27 @@ def compute(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> Sampl
     return run_eager_step(attrs.evolve(program, **(changes or {})), batch, lambda q, _: q)
 
 
+def pool_rows(batch: Batch) -> object:
+    """The mean of the second row's tokens, to which the first step's sums of its row belong."""
+    sums = torch.arange(3.0)[:, None].expand(3, models.CONFIG.hidden)
+    return run(attrs.evolve(batch, pooling=attrs.evolve(POOLING, sums=sums)))
+
+
+def list_watched(batch: Batch) -> object:
+    """The rows that `--debug-invariants` names where a token's numbers are not finite."""
+    watch = DebugWatch("torch", "eager", 24)
+    watch.note_result(torch.ones(3, 2), batch, "mlp")
+    return watch.results
+
+
+def list_written(layer: KVLayer) -> object:
+    """The slots that `--debug-ops` looks at after a layer has stored its keys and values."""
+    slots = (torch.tensor([20, 40]), torch.tensor([33, 50]))
+    batch = attrs.evolve(STEP, kv=(layer,), slots=slots)
+    written = WrittenSlots.of(batch, layer, DECODE.pool[:, 0], 0)
+    return written.pages, written.slots
+
+
 POOLS = tuple(torch.zeros(3, 2, 4, 2, 8) for _ in models.LAYERS)
 STEP = Batch(
     tokens=torch.tensor([3, 5, 7]),
@@ -209,6 +233,9 @@ STATE_STEP = attrs.evolve(
     max_query_len=2,
     state_pages=(torch.tensor([2, 0]),),
 )
+
+
+KV = KVLayer(group=0, k=DECODE.pool[:, 0], v=DECODE.pool[:, 1])
 
 
 def convolve(batch: Batch) -> object:
@@ -249,6 +276,12 @@ CASES: dict[str, Case] = {
         {"index": 0, "group": 1, "scale": 0.9, "window": 2, "softcap": 0.0},
     ),
     **vary(KVLayer(group=0), lambda layer: layer.page_slots, {"k": torch.zeros(2, 4, 1, 8)}),
+    **vary(KV, list_written, {"group": 1}),
+    **vary(
+        KV,
+        lambda layer: gather_context(DECODE.step, LAYER, layer, 0),
+        {"v": torch.zeros_like(DECODE.pool[:, 1])},
+    ),
     **vary(LAYER, lambda layer: layer.empty_output(DECODE.q).shape, {"out_dim": 3}),
     **vary(
         context_of(DECODE),
@@ -326,6 +359,8 @@ CASES: dict[str, Case] = {
         },
     ),
     **vary(STEP, store, {"pools": tuple(torch.zeros_like(pool) for pool in POOLS)}),
+    **vary(STEP, pool_rows, {"row_ids": torch.tensor([0, 2])}),
+    **vary(STEP, list_watched, {"token_rows": torch.tensor([0, 1, 1])}),
     **vary(
         POOLING,
         lambda pooling: run(attrs.evolve(STEP, pooling=pooling)),

@@ -84,10 +84,11 @@ def test_figures_of_another_type_do_not_count(tmp_path: Path) -> None:
         assert choices is None and "has no choices for this model" in reason
 
 
-def test_other_software_ends_its_use_and_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["torch", "cuda"])
+def test_other_software_ends_its_use_and_is_named(name: str, tmp_path: Path) -> None:
     path = keep_choices(tmp_path)
     content = json.loads(path.read_text())
-    content["subject"]["software"]["torch"] = "1.0"
+    content["subject"]["software"][name] = "1.0"
     path.unlink()
     (tmp_path / "older.json").write_text(json.dumps(content))
 
@@ -95,7 +96,7 @@ def test_other_software_ends_its_use_and_is_named(tmp_path: Path) -> None:
 
     assert summary.ops != "torch"
     (note,) = (note for note in summary.notes if "tune" in note)
-    assert "another version of torch:" in note
+    assert f"another version of {name}:" in note
     choices, reason = load_tuned_choices(make_config(tmp_path), describe_device("cpu"))
     assert choices is None and reason == note
 
