@@ -330,7 +330,7 @@ class LLM:
 
 
 def get_session(llm: LLM) -> EngineSession:
-    """The session behind `llm`, for tools that look at the engine; users of LLM need it not."""
+    """The session behind `llm`, for tools that look at the engine."""
     return llm._session
 
 

@@ -1,4 +1,4 @@
-"""What `fa` says of itself."""
+"""The entry point of `fa`."""
 
 from __future__ import annotations
 

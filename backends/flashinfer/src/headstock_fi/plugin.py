@@ -1,4 +1,4 @@
-"""What `fi` says of itself."""
+"""The entry point of `fi`."""
 
 from __future__ import annotations
 

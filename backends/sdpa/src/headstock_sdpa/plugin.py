@@ -1,4 +1,4 @@
-"""What `sdpa` says of itself."""
+"""The entry point of `sdpa`."""
 
 from __future__ import annotations
 

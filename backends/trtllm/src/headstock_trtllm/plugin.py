@@ -1,4 +1,4 @@
-"""What `trtllm` says of itself."""
+"""The entry point of `trtllm`."""
 
 from __future__ import annotations
 

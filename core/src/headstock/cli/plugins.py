@@ -159,7 +159,7 @@ def _format_status(row: dict[str, str]) -> str:
 
 
 def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
-    """Print what one plugin says of itself.   raises: PluginBroken, SpiMismatch"""
+    """Print what one plugin claims.   raises: PluginBroken, SpiMismatch"""
     facts = _describe_plugin(plugin)
     if as_json:
         print(json.dumps(facts, indent=2))

@@ -109,7 +109,7 @@ class KVWrites:
         written = self._written(layer.index)
         for vectors, sums in zip(self.vectors[layer.index], self.before[layer.index], strict=True):
             vectors[written.pages, written.slots] = pattern_of(vectors)
-            # A slot that nobody writes keeps this sum, and so shows.
+            # A slot that is not written keeps this sum, and so shows.
             sums.reached[written.entries, written.slots] = pattern_sum(vectors)
 
     def check(self, layer: LayerConfig) -> None:

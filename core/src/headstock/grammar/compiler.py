@@ -104,7 +104,7 @@ class GrammarCompiler:
             return key in self.compiled or key in self.refused
 
     def _note_refusal(self, kind: GrammarKind, text: str, refusal: str) -> None:
-        """Remember a refusal: whoever asks again would take the time of others again."""
+        """Remember a refusal: compiled again, it would take the time of other requests again."""
         self.refused[kind, text] = refusal
         while len(self.refused) > MAX_REFUSED or sum(map(_count, self.refused)) > MAX_CACHED_BYTES:
             self.refused.popitem(last=False)

@@ -129,7 +129,7 @@ class InputProcessor:
         divides: bool = False,
     ) -> PromptRequest:
         """The request for a conversation. With `divides`, its outputs have reasoning and calls of
-        tools apart from the text.
+        tools separate from the text.
 
         raises: UsageError, RequestError, ModelError
         """
@@ -188,7 +188,7 @@ class InputProcessor:
         priority: int,
         answer_format: AnswerFormat | None = None,
     ) -> PromptRequest:
-        """As `process`, with parameters that nobody else changes; errors name settings by flags.
+        """As `process`, with parameters that no caller changes; errors name settings by flags.
 
         raises: RequestError
         """

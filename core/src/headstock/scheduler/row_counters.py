@@ -70,7 +70,7 @@ def all_set(mask: np.ndarray) -> bool:
 def find_decode_rows(counters: Ints) -> np.ndarray:
     """Return which rows compute only what was sampled or drafted last, [rows] bool.
 
-    A row that computes its output again, after preemption, is as a prompt: nobody waits for its
+    A row that computes its output again, after preemption, is as a prompt: no client waits for its
     next token more than for a first one.
     counters: [counters, rows]
     """

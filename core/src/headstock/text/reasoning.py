@@ -1,4 +1,4 @@
-"""The reasoning that some models write before their answer, told from it as the text comes."""
+"""Splits the reasoning that some models write from the answer behind it, as the text comes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `demo` says of itself."""
+"""The entry point of `demo`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ STEPS = {
 """What is timed, by kind of device."""
 
 OnCandidate = Callable[[str, str], None]
-"""Is told of a pair of choices before it is measured."""
+"""Is called with a pair of choices before it is measured."""
 
 
 def tune(

@@ -1,4 +1,4 @@
-"""What `cudagraph` says of itself."""
+"""The entry point of `cudagraph`."""
 
 from __future__ import annotations
 

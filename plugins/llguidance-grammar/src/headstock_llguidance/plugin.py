@@ -1,4 +1,4 @@
-"""What `llguidance` says of itself."""
+"""The entry point of `llguidance`."""
 
 from __future__ import annotations
 

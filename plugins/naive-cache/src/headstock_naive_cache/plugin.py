@@ -1,4 +1,4 @@
-"""What `naive` says of itself."""
+"""The entry point of `naive`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `ngram` says of itself."""
+"""The entry point of `ngram`."""
 
 from __future__ import annotations
 

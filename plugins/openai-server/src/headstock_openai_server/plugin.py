@@ -1,4 +1,4 @@
-"""What `serve` says of itself."""
+"""The entry point of `serve`."""
 
 from __future__ import annotations
 

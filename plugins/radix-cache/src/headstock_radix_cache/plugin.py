@@ -1,4 +1,4 @@
-"""What `radix` says of itself."""
+"""The entry point of `radix`."""
 
 from __future__ import annotations
 

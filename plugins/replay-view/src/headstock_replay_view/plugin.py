@@ -1,4 +1,4 @@
-"""What `replay-view` says of itself."""
+"""The entry point of `replay-view`."""
 
 from __future__ import annotations
 

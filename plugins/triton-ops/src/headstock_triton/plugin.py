@@ -1,4 +1,4 @@
-"""What `triton` says of itself."""
+"""The entry point of `triton`."""
 
 from __future__ import annotations
 

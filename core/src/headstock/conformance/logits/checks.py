@@ -164,8 +164,8 @@ def check_rows_alone(subject: Subject) -> None:
     together = subject.processor.apply(logits.clone(), at, columns)
     picked = torch.tensor([3, 1, 3], device=subject.device)
     some = {name: column[picked] for name, column in columns.items()}
-    apart = subject.processor.apply(logits[picked].clone(), at[picked], some)
-    assert torch.equal(apart, together[picked]), "a row's scores depend on the rows beside it"
+    alone = subject.processor.apply(logits[picked].clone(), at[picked], some)
+    assert torch.equal(alone, together[picked]), "a row's scores depend on the rows beside it"
 
 
 def check_beside(subject: Subject) -> None:

@@ -54,15 +54,15 @@ def list_cases(spec: SchedulerSpec, env: DeviceEnv) -> tuple[Case, ...]:
     return tuple(cases)
 
 
-def run_to_end(limits: Limits, *requests: Request, apart: int = 0) -> Drive:
-    """Run requests that arrive `apart` steps after each other, and compare their tokens.
+def run_to_end(limits: Limits, *requests: Request, steps_between: int = 0) -> Drive:
+    """Run requests that arrive `steps_between` steps after each other, and compare their tokens.
 
     raises: AssertionError when a request has other tokens than alone, or has not ended
     """
     drive = Drive(limits)
     for one in requests:
         drive.submit(one)
-        for _ in range(apart):
+        for _ in range(steps_between):
             drive.step()
     for _ in range(MOST_STEPS):
         if not drive.busy:
@@ -109,13 +109,13 @@ def check_pure(name: str, schedule: ScheduleFunction) -> None:
 
     rng = np.random.default_rng(3)
     requests = [one for one in random_requests(rng) if not one.prompt_logprobs]
-    run_to_end(make_limits(ask_twice, scheduler=name), *requests, apart=1)
+    run_to_end(make_limits(ask_twice, scheduler=name), *requests, steps_between=1)
 
 
 def check_chunks(name: str, schedule: ScheduleFunction) -> None:
     """Prompts take several steps."""
     limits = make_limits(schedule, scheduler=name, max_batch_tokens=7, max_rows=5)
-    run_to_end(limits, *make_requests(9, 50), apart=2)
+    run_to_end(limits, *make_requests(9, 50), steps_between=2)
 
 
 def check_pressure(name: str, schedule: ScheduleFunction) -> None:
@@ -128,7 +128,9 @@ def check_priorities(name: str, schedule: ScheduleFunction) -> None:
     """Newcomers of higher priority do not keep earlier requests from ending."""
     low, high = make_requests(6, 60), make_requests(6, 30, seed=1, priority=1)
     both = [*low, *(request(f"high {one.id}", one.prompt, 12, priority=1) for one in high)]
-    run_to_end(make_limits(schedule, scheduler=name, num_pages=60, max_rows=4), *both, apart=1)
+    run_to_end(
+        make_limits(schedule, scheduler=name, num_pages=60, max_rows=4), *both, steps_between=1
+    )
 
 
 def check_regions(name: str, schedule: ScheduleFunction) -> None:
@@ -136,7 +138,7 @@ def check_regions(name: str, schedule: ScheduleFunction) -> None:
     limits = make_limits(
         schedule, scheduler=name, page_size=LONGEST, num_pages=4, max_rows=4, max_regions=4
     )
-    run_to_end(limits, *make_requests(10, 40), apart=1)
+    run_to_end(limits, *make_requests(10, 40), steps_between=1)
 
 
 def check_random(name: str, schedule: ScheduleFunction, seeds: range) -> None:

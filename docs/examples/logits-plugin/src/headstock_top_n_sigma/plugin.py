@@ -1,4 +1,4 @@
-"""What `top-n-sigma` says of itself."""
+"""The entry point of `top-n-sigma`."""
 
 from __future__ import annotations
 

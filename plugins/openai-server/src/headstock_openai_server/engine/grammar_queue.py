@@ -57,7 +57,7 @@ class GrammarQueue:
         """Submit a batch, on a thread of this queue."""
         try:
             answer = work()
-        except Exception as error:  # or the client would wait for ever
+        except Exception as error:  # or the client would wait without end
             LOG.error(log_event("a batch was not submitted"), exc_info=error)
             answer = Refused(
                 message.batch,

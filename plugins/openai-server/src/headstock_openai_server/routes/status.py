@@ -1,4 +1,4 @@
-"""What the server says of itself: health, version, metrics, its OpenAPI document, the page."""
+"""The state of the server: health, version, metrics, its OpenAPI document, the page."""
 
 from __future__ import annotations
 
