@@ -67,6 +67,12 @@ def refusal(body: Any, kind: type = ChatBody) -> ApiError:
         ({"messages": [{"content": "hi"}]}, "messages[0].role", "is missing"),
         ({"messages": [{"role": "user", "colour": 1}]}, "messages[0].colour", "not a known field"),
         ({"stream_options": {"usage": True}}, "stream_options.usage", "is not a known field"),
+        ({"structured_outputs": {"regx": ""}}, "structured_outputs.regx", "did you mean regex?"),
+        (
+            {"tools": [{"type": "function", "function": {"nme": "a"}}]},
+            "tools[0].function.nme",
+            "did you mean name?",
+        ),
         ({"logit_bias": {"5": "x"}}, "logit_bias[...]", "expected float, got str"),
     ],
 )

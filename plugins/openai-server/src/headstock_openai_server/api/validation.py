@@ -52,7 +52,7 @@ def explain_invalid(text: str, kind: type[Body], where: str = "") -> ApiError:
     unknown = UNKNOWN_FIELD.search(text)
     if unknown is not None:
         name, parent = unknown[1], unknown[2] or ""
-        near = None if parent else find_nearest_name(name, kind.__struct_fields__)
+        near = find_nearest_name(name, _list_fields(kind, parent))
         path = _join_path(where, parent, name)
         hint = f"did you mean {near}?" if near else "leave it out"
         return refuse(f"{path} is not a known field; {hint}", path, "unknown_parameter")
@@ -65,6 +65,22 @@ def explain_invalid(text: str, kind: type[Body], where: str = "") -> ApiError:
     reason = shorten(PLACE.sub("", text), 160)
     reason = f"{reason[0].lower()}{reason[1:]}".replace("`", "")
     return refuse(f"{path or 'the body'} is not valid: {reason}", path or None, "invalid_value")
+
+
+def _list_fields(kind: type[Body], path: str) -> list[str]:
+    """The fields of the body at `path` within a body of `kind`; none where there is no such one."""
+    part: Any = msgspec.inspect.type_info(kind)
+    for name in re.findall(r"[^.\[\]]+|\[", path):
+        if name == "[":
+            part = getattr(part, "item_type", None)
+        elif not name.isdecimal():
+            fields = {field.encode_name: field.type for field in getattr(part, "fields", ())}
+            part = fields.get(name)
+        # An optional part is a union with None.
+        for each in getattr(part, "types", ()):
+            if isinstance(each, msgspec.inspect.StructType | msgspec.inspect.ListType):
+                part = each
+    return [field.encode_name for field in getattr(part, "fields", ())]
 
 
 def _join_path(*parts: str) -> str:
