@@ -92,3 +92,13 @@ def test_the_board_and_the_alerts_ask_for_series_that_exist(server: Served) -> N
     assert set(re.findall(r"(\w+)=~?\"", " ".join(queries))) <= labels
     places = [tuple(panel["gridPos"][name] for name in "xy") for panel in board["panels"]]
     assert len(places) == len(set(places)), "a panel would cover another"
+
+
+@pytest.mark.feature("W11")
+def test_the_page_names_every_series(server: Served) -> None:
+    text = server.get("/metrics").body.decode()
+    published = set(re.findall(r"^# TYPE headstock_(\w+)", text, re.MULTILINE))
+    page = (MONITORING.parent / "serving.md").read_text()
+    rows = re.findall(r"^\| (`.*`.*) \|.*\|$", page.partition("| series |")[2], re.MULTILINE)
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
+    assert {name for name in published if not name.endswith("_created")} <= named
