@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import inspect
 import math
 import pickle
+import time
 from typing import Any
 
 import attrs
@@ -40,7 +42,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("frequency_penalty", [-2, 2], [-2.01, 2.01]),
     ("repetition_penalty", [0.01, 100.0], [0, -1, 0.009, 100.1]),
     ("seed", [None, -INT64, INT64 - 1], [-INT64 - 1, INT64, 0.5]),
-    ("stop", [None, "x", ["x" * 128] * 16], ["", "x" * 129, ["x"] * 17, [1], 5]),
+    ("stop", [None, "x", ["x" * 256] * 16], ["", "x" * 257, ["x"] * 17, [1], 5]),
     ("stop_token_ids", [None, [0], [2**31 - 1] * 128], [[-1], [2**31], [0] * 129, ["0"], "12", 3]),
     ("max_tokens", [None, 1, 2**31 - 1], [0, -1, 2**31, 1.0]),
     ("min_tokens", [0, 100], [-1, 101]),
@@ -50,9 +52,10 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
      [{0: -100.1}, {0: 100.1}, {-1: 0}, {"x": 0}, dict.fromkeys(range(1025), 1.0), [1]]),
     ("allowed_token_ids", [None, [0]], [[], [-1], [True]]),
     ("user", [None, "", "x", "x" * 256], ["x" * 257, 5, "\ud800"]),
-    ("extra_args", [None, {}, {"a": [None, True, 1.5, "x", {"b": [INT64 - 1, -INT64]}]}],
+    ("extra_args",
+     [None, {}, {"a": [1] * 9999}, {"a": [None, True, 1.5, "x", {"b": [INT64 - 1, -INT64]}]}],
      [5, [], {1: 2}, {"a": INT64}, {"a": math.inf}, {"a": {1: 2}}, {"a": (1,)}, {"a": {"b": {1}}},
-      dict.fromkeys(map(str, range(65)), 1)]),
+      dict.fromkeys(map(str, range(65)), 1), {"a": [[1] * 4999] * 2}]),
     ("structured_outputs",
      [None, StructuredOutputsParams(regex="a+"), {"json_object": True}, {"json": True},
       {"json": '{"type": "object"}'}, {"json": {"a": "x" * (forms.MAX_SCHEMA_BYTES - 10)}},
@@ -62,6 +65,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
       {"json": {"a": math.nan}}, {"json": {"a": "x" * forms.MAX_SCHEMA_BYTES}},
       {"json": nested(forms.MAX_SCHEMA_DEPTH + 1)}, {"json": nested(5000)},
       {"json": '{"a":' * 100_000 + "1" + "}" * 100_000}, {"json": {"a": "\ud800"}},
+      {"json": {"a": [1] * forms.MAX_SCHEMA_BYTES}}, {"json": " " * 10 * forms.MAX_SCHEMA_BYTES},
       {"regex": ""}, {"regex": 5}, {"regex": "é" * (forms.MAX_REGEX_BYTES // 2) + "a"},
       {"regex": "\ud800"}, {"choice": []}, {"choice": "ab"}, {"choice": [""]}, {"choice": [1]},
       {"choice": ["x"] * (forms.MAX_CHOICES + 1)}, {"choice": ["x" * (forms.MAX_SCHEMA_BYTES)]},
@@ -98,8 +102,8 @@ def test_each_limit_at_its_edge_and_one_past_it(
             {"top_k": 2**31},
             "top_k must be an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648",
         ),
-        ({"stop": [""]}, "stop must be strings of 1 to 128 characters, got an empty string"),
-        ({"stop": ["x" * 129]}, "stop must be strings of 1 to 128 characters, got one of 129"),
+        ({"stop": [""]}, "stop must be strings of 1 to 256 characters, got an empty string"),
+        ({"stop": ["x" * 257]}, "stop must be strings of 1 to 256 characters, got one of 257"),
         (
             {"temprature": 1},
             "no sampling parameter is called 'temprature'; did you mean temperature?",
@@ -233,8 +237,33 @@ def test_replace_suggests_the_parameter_that_was_meant() -> None:
         SamplingParams().replace({"temprature": 1})
 
 
+def test_ids_that_are_allowed_twice_count_once() -> None:
+    assert SamplingParams(allowed_token_ids=[7, 5, 7]).allowed_token_ids == (7, 5)
+    with pytest.raises(RequestError, match="allowed_token_ids must be token ids of 0 to"):
+        SamplingParams(allowed_token_ids=[1, "1"])  # type: ignore[list-item]
+
+
+@pytest.mark.feature("W10")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("logit_bias", {str(i): 1 for i in range(400_000)}),
+        ("stop", ["a"] * 3_000_000),
+        ("extra_args", {"a": [[]] * 500_000}),
+        ("structured_outputs", {"json": {"enum": [1] * 2_000_000}}),
+        ("allowed_token_ids", list(range(1000)) * 262),
+    ],
+    ids=lambda each: each if isinstance(each, str) else "",
+)
+def test_a_value_of_megabytes_is_checked_in_milliseconds(name: str, value: Any) -> None:
+    began = time.process_time()
+    with contextlib.suppress(RequestError):
+        SamplingParams(**{name: value})
+    assert time.process_time() - began < 0.1
+
+
 def test_limits_are_documented_values() -> None:
-    assert (limits.MAX_N, limits.MAX_STOP_STRINGS, limits.MAX_STOP_LENGTH) == (128, 16, 128)
+    assert (limits.MAX_N, limits.MAX_STOP_STRINGS, limits.MAX_STOP_LENGTH) == (128, 16, 256)
     assert hash(SamplingParams(logit_bias={1: 2.0})) == hash(SamplingParams(logit_bias={1: 2.0}))
 
 

@@ -18,7 +18,7 @@ MAX_PENALTY: Final = 2.0
 MIN_REPETITION: Final = 0.01
 MAX_REPETITION: Final = 100.0
 MAX_STOP_STRINGS: Final = 16
-MAX_STOP_LENGTH: Final = 128  # characters
+MAX_STOP_LENGTH: Final = 256  # characters
 MAX_STOP_TOKEN_IDS: Final = 128
 MAX_LOGPROBS: Final = 20
 MAX_LOGIT_BIAS: Final = 1024  # entries
@@ -28,6 +28,7 @@ MAX_TOKEN_ID: Final = (1 << 31) - 1
 MAX_USER: Final = 256  # characters
 MAX_EXTRA_ARGS: Final = 64
 MAX_ARGUMENT_DEPTH: Final = 32
+MAX_ARGUMENT_VALUES: Final = 10_000
 MAX_COUNT: Final = (1 << 31) - 1  # tokens
 MIN_SEED: Final = -(1 << 63)
 MAX_SEED: Final = (1 << 63) - 1
@@ -127,6 +128,10 @@ def check_extra_args(_: object, attribute: Attribute[Any], value: object) -> Non
         raise make_parameter_error(
             attribute.name, f"at most {MAX_EXTRA_ARGS} entries", f"{len(value)}"
         )
+    if _has_more_values(value, MAX_ARGUMENT_VALUES):
+        raise make_parameter_error(
+            attribute.name, f"at most {MAX_ARGUMENT_VALUES} values, nested ones included", "more"
+        )
     for key, entry in value.items():
         if not _is_json(entry, MAX_ARGUMENT_DEPTH):
             raise RequestError(
@@ -135,6 +140,19 @@ def check_extra_args(_: object, attribute: Attribute[Any], value: object) -> Non
                 f"{MAX_ARGUMENT_DEPTH} deep, got {shorten(entry)}",
                 parameter=attribute.name,
             )
+
+
+def _has_more_values(value: object, most: int) -> bool:
+    """Whether lists and mappings in `value` hold more than `most` values together."""
+    # Not by recursion, which they may be too deep for, nor to the end.
+    waiting, count = [value], 0
+    while waiting and count <= most:
+        inner = waiting.pop()
+        if isinstance(inner, dict | list):
+            count += len(inner)
+            if count <= most:
+                waiting += inner.values() if isinstance(inner, dict) else inner
+    return count > most
 
 
 def _is_json(value: object, depth: int) -> bool:
@@ -162,12 +180,12 @@ def check_bool(_: object, attribute: Attribute[Any], value: object) -> None:
 
 def check_stop_strings(_: object, attribute: Attribute[Any], value: object) -> None:
     """Raise RequestError unless `value` is a tuple of strings within their limits."""
-    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
-        raise make_parameter_error(attribute.name, "a string or a list of strings", value)
-    if len(value) > MAX_STOP_STRINGS:
+    if isinstance(value, tuple) and len(value) > MAX_STOP_STRINGS:
         raise make_parameter_error(
             attribute.name, f"at most {MAX_STOP_STRINGS} strings", f"{len(value)}"
         )
+    if not isinstance(value, tuple) or not all(isinstance(text, str) for text in value):
+        raise make_parameter_error(attribute.name, "a string or a list of strings", value)
     for text in value:
         if not 1 <= len(text) <= MAX_STOP_LENGTH:
             got = f"one of {len(text)}" if text else "an empty string"
@@ -194,6 +212,8 @@ class TokenIdsCheck:
                 f"{0 if self.empty else 1} to {self.most} token ids",
                 f"{len(value)}",
             )
+        if _are_plain_ints(value) and min(value) >= 0 and max(value) <= MAX_TOKEN_ID:
+            return
         for token in value:
             if not is_int(token, 0, MAX_TOKEN_ID):
                 raise make_parameter_error(
@@ -239,8 +259,17 @@ def to_ids(value: Iterable[int] | None) -> tuple[int, ...]:
 
 
 def to_optional_ids(value: Iterable[int] | None) -> tuple[int, ...] | None:
-    """As `to_ids`, but None stays None: no restriction, which an empty list would not mean."""
-    return None if value is None else to_ids(value)
+    """As `to_ids`, each id once, but None stays None: no restriction, which an empty list would not
+    mean.
+    """
+    ids = None if value is None else to_ids(value)
+    # Each of them costs every step of the request.
+    return tuple(dict.fromkeys(ids)) if isinstance(ids, tuple) and _are_plain_ints(ids) else ids
+
+
+def _are_plain_ints(values: tuple[Any, ...]) -> bool:
+    """Whether there are values, all of type int."""
+    return set(map(type, values)) == {int}
 
 
 def to_arguments(value: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -254,7 +283,9 @@ def _to_int_key(key: Any) -> Any:
 
 
 def to_bias(value: Mapping[int, float] | None) -> dict[int, float] | None:
-    """A copy whose keys are integers where JSON made strings of them; other values pass through."""
-    if not isinstance(value, Mapping):
-        return value
+    """A copy whose keys are integers where JSON made strings of them; other values, and mappings
+    that are too large, pass through.
+    """
+    if not isinstance(value, Mapping) or len(value) > MAX_LOGIT_BIAS:
+        return value  # type: ignore[return-value]
     return {_to_int_key(key): bias for key, bias in value.items()}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable, Mapping
+from copy import copy
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -277,9 +278,11 @@ class SamplingParams:
     def for_answer(self, index: int, seed: int) -> SamplingParams:
         """The parameters of answer `index`, seeded with `seed` + index modulo 2**64, as int64."""
         whole_seed = (seed + index - MIN_SEED) % (1 << 64) + MIN_SEED
-        return evolve(
-            self, n=1, seed=whole_seed, prompt_logprobs=self.prompt_logprobs if index == 0 else None
-        )
+        # Not `evolve`: what is the same was checked, and may be a list of 200,000 ids.
+        answer = copy(self)
+        answer.n, answer.seed = 1, whole_seed
+        answer.prompt_logprobs = self.prompt_logprobs if index == 0 else None
+        return answer
 
     def replace(self, values: Mapping[str, object]) -> SamplingParams:
         """These parameters with `values` in place of some.

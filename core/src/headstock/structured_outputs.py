@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import islice
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
@@ -16,6 +17,9 @@ MAX_SCHEMA_BYTES: Final = 256 << 10
 MAX_SCHEMA_DEPTH: Final = 64
 MAX_REGEX_BYTES: Final = 16 << 10
 MAX_CHOICES: Final = 1024
+
+_MOST_WHITE: Final = 8
+"""How much longer a schema given as text may be than without its white space."""
 
 PARAMETER: Final = "structured_outputs"
 STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
@@ -30,6 +34,8 @@ def _to_schema(value: Any) -> str | None:
     """The text of a JSON schema, given as text or as a mapping.   raises: RequestError"""
     if value is None:
         return None
+    if isinstance(value, str) and len(value) > _MOST_WHITE * MAX_SCHEMA_BYTES:
+        _check_size("json", value, MAX_SCHEMA_BYTES)
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         if not isinstance(schema, Mapping | bool):
@@ -56,15 +62,26 @@ def _too_deep() -> RequestError:
 
 
 def _measure_depth(value: Any) -> int:
-    """How deep lists and mappings are nested, as far as the limit and one more."""
-    level, depth = [value], 0
+    """How deep lists and mappings are nested, as far as the limit and one more.
+
+    raises: RequestError for more values than so many bytes can spell
+    """
+    level, depth, count = [value], 0, 0
     while depth <= MAX_SCHEMA_DEPTH:
-        level = [
+        children = (
             child
             for node in level
             if isinstance(node, Mapping | list | tuple)
             for child in (node.values() if isinstance(node, Mapping) else node)
-        ]
+        )
+        level = list(islice(children, MAX_SCHEMA_BYTES + 1))
+        count += len(level)
+        if count > MAX_SCHEMA_BYTES:
+            raise RequestError(
+                f"{PARAMETER}: json has more than {MAX_SCHEMA_BYTES} values; at most "
+                f"{MAX_SCHEMA_BYTES} bytes are taken",
+                PARAMETER,
+            )
         if not level:
             break
         depth += 1
