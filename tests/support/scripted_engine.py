@@ -96,6 +96,7 @@ class Running:
     """A request, and how many tokens it has had."""
 
     wire: WireRequest
+    params: dict[str, Any]
     stream_tokens: bool
     sent: int = 0
     held: list[int] = Factory(list)
@@ -159,7 +160,8 @@ def take_message(channel: Channel, running: dict[str, Running], script: Script) 
                 )
             else:
                 for wire in message.requests:
-                    running[wire.id] = Running(wire, message.stream_tokens)
+                    params = {**message.params, **wire.params}
+                    running[wire.id] = Running(wire, params, message.stream_tokens)
                 channel.send(Accepted(message.batch))
         elif isinstance(message, Abort):
             for request_id in message.ids:
@@ -190,7 +192,7 @@ def make_updates(
         ends = stops and one.sent == len(tokens)
         is_last = ends or one.sent == one.wire.max_tokens
         one.held.append(token)
-        most = one.wire.params.get("logprobs")
+        most = one.params.get("logprobs")
         wants_prompt = is_first and one.wire.prompt_logprobs
         if one.stream_tokens or is_first or is_last:
             updates.append(
@@ -198,7 +200,7 @@ def make_updates(
                     request_id,
                     tuple(one.held),
                     None if most is None else tuple(make_logprob(each, most) for each in one.held),
-                    make_prompt_logprobs(one.wire) if wants_prompt else None,
+                    make_prompt_logprobs(one) if wants_prompt else None,
                     "stop" if ends else "length" if is_last else None,
                     None,
                     None,
@@ -220,10 +222,10 @@ def make_logprob(token: int, most: int) -> WireLogprob:
     return token, -1.0, tuple((each, -1.0 - rank) for rank, each in enumerate(top))
 
 
-def make_prompt_logprobs(wire: WireRequest) -> tuple[WireLogprob | None, ...]:
+def make_prompt_logprobs(one: Running) -> tuple[WireLogprob | None, ...]:
     """Those of a prompt, whose first token nothing predicts."""
-    prompt = np.frombuffer(wire.prompt, np.int32).tolist()
-    most = wire.params.get("prompt_logprobs", 0)
+    prompt = np.frombuffer(one.wire.prompt, np.int32).tolist()
+    most = one.params.get("prompt_logprobs", 0)
     return None, *(make_logprob(token, most) for token in prompt[1:])
 
 

@@ -8,6 +8,7 @@ import pytest
 from attrs import fields
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from headstock import RequestError, SamplingParams
 from headstock.outputs import TokenLogprob, Update
@@ -18,13 +19,14 @@ from headstock_openai_server.engine.messages import (
     Close,
     FrameReader,
     Step,
+    Submit,
     ToEngine,
     WireRequest,
     WireUpdate,
     encode_frame,
-    pack_request,
+    pack_requests,
     pack_update,
-    unpack_request,
+    unpack_requests,
     unpack_update,
 )
 
@@ -39,6 +41,10 @@ PARAMS = SamplingParams(
     user="ada",
     extra_args={"a": [1, None]},
 )
+
+
+def send(message: Submit) -> Submit:
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Submit)
 
 
 def test_a_request_arrives_with_every_field() -> None:
@@ -63,8 +69,7 @@ def test_a_request_arrives_with_every_field() -> None:
     made = {"processor_values"}
     names = [each.name for each in fields(Request) if each.init and each.name not in made]
     assert names == list(WireRequest.__struct_fields__), "a new field needs its place in a message"
-    decoder = msgspec.msgpack.Decoder(WireRequest)
-    found = unpack_request(decoder.decode(msgspec.msgpack.encode(pack_request(request))))
+    (found,) = unpack_requests(send(pack_requests(1, [request], stream_tokens=True)))
     for name in names:
         sent = getattr(request, name)
         assert np.array_equal(getattr(found, name), sent), name
@@ -73,12 +78,33 @@ def test_a_request_arrives_with_every_field() -> None:
 
 
 def test_parameters_are_checked_again_where_they_arrive() -> None:
-    wire = pack_request(
-        Request(id="1", prompt=np.ones(1, np.int32), max_tokens=1, params=SamplingParams())
-    )
-    bad = msgspec.structs.replace(wire, params={"temperature": 3.0})
-    with pytest.raises(RequestError, match="temperature must be between"):
-        unpack_request(bad)
+    request = Request(id="1", prompt=np.ones(1, np.int32), max_tokens=1, params=SamplingParams())
+    good = pack_requests(1, [request], stream_tokens=True)
+    bad = {"params": {"temperature": 3.0}}
+    wires = [replace(wire, **bad) for wire in good.requests]
+    for message in (replace(good, **bad), replace(good, requests=wires)):
+        with pytest.raises(RequestError, match="temperature must be between"):
+            list(unpack_requests(message))
+
+
+def test_what_the_requests_of_a_batch_share_is_sent_once() -> None:
+    ids = tuple(range(10_000))
+    asked = SamplingParams(n=3, allowed_token_ids=ids, prompt_logprobs=1, max_tokens=None)
+    requests = [
+        Request(
+            id=f"{i}", prompt=np.ones(1, np.int32), max_tokens=1, params=asked.for_answer(i, 40)
+        )
+        for i in range(3)
+    ]
+    message = send(pack_requests(1, requests, stream_tokens=True))
+    assert [wire.params for wire in message.requests] == [
+        {},
+        {"seed": 41, "prompt_logprobs": None},
+        {"seed": 42, "prompt_logprobs": None},
+    ]
+    found = [each.params for each in unpack_requests(message)]
+    assert found == [each.params for each in requests]
+    assert found[0].allowed_token_ids is found[2].allowed_token_ids == ids
 
 
 def test_an_update_arrives_with_every_field() -> None:

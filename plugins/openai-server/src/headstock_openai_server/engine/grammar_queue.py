@@ -40,12 +40,14 @@ class GrammarQueue:
     def must_compile(message: Submit, engine: Any) -> bool:
         """Whether the grammar of some answer of the batch is yet to be compiled."""
         # Those that are known must not wait behind others that take their time.
-        params = [
-            StructuredOutputsParams(**wire.params["structured_outputs"])
-            for wire in message.requests
-            if "structured_outputs" in wire.params
-        ]
-        return any(not engine.preparation.has_compiled(each) for each in params)
+        changed = [message.params, *(wire.params for wire in message.requests)]
+        return any(
+            not engine.preparation.has_compiled(
+                StructuredOutputsParams(**params["structured_outputs"])
+            )
+            for params in changed
+            if params.get("structured_outputs")
+        )
 
     def submit(self, message: Submit, work: Callable[[], FromEngine]) -> None:
         """Have `work` submit the batch, and send what it returns."""

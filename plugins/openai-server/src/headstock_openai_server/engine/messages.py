@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -34,7 +35,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class WireRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A `Request`: its prompt as int32 bytes, its parameters where they differ from the default."""
+    """A `Request`: its prompt as int32 bytes, its parameters where they differ from its batch's."""
 
     id: str
     prompt: bytes
@@ -82,9 +83,13 @@ class Start(Message, frozen=True):
 
 
 class Submit(Message, frozen=True):
-    """Requests that are accepted or refused together; the answer has the batch's number."""
+    """Requests that are accepted or refused together; the answer has the batch's number.
+
+    params: those of the first request, where they differ from the default
+    """
 
     batch: int
+    params: dict[str, Any]
     requests: list[WireRequest]
     stream_tokens: bool
 
@@ -253,8 +258,20 @@ def encode_frame(message: Message) -> bytes:
     return HEADER.pack(len(content)) + content
 
 
-def pack_request(request: Request) -> WireRequest:
-    """The message form of a request."""
+def pack_requests(batch: int, requests: Sequence[Request], *, stream_tokens: bool) -> Submit:
+    """The message that submits one or more requests."""
+    # Answers to one body differ in their seeds. What else they have may be 256 KB, 128 times.
+    shared = requests[0].params
+    return Submit(
+        batch,
+        _list_changes(SamplingParams(), shared),
+        [_pack_request(request, _list_changes(shared, request.params)) for request in requests],
+        stream_tokens,
+    )
+
+
+def _pack_request(request: Request, changes: dict[str, Any]) -> WireRequest:
+    """The message form of a request whose parameters have these changes."""
     return WireRequest(
         request.id,
         np.ascontiguousarray(request.prompt, np.int32).tobytes(),
@@ -269,18 +286,17 @@ def pack_request(request: Request) -> WireRequest:
         request.prompt_logprobs,
         None if request.extra_args is None else dict(request.extra_args),
         request.pooling,
-        _list_changes(request.params),
+        changes,
     )
 
 
-def _list_changes(params: SamplingParams) -> dict[str, Any]:
-    """The parameters that differ from their defaults."""
-    plain = SamplingParams()
-    return {
-        field.name: _as_plain(getattr(params, field.name))
+def _list_changes(before: SamplingParams, after: SamplingParams) -> dict[str, Any]:
+    """The parameters that differ."""
+    pairs = (
+        (field.name, getattr(before, field.name), getattr(after, field.name))
         for field in fields(SamplingParams)
-        if getattr(params, field.name) != getattr(plain, field.name)
-    }
+    )
+    return {name: _as_plain(new) for name, old, new in pairs if new is not old and new != old}
 
 
 def _as_plain(value: Any) -> Any:
@@ -288,8 +304,23 @@ def _as_plain(value: Any) -> Any:
     return value.as_dict() if isinstance(value, StructuredOutputsParams) else value
 
 
-def unpack_request(wire: WireRequest) -> Request:
-    """The request of a message, with its parameters checked again.   raises: RequestError"""
+def unpack_requests(message: Submit) -> Iterator[Request]:
+    """The requests of a message, with their parameters checked again.   raises: RequestError"""
+    shared = SamplingParams(**message.params)
+    for wire in message.requests:
+        yield _unpack_request(wire, _change_params(shared, wire.params))
+
+
+def _change_params(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
+    """A copy with changes, which alone are checked.   raises: RequestError"""
+    changed = copy(params)
+    for name, value in changes.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _unpack_request(wire: WireRequest, params: SamplingParams) -> Request:
+    """The request of a message."""
     return Request(
         id=wire.id,
         prompt=np.frombuffer(wire.prompt, np.int32),
@@ -304,7 +335,7 @@ def unpack_request(wire: WireRequest) -> Request:
         prompt_logprobs=wire.prompt_logprobs,
         extra_args=wire.extra_args,
         pooling=wire.pooling,
-        params=SamplingParams(**wire.params),
+        params=params,
     )
 
 

@@ -50,7 +50,7 @@ from headstock_openai_server.engine.messages import (
     encode_frame,
     pack_update,
     record_fields,
-    unpack_request,
+    unpack_requests,
 )
 from headstock_openai_server.engine.snapshot import take_snapshot
 
@@ -256,8 +256,7 @@ def submit_batch(
     """The answer to a batch: all of its requests are queued, or none."""
     submitted: list[str] = []
     try:
-        for wire in message.requests:
-            request = unpack_request(wire)
+        for request in unpack_requests(message):
             loop.submit(request, reporter.add_update, stream_tokens=message.stream_tokens)
             submitted.append(request.id)
     except (RequestError, EngineDied) as error:

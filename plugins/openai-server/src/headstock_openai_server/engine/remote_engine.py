@@ -45,9 +45,8 @@ from headstock_openai_server.engine.messages import (
     StartProgress,
     Stats,
     Step,
-    Submit,
     encode_frame,
-    pack_request,
+    pack_requests,
     record_fields,
     unpack_update,
 )
@@ -254,7 +253,7 @@ class RemoteLoop(asyncio.Protocol):
         for request in requests:
             self.sinks[request.id] = sink
         try:
-            self._send(Submit(batch, list(map(pack_request, requests)), stream_tokens))
+            self._send(pack_requests(batch, requests, stream_tokens=stream_tokens))
             message = await answer
         except BaseException:  # cancelled: the requests may be queued or not
             self._drop([request.id for request in requests])
