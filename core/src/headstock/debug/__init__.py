@@ -1,4 +1,4 @@
-"""Injected faults, and the canary that finds writes to free pages."""
+"""What `--debug` flags check of a running engine, the canary of free pages, injected faults."""
 
 from __future__ import annotations
 
