@@ -4,10 +4,14 @@
     PYTHONPATH=tests:tests/support python -m gpu.serve --device cpu --model demo --rates 2 --count 8
     ... --also "vllm=vllm serve {model} --load-format dummy --port {port} --max-model-len 4096"
 
+    ... --attn fa --also ...
+
 The contestants take turns. The same client sends to each server: several processes on httpx, each
-with every fourth request, which note when each event came and read it afterwards. Wanted: times to
-the first token and between tokens at most 1.1 times those of the engine in process, in the median.
-`--also` starts another server for the same client; it is not judged.
+with every fourth request. They make their requests before the first is due, note when each event
+comes, and read the events when the last has come. Wanted: times to the first token and between
+tokens at most 1.1 times those of the engine in process, in the median. Two contestants are not
+judged: what `--also` starts, and `client`, a server that answers at once and so tells what of a
+first token is the client's.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import shlex
 import signal
 import socket
@@ -44,10 +49,10 @@ MOST = 1.1
 """The median time at the socket over that in process, at most."""
 JUDGED = ("ttft_p50_ms", "itl_p50_ms")
 NUM_CLIENTS = 4
-LEAD_SECONDS = 3.0
-"""Between the start of the clients and the first request: they import httpx meanwhile."""
+LEAD_SECONDS = 0.5
+"""Between the moment when all clients are ready and the first request's earliest."""
 START_SECONDS = 400
-SETTINGS = {"attn": "auto", "max_seq_len": 2048, "num_pages": 8192, "page_size": 64}
+SETTINGS = {"max_seq_len": 2048, "num_pages": 8192, "page_size": 64}
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
@@ -69,6 +74,7 @@ def parse_words(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--count", type=int, default=200, help="requests of a run")
     parser.add_argument("--turns", type=int, default=2)
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--attn", default="auto", help="attention backends of the engine")
     parser.add_argument("--model", help="in place of the 0.6B shape with random weights")
     parser.add_argument("--also", action="append", default=[], help="NAME=COMMAND of a server")
     return parser.parse_args(words)
@@ -83,12 +89,12 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             settings["load_format"] = "dummy"
         if asked.device == "cpu":
             settings |= {"page_size": 16, "num_pages": 1024}
-        settings["device"] = asked.device
+        settings |= {"device": asked.device, "attn": asked.attn}
         workloads = {
             rate: draw_latency_workload(f"online:{rate}:{asked.count}")
             for rate in asked.rates.split(",")
         }
-        commands = {"socket": make_command(model, settings)}
+        commands = {"socket": make_command(model, settings), "client": BARE_COMMAND}
         commands |= dict(text.split("=", 1) for text in asked.also)
         runs: dict[str, dict[str, list[dict[str, Any]]]] = {rate: {} for rate in workloads}
         for _ in range(asked.turns):
@@ -216,11 +222,10 @@ def send_requests(
 ) -> list[StreamTimes]:
     """What the callers of a workload's requests see, from several processes."""
     assert workload.arrivals is not None
-    start = time.perf_counter() + LEAD_SECONDS
     url = f"http://127.0.0.1:{port}/v1/completions"
     requests = [
         {
-            "at": start + at,
+            "at": at,
             "url": url,
             "body": {
                 "prompt": list(prompt),
@@ -241,7 +246,14 @@ def send_requests(
     ]
     for process, share in zip(processes, shares, strict=False):
         assert process.stdin is not None
-        process.stdin.write(json.dumps(share).encode())
+        process.stdin.write(json.dumps(share).encode() + b"\n")
+        process.stdin.flush()
+    for process in processes:
+        assert process.stdout is not None and process.stdout.readline() == READY
+    start = time.perf_counter() + LEAD_SECONDS
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write(f"{start}\n".encode())
         process.stdin.close()
     streams = []
     for process in processes:
@@ -250,6 +262,13 @@ def send_requests(
             streams += [StreamTimes(**each) for each in json.loads(output.read())]
         process.wait()
     return streams
+
+
+READY = b"ready\n"
+"""What a client says before it is told when to begin, in seconds of `time.perf_counter`."""
+
+Pieces = list[tuple[float, bytes]]
+"""What came of a response, and when."""
 
 
 async def follow_requests(share: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -263,29 +282,38 @@ async def follow_requests(share: list[dict[str, Any]]) -> list[dict[str, Any]]:
         # The first request of a process imports half of httpx's back end: 25 to 40 ms, which would
         # be the slowest first token of each client.
         await client.get(httpx.URL(share[0]["url"]).join("/health"))
-        with release_when_due([request["at"] for request in share], due):
+        requests = [
+            client.build_request("POST", request["url"], json=request["body"]) for request in share
+        ]
+        # Blocking the loop: nothing runs on it yet.
+        sys.stdout.write(READY.decode())
+        sys.stdout.flush()
+        start = float(sys.stdin.readline())
+        with release_when_due([start + request["at"] for request in share], due):
             tasks = []
-            for request in share:
+            for request in requests:
                 arrival = await due.get()
                 tasks.append(group.create_task(follow_request(client, request, arrival)))
-    return [task.result() for task in tasks]
+    return [read_events(*task.result()) for task in tasks]
 
 
 async def follow_request(
-    client: httpx.AsyncClient, request: dict[str, Any], arrival: float
-) -> dict[str, Any]:
-    """What the caller of one request sees."""
-    pieces: list[tuple[float, bytes]] = []
-    error = None
+    client: httpx.AsyncClient, request: httpx.Request, arrival: float
+) -> tuple[float, Pieces, str | None]:
+    """The arrival of a request, what came of its response, and why that was not all."""
+    pieces: Pieces = []
     try:
-        async with client.stream("POST", request["url"], json=request["body"]) as response:
-            # Read afterwards: parsing would make later events seem late.
-            async for data in response.aiter_raw():
-                pieces += [(time.perf_counter(), data)]
-            if response.status_code != 200:
-                error = f"status {response.status_code}"
+        response = await client.send(request, stream=True)
+        async for data in response.aiter_raw():
+            pieces.append((time.perf_counter(), data))
     except httpx.HTTPError as caught:
-        error = repr(caught)
+        return arrival, pieces, repr(caught)
+    return arrival, pieces, None if response.is_success else f"status {response.status_code}"
+
+
+def read_events(arrival: float, pieces: Pieces, error: str | None) -> dict[str, Any]:
+    """What the caller of one request saw; the fields of `StreamTimes`."""
+    # Not while they come: it would make later ones seem late.
     times, buffer = [], b""
     for moment, data in pieces:
         *events, buffer = (buffer + data).split(b"\n\n")
@@ -302,9 +330,48 @@ async def follow_request(
     return {"arrival": arrival, "times": times, "token_ids": [0] * len(times), "error": error}
 
 
+BARE_COMMAND = shlex.join([sys.executable, __file__, "--bare"]) + " {port}"
+BARE_MODELS = b'{"data": [{"id": "bare"}]}'
+BARE_EVENT = b'data: {"choices": [{"text": "a"}]}\n\n'
+
+
+class BareConnection(asyncio.Protocol):
+    """Answers each request as soon as it is whole: a GET with models, others with one event."""
+
+    def __init__(self) -> None:
+        self.transport: Any = None
+        self.data = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep the transport."""
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Answer, unless a part is still to come."""
+        self.data += data
+        head, end, body = self.data.partition(b"\r\n\r\n")
+        length = re.search(rb"(?i)content-length: *(\d+)", head)
+        if not end or len(body) < int(length[1] if length else 0):
+            return
+        self.data = b""
+        answer = BARE_MODELS if head.startswith(b"GET") else BARE_EVENT
+        self.transport.write(
+            b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(answer), answer)
+        )
+
+
+async def serve_bare(port: int) -> None:
+    """Serve `BareConnection` until a signal."""
+    loop = asyncio.get_running_loop()
+    async with await loop.create_server(BareConnection, "127.0.0.1", port) as server:
+        await server.serve_forever()
+
+
 if __name__ == "__main__":
     if sys.argv[1:] == ["--client"]:
-        json.dump(asyncio.run(follow_requests(json.load(sys.stdin))), sys.stdout)
+        json.dump(asyncio.run(follow_requests(json.loads(sys.stdin.readline()))), sys.stdout)
+    elif sys.argv[1:2] == ["--bare"]:
+        asyncio.run(serve_bare(int(sys.argv[2])))
     else:
         result = measure(parse_words(sys.argv[1:]))
         sys.stdout.write(f"{json.dumps(result, indent=1)}\n")
