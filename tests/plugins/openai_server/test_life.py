@@ -184,6 +184,7 @@ def test_a_request_whose_step_fails_gets_an_error_and_others_go_on() -> None:
         *some, last = server.post(TEXT, body).events
         assert last["error"]["message"] == "the engine could not compute an answer to this request"
         assert some and last["error"]["type"] == "server_error"
+        assert server.wait_for_line(status=200, finish=["error"])["completion_tokens"] > 0
         assert server.post(TEXT, body).events[-1]["choices"][0]["finish_reason"] == "length"
         server.wait_for("headstock_failed_requests_total", 1)
         assert health(server) == (200, "ok")

@@ -287,15 +287,18 @@ class Generation:
         while not self.is_finished:
             await self.next_pieces()
 
-    def close(self) -> None:
-        """End the choices that still run; a second call does nothing."""
+    def close(self, error: BaseException | None = None) -> None:
+        """End the choices that still run, for `error`; a second call does nothing."""
         self.service.generations.discard(self)
         live = list(self.live)
         if live:
             self.service.loop.drop(live)
-            outcome = "abort" if isinstance(self.stop_error, ClientGoneError) else "error"
+            # What waits for a whole answer is cancelled when the client goes.
+            is_gone = isinstance(error or self.stop_error, ClientGoneError | asyncio.CancelledError)
+            outcome = "abort" if is_gone else "error"
             for request_id in live:
                 self._end_choice(request_id)
+                self.finish_reasons.append(outcome)
                 self.service.metrics.count_end(outcome, time.monotonic() - self.arrival)
 
 

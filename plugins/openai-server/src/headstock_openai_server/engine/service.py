@@ -171,8 +171,10 @@ class Service:
         generation = await self.start_generation(prompt_requests, streams=streams, kind=kind)
         try:
             yield generation
-        finally:
-            generation.close()
+        except BaseException as error:
+            generation.close(error)
+            raise
+        generation.close()
 
     async def start_generation(
         self,
@@ -193,8 +195,8 @@ class Service:
         self.generations.add(generation)
         try:
             await generation.submit()
-        except BaseException:
-            generation.close()
+        except BaseException as error:
+            generation.close(error)
             raise
         return generation
 

@@ -13,6 +13,7 @@ NEEDED = "headstock-openai-server[otel]"
 OPERATIONS: Mapping[str, str] = {
     "/v1/chat/completions": "chat",
     "/v1/completions": "text_completion",
+    "/v1/responses": "chat",
     "/v1/embeddings": "embeddings",
 }
 """Path -> the name that OpenTelemetry's conventions for generative AI give the operation."""

@@ -15,10 +15,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from opentelemetry.proto.trace.v1.trace_pb2 import Status
 from served import serve
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
+FLAGS = ("--num-pages", "64", "--faults", "nan@6:0")
 
 
 @contextmanager
@@ -53,16 +55,17 @@ def collect() -> Iterator[tuple[str, list[Any]]]:
 @pytest.mark.feature("W12")
 def test_each_request_has_a_span_below_its_clients() -> None:
     with collect() as (address, spans):
-        with serve("--num-pages", "64", "--otlp-endpoint", address) as server:
+        with serve(*FLAGS, "--otlp-endpoint", address) as server:
             body = {"prompt": [5] * 8, "max_tokens": 3, "ignore_eos": True}
             header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             assert server.post("/v1/completions", body, headers=header).status == 200
             assert server.post("/v1/chat/completions", {"messages": []}).status == 400
+            assert server.post("/v1/responses", {"input": "a", "stream": True}).status == 200
             server.get("/version")
             server.process.send_signal(signal.SIGTERM)
             assert server.wait() == 0
-        assert len(spans) == 2
-    first, second = sorted(spans, key=lambda span: span.start_time_unix_nano)
+        assert len(spans) == 3
+    first, second, third = sorted(spans, key=lambda span: span.start_time_unix_nano)
     assert (first.trace_id.hex(), first.parent_span_id.hex()) == (TRACE, PARENT)
     assert first.name == "text_completion demo" and second.name == "chat demo"
     facts = {each.key: each.value for each in first.attributes}
@@ -73,3 +76,6 @@ def test_each_request_has_a_span_below_its_clients() -> None:
     assert 0 < first.end_time_unix_nano - first.start_time_unix_nano < 60e9
     (status,) = (each.value for each in second.attributes if each.key.endswith("status_code"))
     assert status.int_value == 400 and not second.parent_span_id
+    assert third.name == "chat demo"
+    # A stream that its engine failed has begun with 200.
+    assert third.status.code == Status.STATUS_CODE_ERROR != first.status.code
