@@ -48,6 +48,7 @@ class Toys:
             "page_size": 4,
             "max_running_requests": 8,
             "max_batch_tokens": 64,
+            "overlap": True,  # as on a GPU
         }
         parts = {
             "attn": "toy",

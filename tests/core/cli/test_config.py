@@ -91,9 +91,10 @@ def test_the_effective_value_is_printed(
         monkeypatch.setenv("HEADSTOCK_OVERLAP", text)
         assert shown(capsys)["settings"]["overlap"]["value"] is expected
     monkeypatch.setenv("HEADSTOCK_OVERLAP", "perhaps")
+    words = "on, off, 1, 0, true, false, auto"
     assert (
         read_error(capsys)
-        == "headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of on, off, 1, 0, true, false"
+        == f"headstock: HEADSTOCK_OVERLAP=perhaps: overlap must be one of {words}"
     )
 
 

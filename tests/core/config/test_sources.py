@@ -139,11 +139,15 @@ def test_switches_by_flag_and_environment(text: str) -> None:
 @pytest.mark.feature("T19", "G1")
 def test_other_words_are_errors() -> None:
     words = "on, off, 1, 0, true, false"
-    assert refused("--overlap maybe") == f"--overlap maybe: overlap must be one of {words}"
+    assert refused("--kv-cache maybe") == f"--kv-cache maybe: kv_cache must be one of {words}"
     assert (
         refused("", {"HEADSTOCK_OVERLAP": "yes"})
-        == f"HEADSTOCK_OVERLAP=yes: overlap must be one of {words}"
+        == f"HEADSTOCK_OVERLAP=yes: overlap must be one of {words}, auto"
     )
+
+
+def test_overlap_is_left_to_the_device_unless_it_is_given() -> None:
+    assert resolve_line("").engine.overlap is resolve_line("--overlap auto").engine.overlap is None
 
 
 @pytest.mark.feature("T4", "P5")

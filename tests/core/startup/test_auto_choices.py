@@ -8,7 +8,9 @@ import attrs
 import pytest
 
 from headstock.config import EngineConfig
+from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
+from headstock.execution.threaded import ThreadedExecutor
 from headstock.registry import requirements
 from headstock.spi import DeviceEnv, Rejection
 from headstock.startup import auto_choices as auto
@@ -101,3 +103,14 @@ def test_the_dtype_table(requested: str, stored: str, env: DeviceEnv, expected: 
 @pytest.mark.feature("S14")
 def test_operations_are_tried_from_the_fastest() -> None:
     assert auto.OPS == ("triton", "fbgemm", "onednn", "torch")
+
+
+@pytest.mark.parametrize(("overlap", "expected"), [(None, False), (True, True), (False, False)])
+def test_steps_overlap_on_a_cpu_where_that_is_asked_for(
+    overlap: bool | None, expected: bool
+) -> None:
+    engine = Engine(EngineConfig(device="cpu", num_pages=8, max_seq_len=64, overlap=overlap))
+    assert engine.limits.overlap is expected
+    assert isinstance(engine.executor, ThreadedExecutor) is expected
+    engine.close()
+    assert auto.OVERLAP == {"cuda": True, "cpu": False}

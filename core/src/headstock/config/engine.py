@@ -196,11 +196,12 @@ class EngineConfig(PartSettings):
         default_text="auto: 2048, and full steps",
         group="running",
     )
-    overlap: bool = setting_field(
+    overlap: bool | None = setting_field(
         "--overlap",
-        Switch(),
-        True,
+        Switch(word="auto"),
+        None,
         "schedule the next step while the device computes",
+        default_text="auto: on with a GPU",
         group="running",
     )
     tp: int = setting_field(

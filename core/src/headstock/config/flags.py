@@ -119,8 +119,8 @@ def _make_metavar(setting: Setting) -> str:
     match setting.value_type:
         case Choice(names=names):
             return "|".join(names)
-        case Switch():
-            return "on|off"
+        case Switch(word=word):
+            return "on|off" if word is None else f"on|off|{word}"
         case Repeated(form=form):
             return form
         case value_type:

@@ -101,8 +101,8 @@ def _render_row(setting: Setting) -> tuple[str, ...]:
     match setting.value_type:
         case Choice() as choice:
             values = _list_choices(choice)
-        case Switch():
-            values = "switch"
+        case Switch(word=word):
+            values = "switch" if word is None else f"switch, or '{word}'"
         case value_type:
             values = value_type.describe().replace("|", " or ")
     aliases = ", ".join(f"`{alias}`" for alias in setting.aliases)

@@ -159,22 +159,31 @@ class Choice(ValueType):
         return ", ".join(self.names)
 
 
-@frozen
+@frozen(kw_only=True)
 class Switch(ValueType):
-    """On or off."""
+    """On or off.
+
+    `word` is the text that leaves it open; its value is None.
+    """
+
+    word: str | None = None
 
     def read(self, raw: object) -> Value:
         if isinstance(raw, bool):
             return raw
+        if self.word is not None and (raw is None or raw == self.word):
+            return None
         text = str(raw).strip().lower()
         if text not in SWITCH_WORDS:
-            raise InvalidValue(f"must be one of {', '.join(SWITCH_WORDS)}")
+            raise InvalidValue(f"must be one of {self.describe()}")
         return SWITCH_WORDS[text]
 
     def describe(self) -> str:
-        return ", ".join(SWITCH_WORDS)
+        return ", ".join([*SWITCH_WORDS, *([] if self.word is None else [self.word])])
 
     def show(self, value: Value) -> str:
+        if value is None:
+            return str(self.word)
         return "on" if value else "off"
 
 

@@ -88,7 +88,7 @@ class Engine:
         # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
         on_cpu = parts.env.device == "cpu"
         self.executor = (
-            ThreadedExecutor(parts.executor) if self.config.overlap and on_cpu else parts.executor
+            ThreadedExecutor(parts.executor) if self.limits.overlap and on_cpu else parts.executor
         )
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
@@ -215,7 +215,7 @@ class Engine:
         """
         # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
-        num_kept = 1 if self.config.overlap and launched else 0
+        num_kept = 1 if self.limits.overlap and launched else 0
         collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
         # Results first: a request that its last token ends has ended, even if an abort is queued.
         events = self._make_events(collected)

@@ -207,7 +207,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         num_pages=memory.num_pages,
         max_len=max_len,
     )
-    limits = make_limits(config, parts, terms, memory, model, max_len)
+    limits = make_limits(config, parts, terms, memory, model, max_len, env.device)
     assembled = assemble_executor(inputs, buffers, max_len)
     times.end_part("memory")
     # Graphs come last: they hold the addresses of the buffers that serve.

@@ -10,6 +10,7 @@ from headstock.debug.watched_cache import WatchedPolicy
 from headstock.errors import CannotRun
 from headstock.scheduler import Limits
 from headstock.spi import CachePolicy, ModelConfig
+from headstock.startup.auto_choices import OVERLAP
 from headstock.startup.memory_plan import MemoryPlan
 from headstock.startup.negotiate import Terms
 from headstock.startup.select import SelectedPlugins
@@ -22,6 +23,7 @@ def make_limits(
     memory: MemoryPlan,
     model: ModelConfig,
     max_len: int,
+    device: str,
 ) -> Limits:
     """Make the scheduler's limits.   raises: CannotRun"""
     return Limits(
@@ -37,7 +39,7 @@ def make_limits(
         cache=parts.cache.name,
         recompute=not config.kv_cache,
         max_regions=_region_limit(config, memory) if terms.take_over else 0,
-        overlap=config.overlap,
+        overlap=OVERLAP[device] if config.overlap is None else config.overlap,
         max_drafts=parts.max_drafts,
         check=config.debug_invariants,
         length_hint=_explain_max_len(config, memory, model, max_len),
