@@ -9,11 +9,11 @@
 
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), ops (operations against
 torch's), tokens (the demo model's answers for each pair of backends), speed (attention alone),
-bench (workloads), step_time (a step by kernels), prompts (replayed steps with prompt tokens),
-shared_prefix (decode rows that share pages), drafts (what a proposer gains and costs), rules (masks
-and logits processors), serve (a server beside the engine in process), tests (pytest:
-tests/backends, and the rows of
-docs/features.md that need a GPU). Each writes OUT/PART.json; one that fails does not stop the
+bench (workloads), step_time (a step by kernels), sweep (streams, contexts, other workloads),
+prompts (replayed steps with prompt tokens), shared_prefix (decode rows that share pages), drafts
+(what a proposer gains and costs), rules (masks and logits processors), serve (a server beside the
+engine in process), tests (pytest: tests/backends, and the rows of docs/features.md that need a
+GPU). Each writes OUT/PART.json; one that fails does not stop the
 others.
 """
 
@@ -42,6 +42,7 @@ PARTS = (
     "speed",
     "bench",
     "step_time",
+    "sweep",
     "prompts",
     "shared_prefix",
     "drafts",
