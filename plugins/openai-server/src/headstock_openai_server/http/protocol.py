@@ -1,4 +1,6 @@
-"""HTTP connections with limits that uvicorn lacks: on headers, and on how slowly a client sends."""
+"""HTTP connections with limits that uvicorn lacks: on headers, and on how slowly a client sends or
+reads.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +8,16 @@ import asyncio
 from asyncio.events import TimerHandle
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.http.event_stream import ABORT, CHUNKS
 from headstock_openai_server.settings import ServerSettings
+
+LEAST_READ = 16 << 10
+"""Bytes that a client must read in `--unread-timeout` where more are waiting for it."""
+UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
@@ -40,15 +47,18 @@ class ChunkWriter:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection whose headers must come whole, in time and within bounds, and whose bodies must
-    keep coming.
+    """A connection whose headers must come whole, in time and within bounds, whose bodies must keep
+    coming, and whose client must read.
     """
 
     def __init__(self, *arguments: Any, settings: ServerSettings, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self.settings = settings
         self.timer: TimerHandle | None = None
+        self.reader_timer: TimerHandle | None = None
         self.header_bytes = 0
+        self.bytes_since_body = 0
+        self.num_unread = 0
         self.has_headers = False
         self.is_refused = False
 
@@ -58,20 +68,49 @@ class GuardedProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timer."""
+        """Forget the timers."""
         self._set_timer(None)
+        self._stop_watching_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes of headers, whole or not."""
-        if not self.has_headers:
+        """Count the bytes that are no body's: of headers, whole or not, and between chunks."""
+        if self.has_headers:
+            self.bytes_since_body += len(data)
+        else:
             self.header_bytes += len(data)
-        super().data_received(data)
+        self._unset_keepalive_if_required()
+        self._parse(data)
         # The parser keeps a header that has not ended, however long it gets.
-        if not self.has_headers and self.header_bytes > self.settings.max_header_bytes:
-            self._refuse_headers(
-                f"the headers have more than {self.settings.max_header_bytes} bytes"
-            )
+        most = self.settings.max_header_bytes
+        if (self.bytes_since_body if self.has_headers else self.header_bytes) > most:
+            self._refuse_headers(f"the headers have more than {most} bytes")
+
+    def _parse(self, data: bytes) -> None:
+        """Call what the parser finds in the data."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._parse_without_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserError:
+            self.send_400_response("")
+
+    def _parse_without_upgrade(self, rest: bytes) -> None:
+        """Begin the request anew without its wish for another protocol; `rest` follows its headers.
+
+        Java's client has that wish, unless it is told otherwise. The parser would leave the body to
+        the other protocol.
+        """
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self.send_400_response("")
+            return
+        self.parser = httptools.HttpRequestParser(self)
+        lines = [b"%b %b HTTP/1.1" % (method, self.url)]
+        lines += [
+            b"%b: %b" % (name, value) for name, value in self.headers if name not in UPGRADE_HEADERS
+        ]
+        self._parse(b"\r\n".join(lines) + b"\r\n\r\n" + rest)
 
     def on_message_begin(self) -> None:
         """Begin a request, the first of the connection or a later one."""
@@ -80,9 +119,16 @@ class GuardedProtocol(HttpToolsProtocol):
         if self.has_headers:
             self._begin_headers()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """Take a header; fields behind a body are none."""
+        if not self.has_headers:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         """Refuse headers beyond the limits, and wait for the body."""
-        self.has_headers = True
+        if self.parser.should_upgrade():
+            return
+        self.has_headers, self.bytes_since_body = True, 0
         size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
         if len(self.headers) > self.settings.max_headers:
             self._refuse_headers(
@@ -102,15 +148,52 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """Give the client time for the next bytes."""
+        self.bytes_since_body = 0
         if not self.is_refused:
             self._set_timer(self.settings.body_timeout)
             super().on_body(body)
 
     def on_message_complete(self) -> None:
         """The request is whole."""
-        if not self.is_refused:
+        self.bytes_since_body = 0
+        if not self.is_refused and not self.parser.should_upgrade():
             self._set_timer(None)
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Watch whether the client reads the rest of the response."""
+        super().on_response_complete()
+        if self.transport.get_write_buffer_size():
+            self._watch_reader()
+
+    def pause_writing(self) -> None:
+        """Watch whether the client reads what has piled up."""
+        super().pause_writing()
+        self._watch_reader()
+
+    def resume_writing(self) -> None:
+        """The client has read most of it."""
+        super().resume_writing()
+        self._stop_watching_reader()
+
+    def _watch_reader(self) -> None:
+        """Look later how much the client has read."""
+        self._stop_watching_reader()
+        self.num_unread = self.transport.get_write_buffer_size()
+        self.reader_timer = self.loop.call_later(self.settings.unread_timeout, self._check_reader)
+
+    def _check_reader(self) -> None:
+        """Drop the client if it has read next to nothing."""
+        left = self.transport.get_write_buffer_size()
+        if left and left > self.num_unread - LEAST_READ:
+            self.transport.abort()  # closing would wait for it
+        elif left:
+            self._watch_reader()
+
+    def _stop_watching_reader(self) -> None:
+        if self.reader_timer is not None:
+            self.reader_timer.cancel()
+            self.reader_timer = None
 
     def send_400_response(self, msg: str) -> None:
         """Refuse what is no HTTP, in the form of all errors."""
@@ -139,6 +222,10 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         """Answer without the application, and close."""
+        cycle = self.cycle
+        if cycle is not None and cycle.response_started and not cycle.response_complete:
+            self.transport.abort()  # an error would be a part of that response
+            return
         self.is_refused = True
         self._set_timer(None)
         body = error.body
