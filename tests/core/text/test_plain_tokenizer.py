@@ -166,7 +166,7 @@ ENTRIES = st.builds(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     config=st.fixed_dictionaries(
         {},
