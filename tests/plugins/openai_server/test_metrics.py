@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_engine import SUMMARY
 from served import Served
 
-from headstock_openai_server.observe.metrics import BETWEEN_TOKENS, Histogram, name_series
+from headstock.engine.stats import EngineStats
+from headstock_openai_server.observe.metrics import (
+    BETWEEN_TOKENS,
+    Histogram,
+    ServerMetrics,
+    name_series,
+)
 
 MONITORING = Path(__file__).parents[3] / "docs" / "monitoring"
 
@@ -38,6 +47,38 @@ def test_vllms_prefix_gives_vllms_names() -> None:
     assert name_series("mine", "kv_usage_ratio", "kv_cache_usage_perc") == "mine_kv_usage_ratio"
 
 
+BOARD = (
+    "e2e_request_latency_seconds_bucket inter_token_latency_seconds_bucket prompt_tokens_total "
+    "time_to_first_token_seconds_bucket generation_tokens_total num_requests_running "
+    "num_requests_waiting kv_cache_usage_perc request_prompt_tokens_bucket "
+    "request_generation_tokens_bucket request_success_total request_queue_time_seconds_sum "
+    "request_prefill_time_seconds_sum request_decode_time_seconds_sum "
+    "request_max_num_generation_tokens_sum"
+)
+"""The series that the board of vLLM's own repository draws."""
+
+
+@pytest.mark.feature("W11")
+def test_vllms_prefix_serves_what_vllms_board_draws() -> None:
+    counts = dict.fromkeys(EngineStats.__annotations__, 0)
+    session = SimpleNamespace(
+        engine=SimpleNamespace(stats=lambda: EngineStats(**counts), summary=SimpleNamespace(**SUMMARY))
+    )
+    service: Any = SimpleNamespace(opened=session, num_sequences=0, silence=0.0)
+    text = ServerMetrics("vllm", "demo", service).render().decode()
+    drawn = set(re.findall(r'^vllm:(\w+){.*model_name="demo"', text, re.MULTILINE))
+    assert set(BOARD.split()) - drawn == set()
+
+
+def test_of_several_answers_the_longest_counts(server: Served) -> None:
+    name = "headstock_request_longest_output_tokens"
+    before = server.metric(f"{name}_count"), server.metric(f"{name}_sum")
+    body = {"prompt": [[5, 6, 7, 8]] * 2, "n": 2, "max_tokens": 5, "ignore_eos": True}
+    assert server.post("/v1/completions", body).status == 200
+    assert server.metric(f"{name}_count") == before[0] + 2
+    assert server.metric(f"{name}_sum") == before[1] + 10
+
+
 @pytest.mark.feature("W11")
 def test_requests_tokens_and_times_are_counted(server: Served) -> None:
     names = {
@@ -52,6 +93,7 @@ def test_requests_tokens_and_times_are_counted(server: Served) -> None:
         "headstock_decode_seconds_count": 2.0,
         "headstock_request_prompt_tokens_sum": 8.0,
         "headstock_request_output_tokens_sum": 10.0,
+        "headstock_request_longest_output_tokens_sum": 10.0,
     }
     server.wait_for("headstock_requests_running", 0)
     before = {name: server.metric(name) for name in names if server.get("/metrics")}

@@ -51,6 +51,7 @@ class Bench:
         metrics = SimpleNamespace(
             count_start=lambda seconds, queued: None,
             count_answer=lambda prompt, output, seconds: None,
+            count_prompt=lambda tokens: None,
             observe_token_gap=lambda seconds: None,
             count_end=lambda outcome, seconds: self.ends.append(outcome),
         )

@@ -271,11 +271,15 @@ class Generation:
 
     def _count_answer(self, request_id: str, seconds: float) -> None:
         """Count the tokens of a choice that ended well, and the time that they took."""
+        metrics = self.service.metrics
         progress, prompt_request = self.progress.get(request_id), self.choices[request_id][1]
         if progress is not None:
-            self.service.metrics.count_answer(
+            metrics.count_answer(
                 len(prompt_request.prompt.tokens), progress.num_tokens, seconds - progress.first
             )
+        if prompt_request.is_finished:
+            answers = [self.progress.get(request.id) for request in prompt_request.requests]
+            metrics.count_prompt(max(each.num_tokens if each else 0 for each in answers))
 
     def _end_choice(self, request_id: str) -> None:
         self.live.discard(request_id)

@@ -257,6 +257,12 @@ class ServerMetrics:
             "generated tokens of an answer",
             TOKENS,
         )
+        self.longest_answers = histogram(
+            "request_longest_output_tokens",
+            "request_max_num_generation_tokens",
+            "generated tokens of the longest answer to a prompt",
+            TOKENS,
+        )
         outcome = "outcome" if prefix != VLLM else "finished_reason"
         self.outcomes = Counter(
             name_series(prefix, "requests", "request_success"),
@@ -293,6 +299,10 @@ class ServerMetrics:
         self.prompt_sizes.observe(num_prompt_tokens)
         self.answer_sizes.observe(num_tokens)
         self.decode.observe(seconds)
+
+    def count_prompt(self, num_tokens: int) -> None:
+        """Count a prompt with all of its answers, the longest of `num_tokens`."""
+        self.longest_answers.observe(num_tokens)
 
     def count_end(self, outcome: str, seconds: float) -> None:
         """Count an answer that ended, `seconds` after its arrival."""
