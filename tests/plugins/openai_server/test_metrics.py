@@ -62,7 +62,9 @@ BOARD = (
 def test_vllms_prefix_serves_what_vllms_board_draws() -> None:
     counts = dict.fromkeys(EngineStats.__annotations__, 0)
     session = SimpleNamespace(
-        engine=SimpleNamespace(stats=lambda: EngineStats(**counts), summary=SimpleNamespace(**SUMMARY))
+        engine=SimpleNamespace(
+            stats=lambda: EngineStats(**counts), summary=SimpleNamespace(**SUMMARY)
+        )
     )
     service: Any = SimpleNamespace(opened=session, num_sequences=0, silence=0.0)
     text = ServerMetrics("vllm", "demo", service).render().decode()

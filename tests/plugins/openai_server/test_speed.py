@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from served import Served, serve
+from served import Served, find_engine, serve
 
 BODY = {
     "messages": [{"role": "user", "content": "hi"}],
@@ -17,6 +17,7 @@ BODY = {
     "stream": True,
 }
 TOKENS = "headstock_inter_token_latency_seconds_count"
+STEPS = "headstock_engine_steps_total"
 
 
 def processor_seconds(process: int) -> float:
@@ -53,6 +54,56 @@ def test_a_streamed_token_costs_40_us_at_32_streams_and_300_at_one() -> None:
         crowd = min(token_microseconds(server, 32, 3) for _ in range(3))
         alone = min(token_microseconds(server, 1, 3) for _ in range(3))
     assert (crowd <= 40, alone <= 300) == (True, True), (crowd, alone)
+
+
+def pin_process(process: int, core: int) -> None:
+    """Have every thread of a process run on one core."""
+    for thread in os.listdir(f"/proc/{process}/task"):
+        os.sched_setaffinity(int(thread), {core})
+
+
+def step_microseconds(server: Served, engine: int, *, stream: bool) -> float:
+    """Processor time of the engine process for a step of 32 rows, in microseconds."""
+    body = {"prompt": "Once", "max_tokens": 900, "ignore_eos": True, "stream": stream}
+    with selectors.DefaultSelector() as selector:
+        connections = [server.post_raw("/v1/completions", body) for _ in range(32)]
+        for connection in connections:
+            selector.register(connection, selectors.EVENT_READ)
+        server.wait_for("headstock_requests_running", 32, 30)
+        steps, spent = server.metric(STEPS), processor_seconds(engine)
+        end = time.monotonic() + 3
+        while time.monotonic() < end:
+            for key, _ in selector.select(0.1):
+                key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
+        spent = processor_seconds(engine) - spent
+        steps = server.metric(STEPS) - steps
+    for connection in connections:
+        connection.close()
+    server.wait_for("headstock_requests_running", 0, 30)
+    return 1e6 * spent / steps
+
+
+@pytest.mark.feature("W14")
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two cores")
+def test_streams_cost_a_step_at_most_a_twentieth() -> None:
+    own, other, *_ = sorted(cores := os.sched_getaffinity(0))
+    with serve("--num-pages", "2400", "--max-running-requests", "32") as server:
+        engine = find_engine(server)
+        pin_process(engine, own)
+        pin_process(server.process.pid, other)
+        os.sched_setaffinity(0, {other})
+        try:
+            # Whole answers have nothing to say between their first token and their last.
+            turns = [
+                [step_microseconds(server, engine, stream=stream) for stream in (False, True)]
+                for _ in range(6)
+            ]
+        finally:
+            os.sched_setaffinity(0, cores)
+    ratios = [streamed / alone for alone, streamed in turns[1:]]
+    assert statistics.median(ratios) <= 1.05, turns
 
 
 CONCURRENCY = (1, 8, 32, 64)
