@@ -284,7 +284,7 @@ def test_a_kind_of_sampling_that_cannot_be_captured_is_computed_each_time(
     def refuse(work: Any, *, warm: bool) -> Any:
         raise RuntimeError("not in a graph")
 
-    runner.capturer = refuse
+    runner.sampling.capturer = refuse
     truncated = SamplingParams(temperature=0.8, top_p=0.7, seed=4, max_tokens=9)
     requests = [request(str(i), range(1, 9), 9, params=truncated) for i in range(2)]
     with caplog.at_level(logging.WARNING, "headstock"):

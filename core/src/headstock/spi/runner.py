@@ -145,6 +145,25 @@ class Runner(ABC):
             raise TypeError(f"{type(self).__name__} names buckets but has no capture")
         return ()
 
+    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
+        """Capture each of these sizes later: when a step first needs it, or in `capture_next`.
+
+        They take the place of all earlier captures, and what `capture` raises may be raised here. A
+        size that cannot be captured later is logged and left to `run`.
+
+        returns: False when the runner does not defer, as by default; `capture` is called then
+        """
+        return False
+
+    def capture_next(self) -> int:
+        """Capture one graph of those that were deferred.
+
+        It is called while no step is due, and a request that arrives meanwhile waits for it.
+
+        returns: how many sizes are still to be captured; 0 by default
+        """
+        return 0
+
     # `decode` and `prompt` may refuse a step, because captures cover only some sizes and kinds.
     def decode(self, step: DecodeStep) -> Sample | None:
         """Replay the step and sample; None when `run` must do it.

@@ -163,7 +163,7 @@ class CudaGraphCapturer:
             work(skip_attention)
             last.record()
             launched = time.perf_counter() - began
-            last.synchronize()
+            last.synchronize()  # so nothing is left that `here` would have to wait for
             return bool(first.elapsed_time(last) < 1e3 * launched * hidden)
 
     def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from attrs import frozen
@@ -70,32 +70,38 @@ class PromptGraphs:
     What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
 
-    def __init__(self, program: Program, capturer: GraphCapturer, max_rows: int) -> None:
+    def __init__(
+        self, program: Program, capturer: GraphCapturer, max_rows: int, sizes: Sequence[int]
+    ) -> None:
         self.program = program
         self.capturer = capturer
         self.max_rows = max(max_rows, WHOLE_ROWS)
+        self.sizes = sorted(sizes)
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
 
-    def capture(self, sizes: Sequence[int], report: Callable[[], None]) -> None:
-        """Capture forward passes of these token counts, largest first."""
-        for size in sizes:
-            # A row of a step has a token, so no step has more rows than tokens.
-            rows = max(min(size, self.max_rows), WHOLE_ROWS)
-            inputs = self.program.row_tables.prompt_inputs(rows, size)
+    def capture(self, size: int) -> Iterator[None]:
+        """Capture forward passes of so many tokens, if replays of them are worth it.
 
-            def pieces(attend_into: AttendInto, inputs: PromptInputs = inputs) -> Tensor:
-                return self.forward(inputs, attend_into)
+        It stops after each graph. The largest size comes first: smaller ones share its output.
+        """
+        # A row of a step has a token, so no step has more rows than tokens.
+        rows = max(min(size, self.max_rows), WHOLE_ROWS)
+        inputs = self.program.row_tables.prompt_inputs(rows, size)
 
-            hidden = HIDDEN if size <= 4 * MOST_PADDING else FULL_HIDDEN
-            if self.capturer.is_worthwhile(pieces, hidden):
-                whole = self.capture_whole(inputs)
-                self.captured[size] = PromptBucket(
-                    size, inputs, self.capturer.capture_pieces(pieces), whole
-                )
-            report()
-        # Ascending: the first bucket with room is the smallest one.
-        self.captured = dict(sorted(self.captured.items()))
+        def work(attend_into: AttendInto) -> Tensor:
+            return self.forward(inputs, attend_into)
+
+        hidden = HIDDEN if size <= 4 * MOST_PADDING else FULL_HIDDEN
+        if not self.capturer.is_worthwhile(work, hidden):
+            return
+        yield
+        whole = self.capture_whole(inputs)
+        if whole is not None:
+            yield
+        pieces = self.capturer.capture_pieces(work)
+        bucket = PromptBucket(size, inputs, pieces, whole)
+        self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
     def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor] | None:
         """The whole forward pass; None when a graph cannot have the backend's calls in it."""
@@ -146,11 +152,16 @@ class PromptGraphs:
             self.outputs[shape] = torch.zeros(len(q), *shape, dtype=q.dtype, device=q.device)
         return self.outputs[shape][: len(q)]
 
-    def bucket_for(self, step: PromptStep) -> PromptBucket | None:
-        """The smallest bucket with room for the step's tokens, unless that is far too large."""
+    def size_for(self, step: PromptStep) -> int | None:
+        """The smallest size with room for the step's tokens, unless that is far too large."""
         count = step.num_tokens
-        bucket = next((bucket for size, bucket in self.captured.items() if size >= count), None)
-        return bucket if bucket is not None and bucket.size - count <= MOST_PADDING else None
+        size = next((size for size in self.sizes if size >= count), None)
+        return size if size is not None and size - count <= MOST_PADDING else None
+
+    def bucket_for(self, step: PromptStep) -> PromptBucket | None:
+        """The step's bucket, if it is captured."""
+        size = self.size_for(step)
+        return None if size is None else self.captured.get(size)
 
     def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
         """Whether the step is replayed as one graph."""

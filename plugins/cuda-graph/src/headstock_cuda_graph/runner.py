@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import traceback
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
 from torch import Tensor
 
-from headstock.nn.eager_step import run_eager_step, score_and_sample
+from headstock.nn.eager_step import run_eager_step
 from headstock.spi import (
     Attend,
     Batch,
@@ -26,12 +23,12 @@ from headstock.spi import (
     PromptStep,
     Runner,
     Sample,
-    Sampling,
 )
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
-from headstock_cuda_graph.prompt_graphs import PromptGraphs
-from headstock_cuda_graph.sampling_kinds import TRUNCATED, SamplingKinds
+from headstock_cuda_graph.capture_tasks import CaptureTasks, TaskKey
+from headstock_cuda_graph.prompt_graphs import PromptBucket, PromptGraphs
+from headstock_cuda_graph.sampling_graphs import Bucket, SamplingGraphs, pad_lines
 from headstock_cuda_graph.uploads import upload
 from headstock_cuda_graph.verify_graphs import (
     forward_verification,
@@ -39,36 +36,11 @@ from headstock_cuda_graph.verify_graphs import (
     write_verification,
 )
 
-LOG = logging.getLogger("headstock.cudagraph")
-
 SHARED_ROWS = 8
 """The smallest bucket that has a forward pass for rows that share leading pages.
 
 On an H200 8 rows of 2,048 shared tokens take the same either way, 16 take 21 us a layer for 29.
 """
-
-
-@frozen(eq=False)
-class Bucket:
-    """A captured forward pass of `size` rows: its input, its attention plan and its hidden states.
-
-    shared: the same for rows that share leading pages, with the same hidden states; None where a
-        bucket has none
-    lines: [3, size] int64: row ids, positions, and where the rows' hidden states are among those
-        of a step with prompt tokens
-    """
-
-    size: int
-    lines: Tensor
-    plan: Any
-    forward: CapturedGraph[Tensor]
-    shared: CapturedGraph[Tensor] | None
-    samplers: dict[frozenset[str], CapturedGraph[Sample]]
-
-    @property
-    def inputs(self) -> Tensor:
-        """Row ids and positions. [2, size] int64"""
-        return self.lines[:2]
 
 
 class CudaGraphRunner(Runner):
@@ -88,13 +60,15 @@ class CudaGraphRunner(Runner):
         self.attention = program.attention
         self.injected_capturer = capturer
         self.capturer: GraphCapturer | None = None
+        self.sizes: list[int] = []
+        self.verify_sizes: list[int] = []
+        self.waiting = CaptureTasks()
         self.captured: dict[int, Bucket] = {}
         self.verifying: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
         self.prefixes: PrefixInputs | None = None
         self.groups: PrefixGroups | None = None
-        self.kinds = SamplingKinds.list(program.rules)
-        self.uncapturable: set[frozenset[str]] = set()
+        self.sampling = SamplingGraphs(program)
         self.plans_itself = self.attention.planning is Planning.NONE
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
@@ -113,72 +87,110 @@ class CudaGraphRunner(Runner):
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
         """Capture steps of these sizes, largest first. After an error nothing is replayed."""
-        self.drop_graphs()
         if not buckets:
+            self.drop_graphs()
             return ()
+        with self.drop_graphs_after_errors():
+            keys = self.begin_captures(buckets, prompt_buckets)
+            for number, key in enumerate(keys, start=1):
+                self.waiting.finish(key)
+                report(number, len(keys))
+        return sorted(self.prompts.captured, reverse=True) if self.prompts is not None else ()
+
+    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
+        """Capture the largest size of each kind of step now, and the others later."""
+        with self.drop_graphs_after_errors():
+            keys = self.begin_captures(buckets, prompt_buckets)
+            # What later captures need fits in the memory that these leave.
+            for kind in ("prompt", "rows"):
+                largest = next((key for key in keys if key.kind == kind), None)
+                if largest is not None:
+                    self.waiting.finish(largest)
+        # The small ones are those that the first requests want.
+        self.waiting.tasks = dict(sorted(self.waiting.tasks.items()))
+        return True
+
+    def capture_next(self) -> int:
+        """Capture one more graph; return how many sizes are left."""
+        self.waiting.advance()
+        return len(self.waiting.tasks)
+
+    def begin_captures(
+        self, buckets: Sequence[int], prompt_buckets: Sequence[int]
+    ) -> list[TaskKey]:
+        """Make a task of each size, largest first, in place of all earlier captures."""
+        self.drop_graphs()
         # A pool of memory ends with its last graph, so each capture begins a pool of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
-        verified = verify_rows(tuple(buckets), self.program.verify_len)
-        captures, total = count(1), len(buckets) + len(prompt_buckets) + len(verified)
-        prompts = PromptGraphs(self.program, self.capturer, max(buckets))
-        # Largest first: what later captures need fits in the memory that earlier ones have left.
-        prompts.capture(prompt_buckets, lambda: report(next(captures), total))
+        self.sampling.capturer = self.capturer
+        program, tasks = self.program, self.waiting.tasks
+        self.prompts = PromptGraphs(program, self.capturer, max(buckets), prompt_buckets)
+        for size in prompt_buckets:
+            tasks[TaskKey(size, "prompt", size)] = self.prompts.capture(size)
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
-        lines = torch.empty(
-            3 * max(buckets), dtype=torch.int64, device=self.program.row_tables.device
-        )
+        lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=program.row_tables.device)
         # Host work for each of the two parts of a step would cost more than it spares.
         if self.attention.shares_prefixes and self.plans_itself:
-            self.prefixes = self.program.row_tables.prefix_inputs(max(buckets))
-        captured = {}
+            self.prefixes = program.row_tables.prefix_inputs(max(buckets))
+        self.sizes = sorted(buckets)
         for size in buckets:
-            captured[size] = self.capture_bucket(lines[: 3 * size].view(3, size))
-            report(next(captures), total)
-        verifying = {}
-        for rows in verified:
-            hidden = captured[buckets[0]].forward.result
-            verifying[rows] = self.capture_verify_bucket(rows, hidden)
-            report(next(captures), total)
-        # Last, so that an error above leaves nothing to replay; ascending, as the first bucket with
-        # room is taken.
-        self.captured, self.prompts = dict(sorted(captured.items())), prompts
-        self.verifying = dict(sorted(verifying.items()))
-        return sorted(prompts.captured, reverse=True)
+            task = self.capture_bucket(lines[: 3 * size].view(3, size))
+            tasks[TaskKey(size, "rows", size)] = task
+        self.verify_sizes = sorted(verify_rows(tuple(buckets), program.verify_len))
+        for rows in reversed(self.verify_sizes):
+            key = TaskKey(rows * program.verify_len, "verify", rows)
+            tasks[key] = self.capture_verify_bucket(rows, max(buckets))
+        return list(tasks)
 
-    def capture_bucket(self, lines: Tensor) -> Bucket:
-        """A bucket whose rows are all padding, with samplers for greedy rows and for temperatures.
+    @contextmanager
+    def drop_graphs_after_errors(self) -> Iterator[None]:
+        """Leave nothing to replay when this block raises."""
+        try:
+            yield
+        except BaseException:
+            self.drop_graphs()
+            raise
+
+    def capture_bucket(self, lines: Tensor) -> Iterator[None]:
+        """Capture a bucket, with samplers for greedy rows and for temperatures.
+
+        It stops after each graph.
 
         lines: [3, size] int64, which the bucket keeps
-        writes: lines
+        writes: lines, self.captured
         """
         assert self.capturer is not None
         size, inputs = lines.shape[1], lines[:2]
-        # The work runs once before its capture: padding rows write to the dummy page alone.
-        lines[0], lines[1:] = self.program.row_tables.padding_row, 0
+        pad_lines(lines, self.program.row_tables.padding_row)
         rows, starts = inputs
         step = self.program.row_tables.attention_step(rows, starts, 1, np.ones(size, np.int32))
         plan = self.attention.backend.graph_plan(size, step)
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
+        yield
         shared = None
         if self.prefixes is not None and size >= SHARED_ROWS:
             prefixes, hidden = self.prefixes.first_rows(size), forward.result
+            pad_lines(lines, self.program.row_tables.padding_row)
             shared = self.capturer(
                 lambda: self.forward_shared(inputs, prefixes, hidden), warm=False
             )
+            yield
         bucket = Bucket(size, lines, plan, forward, shared, {})
-        # Fills the hidden states: the samplers below are run before they are captured.
-        forward.replay()
-        self.capture_first_samplers(bucket)
-        return bucket
+        yield from self.sampling.capture_first(bucket)
+        self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
-    def capture_verify_bucket(self, rows: int, hidden: Tensor) -> Bucket:
-        """A bucket of so many rows that verify drafts, all padding; its lines are one a token.
+    def capture_verify_bucket(self, rows: int, largest: int) -> Iterator[None]:
+        """Capture a bucket of so many rows that verify drafts; its lines are one a token.
 
-        Where no graph may have the calls of attention in it, the bucket has samplers alone.
-        hidden: [n, width], hidden states of any step
+        Where no graph may have the calls of attention in it, the bucket has samplers alone. It
+        stops after each graph.
+
+        largest: the size of a bucket that is captured by then
+        writes: self.verifying
         """
         program = self.program
         assert self.capturer is not None
+        hidden = self.captured[largest].forward.result
         backend, length = program.verify_attention, program.verify_len
         lines = torch.zeros((3, rows * length), dtype=torch.int64, device=hidden.device)
         lines[0] = program.row_tables.padding_row
@@ -189,26 +201,10 @@ class CudaGraphRunner(Runner):
             forward = self.capturer(
                 lambda: forward_verification(program, backend, lines[:2], length), warm=False
             )
-            forward.replay()
+            yield
         bucket = Bucket(rows * length, lines, None, forward, None, {})
-        self.capture_first_samplers(bucket)
-        return bucket
-
-    def capture_first_samplers(self, bucket: Bucket) -> None:
-        """Capture the kinds of sampling that begin captured.   writes: bucket.samplers"""
-        for kind in self.kinds.first:
-            if kind <= TRUNCATED:
-                self.capture_sampler(bucket, kind, warm=False)
-            else:  # plugins take part in it, and one that fails costs no other graph
-                self.try_capture_sampler(bucket, kind, warm=False)
-
-    def capture_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
-        """Capture one more way to sample.   writes: bucket.samplers"""
-        assert self.capturer is not None
-        hidden = bucket.forward.result
-        bucket.samplers[kind] = self.capturer(
-            lambda: self.sample(bucket.inputs, hidden, kind), warm=warm
-        )
+        yield from self.sampling.capture_first(bucket)
+        self.verifying = dict(sorted({**self.verifying, rows: bucket}.items()))
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
@@ -244,14 +240,6 @@ class CudaGraphRunner(Runner):
 
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
-    def sample(self, inputs: Tensor, hidden: Tensor, kind: frozenset[str]) -> Sample:
-        """The rows' next tokens.   writes: row_tables.tokens"""
-        tables = self.program.row_tables
-        rows, after = inputs[0], inputs[1] + 1
-        sample = score_and_sample(self.program, hidden, tables.sampling(rows, after, kind))
-        tables.keep(rows, after, sample)
-        return sample
-
     def decode(self, step: DecodeStep) -> Sample | None:
         """What the step samples, by a replay; None when it has more rows than any bucket."""
         if step.query_len > 1:
@@ -281,8 +269,10 @@ class CudaGraphRunner(Runner):
     def verify(self, step: DecodeStep) -> Sample | None:
         """What a step of several tokens a row samples, by a replay; None if no bucket has room."""
         count = len(step.row_ids)
-        bucket = next((one for rows, one in self.verifying.items() if rows >= count), None)
-        if bucket is None or self.program.verify_attention is None:
+        if self.program.verify_attention is None:
+            return None
+        bucket = self.verify_bucket_for(count)
+        if bucket is None:
             return None
         write_verification(bucket.inputs, step, self.program.row_tables.padding_row)
         bucket.forward.replay()
@@ -299,9 +289,11 @@ class CudaGraphRunner(Runner):
         """What the scored tokens sample, by a replay; None when no bucket has room."""
         rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
         count = len(rows)
-        bucket = self.scorer_for(count)
+        # Both before the upload: a capture of rows overwrites what is uploaded.
+        tokens = self.prompt_bucket_for(step)
+        bucket = None if tokens is None else self.scorer_for(count)
         prompts = self.prompts
-        if bucket is None or prompts is None or (tokens := prompts.bucket_for(step)) is None:
+        if bucket is None or prompts is None or tokens is None:
             return None
         # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
         # padding row here, so that no sampled token replaces the next token of its prompt.
@@ -317,72 +309,48 @@ class CudaGraphRunner(Runner):
         return self.sample_rows(bucket, count, step)
 
     def bucket_for(self, count: int) -> Bucket | None:
-        """The smallest bucket of at least so many rows."""
-        return next((bucket for size, bucket in self.captured.items() if size >= count), None)
+        """The smallest bucket of at least so many rows, captured now if it is not yet."""
+        size = next((size for size in self.sizes if size >= count), None)
+        if size is None:
+            return None
+        self.waiting.finish_now(TaskKey(size, "rows", size))
+        return self.captured.get(size)
+
+    def verify_bucket_for(self, count: int) -> Bucket | None:
+        """The smallest bucket of at least so many rows that verify drafts."""
+        rows = next((rows for rows in self.verify_sizes if rows >= count), None)
+        if rows is None:
+            return None
+        self.waiting.finish_now(TaskKey(rows * self.program.verify_len, "verify", rows))
+        return self.verifying.get(rows)
+
+    def prompt_bucket_for(self, step: PromptStep) -> PromptBucket | None:
+        """The bucket of a step with prompt tokens, if replays of its size are worth it."""
+        size = None if self.prompts is None else self.prompts.size_for(step)
+        if self.prompts is None or size is None:
+            return None
+        self.waiting.finish_now(TaskKey(size, "prompt", size))
+        return self.prompts.bucket_for(step)
 
     def scorer_for(self, count: int) -> Bucket | None:
         """A bucket that scores at least so many tokens; one that verifies drafts scores several a
         row.
         """
-        bucket = self.bucket_for(count)
-        if bucket is not None:
-            return bucket
-        return next((one for one in self.verifying.values() if one.size >= count), None)
+        if count <= self.sizes[-1]:
+            return self.bucket_for(count)
+        return self.verify_bucket_for(-(-count // self.program.verify_len))
 
     def sample_rows(self, bucket: Bucket, count: int, step: DecodeStep | PromptStep) -> Sample:
-        """What the bucket's hidden states sample for its first rows, by a replay if possible.
-
-        writes: row_tables.tokens
-        """
-        if step.kind is None:
-            return self.sample_eagerly(bucket, count, step.sampling())
-        # The forward pass is launched, so the device computes while the host fills masks.
-        step.prepare_sampling()
-        kind = self.kinds.find(step.kind)
-        if kind in bucket.samplers:
-            bucket.samplers[kind].replay()
-            return bucket.samplers[kind].result.first(count)
-        # Computed before it is captured: this step needs its tokens now.
-        sample = self.sample(bucket.inputs, bucket.forward.result, kind)
-        self.try_capture_sampler(bucket, kind, warm=True)
-        return sample.first(count)
-
-    def try_capture_sampler(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
-        """Capture a kind of sampling; a failure is final for the kind.
-
-        writes: bucket.samplers
-        """
-        if kind in self.uncapturable:
-            return
-        try:
-            self.capture_sampler(bucket, kind, warm=warm)
-        except Exception as error:
-            self.uncapturable.add(kind)
-            frame = traceback.extract_tb(error.__traceback__)[-1]
-            LOG.warning(
-                "sampling by %s is not captured: %s, at %s:%s",
-                ", ".join(sorted(kind)),
-                error,
-                frame.filename,
-                frame.lineno,
-            )
-
-    def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
-        """The first rows' next tokens by settings that no graph samples by.
-
-        writes: row_tables.tokens
-        """
-        sample = score_and_sample(self.program, bucket.forward.result[:count], sampling)
-        rows, positions = bucket.inputs[:, :count]
-        self.program.row_tables.keep(rows, positions + 1, sample)
-        return sample
+        """What the bucket's hidden states sample for its first rows.   writes: row_tables.tokens"""
+        return self.sampling.sample_rows(bucket, count, step)
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""
         self.drop_graphs()
-        del self.program, self.attention
+        del self.program, self.attention, self.sampling
 
     def drop_graphs(self) -> None:
         """Forget every capture."""
-        self.captured, self.verifying = {}, {}
+        self.waiting.tasks, self.captured, self.verifying = {}, {}, {}
+        self.sizes, self.verify_sizes = [], []
         self.prompts = self.prefixes = self.groups = None

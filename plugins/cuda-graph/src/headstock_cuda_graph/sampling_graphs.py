@@ -1,0 +1,147 @@
+"""Graphs of sampling: one for each bucket and kind of sampling."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+from attrs import frozen
+from torch import Tensor
+
+from headstock.nn.eager_step import score_and_sample
+from headstock.spi import DecodeStep, Program, PromptStep, Sample, Sampling
+from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer
+from headstock_cuda_graph.sampling_kinds import TRUNCATED, SamplingKinds
+
+LOG = logging.getLogger("headstock.cudagraph")
+
+
+@frozen(eq=False)
+class Bucket:
+    """A captured forward pass of `size` rows: its input, its attention plan and its hidden states.
+
+    shared: the same for rows that share leading pages, with the same hidden states; None where a
+        bucket has none
+    lines: [3, size] int64: row ids, positions, and where the rows' hidden states are among those
+        of a step with prompt tokens
+    """
+
+    size: int
+    lines: Tensor
+    plan: Any
+    forward: CapturedGraph[Tensor]
+    shared: CapturedGraph[Tensor] | None
+    samplers: dict[frozenset[str], CapturedGraph[Sample]]
+
+    @property
+    def inputs(self) -> Tensor:
+        """Row ids and positions. [2, size] int64"""
+        return self.lines[:2]
+
+
+def pad_lines(lines: Tensor, padding_row: int) -> None:
+    """Make all rows of a bucket padding, as work runs once before its capture.
+
+    Padding rows write to the dummy page alone. Buckets share their lines, so a step between two
+    captures of one bucket leaves its own rows here.
+
+    lines: [3, size] int64
+    writes: lines
+    """
+    lines[0], lines[1:] = padding_row, 0
+
+
+class SamplingGraphs:
+    """Samples what buckets have computed, and captures how.
+
+    capturer: None before the first captures
+    """
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.capturer: GraphCapturer | None = None
+        self.kinds = SamplingKinds.list(program.rules)
+        self.uncapturable: set[frozenset[str]] = set()
+
+    def capture_first(self, bucket: Bucket) -> Iterator[None]:
+        """Capture the kinds of sampling that begin captured; stop after each but the last.
+
+        writes: bucket.samplers, bucket.lines
+        """
+        for number, kind in enumerate(self.kinds.first):
+            if number:
+                yield
+            pad_lines(bucket.lines, self.program.row_tables.padding_row)
+            # Fills the hidden states: samplers are run before they are captured. A step since the
+            # capture before may have used their memory, which all graphs share.
+            bucket.forward.replay()
+            if kind <= TRUNCATED:
+                self.capture(bucket, kind, warm=False)
+            else:  # plugins take part in it, and one that fails costs no other graph
+                self.try_capture(bucket, kind, warm=False)
+
+    def capture(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
+        """Capture one more way to sample.   writes: bucket.samplers"""
+        assert self.capturer is not None
+        hidden = bucket.forward.result
+        bucket.samplers[kind] = self.capturer(
+            lambda: self.sample(bucket.inputs, hidden, kind), warm=warm
+        )
+
+    def try_capture(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
+        """Capture a kind of sampling; a failure is final for the kind.
+
+        writes: bucket.samplers
+        """
+        if kind in self.uncapturable:
+            return
+        try:
+            self.capture(bucket, kind, warm=warm)
+        except Exception as error:
+            self.uncapturable.add(kind)
+            frame = traceback.extract_tb(error.__traceback__)[-1]
+            LOG.warning(
+                "sampling by %s is not captured: %s, at %s:%s",
+                ", ".join(sorted(kind)),
+                error,
+                frame.filename,
+                frame.lineno,
+            )
+
+    def sample(self, inputs: Tensor, hidden: Tensor, kind: frozenset[str]) -> Sample:
+        """The rows' next tokens.   writes: row_tables.tokens"""
+        tables = self.program.row_tables
+        rows, after = inputs[0], inputs[1] + 1
+        sample = score_and_sample(self.program, hidden, tables.sampling(rows, after, kind))
+        tables.keep(rows, after, sample)
+        return sample
+
+    def sample_rows(self, bucket: Bucket, count: int, step: DecodeStep | PromptStep) -> Sample:
+        """What the bucket's hidden states sample for its first rows, by a replay if possible.
+
+        writes: row_tables.tokens
+        """
+        if step.kind is None:
+            return self.sample_eagerly(bucket, count, step.sampling())
+        # The forward pass is launched, so the device computes while the host fills masks.
+        step.prepare_sampling()
+        kind = self.kinds.find(step.kind)
+        if kind in bucket.samplers:
+            bucket.samplers[kind].replay()
+            return bucket.samplers[kind].result.first(count)
+        # Computed before it is captured: this step needs its tokens now.
+        sample = self.sample(bucket.inputs, bucket.forward.result, kind)
+        self.try_capture(bucket, kind, warm=True)
+        return sample.first(count)
+
+    def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
+        """The first rows' next tokens by settings that no graph samples by.
+
+        writes: row_tables.tokens
+        """
+        sample = score_and_sample(self.program, bucket.forward.result[:count], sampling)
+        rows, positions = bucket.inputs[:, :count]
+        self.program.row_tables.keep(rows, positions + 1, sample)
+        return sample
