@@ -61,6 +61,7 @@ def measure(config: EngineConfig, *, turns: int, tokens: int) -> dict[str, Any]:
         recorded_proposer.install(folder)
         sys.path.insert(0, str(folder))
         stack.callback(sys.path.remove, str(folder))
+        config = evolve(config, defer_graphs=False)
         plain = stack.enter_context(LLM(config=config))
         first, _ = generate(plain, prompt, tokens)
         engines = {"off": plain}

@@ -20,6 +20,7 @@ SETTINGS: dict[str, Any] = {
     "runner": "cudagraph",
     "num_pages": 4096,
     "max_running_requests": 32,
+    "defer_graphs": False,
 }
 BACKENDS = ("fa", "fi", "trtllm")
 BATCHES = (1, 3, 8, 17)

@@ -48,6 +48,7 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_model_directory(MODEL_SHAPES[shape], Path(folder))
         settings = {"load_format": "dummy", "device": "cuda", "attn": attn, "max_seq_len": 5120}
+        settings["defer_graphs"] = False
         for most in (None, 0):
             with LLM(folder, cuda_graph_max_tokens=most, **settings) as llm:
                 name = "replayed" if most is None else "eager"

@@ -169,7 +169,7 @@ def time_steps() -> dict[str, float]:
     plain = SamplingParams(temperature=0.0, max_tokens=128, ignore_eos=True)
     ruled = SamplingParams(temperature=0.0, max_tokens=128, structured_outputs=grammar)
     found = {}
-    with LLM("demo", max_running_requests=ROWS) as llm:
+    with LLM("demo", max_running_requests=ROWS, defer_graphs=False) as llm:
         for _ in range(2):
             for name, count in (
                 ("plain", 0),

@@ -90,6 +90,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         if asked.device == "cpu":
             settings |= {"page_size": 16, "num_pages": 1024}
         settings |= {"device": asked.device, "attn": asked.attn}
+        settings["defer_graphs"] = "off"
         workloads = {
             rate: draw_latency_workload(f"online:{rate}:{asked.count}")
             for rate in asked.rates.split(",")

@@ -35,6 +35,7 @@ SETTINGS: dict[str, Any] = {
     "max_running_requests": 48,
     "page_size": 16,
     "attn": "fa",
+    "defer_graphs": False,
 }
 
 

@@ -67,6 +67,7 @@ OTHER_VALUES: dict[str, object] = {
     "memory_threshold": 0.25,
     "cuda_graph_max_bs": 0,
     "cuda_graph_max_tokens": 512,
+    "defer_graphs": False,
     "overlap": False,
     "tp": 2,
     "engine_seed": 14,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -15,15 +17,16 @@ from headstock.config import EngineConfig
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
 from headstock.spi import Sampling
-from headstock.startup import build
+from headstock.startup import build, graph_captures
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
-from headstock.startup.profile_run import (
+from headstock.startup.graph_captures import (
     GraphSizes,
+    LateCaptures,
     graph_sizes,
     measure_graph_bytes,
-    measure_memory_use,
     try_capture,
 )
+from headstock.startup.profile_run import measure_memory_use
 
 SIZES = (32, 24, 16, 8, 4, 2, 1)
 PIECE = 40
@@ -40,6 +43,7 @@ class Device:
     prompts: tuple[int, ...] = ()
     seen: set[int] = field(factory=set)
     fails: bool = False
+    later: list[int] = field(factory=list)
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
         return tuple(size for size in SIZES if size <= max_rows)
@@ -53,6 +57,16 @@ class Device:
         self.captured, self.prompts = tuple(buckets), tuple(prompt_buckets)
         self.seen |= {*buckets}
         return self.prompts
+
+    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
+        self.capture(buckets[:1], None, prompt_buckets[:1])
+        self.later = [*buckets[1:]]
+        return True
+
+    def capture_next(self) -> int:
+        self.captured += (self.later.pop(),)
+        self.seen |= {*self.captured}
+        return len(self.later)
 
     def free(self) -> int:
         graphs = (
@@ -85,6 +99,47 @@ def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
 
     assert (device.captured, device.prompts) == (device.buckets(rows), (64, 16))
     assert expected == before - device.free() > 0
+
+
+@pytest.mark.feature("G10")
+def test_graphs_that_will_be_deferred_are_measured_in_the_order_of_their_captures() -> None:
+    device, reports = Device(), list[tuple[int, int]]()
+    before = device.free()
+    sizes = GraphSizes(device.buckets(8), (64,))
+
+    expected = measure_graph_bytes(
+        device.assemble(), sizes, device.free, lambda *counts: reports.append(counts), deferred=True
+    )
+
+    assert device.captured == (8, 1, 2, 4) and expected == before - device.free() > 0
+    assert reports == [(0, 5), (3, 5), (4, 5)]
+
+
+@pytest.mark.feature("G10")
+@pytest.mark.parametrize(("taken", "is_told"), [(168 << 20, False), (170 << 20, True)])
+def test_late_captures_that_took_more_than_planned_are_told_once_all_are_done(
+    taken: int, is_told: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = [2, 1, 0]
+    monkeypatch.setattr(graph_captures, "count_settled_bytes", lambda: (1 << 30) - taken)
+    late = LateCaptures(torch.device("cuda"), planned=100 << 20, free_before=1 << 30)
+    executor: Any = SimpleNamespace(capture_next=lambda: left.pop(0))
+    with caplog.at_level(logging.WARNING, "headstock"):
+        while not late.is_done:
+            assert not caplog.records
+            late.capture_next(executor)
+    assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_told
+    assert not left
+
+
+def test_a_runner_whose_late_capture_raises_is_asked_for_no_more(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    late = LateCaptures(torch.device("cpu"))
+    executor: Any = SimpleNamespace(capture_next=Mock(side_effect=MemoryError("none is left")))
+    with caplog.at_level(logging.WARNING, "headstock"):
+        late.capture_next(executor)
+    assert late.is_done and "MemoryError: none is left" in caplog.messages[0]
 
 
 @pytest.mark.feature("G10")

@@ -196,6 +196,13 @@ class EngineConfig(PartSettings):
         default_text="auto: 2048, and full steps",
         group="running",
     )
+    defer_graphs: bool = setting_field(
+        "--defer-graphs",
+        Switch(),
+        True,
+        "capture CUDA graphs at their first use or when idle; off: all before the first step",
+        group="running",
+    )
     overlap: bool | None = setting_field(
         "--overlap",
         Switch(word="auto"),

@@ -145,6 +145,10 @@ class FaultyExecutor(Executor):
             time.sleep(fault.value)
         return FaultyStep(self.inner.execute(plan, new_rows), self.faults, plan.number)
 
+    def capture_next(self) -> int:
+        """Capture one graph; return how many sizes are still without."""
+        return self.inner.capture_next()
+
     def close(self) -> None:
         """Free the device, and warn of faults that never happened: they tested nothing."""
         self.inner.close()
@@ -223,6 +227,16 @@ class FaultyRunner(Runner):
         if buckets:
             self.faults.raise_if_due("capture")
         return self.inner.capture(buckets, report, prompt_buckets)
+
+    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
+        """Capture steps of these sizes later."""
+        if buckets:
+            self.faults.raise_if_due("capture")
+        return self.inner.defer_captures(buckets, prompt_buckets)
+
+    def capture_next(self) -> int:
+        """Capture one graph; return how many sizes are still without."""
+        return self.inner.capture_next()
 
     def decode(self, step: DecodeStep) -> Sample | None:
         """Replay the step; None where NaN is due, which only `run` can make."""

@@ -86,10 +86,8 @@ class Engine:
         self.request_args = parts.request_args
         self.device_lost = False
         # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
-        on_cpu = parts.env.device == "cpu"
-        self.executor = (
-            ThreadedExecutor(parts.executor) if self.limits.overlap and on_cpu else parts.executor
-        )
+        needs_thread = self.limits.overlap and parts.env.device == "cpu"
+        self.executor = ThreadedExecutor(parts.executor) if needs_thread else parts.executor
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
         with blame_plugins(self.names):
@@ -112,6 +110,7 @@ class Engine:
         self.num_idle_steps = 0
         self.start_time = time.monotonic()
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
+        self.late_captures = parts.late_captures
 
     @property
     def max_seq_len(self) -> int:
@@ -249,6 +248,10 @@ class Engine:
                 f"{BLAME}"
             )
         return updates
+
+    def capture_next(self) -> None:
+        """Capture one graph, while there is no work."""
+        self.late_captures.capture_next(self.executor)
 
     def _explain(self, text: str) -> PluginBroken:
         """Make the error of a plugin that ends the engine."""

@@ -20,6 +20,14 @@ LOG = logging.getLogger(__name__)
 Sink = Callable[[Update], None]
 """Gets the updates of one request, on the loop's thread, up to one with a finish reason."""
 
+_LONGEST_SLEEP = 1.0
+
+_SECONDS_BEFORE_CAPTURES = 0.25
+"""Seconds without work after which graphs are captured.
+
+A client that sends one request after another, or tokenizes its first, needs the interpreter.
+"""
+
 
 class Loop:
     """Owns the thread that steps the engine, and calls each request's sink on it.
@@ -131,10 +139,21 @@ class Loop:
                 self._close_abandoned()
 
     def _wait_for_work(self) -> bool:
-        """Sleep until there is work; return False when the loop is closing."""
+        """Sleep until there is work; return False when the loop is closing.
+
+        After a while without work graphs are captured, one at a time: a request that arrives
+        meanwhile waits for no more.
+        """
+        capture_at = time.monotonic() + _SECONDS_BEFORE_CAPTURES
         while not self.closing and not self.engine.has_work:
             self._report_step()
-            self.wakeup.acquire(timeout=1.0)
+            seconds = _LONGEST_SLEEP
+            if not self.engine.late_captures.is_done:
+                seconds = capture_at - time.monotonic()
+                if seconds <= 0:
+                    self.engine.capture_next()
+                    continue
+            self.wakeup.acquire(timeout=seconds)
         return not self.closing
 
     def _report_step(self) -> None:

@@ -46,6 +46,10 @@ class Executor(ABC):
         raises: as `Pending.wait`
         """
 
+    def capture_next(self) -> int:
+        """Capture one graph, while no step is due; return how many sizes are still without."""
+        return 0
+
     @abstractmethod
     def close(self) -> None:
         """Free the device; no call follows."""

@@ -247,6 +247,11 @@ class LocalExecutor(Executor):
             reasons=reasons,
         )
 
+    @torch.inference_mode()
+    def capture_next(self) -> int:
+        """Capture one graph of the runner's; return how many sizes are still without."""
+        return self.runner.capture_next()
+
     def close(self) -> None:
         """Free the device; a second call frees what an interrupted one left."""
         # The attributes go too: an error or a caller that still refers to this executor would else

@@ -45,6 +45,10 @@ class ThreadedExecutor(Executor):
         pending = self.inner.execute(plan, new_rows)
         return pending.wait(), pending
 
+    def capture_next(self) -> int:
+        """Capture one graph on the thread; return how many sizes are still without."""
+        return self.thread.submit(self.inner.capture_next).result()
+
     def close(self) -> None:
         """Finish the queue and free the device."""
         self.thread.shutdown(wait=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,11 +29,12 @@ from headstock.spi import (
     GraphSupport,
     ModelConfig,
 )
-from headstock.startup.assemble import AssembledExecutor, assemble_executor
+from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, free_bytes
 from headstock.startup.grammars import make_grammar_rows
+from headstock.startup.graph_captures import LateCaptures, capture_runner_graphs
 from headstock.startup.memory_plan import (
     MemoryPlan,
     MemoryUse,
@@ -55,9 +55,6 @@ from headstock.startup.model_loading import (
 from headstock.startup.model_needs import find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import Terms, negotiate_terms
 from headstock.startup.profile_run import (
-    capture_graphs,
-    count_settled_bytes,
-    graph_sizes,
     measure_memory_use,
     slow_notice,
 )
@@ -75,9 +72,6 @@ from headstock.startup.tuned_choices import find_tuned_choices
 
 LOG = logging.getLogger(__name__)
 
-_GRAPH_SLACK_BYTES = 64 << 20
-"""Bytes by which graphs may exceed the plan unreported: the driver allocates in large pieces."""
-
 MAX_QUIET_CANARY_BYTES = 1 << 30
 """Bytes of the largest pool that the canary reads in every step without a warning.
 
@@ -93,6 +87,7 @@ class EngineBuild:
     weights: what loading made of quantized weights; empty for others
     grammars: follows the answers that a grammar rules; None where none can be ruled
     notes: lines for the user
+    late_captures: the graphs that are still to be captured
     start: names and seconds of the start's parts, in order
     """
 
@@ -110,6 +105,7 @@ class EngineBuild:
     executor: Executor
     grammars: GrammarRows | None
     notes: tuple[str, ...]
+    late_captures: LateCaptures
     start: tuple[tuple[str, float], ...]
 
 
@@ -211,7 +207,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     assembled = assemble_executor(inputs, buffers, max_len)
     times.end_part("memory")
     # Graphs come last: they hold the addresses of the buffers that serve.
-    graphs = _capture_runner_graphs(assembled, inputs, memory, on_progress)
+    graphs = capture_runner_graphs(assembled, inputs, memory, on_progress)
     times.end_part("graphs")
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
@@ -231,7 +227,8 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
             inputs, memory, buffers, faults.wrap_executor(assembled.executor)
         ),
         grammars=grammars,
-        notes=(*notes, *graphs),
+        notes=(*notes, *graphs.notes),
+        late_captures=graphs.late,
         start=tuple(times.parts),
     )
 
@@ -297,61 +294,6 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
             f"a step of --max-batch-tokens {inputs.config.max_batch_tokens} needs more memory "
             "than the device has; lower --max-batch-tokens or --max-running-requests"
         ) from error
-
-
-def _capture_runner_graphs(
-    assembled: AssembledExecutor,
-    inputs: BuildInputs,
-    memory: MemoryPlan,
-    on_progress: ProgressCallback | None,
-) -> tuple[str, ...]:
-    """Capture the runner's graphs; return the notes about them."""
-    sizes = graph_sizes(assembled.runner, inputs)
-    if not sizes.rows:
-        if inputs.faults.has_pending("capture"):
-            reason = f"the runner {inputs.parts.runner.name} captures nothing here"
-            LOG.warning(log_event("a fault cannot happen", fault="capture", because=reason))
-        return ()
-    off = (
-        "graphs are off: they could not be captured (the log says why), "
-        "and every step runs without",
-    )
-    # The profile run has tried that and said why.
-    if not memory.other_use.capturable:
-        return off
-    free_before, began = _count_free_bytes(assembled.device), time.monotonic()
-
-    def report_graph(done: int, total: int) -> None:
-        if on_progress is not None:
-            on_progress(f"graphs, {format_bytes(free_bytes(assembled.device))} free", done, total)
-
-    captured = capture_graphs(assembled, sizes, report_graph)
-    if captured is None:
-        return off
-    seconds, graph_bytes = (
-        time.monotonic() - began,
-        max(free_before - _count_free_bytes(assembled.device), 0),
-    )
-    if (
-        assembled.device.type == "cuda"
-        and graph_bytes > memory.other_use.graphs * 1.05 + _GRAPH_SLACK_BYTES
-    ):
-        LOG.warning(
-            log_event(
-                "graphs took more than planned",
-                planned=format_bytes(memory.other_use.graphs),
-                taken=format_bytes(graph_bytes),
-            )
-        )
-    rows, tokens = captured.rows, captured.tokens
-    prompts = f" and {format_count(len(tokens), 'token count')} up to {tokens[0]}" if tokens else ""
-    sizes_text = f"{format_count(len(rows), 'batch size')} up to {rows[0]}{prompts}"
-    return (f"graphs for {sizes_text}, {format_bytes(graph_bytes)}, captured in {seconds:.1f} s",)
-
-
-def _count_free_bytes(device: torch.device) -> int:
-    """Count the bytes that are free on the device; torch's cached blocks count as free."""
-    return count_settled_bytes() if device.type == "cuda" else free_bytes(device)
 
 
 def _reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:

@@ -15,15 +15,21 @@ from threading import Timer
 
 import numpy as np
 import torch
-from attrs import frozen
 
 from headstock.execution.buffers import Buffers
 from headstock.logs import log_event
 from headstock.scheduler import Plan
-from headstock.spi import Runner
 from headstock.spi.arrays import Ints
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.build_inputs import BuildInputs
+from headstock.startup.graph_captures import (
+    can_defer,
+    count_graph_rows,
+    count_settled_bytes,
+    graph_sizes,
+    measure_graph_bytes,
+    try_capture,
+)
 from headstock.startup.memory_plan import MemoryUse, count_scored_positions
 
 LOG = logging.getLogger(__name__)
@@ -34,22 +40,6 @@ _WORST_SAMPLING = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 
 _SLOW_NOTICE_SECONDS = 5.0
 """Seconds that a stage may take before its reason is logged."""
-
-_DEFAULT_GRAPH_TOKENS = 2048
-"""Tokens of a step above which graphs are not captured by default, but for those of full steps:
-there the device, not the launch of operations, bounds the step.
-"""
-
-
-@frozen
-class GraphSizes:
-    """Which graphs are captured.
-
-    `rows`: row counts of decode steps. `tokens`: token counts of steps with prompt tokens.
-    """
-
-    rows: tuple[int, ...] = ()
-    tokens: tuple[int, ...] = ()
 
 
 def measure_memory_use(
@@ -69,10 +59,11 @@ def measure_memory_use(
     activations = _run_worst_step(assembled, inputs, max_len)
     # In this order: the step makes libraries allocate their workspaces, the first capture what
     # captures need; only then do more graphs show their own bytes.
-    capturable = try_capture(assembled, _max_graph_rows(inputs))
+    capturable = try_capture(assembled, count_graph_rows(inputs))
     sizes = graph_sizes(assembled.runner, inputs)
     workspaces = max(before - count_settled_bytes(), 0) + tables
-    graphs = measure_graph_bytes(assembled, sizes) if capturable else 0
+    deferred = can_defer(inputs, assembled)
+    graphs = measure_graph_bytes(assembled, sizes, deferred=deferred) if capturable else 0
     assembled.executor.close()
     # The pool takes this memory next, so nothing of the profile run may live on.
     del assembled, buffers
@@ -81,40 +72,6 @@ def measure_memory_use(
     return MemoryUse(
         activations=activations, workspaces=workspaces, graphs=graphs, capturable=capturable
     )
-
-
-def _max_graph_rows(inputs: BuildInputs) -> int:
-    """The most rows of a decode step that a graph is captured for."""
-    config = inputs.config
-    most = config.max_running_requests
-    return most if config.cuda_graph_max_bs is None else min(most, config.cuda_graph_max_bs)
-
-
-def graph_sizes(runner: Runner, inputs: BuildInputs) -> GraphSizes:
-    """List the sizes that the runner captures graphs of under this configuration."""
-    config = inputs.config
-    # A replay calls neither attention nor operations, so there would be nothing to compare.
-    if config.debug_attention or config.debug_ops:
-        return GraphSizes()
-    rows = runner.buckets(_max_graph_rows(inputs))
-    budget, most = config.max_batch_tokens, config.cuda_graph_max_tokens
-    if not rows:
-        return GraphSizes()
-    if most is not None:
-        return GraphSizes(rows, runner.prompt_buckets(min(most, budget)))
-    tokens = runner.prompt_buckets(min(_DEFAULT_GRAPH_TOKENS, budget))
-    # Under load most steps have as many tokens as they may. Their launches take the host two thirds
-    # of the device's time, and as long as that where decode rows share the step.
-    if tokens and budget > tokens[0]:
-        tokens = (budget, *tokens)
-    return GraphSizes(rows, tokens)
-
-
-def count_settled_bytes() -> int:
-    """Count the bytes that are free on the device after torch has returned its cached blocks."""
-    torch.cuda.synchronize()
-    torch.cuda.empty_cache()
-    return int(torch.cuda.mem_get_info()[0])
 
 
 def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: int) -> int:
@@ -177,60 +134,6 @@ class _WorstMasks:
     def fill(self, masks: np.ndarray) -> None:
         """Allow every token."""
         masks[:] = -1
-
-
-def try_capture(assembled: AssembledExecutor, rows: int) -> bool:
-    """Whether graphs can be captured: one is, and is dropped again.
-
-    This also keeps what libraries allocate at a first capture out of the graphs' bytes.
-    """
-    # A capture takes the place of all earlier ones, so an empty one drops the first. 64 MiB and
-    # more go to workspaces of the capture's stream, once.
-    first = GraphSizes(assembled.runner.buckets(rows)[:1])
-    return None not in (
-        capture_graphs(assembled, first, _ignore_progress),
-        capture_graphs(assembled, GraphSizes(), _ignore_progress),
-    )
-
-
-def measure_graph_bytes(
-    assembled: AssembledExecutor, sizes: GraphSizes, free: Callable[[], int] | None = None
-) -> int:
-    """Measure what graphs of these sizes take; 0 when they cannot be captured.
-
-    All are captured, because the bytes of one say nothing about the next: memory comes in large
-    pieces, and some backends take more for each. `free` returns how many bytes are free.
-    """
-    # FlashInfer keeps a workspace for each bucket: three captures showed 86 MiB, where all
-    # twenty-three took 296.
-    free = free or count_settled_bytes
-    before = free()
-    graph_bytes = (
-        before - free() if sizes.rows and capture_graphs(assembled, sizes, _ignore_progress) else 0
-    )
-    return max(graph_bytes, 0)
-
-
-def _ignore_progress(done: int, total: int) -> None:
-    """Ignore the progress of a capture."""
-
-
-def capture_graphs(
-    assembled: AssembledExecutor, sizes: GraphSizes, on_progress: Callable[[int, int], None]
-) -> GraphSizes | None:
-    """Capture graphs of these sizes in place of earlier ones; return the captured sizes.
-
-    A capture that fails is logged as a warning and gives None: steps run without graphs then.
-    """
-    try:
-        with torch.inference_mode():
-            return GraphSizes(
-                sizes.rows, tuple(assembled.runner.capture(sizes.rows, on_progress, sizes.tokens))
-            )
-    except Exception as error:
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-        LOG.warning(log_event("graphs are off", because="capture failed", reason=reason))
-        return None
 
 
 @contextmanager

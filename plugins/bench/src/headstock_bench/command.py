@@ -159,10 +159,16 @@ def check_options(options: Namespace) -> None:
 def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
     """The configuration to measure. With `shape`, its model directory exists inside the context.
 
+    Unless it says otherwise, graphs are captured before the first step and not between those that
+    are timed.
+
     raises: UsageError when a shape and a model are both named
     """
+    config = resolved.engine
+    if resolved.origins["defer_graphs"] == "default":
+        config = evolve(config, defer_graphs=False)
     if shape is None:
-        yield resolved.engine
+        yield config
         return
     if resolved.origins["model"] != "default":
         raise UsageError(
@@ -170,7 +176,7 @@ def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineC
         )
     with tempfile.TemporaryDirectory(prefix="headstock-") as folder:
         write_model_directory(MODEL_SHAPES[shape], Path(folder))
-        yield evolve(resolved.engine, model=folder, load_format="dummy")
+        yield evolve(config, model=folder, load_format="dummy")
 
 
 def check_output_file(flag: str, path: str | None) -> None:

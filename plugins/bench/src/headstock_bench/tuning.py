@@ -69,6 +69,7 @@ def tune(
         config,
         tuned_choices=None,
         record=None,
+        defer_graphs=False,
         max_running_requests=min(config.max_running_requests, max(step.rows for step in steps)),
     )
     candidates: list[tuned_choices.TunedCandidate] = []
