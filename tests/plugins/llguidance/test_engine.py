@@ -63,6 +63,7 @@ CASES = [
     (GrammarKind.GRAMMAR, 'root ::= "x" ("y" | "z")*', ["x", "xyz"], ["y", "xx"]),
     (GrammarKind.JSON_SCHEMA, '{"type": "object"}', ["{}", '{"a":[1,{"b":null}]}'],
      ["[]", '{"a":}', "{"]),
+    (GrammarKind.JSON_SCHEMA, "true", ["{}", "[1]", "null"], ["{", ""]),
     (GrammarKind.JSON_SCHEMA, '{"enum": ["a", 3, null]}', ['"a"', "3", "null"], ['"b"', "4"]),
 ]  # fmt: skip
 
@@ -124,6 +125,7 @@ def test_schemas_of_several_tools_keep_their_references_apart(
         (GrammarKind.JSON_SCHEMA, '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         (GrammarKind.JSON_SCHEMA, '{"not": {"type": "null"}}', '"not"'),
         (GrammarKind.JSON_SCHEMA, '{"type": "zork"}', "Invalid type: zork"),
+        (GrammarKind.JSON_SCHEMA, "false", "Unsatisfiable schema"),
         (GrammarKind.JSON_SCHEMA, '{"pattern": "("}', "regex parse error"),
         (GrammarKind.REGEX, "(?=a)b", "look-around|invalid regex"),
         (GrammarKind.REGEX, "[", "invalid regex"),

@@ -92,7 +92,9 @@ class LLGuidanceEngine(GrammarEngine):
         match kind:
             case GrammarKind.JSON_SCHEMA:
                 overrides: Any = {"whitespace_flexible": self.options.whitespace}
-                return llguidance.LLMatcher.grammar_from_json_schema(text, overrides=overrides)
+                # The options need an object; an empty one allows as much as true.
+                schema = {"true": "{}", "false": '{"enum": []}'}.get(text, text)
+                return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
             case GrammarKind.REGEX:
                 return llguidance.LLMatcher.grammar_from_regex(text)
             case GrammarKind.CHOICE:
