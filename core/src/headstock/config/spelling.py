@@ -100,7 +100,14 @@ def make_spelling(surface: Surface, settings: Iterable[Setting]) -> Spelling:
 
 
 def name_parameters(text: str, names: Mapping[str, str]) -> str:
-    """`text` with sampling parameters under `names`: its first word, and words with "_"."""
+    """`text` with sampling parameters under `names`: its first word, and words with "_".
+
+    What comes before the first word may be the entry of a list, as in "prompts[3]: ".
+    """
+    entry = re.match(r"(\w+)(\[\d+\]: )", text)
+    if entry is not None:
+        rest = name_parameters(text[entry.end() :], names)
+        return f"{names.get(entry[1], entry[1])}{entry[2]}{rest}"
     # A message begins with the parameter. Later only words with "_" surely are parameters: "n" or
     # "stop" may be plain words.
     first, space, rest = text.partition(" ")

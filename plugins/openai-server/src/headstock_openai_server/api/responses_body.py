@@ -184,7 +184,7 @@ class ResponsesBody(EngineBody, kw_only=True):
     include: list[str] | None = None
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
 

@@ -41,6 +41,16 @@ def read_structure(
 
     raises: ApiError
     """
+    if (
+        response_format is not None
+        and response_format.json_schema is not None
+        and response_format.type != "json_schema"
+    ):
+        raise refuse(
+            f"response_format.json_schema is of type json_schema, and the type is "
+            f"{response_format.type}; change the type or leave the schema out",
+            "response_format.json_schema",
+        )
     if response_format is None or response_format.type == "text":
         if structured_outputs is None:
             return None
@@ -48,12 +58,16 @@ def read_structure(
         values = {name: getattr(structured_outputs, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
     if structured_outputs is not None:
-        raise refuse("response_format and structured_outputs exclude each other; give one of them")
+        raise refuse(
+            "response_format and structured_outputs exclude each other; give one of them",
+            "structured_outputs",
+        )
     if response_format.type == "json_object":
         return {"json_object": True}
     wanted = response_format.json_schema
     if wanted is None or wanted.schema is None:
         raise refuse(
-            "response_format of type json_schema needs json_schema.schema", "response_format"
+            "response_format of type json_schema needs json_schema.schema",
+            "response_format.json_schema",
         )
     return {"json": wanted.schema}

@@ -81,6 +81,12 @@ def make_response_format(text: TextOptions | None) -> ResponseFormat | None:
     if wanted is None:
         return None
     if wanted.type != "json_schema":
+        if wanted.schema is not None:
+            raise refuse(
+                f"text.format.schema is of type json_schema, and the type is {wanted.type}; change "
+                "the type or leave the schema out",
+                "text.format.schema",
+            )
         return ResponseFormat(type=wanted.type)
     if wanted.schema is None:
         raise refuse(

@@ -79,7 +79,7 @@ def _make_params(
 
 def client_names(body: SamplingBody) -> dict[str, str]:
     """The names by which this client gave parameters, where they are not headstock's."""
-    names = {"prompt_logprobs": "logprobs"}
+    names = {"prompt_logprobs": "logprobs", "prompts": "prompt"}
     if body.structured_outputs is None:
         names["structured_outputs"] = "response_format"
     if isinstance(body, ChatBody):

@@ -24,7 +24,7 @@ from headstock_openai_server.http.gate import RECORD
 from headstock_openai_server.routes.answering import json_response, note_generation
 from headstock_openai_server.routes.completions import list_prompts
 
-NAMES = {"prompt": "input"}
+NAMES = {"prompt": "input", "prompts": "input", "n": "input"}
 """The name by which clients give a parameter of headstock's."""
 
 
@@ -43,22 +43,20 @@ class EmbeddingGeneration(Generation):
 
 async def answer_embeddings(service: Service, request: Request) -> Response:
     """Answer `/v1/embeddings`.   raises: ApiError, HeadstockError, ClientGoneError"""
-    body = await read_body(request, EmbeddingBody, service.settings.max_body_bytes)
+    body = await read_body(request, EmbeddingBody, service.settings)
     service.check_serving()
     model = service.check_model(body.model)
     record = request.scope[RECORD]
     record["model"] = model
     with rename_parameters(NAMES):
-        prompts = list_prompts(body.input, service.settings.max_prompts, "input")
         # Long texts take milliseconds to tokenize.
-        requests = await asyncio.to_thread(prepare_inputs, service, body, prompts)
+        requests = await asyncio.to_thread(prepare_inputs, service, body)
         return await run_for_client(request, embed(service, model, requests, body, record))
 
 
-def prepare_inputs(
-    service: Service, body: EmbeddingBody, prompts: Sequence[str | list[int]]
-) -> list[EmbeddingRequest]:
-    """The checked requests.   raises: RequestError that names the input at fault"""
+def prepare_inputs(service: Service, body: EmbeddingBody) -> list[EmbeddingRequest]:
+    """The checked requests.   raises: ApiError; RequestError that names the input at fault"""
+    prompts = list_prompts(body.input, service.settings.max_prompts, "input")
     return service.session.input_processor.process_embeddings(
         prompts,
         body.pooling or "last",
