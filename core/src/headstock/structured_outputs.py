@@ -223,6 +223,11 @@ class StructuredOutputsParams:
             return json.dumps(self.choice, ensure_ascii=False)
         return self.json or self.regex or self.grammar or ""
 
+    @property
+    def depth(self) -> int:
+        """The levels of lists and objects that the schema has; 0 for another structure."""
+        return 0 if self.json is None else _measure_depth(json.loads(self.json))
+
     def as_dict(self) -> dict[str, object]:
         """The structure that is given, under its name, and what it comes after."""
         return {name: value for name, value in asdict(self).items() if value}

@@ -18,6 +18,9 @@ TEXT = "/v1/completions"
 FUNCTION = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 OTHER = {"type": "function", "function": {"name": "g"}}
 QUESTION = {"messages": [{"role": "user", "content": "What is 2 + 3?"}]}
+SCHEMA_ALONE: dict[str, Any] = {"type": "json_schema"}
+JSON = {"type": "json_object"}
+TEXT_BY_SCHEMA = {"type": "text", "json_schema": {"schema": {"type": "integer"}}}
 STORY = "Once upon a time"
 
 
@@ -284,7 +287,34 @@ def test_minus_infinity_is_a_number(server: Served) -> None:
         (CHAT, QUESTION | {"reasoning_effort": "low"}, 400, "reasoning_effort"),
         (CHAT, QUESTION | {"continue_final_message": True}, 400, "continue_final_message"),
         (CHAT, QUESTION | {"response_format": {"type": "xml"}}, 400, "response_format.type"),
-        (CHAT, QUESTION | {"response_format": {"type": "json_schema"}}, 400, "response_format"),
+        (CHAT, QUESTION | {"response_format": SCHEMA_ALONE}, 400, "response_format.json_schema"),
+        (CHAT, QUESTION | {"response_format": TEXT_BY_SCHEMA}, 400, "response_format.json_schema"),
+        (
+            TEXT,
+            {"prompt": "a", "response_format": JSON, "structured_outputs": {"regex": "a"}},
+            400,
+            "structured_outputs",
+        ),
+        (TEXT, {"prompt": ["a", "7" * 3500]}, 400, "prompt"),
+        ("/v1/embeddings", {"input": [[5], [768]]}, 400, "input"),
+        ("/v1/embeddings", {"input": [[5] * 290] * 2}, 400, "input"),
+        ("/v1/responses", {"input": "a", "max_tool_calls": 0}, 400, "max_tool_calls"),
+        (
+            "/v1/responses",
+            {"input": "a", "text": {"format": {"type": "text", "schema": {}}}},
+            400,
+            "text.format.schema",
+        ),
+        ("/tokenize", {"prompt": "a", "tools": [FUNCTION]}, 400, "tools"),
+        (
+            "/tokenize",
+            {"prompt": "a", "chat_template_kwargs": {"a": 1}},
+            400,
+            "chat_template_kwargs",
+        ),
+        ("/tokenize", QUESTION | {"add_special_tokens": True}, 400, "add_special_tokens"),
+        ("/tokenize", {"messages": []}, 400, "messages"),
+        ("/detokenize", {"tokens": [5, -1]}, 400, "tokens"),
         (TEXT, {"prompt": "a", "structured_outputs": {}}, 400, "structured_outputs"),
         (TEXT, {"prompt": "a", "structured_outputs": {"regex": "("}}, 400, "structured_outputs"),
         (CHAT, {"messages": [{"role": "user"}]}, 400, "messages"),

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from headstock import SamplingParams
+from headstock import RequestError, SamplingParams
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.responses_body import (
     FunctionCallInput,
@@ -30,11 +30,13 @@ from headstock_openai_server.api.schema import (
     StreamOptions,
 )
 from headstock_openai_server.api.unserved import SAME, UNSERVED
-from headstock_openai_server.convert.conversations import make_messages
+from headstock_openai_server.convert.conversations import make_conversation, make_messages
+from headstock_openai_server.convert.limits import check_limits
 from headstock_openai_server.convert.responses_input import make_chat_body
 from headstock_openai_server.convert.sampling import make_chat_params, make_completion_params
-from headstock_openai_server.http.decoding import decode_body
+from headstock_openai_server.http.decoding import check_values, decode_body
 from headstock_openai_server.routes.completions import list_prompts
+from headstock_openai_server.settings import ServerSettings
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -161,7 +163,7 @@ def test_roles_and_parts_that_are_not_served_are_named() -> None:
         return f"{caught.value.param}: {caught.value.message}"
 
     assert "messages[0].role: messages[0].role 'function' is" in refused(role="function")
-    assert "messages[0]: messages[0].content is missing; a tool's" in refused(role="tool")
+    assert "messages[0].content: messages[0].content is missing; a tool's" in refused(role="tool")
     image = [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}]
     assert "messages[0].content[1].type 'image_url'" in refused(role="user", content=image)
     cached = [{"type": "text", "text": "see", "cache_control": {}}]
@@ -178,6 +180,57 @@ def test_roles_and_parts_that_are_not_served_are_named() -> None:
             "tool_calls": [{"id": "a", "type": "function", "function": function}],
         }
     ]
+
+
+@pytest.mark.feature("W10")
+@pytest.mark.parametrize(
+    ("name", "most", "params"),
+    [
+        ("max_stop_strings", 2, {"stop": ["a", "b"]}),
+        ("max_stop_chars", 3, {"stop": ["a", "bcd"]}),
+        ("max_logit_bias", 2, {"logit_bias": {5: 1, 6: 1}}),
+        ("max_logprobs", 3, {"logprobs": 3}),
+        ("max_logprobs", 1, {"prompt_logprobs": 1}),
+        ("max_schema_bytes", 13, {"structured_outputs": {"json": {"enum": [1]}}}),
+        ("max_schema_bytes", 10, {"structured_outputs": {"grammar": 'start: "x"'}}),
+        ("max_schema_depth", 2, {"structured_outputs": {"json": {"enum": [1]}}}),
+        ("max_regex_bytes", 4, {"structured_outputs": {"regex": "a\u00e9+"}}),
+    ],
+)
+def test_each_limit_of_a_parameter_holds_at_its_edge(
+    name: str, most: int, params: dict[str, Any]
+) -> None:
+    made = SamplingParams(**params)
+    check_limits(made, ServerSettings(**{name: most}))  # type: ignore[arg-type]
+    with pytest.raises(RequestError, match=f"; at most {most - 1} are taken here$") as caught:
+        check_limits(made, ServerSettings(**{name: most - 1}))  # type: ignore[arg-type]
+    assert caught.value.parameter == next(iter(params))
+
+
+@pytest.mark.feature("W10")
+def test_the_number_of_tools_has_a_limit() -> None:
+    tools = [{"type": "function", "function": {"name": name}} for name in "abc"]
+    body = decode_body(json.dumps(CHAT | {"tools": tools}).encode(), ChatBody)
+    make_conversation(body, body.messages, ServerSettings(max_tools=3))
+    with pytest.raises(ApiError, match="tools has 3 entries; at most 2 are taken") as caught:
+        make_conversation(body, body.messages, ServerSettings(max_tools=2))
+    assert caught.value.param == "tools"
+
+
+@pytest.mark.feature("W10")
+@pytest.mark.parametrize(
+    ("data", "count"),
+    [
+        (b'{"prompt": [%s]}' % b",".join([b"5"] * 31), 30),
+        (b'{"prompt": [[5], [6]]}', 8 * 5),
+        (b'{"prompt": "{[,:"}', 8 * 5),  # texts count too
+    ],
+)
+def test_the_values_of_a_body_have_a_limit(data: bytes, count: int) -> None:
+    check_values(data, count)
+    with pytest.raises(ApiError, match=f"the body has more than {count - 1} values") as caught:
+        check_values(data, count - 1)
+    assert caught.value.status == 400
 
 
 def test_every_form_of_a_prompt_is_told_from_the_others() -> None:

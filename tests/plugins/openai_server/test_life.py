@@ -157,6 +157,18 @@ def test_a_stream_without_tokens_ends_and_a_whole_answer_is_waited_for() -> None
         assert whole["usage"]["completion_tokens"] == 1
 
 
+@pytest.mark.feature("W10")
+@pytest.mark.full
+def test_a_request_may_take_a_given_time_in_all() -> None:
+    with serve("--request-timeout", "1.5", script={"interval": 0.05}) as server:
+        assert server.post(TEXT, {"prompt": "a", "max_tokens": 5}).status == 200
+        whole = server.post(TEXT, {"prompt": "a", "max_tokens": 400})
+        assert (whole.status, whole.error["code"]) == (500, "timeout")
+        *some, last = server.post(TEXT, STREAM).events
+        assert len(some) > 5 and "took more than 1.5 s" in last["error"]["message"]
+        server.wait_for("headstock_requests_running", 0)
+
+
 @pytest.mark.full
 def test_a_template_that_does_not_end_fails_its_request_alone() -> None:
     loops = "{% for b in range(9999) %}" * 3 + "{% endfor %}" * 3

@@ -33,6 +33,7 @@ from headstock_openai_server.routes.responses import (
     begin_response,
     count_reasoning_tokens,
 )
+from headstock_openai_server.settings import ServerSettings
 from headstock_tool_parsers.hermes import HermesParser
 
 RESPONSES = "/v1/responses"
@@ -245,7 +246,7 @@ def test_functions_of_namespaces_have_their_names_before_their_own() -> None:
     assert [each.function.description for each in chat.tools or ()] == about
     assert chat.messages[0].tool_calls is not None
     assert chat.messages[0].tool_calls[0].function.name == "mcp__docs__run"
-    conversation = make_conversation(chat, chat.messages, 9)
+    conversation = make_conversation(chat, chat.messages, ServerSettings())
     assert [tool.name for tool in conversation.forced_tools] == ["run", "agents__run"]
 
     writer = ItemWriter(names)

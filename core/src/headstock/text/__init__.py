@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from headstock.text.completion import join_pieces
     from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation
     from headstock.text.detokenizer import Detokenizer
-    from headstock.text.prompt import Prompt, tokenize_prompt
+    from headstock.text.prompt import Prompt, is_far_longer, tokenize_prompt
     from headstock.text.tokenizer import NoTokenizer, Tokenizer, import_transformers
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Tokenizer",
     "find_template",
     "import_transformers",
+    "is_far_longer",
     "join_pieces",
     "tokenize_prompt",
 ]
@@ -38,6 +39,7 @@ _HOMES = {
     "Tokenizer": "headstock.text.tokenizer",
     "find_template": "headstock.text.chat",
     "import_transformers": "headstock.text.tokenizer",
+    "is_far_longer": "headstock.text.prompt",
     "join_pieces": "headstock.text.completion",
     "tokenize_prompt": "headstock.text.prompt",
 }

@@ -98,8 +98,12 @@ def tokenize_prompt(
         return prompt
     content, salt = split_prompt(prompt)
     if isinstance(content, str):
-        if max_seq_len is not None:
-            check_text_length(content, tokenizer, max_seq_len, length_hint)
+        if max_seq_len is not None and is_far_longer(content, tokenizer, max_seq_len):
+            raise RequestError(
+                f"prompt has {len(content)} characters, and far more tokens than sequences may "
+                f"have here ({max_seq_len}); shorten the prompt{length_hint}",
+                "prompt",
+            )
         tokens = tuple(tokenizer.encode(content, add_special_tokens=add_special_tokens))
         return Prompt(content, tokens, salt, are_ints=True)
     return Prompt(None, content, salt, are_ints=True)
@@ -219,22 +223,17 @@ def check_prompt(
         )
 
 
-def check_text_length(
-    text: str, tokenizer: Tokenizer, max_seq_len: int, length_hint: str = ""
-) -> None:
-    """Raise RequestError when `text` has far more tokens than `max_seq_len`."""
+def is_far_longer(text: str, tokenizer: Tokenizer, num_tokens: int) -> bool:
+    """Whether `text` has far more than `num_tokens` tokens; not all of it is tokenized."""
     # By its beginning, or a longer one: all tokens of 32 MB take minutes and gigabytes.
-    size = PROBED_CHARACTERS * max_seq_len
+    size = PROBED_CHARACTERS * num_tokens
     while size < len(text):
         count = len(tokenizer.encode(text[:size], add_special_tokens=False))
         # Where a text is cut, it may have some tokens more.
-        if count > max_seq_len + max_seq_len // 8 + 64:
-            raise RequestError(
-                f"prompt has {len(text)} characters, and far more tokens than sequences may have "
-                f"here ({max_seq_len}); shorten the prompt{length_hint}",
-                "prompt",
-            )
+        if count > num_tokens + num_tokens // 8 + 64:
+            return True
         size *= 4
+    return False
 
 
 def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:

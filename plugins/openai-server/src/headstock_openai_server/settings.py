@@ -70,6 +70,23 @@ class ServerSettings:
     max_prompts: int = _limit(256, COUNT, "prompts of a request at most (400)")
     max_messages: int = _limit(4096, COUNT, "messages of a request at most (400)")
     max_n: int = _limit(128, Number(1, 128), "answers to a prompt at most (400)")
+    max_body_values: int = _limit(
+        4_000_000,
+        COUNT,
+        "values in a request's body at most, an eighth of them lists, objects or keys (400)",
+    )
+    max_stop_strings: int = _limit(16, Number(1, 16), "stop strings at most (400)")
+    max_stop_chars: int = _limit(256, Number(1, 256), "characters of a stop string at most (400)")
+    max_logit_bias: int = _limit(1024, Number(1, 1024), "biased tokens at most (400)")
+    max_logprobs: int = _limit(20, Number(0, 20), "alternatives to a token at most (400)")
+    max_tools: int = _limit(128, Number(1, 256), "tools of a request at most (400)")
+    max_schema_bytes: int = _limit(
+        256 << 10, Number(1, 256 << 10), "bytes of a JSON schema or a grammar at most (400)"
+    )
+    max_schema_depth: int = _limit(64, Number(1, 64), "levels of a JSON schema at most (400)")
+    max_regex_bytes: int = _limit(
+        16 << 10, Number(1, 16 << 10), "bytes of a regular expression at most (400)"
+    )
     max_queued_tokens: int = _limit(
         0,
         Number(0, 2**40),
@@ -80,6 +97,11 @@ class ServerSettings:
     keep_alive: int = _limit(5, Number(1, 86_400), "seconds that an idle connection stays open")
     template_timeout: float = _limit(5, SECONDS, "seconds that a chat template may take (400)")
     idle_timeout: float = _limit(300, SECONDS, "seconds that a stream may bring no token")
+    request_timeout: float = _limit(
+        0,
+        Number(0, 86_400.0, whole=False),
+        "seconds that a request may take in all; 0 for as long as it takes",
+    )
     unread_timeout: float = _limit(60, SECONDS, "seconds that a client may read nothing")
     watchdog: float = _limit(60, SECONDS, "seconds of an engine's silence until /health is 503")
     watchdog_exit: float = _limit(300, SECONDS, "seconds of silence until the server ends with 70")

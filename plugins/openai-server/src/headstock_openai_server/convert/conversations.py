@@ -11,19 +11,25 @@ from headstock.text import CONVERSATION_OPTIONS, Conversation
 from headstock_openai_server.api.errors import refuse
 from headstock_openai_server.api.schema import ChatBody, ChatMessage, TokenizeBody
 from headstock_openai_server.api.unserved import UNSERVED
+from headstock_openai_server.settings import ServerSettings
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 
 def make_conversation(
-    body: ChatBody | TokenizeBody, messages: Sequence[ChatMessage], most: int
+    body: ChatBody | TokenizeBody, messages: Sequence[ChatMessage], settings: ServerSettings
 ) -> Conversation:
-    """The conversation of a body, with at most `most` messages.   raises: ApiError, RequestError"""
+    """The conversation of a body, within the limits.   raises: ApiError, RequestError"""
+    if len(body.tools or ()) > settings.max_tools:
+        raise refuse(
+            f"tools has {len(body.tools or ())} entries; at most {settings.max_tools} are taken",
+            "tools",
+        )
     given = {
         name: getattr(body, name, None) for name in CONVERSATION_OPTIONS if name != "chat_template"
     }
     options = {name: to_plain(value) for name, value in given.items() if value is not None}
-    return Conversation(messages=make_messages(messages, most), **options)
+    return Conversation(messages=make_messages(messages, settings.max_messages), **options)
 
 
 def make_messages(messages: Sequence[ChatMessage], most: int) -> list[dict[str, Any]]:
@@ -63,7 +69,9 @@ def _make_message(message: ChatMessage, where: str) -> dict[str, Any]:
                 f"{where}.content[{index}].{name[:64]}",
             )
     if message.role == "tool" and message.content is None:
-        raise refuse(f"{where}.content is missing; a tool's message has its result", where)
+        raise refuse(
+            f"{where}.content is missing; a tool's message has its result", f"{where}.content"
+        )
     rendered = {"content": message.content, **to_plain(message)}
     for name in UNSERVED[ChatMessage]:  # what is left of them says nothing
         rendered.pop(name, None)

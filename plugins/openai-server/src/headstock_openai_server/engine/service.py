@@ -217,12 +217,14 @@ class Service:
         if num_sequences > most:
             raise refuse(
                 f"the request asks for {num_sequences} answers, and {most} may run and wait at "
-                "once; send several requests"
+                "once; send several requests",
+                "n",
             )
         if num_tokens > most_tokens:
             raise refuse(
                 f"the prompts have {num_tokens} tokens, and {most_tokens} may wait at once; send "
-                "several requests"
+                "several requests",
+                "prompt",
             )
         if self.num_sequences + num_sequences > most:
             raise busy(f"{self.num_sequences} of {most} answers run or wait; try again soon")
@@ -264,6 +266,10 @@ class Service:
                 # A whole answer brings its first token and its last, and nothing between.
                 if generation.streams and idle > self.settings.idle_timeout:
                     generation.stop(ApiError(500, f"no token for {idle:.0f} s", code="timeout"))
+                age, most = now - generation.arrival, self.settings.request_timeout
+                if most and age > most:
+                    text = f"the request took more than {most:g} s"
+                    generation.stop(ApiError(500, text, code="timeout"))
                 if now - generation.last_sent > PING_SECONDS:
                     generation.ping()
                 began = generation.send_began

@@ -12,14 +12,17 @@ from headstock.errors import shorten
 from headstock_openai_server.api.bodies import Body
 from headstock_openai_server.api.errors import ApiError, refuse
 from headstock_openai_server.api.validation import check_served, explain_invalid
+from headstock_openai_server.settings import ServerSettings
 
 LARGE_BODY = 64 << 10
 """Bytes from which a body is decoded on another thread: megabytes take many milliseconds."""
+NESTED_SHARE = 8
+"""A list, an object or a key takes as long as so many numbers, or longer."""
 
 BodyType = TypeVar("BodyType", bound=Body)
 
 
-async def read_body(request: Request, kind: type[BodyType], most: int) -> BodyType:
+async def read_body(request: Request, kind: type[BodyType], settings: ServerSettings) -> BodyType:
     """The checked body of a request.   raises: ApiError; ConnectionError when the client goes"""
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # Browsers send other types to any server without asking it first.
@@ -27,7 +30,8 @@ async def read_body(request: Request, kind: type[BodyType], most: int) -> BodyTy
         raise ApiError(
             415, f"the content-type must be application/json, got {shorten(content_type) or 'none'}"
         )
-    data = await read_bytes(request, most)
+    data = await read_bytes(request, settings.max_body_bytes)
+    check_values(data, settings.max_body_values)
     if len(data) > LARGE_BODY:
         return await asyncio.to_thread(decode_body, data, kind)
     return decode_body(data, kind)
@@ -56,6 +60,20 @@ async def read_bytes(request: Request, most: int) -> bytes:
             raise too_large
         more = message.get("more_body", False)
     return b"".join(chunks)
+
+
+def check_values(data: bytes, most: int) -> None:
+    """Raise ApiError for a body with too many values; those in its texts count too."""
+    # To decode holds the interpreter's lock: ten million lists stop all streams for seconds. To
+    # count takes a thousandth of that. What a text has of them are tokens, of which none has so
+    # many.
+    num_nested = sum(map(data.count, (b"[", b"{", b":")))
+    count = max(data.count(b","), NESTED_SHARE * num_nested)
+    if count > most:
+        raise refuse(
+            f"the body has more than {most} values, of which lists, objects and keys count "
+            f"{NESTED_SHARE} times; send several requests"
+        )
 
 
 def decode_body(data: bytes, kind: type[BodyType]) -> BodyType:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -25,6 +23,7 @@ from headstock_openai_server.api.answers import (
 )
 from headstock_openai_server.api.schema import ChatBody
 from headstock_openai_server.convert.conversations import make_conversation
+from headstock_openai_server.convert.limits import check_limits
 from headstock_openai_server.convert.logprobs import make_chat_logprobs
 from headstock_openai_server.convert.sampling import make_chat_params, named_for_client
 from headstock_openai_server.engine.generation import Piece
@@ -47,7 +46,7 @@ CHUNK = "chat.completion.chunk"
 
 async def answer_chat(service: Service, request: Request) -> Response:
     """Answer `/v1/chat/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
-    body = await read_body(request, ChatBody, service.settings.max_body_bytes)
+    body = await read_body(request, ChatBody, service.settings)
     service.check_serving()
     identity = make_identity("chatcmpl-", service.check_model(body.model))
     record = request.scope[RECORD]
@@ -56,6 +55,7 @@ async def answer_chat(service: Service, request: Request) -> Response:
         params = make_chat_params(
             body, service.default_params, service.settings.max_n, service.max_tokens
         )
+        check_limits(params, service.settings)
         prompt_request = await prepare_chat(service, body, params)
         if body.stream:
             generation = await service.start_generation([prompt_request], streams=True)
@@ -67,18 +67,16 @@ async def answer_chat(service: Service, request: Request) -> Response:
 
 async def prepare_chat(service: Service, body: ChatBody, params: SamplingParams) -> PromptRequest:
     """The checked request for a conversation.   raises: ApiError, RequestError, ModelError"""
-    conversation = make_conversation(body, body.messages, service.settings.max_messages)
     process = service.session.input_processor.process_chat
-    return await service.run_limited(
-        partial(
-            process,
-            conversation,
-            params,
-            body.priority or 0,
-            cache_salt=body.cache_salt,
-            divides=True,
+
+    def prepare() -> PromptRequest:
+        # Here and not on the event loop: there may be 100,000 parts of messages.
+        conversation = make_conversation(body, body.messages, service.settings)
+        return process(
+            conversation, params, body.priority or 0, cache_salt=body.cache_salt, divides=True
         )
-    )
+
+    return await service.run_limited(prepare)
 
 
 async def complete_chat(

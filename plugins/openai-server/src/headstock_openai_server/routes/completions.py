@@ -19,6 +19,7 @@ from headstock_openai_server.api.answers import (
 )
 from headstock_openai_server.api.errors import refuse
 from headstock_openai_server.api.schema import CompletionBody
+from headstock_openai_server.convert.limits import check_limits
 from headstock_openai_server.convert.logprobs import CompletionLogprobWriter, LogprobTable
 from headstock_openai_server.convert.sampling import make_completion_params, named_for_client
 from headstock_openai_server.engine.generation import Piece
@@ -43,7 +44,7 @@ FEW_TOKENS = 4096
 
 async def answer_completion(service: Service, request: Request) -> Response:
     """Answer `/v1/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
-    body = await read_body(request, CompletionBody, service.settings.max_body_bytes)
+    body = await read_body(request, CompletionBody, service.settings)
     service.check_serving()
     identity = make_identity("cmpl-", service.check_model(body.model))
     record = request.scope[RECORD]
@@ -52,6 +53,7 @@ async def answer_completion(service: Service, request: Request) -> Response:
         params = make_completion_params(
             body, service.default_params, service.settings.max_n, service.max_tokens
         )
+        check_limits(params, service.settings)
         prompts = list_prompts(body.prompt, service.settings.max_prompts)
         check_stream(body, params)
         prepare = partial(prepare_prompts, service, body, prompts, params)

@@ -5,8 +5,10 @@ Nothing is stored: each request brings its whole conversation.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -30,6 +32,7 @@ from headstock_openai_server.api.responses_answer import (
 )
 from headstock_openai_server.api.responses_body import ResponsesBody
 from headstock_openai_server.convert.conversations import to_plain
+from headstock_openai_server.convert.limits import check_limits
 from headstock_openai_server.convert.responses_input import CHAT_NAMES, make_chat_body
 from headstock_openai_server.convert.responses_output import ItemWriter
 from headstock_openai_server.convert.responses_tools import FunctionName
@@ -56,16 +59,19 @@ from headstock_openai_server.routes.chat import prepare_chat
 
 async def answer_response(service: Service, request: Request) -> Response:
     """Answer `/v1/responses`.   raises: ApiError, HeadstockError, ClientGoneError"""
-    body = await read_body(request, ResponsesBody, service.settings.max_body_bytes)
+    body = await read_body(request, ResponsesBody, service.settings)
     service.check_serving()
     identity = make_identity("resp_", service.check_model(body.model))
     record = request.scope[RECORD]
     record["model"] = identity.model
-    chat, names = make_chat_body(body, service.settings.max_messages)
+    make_chat = partial(make_chat_body, body, service.settings.max_messages)
+    # Items and their parts are checked one by one, and there may be many.
+    chat, names = make_chat() if isinstance(body.input, str) else await asyncio.to_thread(make_chat)
     with rename_parameters(CHAT_NAMES), named_for_client(chat):
         params = make_chat_params(
             chat, service.default_params, service.settings.max_n, service.max_tokens
         )
+        check_limits(params, service.settings)
         prompt_request = await prepare_chat(service, chat, params)
         answer = ResponseAnswer(begin_response(identity, body, params), prompt_request, names)
         if body.stream:
