@@ -178,6 +178,9 @@ def test_the_live_view_shows_what_runs(browser: Browser, server: Served) -> None
         page.get_by_role("tab", name="Live").click()
         tiles = page.locator("#tiles")
         expect(tiles).to_contain_text("KV pool in use")
+        expect(page.locator("#charts figcaption", has_text="First token")).to_have_text(
+            "First token, ms: –"  # noqa: RUF001 - as on the page
+        )
         text = "Once upon a time there was a little girl who lived near the woods with her dog."
         body = {"prompt": text, "n": 3, "max_tokens": 1500, "ignore_eos": True, "stream": True}
         others = body | {"prompt": "Tom had a red ball.", "n": 1}

@@ -201,7 +201,8 @@ function drawCharts(now) {
       .map((point) => [point.now, point.rates[name]])
       .filter(([, value]) => value !== null && value !== undefined);
     const most = Math.max(1e-9, ...points.map(([, value]) => value));
-    figure.firstChild.textContent = `${name}: ${spell(latest(name), "")}, at most ${number(most)}`;
+    const range = points.length ? `, at most ${number(most)}` : "";
+    figure.firstChild.textContent = `${name}: ${spell(latest(name), "")}${range}`;
     figure.lastChild.setAttribute("aria-label", figure.firstChild.textContent);
     const { context, width } = openCanvas(figure.lastChild, 70);
     context.strokeStyle = colour("--accent");
