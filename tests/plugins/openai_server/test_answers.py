@@ -227,6 +227,31 @@ def test_echo_scores_the_prompt_as_generating_it_did(server: Served) -> None:
     assert cut == logprobs["tokens"]
 
 
+@pytest.mark.feature("W1")
+def test_log_probabilities_of_a_prompt_have_the_form_of_vllm(server: Served) -> None:
+    ids = server.post("/tokenize", {"prompt": STORY}).json["tokens"]
+    body = {"prompt": [[5, 6], ids], "max_tokens": 2, "temperature": 0, "n": 2}
+    echoed = server.post(TEXT, body | {"echo": True, "logprobs": 3}).json["choices"]
+    found = server.post(TEXT, body | {"prompt_logprobs": 2}).json["choices"]
+    for prompt, choice, other in zip([[5, 6]] * 2 + [ids] * 2, found, echoed, strict=True):
+        assert choice["logprobs"] is None and other["text"].endswith(choice["text"])
+        first, *tables = choice["prompt_logprobs"]
+        assert first is None and len(tables) == len(prompt) - 1
+        scores = other["logprobs"]["token_logprobs"][1:]
+        for token, table, score in zip(prompt[1:], tables, scores, strict=False):
+            assert table[str(token)]["logprob"] == pytest.approx(score, abs=1e-4)
+            assert {each["rank"] for each in table.values()} <= {1, 2, None} and len(table) <= 3
+    both = server.post(TEXT, body | {"echo": True, "logprobs": 1, "prompt_logprobs": 2}).json
+    assert both["choices"][2]["prompt_logprobs"][1].keys() == found[2]["prompt_logprobs"][1].keys()
+    assert all(len(top) <= 2 for top in both["choices"][2]["logprobs"]["top_logprobs"][1:])
+
+    chat = server.post(CHAT, QUESTION | {"prompt_logprobs": 0}).json
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+    assert {len(table) for table in chat["prompt_logprobs"][1:]} == {1}
+    for wrong in ({"prompt_logprobs": 21}, {"prompt_logprobs": 1, "stream": True}):
+        assert server.post(CHAT, QUESTION | wrong).error["param"] == "prompt_logprobs"
+
+
 def test_echo_alone_gives_the_prompt_back(server: Served) -> None:
     body = {"prompt": STORY, "echo": True, "max_tokens": 0, "logprobs": 0}
     answer = server.post(TEXT, body).json

@@ -263,6 +263,7 @@ def test_sampling_fields_mean_what_the_parameters_of_their_names_mean() -> None:
         "skip_special_tokens": False,
         "include_stop_str_in_output": True,
         "allowed_token_ids": [5, 6],
+        "prompt_logprobs": 2,
         "user": "ada",
         "extra_args": {"a": [1, None]},
     }

@@ -74,6 +74,18 @@ class ChatLogprobs(Answer, kw_only=True):
     refusal: None = None
 
 
+class PromptLogprob(Answer, kw_only=True):
+    """The log-probability of one token; rank 1 is the likeliest, null is beyond those asked for."""
+
+    logprob: float
+    rank: int | None
+    decoded_token: str
+
+
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
+"""By position of a prompt, and by token id; the first position has none."""
+
+
 class AnsweredFunction(Answer, kw_only=True):
     """The function of a call; `arguments` is JSON as the model wrote it."""
 
@@ -119,6 +131,7 @@ class ChatCompletion(Answer, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeltaFunction(Answer, kw_only=True, omit_defaults=True):
@@ -179,6 +192,7 @@ class CompletionChoice(Answer, kw_only=True):
     logprobs: CompletionLogprobs | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(Answer, kw_only=True):

@@ -56,13 +56,13 @@ class SamplingBody(EngineBody, kw_only=True):
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
+    prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
 
     bad_words: Any = None
     best_of: Any = None
     logits_processors: Any = None
-    prompt_logprobs: Any = None
     request_id: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None

@@ -10,6 +10,8 @@ from headstock_openai_server.api.answers import (
     LEAST_LOGPROB,
     ChatLogprobs,
     CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
     TokenLogprobs,
     TopLogprob,
 )
@@ -42,6 +44,24 @@ def make_chat_logprobs(
             for token, table in zip(tokens, tables, strict=True)
         ]
     )
+
+
+def make_prompt_logprobs(
+    tokens: Sequence[int], tables: Sequence[LogprobTable | None], most: int
+) -> PromptLogprobs:
+    """vLLM's form for prompts: each position's own token and the `most` likeliest ones, by id."""
+    return [
+        None
+        if table is None
+        else {
+            str(each): PromptLogprob(
+                logprob=clamp(entry.logprob), rank=entry.rank, decoded_token=entry.decoded_token
+            )
+            for each, entry in table.items()
+            if each == token or (entry.rank is not None and entry.rank <= most)
+        }
+        for token, table in zip(tokens, tables, strict=True)
+    ]
 
 
 def list_top(table: LogprobTable, most: int) -> Iterator[Logprob]:

@@ -19,7 +19,7 @@ PASSED_ON = (
     *("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
     *("stop", "top_k", "min_p", "repetition_penalty", "min_tokens", "stop_token_ids"),
     *("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "allowed_token_ids"),
-    *("user", "extra_args"),
+    *("prompt_logprobs", "user", "extra_args"),
 )
 """Fields that mean what the sampling parameter of their name means."""
 
@@ -60,8 +60,8 @@ def make_completion_params(
     if max_tokens == 0 and body.echo:
         max_tokens = 1
     changes: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": body.logprobs}
-    if body.echo:
-        changes["prompt_logprobs"] = body.logprobs
+    if body.echo and body.logprobs is not None:
+        changes["prompt_logprobs"] = max(body.logprobs, body.prompt_logprobs or 0)
     return _make_params(body, defaults, most_n, changes)
 
 
@@ -70,6 +70,8 @@ def _make_params(
 ) -> SamplingParams:
     if body.n is not None and body.n > most_n:
         raise refuse(f"n is {body.n}; at most {most_n} answers are given", "n")
+    if body.stream and body.prompt_logprobs is not None:
+        raise refuse("prompt_logprobs cannot be streamed; leave stream out", "prompt_logprobs")
     given = {name: getattr(body, name) for name in PASSED_ON}
     given["structured_outputs"] = read_structure(body.response_format, body.structured_outputs)
     return defaults.replace(
@@ -79,7 +81,9 @@ def _make_params(
 
 def client_names(body: SamplingBody) -> dict[str, str]:
     """The names by which this client gave parameters, where they are not headstock's."""
-    names = {"prompt_logprobs": "logprobs", "prompts": "prompt"}
+    names = {"prompts": "prompt"}
+    if body.prompt_logprobs is None:
+        names["prompt_logprobs"] = "logprobs"
     if body.structured_outputs is None:
         names["structured_outputs"] = "response_format"
     if isinstance(body, ChatBody):

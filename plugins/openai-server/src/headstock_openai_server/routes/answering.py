@@ -15,9 +15,16 @@ import msgspec
 from attrs import frozen
 from starlette.responses import Response
 
-from headstock_openai_server.api.answers import Answer, Chunk, PromptTokensDetails, Usage
+from headstock_openai_server.api.answers import (
+    Answer,
+    Chunk,
+    PromptLogprobs,
+    PromptTokensDetails,
+    Usage,
+)
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.schema import SamplingBody
+from headstock_openai_server.convert.logprobs import make_prompt_logprobs
 from headstock_openai_server.engine.generation import Generation, Piece
 from headstock_openai_server.http.event_stream import EventStream, StreamFormat
 
@@ -196,6 +203,16 @@ def note_generation(record: MutableMapping[str, object], generation: Generation)
         record["ttft_ms"] = round(1000 * (first - generation.arrival), 1)
         queued = max(each.metrics.queue_seconds or 0.0 for each in generation.prompt_requests)
         record["queue_ms"] = round(1000 * queued, 1)
+
+
+def write_prompt_logprobs(
+    prompt_request: PromptRequest, body: SamplingBody
+) -> PromptLogprobs | msgspec.UnsetType:
+    """The log-probabilities of the prompt, if they were asked for."""
+    if body.prompt_logprobs is None:
+        return msgspec.UNSET
+    tables = prompt_request.prompt_logprobs or ()
+    return make_prompt_logprobs(prompt_request.prompt.tokens, tables, body.prompt_logprobs)
 
 
 def json_response(answer: Answer) -> Response:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -39,6 +42,7 @@ from headstock_openai_server.routes.answering import (
     json_response,
     make_identity,
     wait_for_answers,
+    write_prompt_logprobs,
 )
 
 CHUNK = "chat.completion.chunk"
@@ -88,6 +92,9 @@ async def complete_chat(
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
     usage = UsageReport(await wait_for_answers(service, [prompt_request], record), body)
+    # Those of a long prompt take many milliseconds to write out.
+    write = partial(write_prompt_logprobs, prompt_request, body)
+    prompt_logprobs = write() if body.prompt_logprobs is None else await asyncio.to_thread(write)
     most = prompt_request.params.logprobs or 0
     choices = [
         ChatChoice(
@@ -108,6 +115,7 @@ async def complete_chat(
             model=identity.model,
             choices=choices,
             usage=usage.count(),
+            prompt_logprobs=prompt_logprobs,
         )
     )
 

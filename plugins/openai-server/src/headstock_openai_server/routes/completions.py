@@ -35,6 +35,7 @@ from headstock_openai_server.routes.answering import (
     json_response,
     make_identity,
     wait_for_answers,
+    write_prompt_logprobs,
 )
 
 OBJECT = "text_completion"
@@ -185,7 +186,9 @@ async def complete_prompts(
             id=identity.id,
             created=identity.created,
             model=identity.model,
-            choices=await asyncio.to_thread(make) if body.echo else make(),
+            choices=await asyncio.to_thread(make)
+            if body.echo or body.prompt_logprobs is not None
+            else make(),
             usage=usage.count(),
         )
     )
@@ -197,6 +200,7 @@ def make_choices(
     """All answers: those to the first prompt, then those to the next."""
     choices: list[CompletionChoice] = []
     for prompt_request in prompt_requests:
+        prompt_logprobs = write_prompt_logprobs(prompt_request, body)
         for output in prompt_request.final_output().outputs:
             text, logprobs = ChoiceText(service, body, prompt_request).add_output(output)
             choices.append(
@@ -206,6 +210,7 @@ def make_choices(
                     logprobs=logprobs,
                     finish_reason="length" if body.max_tokens == 0 else output.finish_reason,
                     stop_reason=None if body.max_tokens == 0 else output.stop_reason,
+                    prompt_logprobs=prompt_logprobs,
                 )
             )
     return choices
