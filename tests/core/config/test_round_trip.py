@@ -55,6 +55,7 @@ OTHER_VALUES: dict[str, object] = {
     "memory_ratio": 0.5,
     "kv_memory_mb": 10,
     "kv_context_len": 11,
+    "memory_profiles": "/tmp/kept",
     "kv_dtype": "fp8_e4m3",
     "paged_attn": "off",
     "prefix_cache_n": 0,

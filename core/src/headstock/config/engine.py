@@ -94,6 +94,14 @@ class EngineConfig(PartSettings):
         default_text="unset",
         group="memory",
     )
+    memory_profiles: str | None = setting_field(
+        "--memory-profiles",
+        Text(form="DIR", word="off"),
+        "~/.cache/headstock/memory",
+        "where a start on a GPU keeps what the largest step and graphs take, for the next starts; "
+        "off: measure at every start",
+        group="memory",
+    )
     kv_dtype: str = setting_field(
         "--kv-dtype",
         Choice(

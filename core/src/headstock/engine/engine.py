@@ -93,8 +93,7 @@ class Engine:
         with blame_plugins(self.names):
             self.state = initial_state(self.limits)
         self.output_tracker = OutputTracker()
-        self.drafting = make_drafting(parts)
-        self.preparation = make_preparation(parts)
+        self.drafting, self.preparation = make_drafting(parts), make_preparation(parts)
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
         self.inbox: deque[Event] = deque()
@@ -110,7 +109,7 @@ class Engine:
         self.num_idle_steps = 0
         self.start_time = time.monotonic()
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
-        self.late_captures = parts.late_captures
+        self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
     @property
     def max_seq_len(self) -> int:
@@ -366,6 +365,7 @@ class Engine:
 
     def _fail_step(self, plan: Plan, error: BaseException) -> str:
         """Log a step that failed, and return why it did; raise EngineDied for a lost device."""
+        self.kept_profile.note_failure(error)
         text = log_failed_step(plan, error, self.names, self.recorder.write_crash_recording())
         # Asked now and not at the next step: a CUDA error is sticky and would fail every later
         # request one by one. Assume the worst until the device answers.

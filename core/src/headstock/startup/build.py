@@ -35,6 +35,7 @@ from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, free_bytes
 from headstock.startup.grammars import make_grammar_rows
 from headstock.startup.graph_captures import LateCaptures, capture_runner_graphs
+from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
     MemoryPlan,
     MemoryUse,
@@ -88,6 +89,7 @@ class EngineBuild:
     grammars: follows the answers that a grammar rules; None where none can be ruled
     notes: lines for the user
     late_captures: the graphs that are still to be captured
+    kept_profile: where the profile run's figures are kept
     start: names and seconds of the start's parts, in order
     """
 
@@ -106,6 +108,7 @@ class EngineBuild:
     grammars: GrammarRows | None
     notes: tuple[str, ...]
     late_captures: LateCaptures
+    kept_profile: KeptProfile
     start: tuple[tuple[str, float], ...]
 
 
@@ -185,7 +188,8 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         "rows": config.max_running_requests,
     }
     # After the weights and before the pool: what is left then is all that the pool may take.
-    memory = _plan_device_memory(inputs, sizes, max_len, free)
+    kept = find_kept_profile(inputs, env, directory, max_len)
+    memory = _plan_device_memory(inputs, sizes, max_len, free, kept, notes)
     # A sequence that the whole pool cannot hold could never end, however often it is preempted.
     if memory.longest < max_len:
         cut = (
@@ -198,6 +202,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         max_len = memory.longest
     buffers = _reserve_buffers(
         memory,
+        kept,
         faults.wrap_allocation(allocate_buffers),
         **sizes,
         num_pages=memory.num_pages,
@@ -207,7 +212,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     assembled = assemble_executor(inputs, buffers, max_len)
     times.end_part("memory")
     # Graphs come last: they hold the addresses of the buffers that serve.
-    graphs = capture_runner_graphs(assembled, inputs, memory, on_progress)
+    graphs = capture_runner_graphs(assembled, inputs, memory, kept, on_progress)
     times.end_part("graphs")
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
@@ -229,25 +234,41 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         grammars=grammars,
         notes=(*notes, *graphs.notes),
         late_captures=graphs.late,
+        kept_profile=kept,
         start=tuple(times.parts),
     )
 
 
 def _plan_device_memory(
-    inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int, free: int
+    inputs: BuildInputs,
+    sizes: Mapping[str, Any],
+    max_len: int,
+    free: int,
+    kept: KeptProfile,
+    notes: list[str],
 ) -> MemoryPlan:
     """Divide the bytes that were free before loading among weights, steps and the KV pool.
 
-    On a GPU the rest is measured by a profile run, on a CPU it is estimated.
+    On a GPU the rest is measured by a profile run, this one's or an earlier start's; on a CPU it is
+    estimated.
 
     raises: CannotRun
+    writes: notes, a line where an earlier start measured
     """
     config, model = inputs.config, inputs.model
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = sizes["device"].type == "cuda"
     dtype = getattr(torch, inputs.needs.dtype)
-    if on_gpu:
+    earlier = kept.read()
+    if earlier is not None:
+        memory_use, day = earlier
+        notes.append(
+            f"the largest step and graphs were measured on {day}; --memory-profiles off measures "
+            "them again"
+        )
+    elif on_gpu:
         memory_use = profile_memory_use(inputs, sizes, max_len)
+        kept.write(memory_use)
     else:
         memory_use = estimate_memory_use(
             model,
@@ -296,11 +317,14 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
         ) from error
 
 
-def _reserve_buffers(memory: MemoryPlan, allocate: Callable[..., Buffers], **sizes: Any) -> Buffers:
+def _reserve_buffers(
+    memory: MemoryPlan, kept: KeptProfile, allocate: Callable[..., Buffers], **sizes: Any
+) -> Buffers:
     """Allocate the buffers.   raises: CannotRun when the memory is not free after all"""
     try:
         return allocate(**sizes)
     except (MemoryError, torch.OutOfMemoryError) as error:
+        kept.forget()
         raise CannotRun(
             f"the KV pool needs {format_bytes(memory.pool)} of {format_bytes(memory.free)} that "
             "were free at the start, and could not be allocated; lower --memory-ratio or "

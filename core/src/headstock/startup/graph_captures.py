@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 import torch
-from attrs import define, frozen
+from attrs import define, field, frozen
 
 from headstock.callbacks import ProgressCallback
 from headstock.errors import format_count
@@ -17,6 +17,7 @@ from headstock.spi import Runner
 from headstock.startup.assemble import AssembledExecutor
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import free_bytes
+from headstock.startup.kept_profile import KeptProfile
 from headstock.startup.memory_plan import MemoryPlan, format_bytes
 
 LOG = logging.getLogger(__name__)
@@ -181,14 +182,16 @@ def _log_failure(event: str, error: Exception) -> None:
 class LateCaptures:
     """Captures while no step is due, and what they may take.
 
-    planned: bytes of graphs and workspaces in the memory plan
+    planned: bytes that captures may take
     free_before: bytes that were free before the first capture
+    kept: where the plan's figures may come from
     is_done: there is nothing left to capture
     """
 
     device: torch.device
     planned: int = 0
     free_before: int = 0
+    kept: KeptProfile = field(factory=KeptProfile)
     is_done: bool = False
 
     def capture_next(self, executor: Executor) -> None:
@@ -206,7 +209,7 @@ class LateCaptures:
             return
         taken = max(self.free_before - _count_free_bytes(self.device), 0)
         LOG.debug(log_event("all graphs are captured", taken=format_bytes(taken)))
-        _warn_of_excess(self.device, taken, self.planned)
+        _warn_of_excess(self.device, taken, self.planned, self.kept)
 
 
 @frozen(kw_only=True)
@@ -228,6 +231,7 @@ def capture_runner_graphs(
     assembled: AssembledExecutor,
     inputs: BuildInputs,
     memory: MemoryPlan,
+    kept: KeptProfile,
     on_progress: ProgressCallback | None,
 ) -> CapturedGraphs:
     """Capture the runner's graphs, or have it capture them later."""
@@ -242,7 +246,9 @@ def capture_runner_graphs(
     # The profile run has tried that and said why.
     if not memory.other_use.capturable:
         return off
-    planned = memory.other_use.graphs
+    use = memory.other_use
+    # Where an earlier start has measured, libraries allocate their workspaces in captures too.
+    planned = use.graphs + (use.workspaces if use.is_kept else 0)
     free_before, began = _count_free_bytes(device), time.monotonic()
     is_deferred = can_defer(inputs, assembled) and defer_graphs(assembled, sizes)
     if is_deferred is None:
@@ -250,10 +256,10 @@ def capture_runner_graphs(
     if is_deferred:
         seconds = time.monotonic() - began
         note = (
-            f"graphs for {sizes}, {format_bytes(planned)} planned, the largest captured in "
+            f"graphs for {sizes}, {format_bytes(use.graphs)} planned, the largest captured in "
             f"{seconds:.1f} s, the others at their first use or when idle"
         )
-        late = LateCaptures(device, planned + memory.other_use.workspaces, free_before)
+        late = LateCaptures(device, planned, free_before, kept)
         return CapturedGraphs(notes=(note,), late=late)
 
     def report_graph(done: int, total: int) -> None:
@@ -265,16 +271,17 @@ def capture_runner_graphs(
         return off
     seconds = time.monotonic() - began
     taken = max(free_before - _count_free_bytes(device), 0)
-    _warn_of_excess(device, taken, planned)
+    _warn_of_excess(device, taken, planned, kept)
     return CapturedGraphs(
         notes=(f"graphs for {captured}, {format_bytes(taken)}, captured in {seconds:.1f} s",),
         late=none_left,
     )
 
 
-def _warn_of_excess(device: torch.device, taken: int, planned: int) -> None:
-    """Warn when graphs have taken more of the device than was planned."""
+def _warn_of_excess(device: torch.device, taken: int, planned: int, kept: KeptProfile) -> None:
+    """Warn when graphs have taken more of the device than was planned; the next start measures."""
     if device.type == "cuda" and taken > planned * 1.05 + _GRAPH_SLACK_BYTES:
+        kept.forget()
         LOG.warning(
             log_event(
                 "graphs took more than planned",

@@ -26,12 +26,14 @@ class MemoryUse:
 
     `activations` are those of the largest step while it runs, `workspaces` what backends and
     libraries hold. `capturable` is False when graphs were tried and could not be captured.
+    `is_kept` is True when an earlier start measured all that.
     """
 
     activations: int
     workspaces: int = 0
     graphs: int = 0
     capturable: bool = True
+    is_kept: bool = False
 
     @property
     def total(self) -> int:

@@ -89,12 +89,12 @@ def read_subject(config: EngineConfig, env: DeviceEnv) -> TuningSubject:
 
 def describe_subject(env: DeviceEnv, directory: Path, dtype: str, kv_dtype: str) -> TuningSubject:
     """Describe what figures of this model on this device depend on."""
-    device = {"name": env.name, "driver": _read_driver_version()}
+    device = {"name": env.name, "driver": read_driver_version()}
     if env.device == "cpu":
         device = {"name": env.name, "processor": read_cpu_name()}
     return TuningSubject(
         device=device,
-        model={"config": _hash_config(directory), "dtype": dtype, "kv_dtype": kv_dtype},
+        model={"config": hash_config(directory), "dtype": dtype, "kv_dtype": kv_dtype},
         software={"torch": env.torch, "cuda": env.cuda or ""} | _list_versions(env),
     )
 
@@ -209,7 +209,7 @@ def _read_candidate(fields: Mapping[str, Any]) -> TunedCandidate:
     return TunedCandidate(**dict(fields) | {"milliseconds": tuple(fields["milliseconds"])})
 
 
-def _hash_config(directory: Path) -> str:
+def hash_config(directory: Path) -> str:
     """A hash of what config.json says of the model; empty for a directory without one."""
     try:
         config = json.loads((directory / "config.json").read_text())
@@ -219,7 +219,7 @@ def _hash_config(directory: Path) -> str:
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _read_driver_version() -> str:
+def read_driver_version() -> str:
     """The version of NVIDIA's driver; empty where there is none."""
     try:
         version = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text())
