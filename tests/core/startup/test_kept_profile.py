@@ -226,7 +226,7 @@ def test_a_start_measures_once_and_says_when(
     sizes = {"device": torch.device("cuda"), "page_size": 16, "kv_dtype": torch.bfloat16}
     notes: list[str] = []
     plans = [
-        build._plan_device_memory(inputs, sizes, 64, 1 << 30, Subject(tmp_path).find(), notes)
+        build._plan_device_memory(inputs, sizes, 64, 1 << 30, Subject(tmp_path).find(), notes, None)
         for _ in range(2)
     ]
     assert plans == [USE, evolve(USE, is_kept=True)] and len(calls) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from headstock.startup import build
-from headstock.startup.profile_run import slow_notice
+from headstock.startup.profile_run import ProfileProgress, slow_notice
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -60,3 +61,27 @@ def test_the_profile_run_on_a_device_says_that_kernels_are_compiled(
 
     assert build.profile_memory_use(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
     assert "kernels of fa,fi, triton that are new on this machine are compiled" in lines(caplog)[0]
+
+
+def test_a_profile_run_is_a_bar_that_moves_while_a_kernel_is_compiled() -> None:
+    told: list[tuple[str, int, int]] = []
+    many = threading.Event()
+
+    def note(*parts: Any) -> None:
+        told.append(parts)
+        if len(told) > 4:
+            many.set()
+
+    threads = threading.active_count()
+    with ProfileProgress(note, seconds=0.01) as progress:
+        assert many.wait(60)
+        progress.set_parts(1, 9)
+    assert {parts[1:] for parts in told} == {(0, 2), (1, 9)} and told[-1][1:] == (1, 9)
+    assert all(
+        re.fullmatch(r"memory plan, \d+ s; new kernels are compiled", stage) for stage, *_ in told
+    )
+    assert threading.active_count() == threads
+
+    with ProfileProgress(None) as silent:
+        silent.set_parts(1, 2)
+        assert threading.active_count() == threads

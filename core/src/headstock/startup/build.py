@@ -55,10 +55,7 @@ from headstock.startup.model_loading import (
 )
 from headstock.startup.model_needs import find_attention_needs, resolve_model_dtype
 from headstock.startup.negotiate import Terms, negotiate_terms
-from headstock.startup.profile_run import (
-    measure_memory_use,
-    slow_notice,
-)
+from headstock.startup.profile_run import ProfileProgress, measure_memory_use, slow_notice
 from headstock.startup.refusals import check_resolve, make_part_query
 from headstock.startup.request_args import RequestArgs, collect_request_args
 from headstock.startup.scheduler_limits import make_limits
@@ -189,7 +186,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     }
     # After the weights and before the pool: what is left then is all that the pool may take.
     kept = find_kept_profile(inputs, env, directory, max_len)
-    memory = _plan_device_memory(inputs, sizes, max_len, free, kept, notes)
+    memory = _plan_device_memory(inputs, sizes, max_len, free, kept, notes, on_progress)
     # A sequence that the whole pool cannot hold could never end, however often it is preempted.
     if memory.longest < max_len:
         cut = (
@@ -246,6 +243,7 @@ def _plan_device_memory(
     free: int,
     kept: KeptProfile,
     notes: list[str],
+    on_progress: ProgressCallback | None,
 ) -> MemoryPlan:
     """Divide the bytes that were free before loading among weights, steps and the KV pool.
 
@@ -267,7 +265,7 @@ def _plan_device_memory(
             "them again"
         )
     elif on_gpu:
-        memory_use = profile_memory_use(inputs, sizes, max_len)
+        memory_use = profile_memory_use(inputs, sizes, max_len, on_progress)
         kept.write(memory_use)
     else:
         memory_use = estimate_memory_use(
@@ -292,7 +290,12 @@ def _plan_device_memory(
     )
 
 
-def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: int) -> MemoryUse:
+def profile_memory_use(
+    inputs: BuildInputs,
+    sizes: Mapping[str, Any],
+    max_len: int,
+    on_progress: ProgressCallback | None = None,
+) -> MemoryUse:
     """Measure what the largest step, the backends and the graphs take.   raises: CannotRun"""
     parts = inputs.parts
     names = f"{parts.attention_name}, {parts.ops.name}"
@@ -302,13 +305,17 @@ def profile_memory_use(inputs: BuildInputs, sizes: Mapping[str, Any], max_len: i
     # Here most kernels run for the first time: 38 s of a first start are Triton's experts at the
     # 30B-A3B shape.
     try:
-        with slow_notice("measuring the largest step", reason):
+        with (
+            slow_notice("measuring the largest step", reason),
+            ProfileProgress(on_progress) as progress,
+        ):
             return measure_memory_use(
                 inputs,
                 lambda: allocate_buffers(
                     **sizes, num_pages=(1,) * len(sizes["groups"]), max_len=max_len
                 ),
                 max_len,
+                progress,
             )
     except torch.OutOfMemoryError as error:
         raise CannotRun(

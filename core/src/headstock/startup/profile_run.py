@@ -11,11 +11,12 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from threading import Timer
+from threading import Event, Thread, Timer
 
 import numpy as np
 import torch
 
+from headstock.callbacks import ProgressCallback
 from headstock.execution.buffers import Buffers
 from headstock.logs import log_event
 from headstock.scheduler import Plan
@@ -41,14 +42,67 @@ _WORST_SAMPLING = (0.7, 0.9, 0.05, 1.1, 0.1, 0.1)
 _SLOW_NOTICE_SECONDS = 5.0
 """Seconds that a stage may take before its reason is logged."""
 
+_SECONDS_BETWEEN_REPORTS = 0.5
+
+
+class ProfileProgress:
+    """Tells how far a profile run is, twice a second: a kernel may take many to compile.
+
+    It is a context, which ends with the run.
+
+    done, total: parts of the run: the largest step, a first capture, and each size of graphs
+    """
+
+    def __init__(
+        self, on_progress: ProgressCallback | None, seconds: float = _SECONDS_BETWEEN_REPORTS
+    ) -> None:
+        self.on_progress = on_progress
+        self.seconds = seconds
+        self.done, self.total = 0, 2
+        self.began = time.monotonic()
+        self.ended = Event()
+        self.thread = Thread(target=self._repeat, name="headstock-progress", daemon=True)
+
+    def set_parts(self, done: int, total: int) -> None:
+        """Set what is done, and of how many parts."""
+        self.done, self.total = done, total
+        self._report()
+
+    def _report(self) -> None:
+        """Tell how far the run is."""
+        if self.on_progress is not None:
+            seconds = int(time.monotonic() - self.began)
+            stage = f"memory plan, {seconds} s; new kernels are compiled"
+            self.on_progress(stage, self.done, self.total)
+
+    def _repeat(self) -> None:
+        """Report until the run ends, on a thread."""
+        while not self.ended.wait(self.seconds):
+            self._report()
+
+    def __enter__(self) -> ProfileProgress:
+        self._report()
+        if self.on_progress is not None:
+            self.thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.ended.set()
+        if self.on_progress is not None:
+            self.thread.join()
+
 
 def measure_memory_use(
-    inputs: BuildInputs, make_buffers: Callable[[], Buffers], max_len: int
+    inputs: BuildInputs,
+    make_buffers: Callable[[], Buffers],
+    max_len: int,
+    progress: ProfileProgress | None = None,
 ) -> MemoryUse:
     """Measure what steps, backends and graphs take on a CUDA device, over a pool of two pages.
 
     raises: CannotRun; torch.OutOfMemoryError
     """
+    progress = progress or ProfileProgress(None)
     # What loading left behind, freed during the run, would hide what the run takes.
     gc.collect()
     torch.cuda.empty_cache()
@@ -56,14 +110,24 @@ def measure_memory_use(
     tables = sum(tensor.nbytes for tensor in (buffers.tokens, *buffers.page_tables))
     before = count_settled_bytes()
     assembled = assemble_executor(inputs, buffers, max_len)
+    sizes = graph_sizes(assembled.runner, inputs)
+    num_parts = 2 + len(sizes.rows) + len(sizes.tokens)
+    progress.set_parts(0, num_parts)
     activations = _run_worst_step(assembled, inputs, max_len)
+    progress.set_parts(1, num_parts)
     # In this order: the step makes libraries allocate their workspaces, the first capture what
     # captures need; only then do more graphs show their own bytes.
     capturable = try_capture(assembled, count_graph_rows(inputs))
-    sizes = graph_sizes(assembled.runner, inputs)
     workspaces = max(before - count_settled_bytes(), 0) + tables
-    deferred = can_defer(inputs, assembled)
-    graphs = measure_graph_bytes(assembled, sizes, deferred=deferred) if capturable else 0
+    graphs = 0
+    if capturable:
+
+        def report_graph(done: int, total: int) -> None:
+            progress.set_parts(2 + done, num_parts)
+
+        deferred = can_defer(inputs, assembled)
+        graphs = measure_graph_bytes(assembled, sizes, None, report_graph, deferred=deferred)
+    progress.set_parts(num_parts, num_parts)
     assembled.executor.close()
     # The pool takes this memory next, so nothing of the profile run may live on.
     del assembled, buffers
