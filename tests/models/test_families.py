@@ -122,6 +122,10 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         (Case("smollm3", {"no_rope_layers": [1]}), "no_rope_layers is '[1]', wanted 3 entries"),
         (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv is 3.0, which is not supported"),
         (Case("ernie4_5_moe", {"use_bias": True}), "use_bias is true, which is not supported"),
+        (
+            Case("ernie4_5_moe", {"moe_num_shared_experts": -1}),
+            "moe_num_shared_experts is -1, wanted a number of experts",
+        ),
         (Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}), "but there is no window"),
         (Case("lfm2", {"full_attn_idxs": [3]}), "full_attn_idxs is '[3]', wanted a list of"),
         (Case("lfm2", {"full_attn_idxs": []}), "no layer is of type 'full_attention'"),

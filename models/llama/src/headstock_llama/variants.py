@@ -217,6 +217,9 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
 def _read_ernie_experts(hf: Json) -> list[Experts | None]:
     """Each layer's experts: every `moe_layer_interval`-th layer from the start to the end index."""
     width = read_positive(hf, "moe_intermediate_size", 1536)
+    shared = read_whole(hf, "moe_num_shared_experts", 2)
+    if shared < 0:
+        raise ValueError(f"moe_num_shared_experts is {shared}, wanted a number of experts")
     experts = Experts(
         count=read_positive(hf, "moe_num_experts", 64),
         per_token=read_positive(hf, "moe_k", 6),
@@ -224,7 +227,7 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
         renormalize=True,
         norm_floor=read_number(hf, "moe_norm_min"),
         choice_bias=True,
-        shared=width * read_whole(hf, "moe_num_shared_experts", 2),
+        shared=width * shared,
     )
     if experts.per_token > experts.count:
         raise ValueError(f"moe_k is {experts.per_token}, wanted at most {experts.count} experts")
