@@ -15,8 +15,9 @@ from toy_processor import Shift
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
+from headstock.nn.moe import mix_experts
 from headstock.nn.sampler import sample
-from headstock.spi import KVGroup, ModelConfig, Processing, Sampling, StateKV, StateTensor
+from headstock.spi import Experts, KVGroup, ModelConfig, Processing, Sampling, StateKV, StateTensor
 from headstock.startup.device import free_bytes
 from headstock.startup.host_memory import MemoryBounds, read_container_memory, unwritten_bytes
 from headstock.startup.memory_plan import (
@@ -272,11 +273,8 @@ def test_what_rules_take_is_in_the_estimate(masked: bool, processed: bool) -> No
     logits = torch.randn(rows, vocab)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         sample(logits, sampling)
-    held = peak = logits.nbytes + (sampling.mask.nbytes if sampling.mask is not None else 0)
-    for event in recorded.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            peak = max(peak, held)
+    held = logits.nbytes + (sampling.mask.nbytes if sampling.mask is not None else 0)
+    peak = _find_peak(recorded, held)
 
     small = estimate_memory_use(model(), 0, 0, 2).activations
     found = estimate_memory_use(
@@ -284,6 +282,38 @@ def test_what_rules_take_is_in_the_estimate(masked: bool, processed: bool) -> No
     ).activations
     # A vector of the vocabulary is nothing beside a row of scores for each row.
     assert peak <= found - small + 8 * vocab
+
+
+def test_what_experts_take_is_in_the_estimate() -> None:
+    tokens, hidden = 256, 64
+    experts = Experts(count=16, per_token=8, intermediate=48, renormalize=True)
+    hf = {
+        "hidden_size": hidden, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "intermediate_size": 32, "vocab_size": 100, "max_position_embeddings": 512,
+    }  # fmt: skip
+    config = decoder_config(hf, "MixtralForCausalLM", experts=[experts])
+    x, weights = torch.randn(tokens, hidden), torch.rand(tokens, experts.per_token)
+    ids = torch.randint(0, experts.count, (tokens, experts.per_token))
+    gate_up = torch.randn(experts.count, 2 * experts.intermediate, hidden)
+    down = torch.randn(experts.count, hidden, experts.intermediate)
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
+        mix_experts(x, weights, ids, gate_up, down)
+
+    estimate = estimate_memory_use(config, tokens, 0, 4).activations
+    assert estimate / 2 < _find_peak(recorded, held=2 * x.nbytes) <= estimate
+
+
+def _find_peak(recorded: profile, held: int) -> int:
+    """The most bytes that were held at once while the profiler recorded.
+
+    held: bytes that were held before
+    """
+    peak = held
+    for event in recorded.profiler.kineto_results.events():
+        if event.name() == "[memory]":
+            held += event.nbytes()
+            peak = max(peak, held)
+    return peak
 
 
 COLUMNS = {"by": torch.ones(16, dtype=torch.int64), "begin": torch.zeros(16, dtype=torch.int64)}

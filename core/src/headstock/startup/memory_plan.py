@@ -11,7 +11,7 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun, format_count
 from headstock.execution.kv_pools import count_page_bytes
 from headstock.scheduler.limits import count_page_tokens, max_row_pages, max_total_pages
-from headstock.spi import KVGroup, LayoutKind, ModelConfig
+from headstock.spi import Experts, KVGroup, LayoutKind, ModelConfig
 
 _FEW_POSITIONS = 128
 """Positions up to which drafts of a step are scored in one part."""
@@ -163,7 +163,11 @@ def estimate_memory_use(
     heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
     # Both gates and the input, their product, it again behind the states, a tap's, and the sum.
     channels = max((7 * layer.conv.width for layer in model.layers if layer.conv), default=0)
-    width = 2 * model.hidden + max(heads, channels, 3 * model.intermediate)
+    experts = max(
+        (_count_expert_width(model, layer.experts) for layer in model.layers if layer.experts),
+        default=0,
+    )
+    width = 2 * model.hidden + max(heads, channels, experts, 3 * model.intermediate)
     score_bytes = scored * model.vocab * 4 * 2
     if has_processors:
         # A copy, what a processor makes of it, and as much again for what it works out.
@@ -173,6 +177,14 @@ def estimate_memory_use(
         # step whose prompt is scored has a mask.
         score_bytes += scored * model.vocab * 3 + tokens * model.vocab // 8
     return MemoryUse(activations=tokens * width * itemsize + score_bytes, workspaces=kernels)
+
+
+def _count_expert_width(model: ModelConfig, experts: Experts) -> int:
+    """Count the numbers that a token's experts hold at once."""
+    # What each expert is given, what it makes and its place in order, the latter two twice for a
+    # moment; between them both gates and their product.
+    each = 4 * model.hidden + 3 * experts.intermediate
+    return experts.per_token * each + 3 * experts.shared
 
 
 def count_scored_positions(max_rows: int, max_drafts: int) -> int:
