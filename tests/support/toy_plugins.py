@@ -425,10 +425,6 @@ class ToyAttention(AttentionBackend):
         for static, table in zip(plan.page_tables, step.page_tables, strict=True):
             static.zero_()[:count, : table.shape[1]] = table
 
-    def memory_bytes(self) -> int:
-        """Nothing is held."""
-        return 0
-
     def close(self) -> None:
         """Nothing is held."""
 

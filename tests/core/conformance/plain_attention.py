@@ -113,9 +113,6 @@ class Plain(AttentionBackend):
                 lse[start:stop] = scores.logsumexp(-1).t().to(lse)
             start = stop
 
-    def memory_bytes(self) -> int:
-        return 0
-
     def close(self) -> None:
         self.pools = {}
 

@@ -34,9 +34,6 @@ class Sound(AttentionBackend):
     def attend(self, q: Tensor, keys: Tensor, values: Tensor, layer: LayerInfo) -> Tensor:
         return attend_row(q, keys, values, layer)
 
-    def memory_bytes(self) -> int:
-        return 0
-
     def close(self) -> None:
         pass
 

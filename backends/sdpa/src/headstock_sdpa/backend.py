@@ -130,10 +130,6 @@ class SdpaBackend(AttentionBackend):
             return sparse_index(page_table, seen, rows, heads)
         return gather_index(page_table, seen, rows)
 
-    def memory_bytes(self) -> int:
-        """0: what a step needs is allocated and given back within it."""
-        return 0
-
     def close(self) -> None:
         """Forget the pools."""
         self.rows = {}

@@ -143,10 +143,6 @@ class WatchedAttention(AttentionBackend):
             if not torch.equal(now, before):
                 raise PluginBroken(f"{self._who} wrote to {name} of its step in {where}")
 
-    def memory_bytes(self) -> int:
-        """Bytes of device memory that `inner` holds."""
-        return self.inner.memory_bytes()
-
     def close(self) -> None:
         """Close `inner`."""
         self.inner.close()

@@ -329,10 +329,6 @@ class AttentionBackend(ABC):
         """
 
     @abstractmethod
-    def memory_bytes(self) -> int:
-        """Bytes of device memory that the backend holds. For tests: the engine measures instead."""
-
-    @abstractmethod
     def close(self) -> None:
         """Free what the backend holds. It is not used afterwards."""
 

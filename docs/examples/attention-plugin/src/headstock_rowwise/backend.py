@@ -53,10 +53,6 @@ class RowwiseBackend(AttentionBackend):
             out[start : start + queries] = attended.transpose(0, 1)
             start += queries
 
-    def memory_bytes(self) -> int:
-        """0: what a step needs is given back within it."""
-        return 0
-
     def close(self) -> None:
         """Forget the pools."""
         self.pools = {}

@@ -119,10 +119,6 @@ class FlexBackend(AttentionBackend):
         if lse is not None:
             lse.copy_(sums.lse.transpose(1, 2).flatten(0, 1)[plan.places])
 
-    def memory_bytes(self) -> int:
-        """0: what a step needs is given back within it."""
-        return 0
-
     def close(self) -> None:
         """Forget the pools."""
         self.pools = {}
