@@ -37,7 +37,7 @@ def test_layers_that_predict_further_tokens_are_left_out_and_named(tmp_path: Pat
     engine.close()
 
     add_tensors(tmp_path, {"model.mtq.weight": torch.ones(1)})
-    with pytest.raises(ModelError, match=r"model\.mtq\.weight unexpected"):
+    with pytest.raises(ModelError, match=r"unexpected model\.mtq\.weight"):
         log_probabilities(tmp_path, case.family, PROMPT, TorchOps())
 
 
@@ -45,5 +45,5 @@ def test_a_family_that_names_none_refuses_them(tmp_path: Path) -> None:
     case = Case("olmo2", {"num_hidden_layers": 1})
     write(tmp_path, case.hf)
     add_tensors(tmp_path, MORE)
-    with pytest.raises(ModelError, match=r"model\.mtp_block\.0\..* unexpected"):
+    with pytest.raises(ModelError, match=r"unexpected model\.mtp_block\.0\."):
         log_probabilities(tmp_path, case.family, PROMPT, TorchOps())

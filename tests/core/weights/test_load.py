@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from headstock.errors import ModelError, PluginBroken
+from headstock.errors import MAX_ERROR_LENGTH, ModelError, PluginBroken
 from headstock.spi import ParamSpec, Role, Weight
 from headstock.weights import find_differing_copies, read_config, weight_bytes
 from headstock_qwen.families import QWEN3
@@ -76,13 +76,14 @@ def test_missing_and_unexpected_tensors_are_named(write: Any, loading: Any, tens
 
     message = refused(loading, write(tensors))
 
-    assert f"{LAYER}mlp.up_proj.weight missing; model.extra unexpected" in message
+    assert message.endswith(f": missing {LAYER}mlp.up_proj.weight; unexpected model.extra")
 
 
 def test_many_missing_tensors_are_counted(write: Any, loading: Any, tensors: Any) -> None:
     message = refused(loading, write({"lm_head.weight": tensors["lm_head.weight"]}))
 
-    assert "and 19 more missing" in message
+    assert ": missing model.embed_tokens.weight, " in message and " and 22 more" in message
+    assert len(message) <= MAX_ERROR_LENGTH
 
 
 @pytest.mark.parametrize(

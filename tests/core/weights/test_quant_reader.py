@@ -252,7 +252,7 @@ def test_one_scale_a_tensor(write: Any, tensors: dict[str, Tensor]) -> None:
 
 
 def test_without_a_format_fp8_is_not_read(write: Any, tensors: dict[str, Tensor]) -> None:
-    with pytest.raises(ModelError, match=r"scale_inv.* unexpected"):
+    with pytest.raises(ModelError, match=r"unexpected .*scale_inv"):
         load(write(packed_tensors(tensors)))
 
 

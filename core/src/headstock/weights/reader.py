@@ -21,7 +21,7 @@ from headstock.weights.safetensors_header import TensorEntry, read_header
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 WHOLE = Shard()
-_MAX_NAMES_SHOWN = 5
+_MAX_NAMES_SHOWN = 2
 """How many tensor names an error lists before it only counts the rest."""
 
 
@@ -290,8 +290,9 @@ def plan_pieces(
         if name not in declared and name not in ignored and name not in left_out
     ]
     if missing or unexpected:
+        # The word comes first: what shows an error in less room cuts its end off.
         problems = [
-            f"{_join_names(names)} {problem}"
+            f"{problem} {_join_names(names)}"
             for names, problem in ((missing, "missing"), (unexpected, "unexpected"))
             if names
         ]
