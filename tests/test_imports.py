@@ -286,11 +286,10 @@ def test_the_search_for_compared_names_finds_them() -> None:
 def test_core_never_compares_plugin_names() -> None:
     names = set(plugin_names())
     assert {"sdpa", "radix", "mixed"} <= names
-    exempt = CORE / "startup" / "defaults.py"  # the one file with the ordered lists behind `auto`
     found = {
         str(path.relative_to(ROOT)): lines
         for path in files(CORE)
-        if path != exempt and (lines := names_compared(tree(path), names))
+        if (lines := names_compared(tree(path), names))
     }
     assert found == {}
 
