@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -335,15 +336,17 @@ def test_a_parser_that_is_not_installed_is_refused_before_a_model_is_loaded() ->
 
 
 class Broken(ToolParser):
-    """A parser that says what it is told to."""
+    """A parser that says what it is told to: events, a call of a function, or nothing at all."""
 
-    def __init__(self, events: list[Any]) -> None:
+    def __init__(self, events: Any) -> None:
         self.events = events
 
-    def feed(self, text: str) -> list[Any]:
-        return self.events
+    def feed(self, text: str) -> Any:
+        return self.events("mine") if callable(self.events) else self.events or []
 
     def finish(self) -> list[Any]:
+        if self.events is None:
+            return []
         raise KeyError("mine")
 
 
@@ -355,10 +358,12 @@ class Broken(ToolParser):
         (["text"], "AttributeError"),
         ([ToolEvent("content", "x")], "ValueError: a content event"),  # type: ignore[arg-type]
         ([], "KeyError: 'mine'"),
+        (sys.exit, "SystemExit: mine"),
+        (None, "ValueError: an answer of "),
     ],
 )
 def test_a_broken_parser_fails_the_answer_and_is_named(
-    scripted: Make, monkeypatch: pytest.MonkeyPatch, events: list[Any], said: str
+    scripted: Make, monkeypatch: pytest.MonkeyPatch, events: Any, said: str
 ) -> None:
     from headstock.requests import answer_formats
 

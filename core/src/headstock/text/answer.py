@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import evolve, frozen
 
-from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.errors import PLUGIN_FAILURES, PluginBroken, describe_error, format_count, shorten
 from headstock.outputs import ToolCall
 from headstock.spi import ToolEvent, ToolEventKind, ToolParser
 from headstock.text.reasoning import ReasoningMarks, ReasoningSplitter, ReasoningState
@@ -49,6 +49,7 @@ class AnswerDivider:
 
     num_ended: complete calls so far
     num_chars: characters of the text for the reader so far
+    num_read: characters that the parser was given so far
     is_ended: the answer is over, though the model would write on
     """
 
@@ -61,7 +62,7 @@ class AnswerDivider:
         self.parser: ToolParser | None = None
         if answer_format.make_parser is not None:
             self.parser = answer_format.make_parser()
-        self.num_calls = self.num_ended = self.num_chars = 0
+        self.num_calls = self.num_ended = self.num_chars = self.num_read = 0
         self.is_in_call = self.is_ended = False
 
     def add_text(self, text: str, *, is_last: bool) -> DividedText:
@@ -69,12 +70,19 @@ class AnswerDivider:
         reasoning, content = self._split(text, is_last=is_last)
         if self.parser is None:
             return DividedText(reasoning, content)
+        self.num_read += len(content)
         try:
             events = list(self.parser.feed(content)) if content else []
             if is_last:
                 events += self.parser.finish()
-            return self._collect(reasoning, events)
-        except Exception as error:  # whatever a stranger's parser raises
+            divided = self._collect(reasoning, events)
+            if is_last and not self.num_calls and self.num_chars != self.num_read:
+                raise ValueError(
+                    f"an answer of {format_count(self.num_read, 'character')} has no call, and "
+                    f"{self.num_chars} came back"
+                )
+            return divided
+        except PLUGIN_FAILURES as error:  # whatever a stranger's parser raises
             raise PluginBroken(
                 f"{self.format.parser_label} failed: {describe_error(error)}; report it there"
             ) from error
