@@ -45,6 +45,7 @@ __all__ = [
     "describe_type",
     "find_nearest_name",
     "format_count",
+    "join_names",
     "join_reasons",
     "shorten",
     "suggest_name",
@@ -152,6 +153,18 @@ def describe_error(error: BaseException) -> str:
         error.args[0] if type(error) in (TypeError, ValueError) and len(error.args) > 1 else error
     )
     return f"{type(error).__name__}: {shorten(text, 240)}"
+
+
+def join_names(names: Iterable[str], most: int, separator: str = ", ") -> str:
+    """Names on one line of about `most` characters: those without room are counted.
+
+    The first one is always there.
+    """
+    kept: list[str] = []
+    left = list(names)
+    while left and (not kept or len(separator.join([*kept, left[0]])) <= most):
+        kept.append(left.pop(0))
+    return separator.join(kept) + (f"{separator or '; '}{len(left)} more" if left else "")
 
 
 def join_reasons(reasons: Iterable[str]) -> str:

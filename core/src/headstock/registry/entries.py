@@ -21,12 +21,14 @@ from types import MappingProxyType
 from attrs import frozen
 
 from headstock.errors import (
+    MAX_ERROR_LENGTH,
     AmbiguousPlugin,
     CannotRun,
     PluginBroken,
     UnknownPlugin,
     UsageError,
     format_count,
+    join_names,
     shorten,
     suggest_name,
 )
@@ -41,6 +43,7 @@ _KIND_LABELS: Mapping[str, str] = MappingProxyType(
         "ops": "set of operations",
         "model": "model family",
         "tools": "tool parser",
+        "logits": "logits processor",
     }
 )
 
@@ -201,18 +204,22 @@ def _explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin])
         for plugin in installed
     }
     absent = {other: line for other, line in install_lines(kind).items() if other not in present}
+    near = "" if name in absent else suggest_name(name, (*present, *absent))
+
+    def list_values(names: Mapping[str, str]) -> list[str]:
+        # Not all may have room: what was likely meant goes first.
+        return [names[other] for other in sorted(names, key=lambda key: f" {key}?" not in near)]
+
+    installed_text = join_names(list_values(present), 180) or "none"
     if name in absent:
-        installed_text = ", ".join(present.values()) or "none"
         return (
             f"{kind_label(kind)} {name!r} is not installed; install it with: {absent[name]}; "
             f"installed: {installed_text}"
         )
-    sentences = [
-        f"no {kind_label(kind)} {shorten(name)!r} is installed",
-        f"installed: {', '.join(present.values()) or 'none'}",
-        *(f"not installed: {other}: {line}" for other, line in absent.items()),
-    ]
-    return "; ".join(sentences) + suggest_name(name, (*present, *absent))
+    text = f"no {kind_label(kind)} {shorten(name)!r} is installed; installed: {installed_text}"
+    room = MAX_ERROR_LENGTH - len(text) - len(near) - len("; 99 more")
+    lines = {other: f"; not installed: {other}: {line}" for other, line in absent.items()}
+    return text + join_names(list_values(lines), room, "") + near
 
 
 def unknown_name_error(name: str) -> UnknownPlugin:
