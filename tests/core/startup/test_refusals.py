@@ -56,6 +56,8 @@ SHIPPED = {
     "model": "headstock_qwen.plugin:qwen3",
     "command": "headstock_replay_view.plugin:spec",
     "tools": "headstock_tool_parsers.plugin:hermes",
+    "logits": "toy_processor:shift_spec",
+    "grammar": "headstock_llguidance.plugin:spec",
 }
 """The plugin that says no, but for its answer."""
 
@@ -69,6 +71,8 @@ ARGUMENTS: dict[str, tuple[str, ...]] = {
     "proposer": (*RUN, "--proposer", "picky"),
     "model": (*RUN, "--model-family", "picky-model"),
     "command": ("picky",),
+    "logits": (*RUN, "--logits-processors", "picky"),
+    "grammar": (*RUN, "--grammar", "picky"),
     "checkpoint": (*RUN, "--model", "picky"),
 }
 """The command line that names it. A tool parser is named by a conversation with tools."""
@@ -77,6 +81,13 @@ CHECKPOINT = f"""
 from headstock.spi import CannotRun
 def spec():
     raise CannotRun({REASON!r})
+"""
+MISPLACED = """
+from headstock.spi import CheckpointSpec, SpiRange
+def spec():
+    return CheckpointSpec(
+        name="picky", spi=SpiRange(0, 2), summary="lost", directory={directory}
+    )
 """
 ARCHITECTURE = "Qwen3ForCausalLM"
 
@@ -128,6 +139,18 @@ def test_a_plugin_that_says_no_is_named_with_its_reason(
     line = one_line(capsys.readouterr().err)
     assert REASON in line and ("picky" in line or ARCHITECTURE in line)
     assert kind == "checkpoint" or "Ask again tomorrow." in line
+
+
+@pytest.mark.parametrize("directory", ["'/no/such/folder'", "5"])
+def test_a_checkpoint_whose_directory_is_not_there_is_named(
+    install: Install, directory: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    install("checkpoint", module=MISPLACED.format(directory=directory))
+
+    assert main(list(ARGUMENTS["checkpoint"])) == PluginBroken.exit_code == 3
+    line = one_line(capsys.readouterr().err)
+    assert "checkpoint 'picky' (picky-checkpoint 1.0" in line
+    assert f"names the directory {directory.strip(chr(39))}, which is not there" in line
 
 
 @pytest.mark.feature("R6")

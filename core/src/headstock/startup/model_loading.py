@@ -78,11 +78,18 @@ def locate_model(
 def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
     """Find the directory of an installed checkpoint, the named one, or what `fetch` returns.
 
-    raises: ModelError
+    raises: ModelError, PluginBroken
     """
     names = [plugin.name for plugin in registry.list_installed("checkpoint")]
     if name in names:
-        return Path(registry.load_spec("checkpoint", name).directory)
+        directory: object = registry.load_spec("checkpoint", name).directory
+        if not isinstance(directory, str) or not Path(directory).is_dir():
+            plugin = registry.find_plugin("checkpoint", name)
+            raise PluginBroken(
+                f"{plugin} names the directory {shorten(directory, 120)}, which is not there; "
+                "report it to its author or install it again"
+            )
+        return Path(directory)
     path = Path(name).expanduser()
     source = registry.install_lines("checkpoint").get(name)
     if source and not path.exists():
