@@ -205,6 +205,9 @@ def test_an_answer_that_cannot_be_followed_fails_alone(
     ("owner", "method", "answer", "reason"),
     [
         (ToyMatcher, "advance", None, "TypeError"),
+        (ToyMatcher, "advance", 99, "advance returned 99"),
+        (ToyMatcher, "fill_mask", None, "fill_masks returned (None,)"),
+        (ToyMatcher, "fill_mask", False, "no token may follow, and the text may not end"),
         (ToyEngine, "fill_masks", [], "fill_masks returned [] for 1 matchers"),
         (ToyEngine, "fill_masks", [True], "fill_masks returned True"),
     ],

@@ -163,7 +163,11 @@ class GrammarRows:
 
         writes: masks [m, words] int32
         """
+        # What follows a draft that is not allowed stays free: that draft is rejected anyway. What
+        # comes first is the plugin's to write, and allows nothing until then.
         masks[:] = -1
+        firsts = np.cumsum([0, *(len(drafts) + 1 for _, drafts in followed[:-1])])
+        masks[firsts] = 0
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
             results = _check_results(_fill_masks(self.compiler.engine, matchers, masks), matchers)
@@ -186,12 +190,16 @@ class GrammarRows:
                         each.end_ids // 32,
                         (1 << (each.end_ids % 32)).astype(np.uint32),
                     )
+            if not own[0].any():
+                self._fail(each, ValueError("no token may follow, and the text may not end"))
 
     def _follow(self, followed: FollowedRequest, tokens: Ints) -> None:
         """Advance a matcher by accepted tokens."""
         # A token that ends the request is none of the text, and then the request has ended.
         try:
             count = followed.matcher.advance(tokens)
+            if isinstance(count, bool) or not 0 <= count <= len(tokens):
+                raise TypeError(f"advance returned {shorten(count)} for {len(tokens)} tokens")
             if count < len(tokens):
                 raise ValueError(f"token {int(tokens[count])} is not allowed there")
         except PLUGIN_FAILURES as error:
@@ -268,7 +276,11 @@ def _check_results(
         raise TypeError(f"fill_masks returned {shorten(results)} for {len(matchers)} matchers")
     checked: list[tuple[bool, ...] | BaseException] = []
     for result, (_, drafts) in zip(results, matchers, strict=True):
-        is_answer = isinstance(result, tuple) and 1 <= len(result) <= len(drafts) + 1
+        is_answer = (
+            isinstance(result, tuple)
+            and 1 <= len(result) <= len(drafts) + 1
+            and all(isinstance(may_end, bool | np.bool_) for may_end in result)
+        )
         checked.append(
             result
             if is_answer or isinstance(result, ValueError)
