@@ -71,7 +71,7 @@ def gumbel_scores(
     assert sampling.seeds is not None
     assert sampling.positions is not None
     warm = temperature > 0
-    scores = _divide_by_temperature(logits, temperature, highest)
+    scores = divide_by_temperature(logits, temperature, highest)
     if sampling.min_p is not None:
         scores = apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
@@ -128,28 +128,31 @@ def _apply_processors(
 
     logits, result: [n, vocab] float32    returns: and [n] float32
     """
-    temperature = sampling.temperature
+    temperature, at = sampling.temperature, sampling.positions
+    assert at is not None
     for processor, columns in processing.parts:
         if processor.changes_argmax:
-            logits = _apply_processor(processor, logits, sampling, columns)
+            logits = apply_processor(processor, logits, at, columns)
     others = [pair for pair in processing.parts if not pair[0].changes_argmax]
     if temperature is None or not others:
         return logits, temperature
-    logits = _divide_by_temperature(logits, temperature)
+    logits = divide_by_temperature(logits, temperature)
     for processor, columns in others:
-        logits = _apply_processor(processor, logits, sampling, columns)
+        logits = apply_processor(processor, logits, at, columns)
     return logits, (temperature > 0).to(torch.float32)
 
 
-def _apply_processor(
+def apply_processor(
     processor: LogitsProcessor,
     logits: Tensor,
-    sampling: Sampling,
+    at: Tensor,
     columns: Mapping[str, Tensor],
 ) -> Tensor:
-    """What one processor makes of logits.   raises: PluginBroken when that is no such tensor"""
-    assert sampling.positions is not None
-    scores: object = processor.apply(logits, sampling.positions, columns)
+    """What one processor makes of logits.   raises: PluginBroken when that is no such tensor
+
+    logits, result: [n, vocab] float32    at: [n] int64, as `LogitsProcessor.apply` has it
+    """
+    scores: object = processor.apply(logits, at, columns)
     if (
         not isinstance(scores, Tensor)
         or scores.shape != logits.shape
@@ -186,7 +189,7 @@ def _put_rows(whole: Sample, rows: Tensor, part: Sample) -> Sample:
 _SAMPLE_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs")
 
 
-def _divide_by_temperature(
+def divide_by_temperature(
     logits: Tensor, temperature: Tensor, highest: Tensor | None = None
 ) -> Tensor:
     """The logits less their maximum, by the temperature; by 1 where that is 0.
