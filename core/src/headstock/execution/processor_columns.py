@@ -30,8 +30,8 @@ class ProcessorColumns:
 
     host, device: by processor and name, [rows] or [rows, width]; the device's lack `stale_rows`
     is_used: [processors, rows] bool, where a row's logits are processed
-    chosen: [FEW_ROWS] int64 on the device, which logits a replay processes, the first ones again
-        where there are fewer
+    chosen: [2, FEW_ROWS] int64 on the device, which logits a replay processes and whose rows they
+        are, the first ones again where there are fewer
     """
 
     def __init__(
@@ -53,8 +53,8 @@ class ProcessorColumns:
         ]
         self.is_used = np.zeros((len(self.processors), rows), bool)
         self.stale_rows: set[int] = set()
-        self.chosen = torch.zeros(FEW_ROWS, dtype=torch.int64, device=device)
-        self.last_chosen = np.zeros(FEW_ROWS, np.int64)
+        self.chosen = torch.zeros((2, FEW_ROWS), dtype=torch.int64, device=device)
+        self.last_chosen = np.zeros((2, FEW_ROWS), np.int64)
 
     @property
     def rules(self) -> frozenset[str]:
@@ -94,14 +94,13 @@ class ProcessorColumns:
         if self.stale_rows:
             self._upload(buffers)
         which = self.find_processed(rows)
-        if places is not None:
-            which = places[which]
         is_few = len(which) <= FEW_ROWS
         # Always valid for the logits of this step: a graph may process some though none asks for
-        # it, and what is left of a larger step would be past its end.
-        chosen = np.full(FEW_ROWS, which[0] if is_few and len(which) else 0, np.int64)
-        if is_few:
-            chosen[: len(which)] = which
+        # it, and what is left of a larger step would be past its end. Where none asks, the columns
+        # of each row are neutral.
+        few = which if is_few and len(which) else np.zeros(1, np.int64)
+        few = np.pad(few, (0, FEW_ROWS - len(few)), constant_values=few[0])
+        chosen = np.stack((few if places is None else places[few], rows[few]))
         # In steady decoding the same rows are processed step after step.
         if (chosen != self.last_chosen).any():
             self.last_chosen = chosen
@@ -127,8 +126,9 @@ class ProcessorColumns:
         """
         if FEW not in kind and ALL not in kind:
             return None
-        which = None if ALL in kind else self.chosen[: len(row_ids)]
-        rows = row_ids if which is None else row_ids[which]
+        which, rows = None, row_ids
+        if ALL not in kind:
+            which, rows = self.chosen[:, : len(row_ids)]
         return Processing(
             rows=which,
             parts=tuple(
