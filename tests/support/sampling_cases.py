@@ -3,18 +3,83 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from near_processor import Near
 from torch import Tensor
 
 from headstock.conformance.ops.sampling import SETTINGS, compare_samples, logits_of, sampling_of
 from headstock.nn import sampler as torch_sampler
-from headstock.spi import Sampling
+from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
 from headstock_triton import sampler
 from headstock_triton.truncation import cut_by_search, cut_by_sorting
 
-__all__ = ["SETTINGS", "compare_cut", "cut_case", "logits_of", "sampling_case", "sampling_of"]
+__all__ = [
+    "SETTINGS",
+    "Lift",
+    "compare_cut",
+    "cut_case",
+    "logits_of",
+    "processed_case",
+    "sampling_case",
+    "sampling_of",
+]
+
+
+class Lift(LogitsProcessor):
+    """Lifts every seventh token, from another one on at each position."""
+
+    @property
+    def columns(self) -> Mapping[str, LogitColumn]:
+        """By how much."""
+        return {"lift": LogitColumn(neutral=0.0)}
+
+    @property
+    def changes_argmax(self) -> bool:
+        """Another token may be the best."""
+        return True
+
+    def row(self, args: Any, prompt: Any, vocab: int) -> None:
+        """Never called."""
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        """Add to them."""
+        tokens = torch.arange(logits.shape[1], device=logits.device)
+        is_lifted = (tokens + at[:, None]) % 7 == 0
+        return torch.where(is_lifted, logits + columns["lift"][:, None], logits)
+
+
+def processed_case(
+    rows: int,
+    vocab: int,
+    dtype: torch.dtype,
+    device: str,
+    settings: dict[str, Any],
+    names: str,
+    which: list[int],
+    **more: Any,
+) -> None:
+    """Processed rows have the tokens that torch gives them, and the others theirs.
+
+    names: of the processors, in their order    which: the processed rows
+    """
+    logits = logits_of(rows, vocab, dtype, device)
+    values = torch.tensor(which, device=device).float() / 4
+    made = {"near": (Near(), {"reach": values + 0.5}), "lift": (Lift(), {"lift": values + 2})}
+    processing = Processing(
+        rows=torch.tensor(which, device=device),
+        parts=tuple(made[name] for name in names.split()),
+    )
+    if not settings:
+        more["positions"] = torch.arange(rows, device=device) * 1009
+    asked = sampling_of(rows, device, settings, processing=processing, **more)
+    expected = torch_sampler.sample(logits.to(torch.float32, copy=True), asked)
+    found = sampler.fused_sample(logits.clone(), asked)
+    assert torch.equal(found.healthy, expected.healthy)
+    sound = expected.healthy
+    assert torch.equal(found.tokens[sound], expected.tokens[sound])
 
 
 def sampling_case(

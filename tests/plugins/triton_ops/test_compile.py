@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 import torch
 import triton
+from near_processor import Near
+from often import often
+from sampling_cases import Lift
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from headstock.nn.short_conv import ConvInputs
-from headstock.spi import Experts, Sampling
+from headstock.spi import Experts, LogitsProcessor, Processing, Sampling
 from headstock_triton.activation import fused_silu_and_mul
 from headstock_triton.conv import convolve_gated_
 from headstock_triton.experts import fused_mix_experts
@@ -178,12 +181,14 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     table, pool = tensor(40, 2, 64, dtype=torch.float32), tensor(9, 2, 64, 2, 128)
     more = {"heads": 4, "eps": 1e-6, "pdl": True}
     rope_and_store_kv(x, tensor(6, 128), table, whole, whole, pool, **more)
-    fused_sample(tensor(1, 1000), Sampling(), pdl=True)
+    rows = Processing(rows=whole[:1], parts=((Near(), {"reach": torch.ones(1)}),))
+    warm_row = {"temperature": torch.ones(1), "seeds": whole, "positions": whole}
+    fused_sample(tensor(1, 1000), Sampling(**warm_row, processing=rows), pdl=True)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
 
-    assert len(compiled) == len(compiled.texts) == 12
+    assert len(compiled) == len(compiled.texts) == 14
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
@@ -269,7 +274,31 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
         top_logprobs=0,
     ),
     "masked": lambda: Sampling(**warm(), mask=tensor(ROWS, 4748, dtype=torch.int32)),
+    "processed": lambda: Sampling(**warm(), processing=process(Near())),
+    "processed, masked": lambda: Sampling(
+        **warm(), processing=process(Lift()), mask=tensor(ROWS, 4748, dtype=torch.int32)
+    ),
+    "processed, cut": lambda: Sampling(
+        **warm(), top_p=torch.ones(ROWS), processing=process(Near())
+    ),
+    "cut, masked": lambda: Sampling(
+        **warm(), top_p=torch.ones(ROWS), mask=tensor(ROWS, 4748, dtype=torch.int32)
+    ),
 }
+KERNELS = {
+    "cut": ["cut_kernel", "part_kernel", "join_kernel"],
+    "cut, masked": ["mask_kernel", "cut_kernel", "part_kernel", "join_kernel"],
+    "processed": ["take_kernel", "scale_kernel", "part_kernel", "join_kernel"],
+    "processed, masked": ["take_kernel", "part_kernel", "join_kernel"],
+    "processed, cut": ["take_kernel", "scale_kernel", "cut_kernel", "part_kernel", "join_kernel"],
+}
+"""Where they are more than those of any sampling."""
+
+
+def process(processor: LogitsProcessor) -> Processing:
+    """The processing of two rows."""
+    columns = {name: torch.ones(2) for name in processor.columns}
+    return Processing(rows=torch.tensor([1, 5]), parts=((processor, columns),))
 
 
 def warm() -> dict[str, torch.Tensor]:
@@ -278,9 +307,8 @@ def warm() -> dict[str, torch.Tensor]:
     return {"temperature": torch.ones(ROWS), "seeds": whole, "positions": whole}
 
 
-@pytest.mark.parametrize("asked", SAMPLINGS)
+@pytest.mark.parametrize("asked", often(6, SAMPLINGS))
 def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
-    first = {"cut": ["cut_kernel"], "masked": ["mask_kernel"]}.get(asked, [])
-    assert compiled == [*first, "part_kernel", "join_kernel"]
+    assert compiled == KERNELS.get(asked, ["part_kernel", "join_kernel"])

@@ -1,4 +1,6 @@
-"""`headstock.nn.sampler` in two kernels, or three where rows are truncated."""
+"""`headstock.nn.sampler` in two kernels; one more where rows are truncated, and two where logits
+processors change some.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,22 @@ from torch import Tensor
 from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
+from headstock_triton.masks import apply_mask_, forbid
 from headstock_triton.noise import gumbel_noise
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.truncation import Cut, apply_temperature, find_cut
+from headstock_triton.processed import (
+    ProcessedRows,
+    can_process,
+    find_entry,
+    load_heat,
+    load_scores,
+    mask_processed,
+    process_rows,
+    processed_constants,
+    read_processed,
+)
+from headstock_triton.temperature import apply_temperature
+from headstock_triton.truncation import Cut, find_cut, has_limits
 
 FEW_ROWS = 16
 """Up to here a row is shared out among more programs."""
@@ -25,6 +40,8 @@ INFINITY = tl.constexpr(math.inf)
 
 
 UNALIGNED = (
+    "rows",
+    "mask",
     "temperature",
     "seeds",
     "positions",
@@ -39,9 +56,12 @@ UNALIGNED = (
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize=("count",), do_not_specialize_on_alignment=UNALIGNED)
 def part_kernel(
     logits,
+    rows,
+    processed,
+    mask,
     temperature,
     seeds,
     positions,
@@ -54,6 +74,11 @@ def part_kernel(
     ids,
     vocab,
     stride,
+    words,
+    count,
+    FEW: tl.constexpr,
+    SCALED: tl.constexpr,
+    MASK: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     SUM: tl.constexpr,
@@ -69,13 +94,16 @@ def part_kernel(
     wait_for_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    entry = find_entry(rows, row, count, FEW)
+    x = load_scores(logits + row * stride, processed, entry, at, vocab, FEW)
+    if MASK:
+        x = forbid(x, mask + row * words, part * BLOCK, vocab, words, BLOCK)
     broken = tl.max((x != x).to(tl.int32), 0)
     peak = tl.where(broken > 0, INFINITY, tl.max(x, 0))
     level = tl.where((peak == INFINITY) | (peak == -INFINITY), 0.0, peak)
     scores = x - level
     if WARM:
-        heat = tl.load(temperature + row)
+        heat = load_heat(temperature, row, entry, SCALED)
         if CUT:
             scores = apply_temperature(x, tl.load(cut_peaks + row), heat)
             edge, last = tl.load(edges + row), tl.load(last_ids + row)
@@ -97,9 +125,10 @@ def part_kernel(
         tl.store(sums + out, tl.sum(tl.exp(x - level), 0))
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize=("count",), do_not_specialize_on_alignment=UNALIGNED)
 def join_kernel(
     logits,
+    rows,
     temperature,
     targets,
     best,
@@ -111,6 +140,9 @@ def join_kernel(
     logprobs,
     parts,
     stride,
+    count,
+    FEW: tl.constexpr,
+    SCALED: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     SUM: tl.constexpr,
@@ -131,7 +163,9 @@ def join_kernel(
     level = tl.where(sound, peak, 0.0)
     if not CUT:
         if WARM:
-            values += apply_temperature(tops, level, tl.load(temperature + row))
+            entry = find_entry(rows, row, count, FEW)
+            heat = load_heat(temperature, row, entry, SCALED)
+            values += apply_temperature(tops, level, heat)
         else:
             values += tops - level
     _, place = tl.max(values, 0, return_indices=True)
@@ -149,59 +183,22 @@ def join_kernel(
         )
 
 
-@triton.jit(do_not_specialize_on_alignment=("mask",))
-def mask_kernel(
-    logits,
-    mask,
-    vocab,
-    stride,
-    words,
-    BLOCK: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Minus infinity for the tokens of a part of a row that its mask does not allow."""
-    begin_next(PDL)
-    wait_for_previous(PDL)
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    word = tl.load(mask + row * words + at // 32, at < vocab, other=-1)
-    # Rows without a rule of their own have every bit set: nothing of their logits is touched.
-    banned = ((word >> (at % 32)) & 1) == 0
-    nothing = tl.full((BLOCK,), -INFINITY, tl.float32)
-    tl.store(logits + row * stride + at, nothing, banned & (at < vocab))
-
-
-def apply_mask_(logits: Tensor, mask: Tensor, *, pdl: bool = False) -> None:
-    """Minus infinity for all tokens that a mask, as `Sampling.mask`, does not allow.
-
-    logits: [n, vocab] of any float type
-    writes: logits
-    """
-    rows, vocab = logits.shape
-    mask = mask.contiguous()
-    block = min(4096, triton.next_power_of_2(max(vocab, 16)))
-    if rows:
-        mask_kernel[(rows, triton.cdiv(vocab, block))](
-            logits,
-            mask,
-            vocab,
-            logits.stride(0),
-            mask.shape[1],
-            BLOCK=block,
-            num_warps=8,
-            **launch_options(pdl),
-        )
-
-
 def _sample_tokens(
-    logits: Tensor, sampling: Sampling, with_logprob: bool, pdl: bool
+    logits: Tensor,
+    sampling: Sampling,
+    *,
+    with_logprob: bool = False,
+    processed: ProcessedRows | None = None,
+    pdl: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
     As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its
         maximum is a number.
     logits: [n, vocab] of any float type
+    processed: rows that have other scores
     returns: [n] int64, [n] bool, [n] float32 or None
+    writes: logits where there is a mask and rows are truncated
     """
     rows, vocab = logits.shape
     tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
@@ -218,12 +215,21 @@ def _sample_tokens(
     numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
     best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
-    edges = find_cut(logits, sampling) if warm else None
+    mask = None if sampling.mask is None else sampling.mask.contiguous()
+    if mask is not None and warm and has_limits(sampling):
+        # What is forbidden has no part in what is cut.
+        apply_mask_(logits, mask, pdl=pdl)
+        processed = None if processed is None else mask_processed(processed, mask, pdl=pdl)
+        mask = None
+    edges = find_cut(logits, sampling, processed) if warm else None
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids)
+    num_processed = 0 if processed is None else len(processed.rows)
     part_kernel[(rows, count)](
         logits,
+        *read_processed(processed, best),
+        ids if mask is None else mask,
         *(
             best if column is None else column
             for column in (sampling.temperature, sampling.seeds, sampling.positions)
@@ -237,6 +243,10 @@ def _sample_tokens(
         ids,
         vocab,
         logits.stride(0),
+        0 if mask is None else mask.shape[1],
+        num_processed,
+        **processed_constants(processed),
+        MASK=mask is not None,
         WARM=warm,
         CUT=edges is not None,
         SUM=with_logprob,
@@ -247,6 +257,7 @@ def _sample_tokens(
     # A kernel of its own: the parts of a row are programs, which cannot wait for each other.
     join_kernel[(rows,)](
         logits,
+        read_processed(processed, best)[0],
         *(
             best if column is None else column
             for column in (sampling.temperature, sampling.targets)
@@ -260,6 +271,8 @@ def _sample_tokens(
         best if logprobs is None else logprobs,
         count,
         logits.stride(0),
+        num_processed,
+        **processed_constants(processed),
         WARM=warm,
         CUT=edges is not None,
         SUM=with_logprob,
@@ -277,10 +290,13 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     logits: [n, vocab] of any float type
     writes: logits
     """
-    if sampling.processing is not None:
-        return sample_processed(
-            logits, sampling, sampling.processing, partial(fused_sample, pdl=pdl)
-        )
+    processing = sampling.processing
+    if processing is not None:
+        if not can_process(sampling):
+            return sample_processed(logits, sampling, processing, partial(fused_sample, pdl=pdl))
+        processed = process_rows(logits, sampling, processing, pdl=pdl)
+        tokens, healthy, _ = _sample_tokens(logits, sampling, processed=processed, pdl=pdl)
+        return Sample(tokens=tokens, healthy=healthy)
     rules = (
         sampling.banned,
         sampling.bias,
@@ -291,10 +307,8 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     # Log-probabilities are of the scores before any rule, which a mask overwrites.
     most = 0 if sampling.mask is None else -1
     if all(rule is None for rule in rules) and sampling.top_logprobs <= most:
-        if sampling.mask is not None:
-            apply_mask_(logits, sampling.mask, pdl=pdl)
         tokens, healthy, logprobs = _sample_tokens(
-            logits, sampling, sampling.top_logprobs == 0, pdl
+            logits, sampling, with_logprob=sampling.top_logprobs == 0, pdl=pdl
         )
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)
@@ -310,7 +324,8 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
     apply_logit_rules_(logits, sampling)
     # Without targets, which only log-probabilities need. These are of the scores before the rules.
-    tokens, healthy, _ = _sample_tokens(logits, evolve(sampling, targets=None), False, pdl)
+    applied = evolve(sampling, targets=None, mask=None)
+    tokens, healthy, _ = _sample_tokens(logits, applied, pdl=pdl)
     return (
         Sample(tokens=tokens, healthy=healthy)
         if likely is None

@@ -20,8 +20,16 @@ from torch import Tensor
 from headstock.nn.sampler import COLDEST
 from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sampling
+from headstock_triton.processed import (
+    ProcessedRows,
+    find_entry,
+    load_heat,
+    load_scores,
+    processed_constants,
+    read_processed,
+)
+from headstock_triton.temperature import apply_temperature
 
-LOWEST_HEAT = tl.constexpr(COLDEST)
 INFINITY = tl.constexpr(math.inf)
 PIVOTS = tl.constexpr(8)
 LEAST_MASS = tl.constexpr(1e-300)
@@ -47,48 +55,62 @@ class Cut:
 
 
 @triton.jit
-def apply_temperature(x, level, heat):
-    """(x - level) / temperature, rounded as torch rounds; temperature 0 divides by 1."""
-    return tl.div_rn(x - level, tl.where(heat > 0, tl.maximum(heat, LOWEST_HEAT), 1.0))
-
-
-@triton.jit
-def _scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
+def _scores_at(row, processed, entry, at, peak, heat, VOCAB: tl.constexpr, FEW: tl.constexpr):
     """Scores of the tokens `at`; minus infinity past the vocabulary."""
-    return apply_temperature(
-        tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32), peak, heat
-    )
+    return apply_temperature(load_scores(row, processed, entry, at, VOCAB, FEW), peak, heat)
 
 
 @triton.jit
-def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _ends_of(row, processed, entry, VOCAB: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
     least = tl.full((BLOCK,), INFINITY, tl.float32)
     peak = tl.full((BLOCK,), -INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
+        x = load_scores(row, processed, entry, at, VOCAB, FEW)
         least = tl.minimum(least, tl.where(x > -INFINITY, x, INFINITY))
         peak = tl.maximum(peak, tl.where(x != x, INFINITY, x))
     return tl.min(least, 0), tl.max(peak, 0)
 
 
 @triton.jit
-def _lowest_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _lowest_of(
+    row,
+    processed,
+    entry,
+    peak,
+    heat,
+    floor,
+    VOCAB: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The lowest finite score from the floor up."""
     lowest = tl.full((BLOCK,), INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
-        s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        at = start + tl.arange(0, BLOCK)
+        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
         lowest = tl.minimum(lowest, tl.where((s >= floor) & (s > -INFINITY), s, INFINITY))
     return tl.min(lowest, 0)
 
 
 @triton.jit
-def _mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _mass_of(
+    row,
+    processed,
+    entry,
+    peak,
+    heat,
+    floor,
+    VOCAB: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The sum of exp(score) from the floor up."""
     mass = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, VOCAB, BLOCK):
-        s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+        at = start + tl.arange(0, BLOCK)
+        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
         inside = s >= floor
         if tl.max(inside.to(tl.int32), 0) > 0:
             mass += tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
@@ -97,7 +119,17 @@ def _mass_of(row, peak, heat, floor, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def _search_edge(
-    row, peak, heat, lowest, target, VOCAB: tl.constexpr, WEIGH: tl.constexpr, BLOCK: tl.constexpr
+    row,
+    processed,
+    entry,
+    peak,
+    heat,
+    lowest,
+    target,
+    VOCAB: tl.constexpr,
+    FEW: tl.constexpr,
+    WEIGH: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """The lowest score, from `lowest` up, whose better ones weigh less than the target.
 
@@ -122,7 +154,8 @@ def _search_edge(
         smallest = tl.full((BLOCK,), INFINITY, tl.float32)
         largest = tl.full((BLOCK,), -INFINITY, tl.float32)
         for start in range(0, VOCAB, BLOCK):
-            s = _scores_at(row, start + tl.arange(0, BLOCK), peak, heat, VOCAB)
+            at = start + tl.arange(0, BLOCK)
+            s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
             inside = (s > low) & (s >= lowest) & (s <= top)
             # after top_k most blocks hold nothing of interest
             if tl.max(inside.to(tl.int32), 0) > 0:
@@ -147,13 +180,25 @@ def _search_edge(
 
 
 @triton.jit
-def _nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
+def _nth_at(
+    row,
+    processed,
+    entry,
+    peak,
+    heat,
+    edge,
+    n,
+    VOCAB: tl.constexpr,
+    FEW: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     """The id of the n-th token, from 1, whose score is the edge."""
     seen, start = tl.zeros((), tl.int32), tl.zeros((), tl.int32)
     edge_id = tl.full((), VOCAB, tl.int32)
     while edge_id == VOCAB and start < VOCAB:
         at = start + tl.arange(0, BLOCK)
-        equal = (_scores_at(row, at, peak, heat, VOCAB) == edge).to(tl.int32)
+        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
+        equal = (s == edge).to(tl.int32)
         order = seen + tl.cumsum(equal, 0)
         edge_id = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
         seen += tl.sum(equal, 0)
@@ -162,10 +207,21 @@ def _nth_at(row, peak, heat, edge, n, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "floors", "edges", "last_ids")
+    do_not_specialize=("count",),
+    do_not_specialize_on_alignment=(
+        "rows",
+        "temperature",
+        "top_k",
+        "top_p",
+        "floors",
+        "edges",
+        "last_ids",
+    ),
 )
 def cut_kernel(
     logits,
+    rows,
+    processed,
     temperature,
     top_k,
     top_p,
@@ -174,7 +230,10 @@ def cut_kernel(
     edges,
     last_ids,
     stride,
+    count,
     VOCAB: tl.constexpr,
+    FEW: tl.constexpr,
+    SCALED: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     MIN_P: tl.constexpr,
@@ -183,65 +242,82 @@ def cut_kernel(
     """One program a row; rows that nothing cuts, that are greedy or not sound keep everything."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
-    heat = tl.load(temperature + index)
-    least, peak = _ends_of(row, VOCAB, BLOCK)
+    entry = find_entry(rows, index, count, FEW)
+    heat = load_heat(temperature, index, entry, SCALED)
+    least, peak = _ends_of(row, processed, entry, VOCAB, FEW, BLOCK)
     tl.store(peaks + index, peak)
     edge = tl.full((), -INFINITY, tl.float32)
     last = tl.full((), VOCAB, tl.int32)
-    num_kept, count = last, last
+    num_kept, num_ties = last, last
     if (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
         lowest = apply_temperature(least, peak, heat)
         if MIN_P:
             edge = tl.load(floors + index)
         if (lowest < edge) | (lowest == -INFINITY):
-            lowest = _lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
+            lowest = _lowest_of(row, processed, entry, peak, heat, edge, VOCAB, FEW, BLOCK)
         if TOP_K:
             k = tl.load(top_k + index).to(tl.int32)
             if k < VOCAB:
-                edge, above, count = _search_edge(row, peak, heat, lowest, k, VOCAB, False, BLOCK)
-                lowest, num_kept = edge, tl.minimum(k - above, count)
+                edge, above, num_ties = _search_edge(
+                    row, processed, entry, peak, heat, lowest, k, VOCAB, FEW, False, BLOCK
+                )
+                lowest, num_kept = edge, tl.minimum(k - above, num_ties)
         if TOP_P:
             p = tl.load(top_p + index)
             if p < 1:
-                mass = _mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
+                mass = _mass_of(row, processed, entry, peak, heat, lowest, VOCAB, FEW, BLOCK)
                 # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
-                mass -= tl.exp(lowest.to(tl.float64)) * (count - num_kept)
+                mass -= tl.exp(lowest.to(tl.float64)) * (num_ties - num_kept)
                 # Above 0, so that the best token stays even where top_p is too small for float32.
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
                 edge, before, ties = _search_edge(
-                    row, peak, heat, lowest, target, VOCAB, True, BLOCK
+                    row, processed, entry, peak, heat, lowest, target, VOCAB, FEW, True, BLOCK
                 )
                 fit = tl.ceil((target - before) / tl.exp(edge.to(tl.float64)))
-                most = tl.where((edge == lowest) & (num_kept < count), num_kept, ties)
-                num_kept, count = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
-        if num_kept < count:
-            last = _nth_at(row, peak, heat, edge, num_kept, VOCAB, BLOCK)
+                most = tl.where((edge == lowest) & (num_kept < num_ties), num_kept, ties)
+                num_kept, num_ties = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
+        if num_kept < num_ties:
+            last = _nth_at(row, processed, entry, peak, heat, edge, num_kept, VOCAB, FEW, BLOCK)
     tl.store(edges + index, edge)
     tl.store(last_ids + index, last)
 
 
-def find_cut(logits: Tensor, sampling: Sampling) -> Cut | None:
+def has_limits(sampling: Sampling) -> bool:
+    """Whether some row may be cut off."""
+    limits = (sampling.top_k, sampling.top_p, sampling.min_p)
+    return any(limit is not None for limit in limits)
+
+
+def find_cut(
+    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
+) -> Cut | None:
     """Where the rows are cut off; None where no row asks for it.
 
     logits: [n, vocab] of any float type
+    processed: rows that have other scores
     """
-    limits = (sampling.top_k, sampling.top_p, sampling.min_p)
-    if all(limit is None for limit in limits):
+    if not has_limits(sampling):
         return None
     return (
-        cut_by_sorting(logits, sampling)
+        cut_by_sorting(logits, sampling, processed)
         if len(logits) <= SORTED_ROWS
-        else cut_by_search(logits, sampling)
+        else cut_by_search(logits, sampling, processed)
     )
 
 
-def cut_by_sorting(logits: Tensor, sampling: Sampling) -> Cut:
+def cut_by_sorting(
+    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
+) -> Cut:
     """The cut by torch's own functions, which sort each row with the whole device."""
     assert sampling.temperature is not None
-    wide = logits.to(torch.float32)
+    wide, heat = logits.to(torch.float32), sampling.temperature
+    if processed is not None:
+        rows = processed.rows
+        wide = wide.index_copy(0, rows, processed.scores)
+        if processed.is_scaled:
+            heat = heat.index_copy(0, rows, (heat[rows] > 0).to(torch.float32))
     peaks = wide.amax(-1)
-    warm = sampling.temperature > 0
-    divisor = sampling.temperature.clamp(min=COLDEST).masked_fill(~warm, 1.0)
+    divisor = heat.clamp(min=COLDEST).masked_fill(heat <= 0, 1.0)
     scores = (wide - peaks[:, None]).div_(divisor[:, None])
     remaining = scores if sampling.min_p is None else apply_min_p(scores, sampling.min_p)
     if sampling.top_k is not None or sampling.top_p is not None:
@@ -252,7 +328,9 @@ def cut_by_sorting(logits: Tensor, sampling: Sampling) -> Cut:
     return Cut(peaks=peaks, edges=edges, last_ids=last)
 
 
-def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
+def cut_by_search(
+    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
+) -> Cut:
     """The cut by a search, for each row with one program."""
     rows, vocab = logits.shape
     numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
@@ -265,13 +343,16 @@ def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
     )
     cut_kernel[(rows,)](
         logits,
+        *read_processed(processed, logits),
         sampling.temperature,
         *pointers,
         where.peaks,
         where.edges,
         where.last_ids,
         logits.stride(0),
+        0 if processed is None else len(processed.rows),
         VOCAB=vocab,
+        **processed_constants(processed),
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         MIN_P=sampling.min_p is not None,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import ops_cases
 import pytest
 import sampling_cases as cases
@@ -14,6 +16,7 @@ from sampling_cases import SETTINGS
 from headstock.nn.noise import gumbel, random_words
 from headstock.spi import Sampling
 from headstock_triton import noise
+from headstock_triton.processed import MOST_ROWS
 from headstock_triton.sampler import fused_sample
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
@@ -120,6 +123,44 @@ def test_masks(asked: str, rows: int, vocab: int) -> None:
             rows, vocab, dtype, "cpu", SETTINGS[asked], mask=mask, top_logprobs=most
         )
         assert case == 0
+
+
+PROCESSED_ROWS = ((9, 300, [0, 5, 3, 3]), (9, 1500, [8]), (3, 37, [2, 0, 2]))
+"""Rows, the vocabulary, and which rows are processed."""
+
+
+@pytest.mark.parametrize(
+    ("asked", "names", "shape"),
+    often(
+        1,
+        [
+            ("temperature", "near lift", PROCESSED_ROWS[0]),
+            *itertools.product(
+                ("temperature", "all", "greedy", "top_p", "min_p"),
+                ("near", "lift", "near lift"),
+                PROCESSED_ROWS,
+            ),
+        ],
+    ),
+)
+def test_processed_rows_are_sampled_with_the_others(
+    asked: str, names: str, shape: tuple[int, int, list[int]]
+) -> None:
+    rows, vocab, which = shape
+    mask = torch.full((rows, -(-vocab // 32)), -1, dtype=torch.int32)
+    mask[which[0]] = 0x55555555
+    mask[1] = 0x33333333
+    for dtype in TYPES:
+        case = (rows, vocab, dtype, "cpu", SETTINGS[asked], names, which)
+        cases.processed_case(*case)
+        cases.processed_case(*case, mask=mask)
+
+
+def test_rows_that_kernels_do_not_process_are_torchs() -> None:
+    many = [row % 9 for row in range(MOST_ROWS + 1)]
+    for which, more in ((many, {}), ([1], {"top_logprobs": 2}), ([1], {"bias": torch.ones(9, 70)})):
+        settings = SETTINGS["temperature"]
+        cases.processed_case(9, 70, TYPES[0], "cpu", settings, "near", which, **more)
 
 
 def test_no_rows() -> None:
