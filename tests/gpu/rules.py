@@ -1,59 +1,57 @@
 """Masks and logits processors on the GPU: right, and what they cost the rows without one.
 
-    python -m gpu.rules
+    PYTHONPATH=tests:tests/support python -m gpu.rules
 
 It prints one JSON object. `ok` is False where a kernel or a bound fails. Sampling of 256 rows is
-replayed as a graph in every kind, at the vocabulary of the 0.6B shape. Shares are of `STEP_MS`.
+replayed as a graph in every kind, at the vocabulary of the 0.6B shape, with all that a captured
+step makes for it out of the tables. Shares are of `STEP_MS`.
 """
 
 from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Callable, Mapping
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
+import near_processor
 import sampling_cases
 import torch
 from attrs import evolve
 from gpu.op_times import DEVICE, VOCAB
-from sampling_cases import SETTINGS
+from near_processor import Near
+from sampling_cases import SETTINGS, Lift
 from torch import Tensor
 
 from headstock import LLM, SamplingParams
-from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sample, Sampling
+from headstock.execution.processor_columns import ALL, FEW
+from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.token_masks import MASK
+from headstock.spi import LogitsProcessor, Processing
+from headstock_triton.masks import apply_mask_
 from headstock_triton.sampler import fused_sample
 
-ROWS, FEW = 256, 8
+ROWS, NUM_RULED = 256, 8
 MOST_SHARE = 0.01
 """What 8 rows with a rule may add to a step of 256."""
+STEP_MS = 4.0
+"""A decode step of 256 rows of the 0.6B shape, which step_time.py measures."""
+RULES: Mapping[str, frozenset[str]] = {
+    "plain": frozenset(),
+    "mask": frozenset({MASK}),
+    "few processed": frozenset({FEW}),
+    "mask, few processed": frozenset({MASK, FEW}),
+    "all processed": frozenset({ALL}),
+}
+"""What the kinds of sampling name beside settings."""
 
 
-class Near(LogitsProcessor):
-    """Keeps scores near the best one, as docs/examples/logits-plugin does."""
-
-    @property
-    def columns(self) -> Mapping[str, LogitColumn]:
-        """By how much."""
-        return {"reach": LogitColumn(neutral=1e9)}
-
-    @property
-    def changes_argmax(self) -> bool:
-        """The best token stays."""
-        return False
-
-    def row(self, args: Any, prompt: Any, vocab: int) -> None:
-        """Never called."""
-
-    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-        """Drop the others."""
-        spread = logits.std(-1, keepdim=True)
-        floor = logits.amax(-1, keepdim=True) - columns["reach"][:, None] * spread
-        return logits.masked_fill_(logits < floor, -torch.inf)
-
-
-def masks(rows: int, ruled: int, vocab: int) -> Tensor:
+def make_masks(rows: int, ruled: int, vocab: int) -> Tensor:
     """Masks of which the first few ban half of the tokens."""
     mask = torch.full((rows, -(-vocab // 32)), -1, dtype=torch.int32, device=DEVICE)
     mask[:ruled] = 0x55555555
@@ -61,12 +59,12 @@ def masks(rows: int, ruled: int, vocab: int) -> Tensor:
 
 
 def check_kernels() -> dict[str, str]:
-    """Masked sampling is torch's, in every type and shape."""
+    """Masked sampling is torch's, in every type and shape; and so are processed rows."""
     failed = {}
     for name, settings in SETTINGS.items():
         for rows, vocab in ((1, VOCAB), (9, 4099), (64, VOCAB), (17, 37)):
             for dtype in (torch.bfloat16, torch.float32):
-                mask = masks(rows, max(rows // 2, 1), vocab)
+                mask = make_masks(rows, max(rows // 2, 1), vocab)
                 try:
                     share = sampling_cases.sampling_case(
                         rows, vocab, dtype, DEVICE, settings, mask=mask
@@ -82,32 +80,53 @@ def check_processed() -> dict[str, str]:
     of a step without processors.
     """
     failed = {}
-    which = torch.arange(FEW, device=DEVICE) * 7
-    reach = {"reach": torch.full((FEW,), 3.0, device=DEVICE)}
+    which = torch.arange(NUM_RULED, device=DEVICE) * 7
+    # The last one twice, as rows that pad do.
+    which[-1] = which[-2]
+    made: dict[str, tuple[tuple[LogitsProcessor, Mapping[str, Tensor]], ...]] = {
+        "near": ((Near(), {"reach": torch.full((NUM_RULED,), 3.0, device=DEVICE)}),),
+        "lift": ((Lift(), {"lift": torch.full((NUM_RULED,), 4.0, device=DEVICE)}),),
+    }
+    made["both"] = made["near"] + made["lift"]
     for name, settings in SETTINGS.items():
-        if name == "greedy":
-            continue  # `Near` leaves the best token in its place
-        logits = torch.randn(ROWS, VOCAB, device=DEVICE).to(torch.bfloat16)
-        plain = sampling_cases.sampling_of(ROWS, DEVICE, settings)
-        wanted = fused_sample(logits.clone(), plain).tokens
-        alone = Processing(rows=None, parts=((Near(), reach),))
-        wanted[which] = fused_sample(
-            logits[which], evolve(plain.take(which), processing=alone)
-        ).tokens
-        beside = evolve(plain, processing=Processing(rows=which, parts=((Near(), reach),)))
-        held = logits.clone()
-        graph, sample = capture(lambda: fused_sample(held, beside, pdl=True))  # noqa: B023
-        for _ in range(3):
-            held.copy_(logits)
-            sample.tokens.fill_(-1)
-            graph.replay()
-            wrong = int((sample.tokens != wanted).sum())
-            if wrong:
-                failed[f"{name}, few processed"] = f"{wrong} of {ROWS} tokens differ"
+        for label, parts in made.items():
+            for mask in (None, make_masks(ROWS, NUM_RULED, VOCAB)):
+                wrong = count_wrong_tokens(settings, which, parts, mask)
+                if wrong:
+                    case = f"{name}, {label}{'' if mask is None else ', masked'}"
+                    failed[case] = f"{wrong} of {ROWS} tokens differ"
     return failed
 
 
-def capture(work: Callable[[], Sample]) -> tuple[torch.cuda.CUDAGraph, Sample]:
+def count_wrong_tokens(
+    settings: Mapping[str, Any],
+    which: Tensor,
+    parts: tuple[tuple[LogitsProcessor, Mapping[str, Tensor]], ...],
+    mask: Tensor | None,
+) -> int:
+    """How many tokens of three replays are not those of rows that are sampled apart."""
+    held = torch.zeros(ROWS, VOCAB, device=DEVICE, dtype=torch.bfloat16)
+    more: dict[str, Any] = {} if mask is None else {"mask": mask}
+    if not settings:
+        more["positions"] = torch.arange(ROWS, device=DEVICE) * 1009
+    plain = sampling_cases.sampling_of(ROWS, DEVICE, dict(settings), **more)
+    beside = evolve(plain, processing=Processing(rows=which, parts=parts))
+    graph, sample = capture(lambda: fused_sample(held, beside, pdl=True).tokens)
+    wrong = 0
+    for _ in range(3):
+        logits = torch.randn(ROWS, VOCAB, device=DEVICE).mul_(3).to(torch.bfloat16)
+        wanted = fused_sample(logits.clone(), plain).tokens
+        # Of all rows, which kernels of torch process.
+        alone = evolve(plain.take(which), processing=Processing(rows=None, parts=parts))
+        wanted[which] = fused_sample(logits[which], alone).tokens
+        held.copy_(logits)
+        sample.fill_(-1)
+        graph.replay()
+        wrong += int((sample != wanted).sum())
+    return wrong
+
+
+def capture(work: Callable[[], Tensor]) -> tuple[torch.cuda.CUDAGraph, Tensor]:
     """A graph of the work, and what its replays fill."""
     stream = torch.cuda.Stream()
     with torch.cuda.stream(stream):
@@ -119,9 +138,9 @@ def capture(work: Callable[[], Sample]) -> tuple[torch.cuda.CUDAGraph, Sample]:
     return graph, result
 
 
-def replay_microseconds(sampling: Sampling, logits: Tensor) -> float:
-    """Median microseconds of sampling as a graph."""
-    graph, _ = capture(lambda: fused_sample(logits, sampling, pdl=True))
+def replay_microseconds(work: Callable[[], Tensor]) -> float:
+    """Median microseconds of the work as a graph."""
+    graph, _ = capture(work)
     times = []
     for _ in range(30):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -134,30 +153,115 @@ def replay_microseconds(sampling: Sampling, logits: Tensor) -> float:
     return statistics.median(times)
 
 
+class NoSource:
+    """Stands for what knows which logits are masked."""
+
+    def plan_masks(self, plan: object) -> None:
+        """Never called."""
+
+
+def make_table() -> SamplingTable:
+    """The settings of 256 rows, 8 of which have a mask and a processor."""
+    table = SamplingTable(ROWS + 1, VOCAB, DEVICE, [Near()], NoSource())
+    table.columns.floats[:] = torch.tensor([[0.6], [0.9], [0.02]], device=DEVICE)
+    table.columns.integers[1] = torch.arange(ROWS + 1, device=DEVICE) * 77_777
+    ruled = torch.arange(NUM_RULED, device=DEVICE) * 7
+    table.processors.chosen[:] = ruled
+    table.processors.device[0]["reach"][ruled] = 3.0
+    table.masks.table[ruled, 0] = 0x55555555
+    return table
+
+
 def time_sampling() -> dict[str, float]:
-    """Microseconds of sampling 256 rows, plain and with rules for 8 of them."""
+    """Microseconds of sampling 256 rows, plain and with rules for 8 of them, and of parts of it."""
+    table = make_table()
     logits = torch.randn(ROWS, VOCAB, device=DEVICE).to(torch.bfloat16)
-    which = torch.arange(FEW, device=DEVICE) * 7
-    reach = {"reach": torch.full((FEW,), 3.0, device=DEVICE)}
-    everyone = {"reach": torch.full((ROWS,), 1e9, device=DEVICE)}
-    rules: dict[str, dict[str, Any]] = {
-        "plain": {},
-        "mask": {"mask": masks(ROWS, FEW, VOCAB)},
-        "few processed": {"processing": Processing(rows=which, parts=((Near(), reach),))},
-        "mask, few processed": {
-            "mask": masks(ROWS, FEW, VOCAB),
-            "processing": Processing(rows=which, parts=((Near(), reach),)),
-        },
-        "all processed": {"processing": Processing(rows=None, parts=((Near(), everyone),))},
+    row_ids = torch.arange(ROWS, device=DEVICE)
+    positions = row_ids * 1009
+
+    def sample(kind: frozenset[str]) -> Tensor:
+        sampling = table.gather(row_ids, positions, kind)
+        return fused_sample(logits, sampling, pdl=True).tokens
+
+    settings = {
+        "greedy": frozenset[str](),
+        "temperature": frozenset({"temperature"}),
+        "top_p": frozenset({"temperature", "top_p"}),
     }
-    return {
-        f"{kind}, {name}": replay_microseconds(
-            sampling_cases.sampling_of(ROWS, DEVICE, SETTINGS[kind], **more), logits.clone()
+    found = {
+        f"{name}, {rule}": replay_microseconds(lambda kind=kind | names: sample(kind))  # type: ignore[misc]
+        for name, kind in settings.items()
+        for rule, names in RULES.items()
+        # `Near` leaves the best token in its place.
+        if name != "greedy" or "process" not in rule
+    }
+    taken = torch.randn(NUM_RULED, VOCAB, device=DEVICE)
+    reach = {"reach": torch.full((NUM_RULED,), 3.0, device=DEVICE)}
+    found["part: the processor's own operations"] = replay_microseconds(
+        lambda: Near().apply(taken, positions, reach)
+    )
+    mask = table.masks.table[:, 0]
+
+    def mask_apart() -> Tensor:
+        apply_mask_(logits, mask.index_select(0, row_ids), pdl=True)
+        return sample(settings["temperature"])
+
+    found["part: temperature, a mask by a kernel of its own"] = replay_microseconds(mask_apart)
+    return found
+
+
+def count_kernels() -> dict[str, int]:
+    """How many kernels each kind of sampling launches."""
+    table, found = make_table(), {}
+    logits = torch.randn(ROWS, VOCAB, device=DEVICE).to(torch.bfloat16)
+    row_ids = torch.arange(ROWS, device=DEVICE)
+    for rule, names in RULES.items():
+        sampling = table.gather(row_ids, row_ids, names | {"temperature"})
+        fused_sample(logits, sampling)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            fused_sample(logits, table.gather(row_ids, row_ids, names | {"temperature"}))
+            torch.cuda.synchronize()
+        found[rule] = sum(each.count for each in profile.key_averages())
+    return found
+
+
+def check_engine() -> dict[str, str]:
+    """Answers of replayed steps with a processor, beside others and drafts, are those without
+    graphs.
+    """
+    prompts = [{"prompt_token_ids": list(range(5 + i, 69 + i))} for i in range(24)]
+    params = [
+        SamplingParams(
+            temperature=0.8,
+            seed=i,
+            max_tokens=64,
+            ignore_eos=True,
+            extra_args={"reach": 1.0 + i / 8} if i % 4 == 1 else None,
         )
-        for kind in ("greedy", "temperature")
-        for name, more in rules.items()
-        if kind != "greedy" or "process" not in name
-    }
+        for i in range(len(prompts))
+    ]
+    answers: dict[str, Sequence[Any]] = {}
+    with ExitStack() as stack:
+        folder = stack.enter_context(tempfile.TemporaryDirectory())
+        near_processor.install(Path(folder))
+        sys.path.insert(0, folder)
+        stack.callback(sys.path.remove, folder)
+        for name, more in (
+            ("eager", {"runner": "eager"}),
+            ("replayed", {"runner": "cudagraph"}),
+            ("replayed, drafts", {"runner": "cudagraph", "proposer": "ngram"}),
+        ):
+            settings: dict[str, Any] = {"dtype": "float32", "ops": "triton", "device": "cuda"}
+            with LLM("demo", logits_processors=("near",), **settings, **more) as llm:
+                outputs = llm.generate(prompts, params)
+            answers[name] = [each.outputs[0].token_ids for each in outputs]
+    failed = {}
+    for name, found in answers.items():
+        others = sum(own != right for own, right in zip(found, answers["eager"], strict=True))
+        # Graphs round sums otherwise, and one draw in some thousands is close enough to turn.
+        if others > 1:
+            failed[f"engine, {name}"] = f"{others} of {len(found)} answers differ"
+    return failed
 
 
 def time_steps() -> dict[str, float]:
@@ -173,7 +277,7 @@ def time_steps() -> dict[str, float]:
         for _ in range(2):
             for name, count in (
                 ("plain", 0),
-                ("8 with a grammar", FEW),
+                ("8 with a grammar", NUM_RULED),
                 ("all with a grammar", ROWS),
             ):
                 params = [ruled] * count + [plain] * (ROWS - count)
@@ -184,26 +288,25 @@ def time_steps() -> dict[str, float]:
     return found
 
 
-STEP_MS = 4.0
-"""A decode step of 256 rows of the 0.6B shape, which step_time.py measures."""
-
-
 def main(builds: list[object]) -> dict[str, Any]:
     """Right or wrong, and microseconds; see the module."""
-    failed = check_kernels() | check_processed()
+    failed = check_kernels() | check_processed() | check_engine()
     sampling = time_sampling()
     added = {
         name: sampling[name] - sampling[f"{name.partition(', ')[0]}, plain"]
         for name in sampling
-        if not name.endswith(("plain", "all processed"))
+        if not name.endswith(("plain", "all processed")) and not name.startswith("part: ")
     }
     shares = {name: value / (STEP_MS * 1000) for name, value in added.items()}
     slow = {name: share for name, share in shares.items() if share > MOST_SHARE}
     return {
         "ok": not failed and not slow,
         "failed": failed,
+        "slow": slow,
         "sampling_us": sampling,
+        "added_us": added,
         "added_share_of_a_step": shares,
+        "kernels": count_kernels(),
         "demo_ms_a_token": time_steps() if find_spec("llguidance") else "no llguidance",
         "device": torch.cuda.get_device_name(),
     }
