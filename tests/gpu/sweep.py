@@ -84,6 +84,7 @@ def throughput(llm: LLM, count: int) -> dict[str, float]:
     rng = Random(count)
     prompts = [draw_tokens(rng, PROMPT) for _ in range(count)]
     seconds = time_workload(llm, prompts, [ANSWER] * count)
+    sys.stderr.write(f"{count} streams: {seconds} s\n")
     return {
         "seconds": seconds,
         "out_tok_s": round(count * ANSWER / seconds, 1),
@@ -130,21 +131,29 @@ def time_workload(llm: LLM, prompts: list[tuple[int, ...]], outputs: list[int]) 
 def decode_step(engine: Engine, rows: int, context: int) -> float:
     """Microseconds of a decode step of so many rows at about this context, the median of 20."""
     rng = np.random.default_rng(context)
+    # The first rows decode until the last prompts are computed.
+    count = 60 + rows * context // engine.limits.max_batch_tokens * 2
     for number in range(rows):
-        params = SamplingParams(temperature=0.6, seed=number, max_tokens=60, ignore_eos=True)
+        params = SamplingParams(temperature=0.6, seed=number, max_tokens=count, ignore_eos=True)
         prompt = rng.integers(0, min(10_000, engine.model.vocab), context).astype(np.int32)
         engine.submit(
-            Request(id=f"{context} {number}", prompt=prompt, max_tokens=60, params=params)
+            Request(id=f"{context} {number}", prompt=prompt, max_tokens=count, params=params)
         )
+    steps = 0
     while engine.plan is None or engine.plan.num_decode < rows:
         engine.step()
+        steps += 1
+        if steps > 2 * count:
+            raise RuntimeError(f"{rows} rows of {context} tokens never decode together")
     times = []
     for _ in range(20):
         began = time.perf_counter()
         engine.step()
         times.append(time.perf_counter() - began)
     finish(engine)
-    return round(1e6 * statistics.median(times), 1)
+    median = round(1e6 * statistics.median(times), 1)
+    sys.stderr.write(f"{rows} x {context}: {median} us\n")
+    return median
 
 
 def finish(engine: Engine) -> None:
