@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -20,11 +21,14 @@ def test_the_summary_has_the_time_of_each_part_and_their_sum() -> None:
     with LLM(num_pages=16) as llm:
         taken = time.monotonic() - begin
         summary = get_session(llm).engine.summary
+        lines = get_session(llm).list_summary()
 
     assert [name for name, _ in summary.start] == PARTS
     assert all(seconds >= 0 for _, seconds in summary.start)
     assert 0 < sum(seconds for _, seconds in summary.start) <= taken
     assert f"start     {format_parts(summary.start)}" in summary.lines()
+    (line,) = (line for line in lines if line.startswith("start "))
+    assert re.search(r" \+ graphs \d+\.\d \+ tokenizer \d+\.\d = ", line)
 
 
 def test_a_part_is_what_went_on_since_the_one_before() -> None:

@@ -275,5 +275,5 @@ def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) ->
         session = EngineSession(config, partial(start_engine, on_progress=bars.update))
     resume_collections()
     if not quiet:
-        print_summary(session.engine.summary.lines())
+        print_summary(session.list_summary())
     return session

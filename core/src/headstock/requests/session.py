@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
@@ -74,6 +75,7 @@ class EngineSession:
         # Refers to the loop alone: a finalizer that referred to the session would keep it alive.
         self.finalizer = weakref.finalize(self, _warn_and_abandon, self.loop, config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
+        started = time.monotonic()
         try:
             self.input_processor = InputProcessor(
                 self.engine,
@@ -85,6 +87,11 @@ class EngineSession:
         except BaseException:
             self.close()
             raise
+        self.tokenizer_seconds = time.monotonic() - started
+
+    def list_summary(self) -> list[str]:
+        """The lines of the start-up print."""
+        return self.engine.summary.lines(("tokenizer", self.tokenizer_seconds))
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -43,8 +43,8 @@ class EngineSummary:
     notes: tuple[str, ...]
     start: tuple[tuple[str, float], ...]
 
-    def lines(self) -> list[str]:
-        """The lines of the start-up print."""
+    def lines(self, *later: tuple[str, float]) -> list[str]:
+        """The lines of the start-up print; `later` are parts of the start after the engine's."""
         names = ("attention", "cache", "scheduler", "runner", "ops")
         parts = " | ".join(f"{name} {getattr(self, name)}" for name in names)
         if self.proposer:
@@ -64,7 +64,7 @@ class EngineSummary:
                 for what, text, who in self.table
             ),
             *self.memory,
-            f"start     {format_parts(self.start)}",
+            f"start     {format_parts((*self.start, *later))}",
             *(f"note      {note}" for note in self.notes),
         ]
 

@@ -205,9 +205,10 @@ def run_workloads(
     with ProgressBars(shown=not options.quiet) as bars:
         llm = headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
     with llm:
-        summary = get_session(llm).engine.summary
+        session = get_session(llm)
+        summary = session.engine.summary
         if not options.quiet:
-            print_summary(summary.lines())
+            print_summary(session.list_summary())
         names: Sequence[str] = options.workloads or DEFAULT_WORKLOADS[summary.device]
         shape = options.shape or Path(config.model).name
         benchmark = Benchmark(

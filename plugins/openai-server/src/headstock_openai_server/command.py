@@ -93,7 +93,7 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
                 def show_ready(session: EngineSession) -> None:
                     bars.__exit__(None, None, None)
                     if not options.quiet:
-                        print_summary(session.engine.summary.lines())
+                        print_summary(session.list_summary())
                     names = ", ".join(settings.model_names)
                     print_note(f"ready: {names} at {format_address(host, port)}/v1")
 
