@@ -42,13 +42,13 @@ class Compared:
     def __call__(self, step: DecodeStep) -> Sample | None:
         """What the replay sampled."""
         runner, count = self.runner, len(step.row_ids)
-        known = [size for size in runner.captured if size >= count]
+        wanted = runner.bucket_for(count)  # captures it, where captures are deferred
         before = {size: set(bucket.samplers) for size, bucket in runner.captured.items()}
         sample = self.decode(step)
-        if sample is None:
+        if sample is None or wanted is None:
             self.steps["left to run"] += 1
             return None
-        bucket = runner.captured[known[0]]
+        bucket = wanted
         replayed = bucket.forward.result.clone()
         if step.groups is not None and bucket.shared is not None and runner.prefixes is not None:
             prefixes = runner.prefixes.first_rows(bucket.size)
@@ -65,14 +65,15 @@ class Compared:
         self.steps["hidden states differ"] += not torch.equal(replayed[:count], again[:count])
         self.steps["logits differ"] += not torch.equal(*logits)
         self.steps["captured while serving"] += sum(
-            len(bucket.samplers) - len(before[size]) for size, bucket in runner.captured.items()
+            len(bucket.samplers) - len(before.get(size, ()))
+            for size, bucket in runner.captured.items()
         )
         return sample
 
 
-def bits(attn: str, batch: int) -> dict[str, Any]:
+def bits(attn: str, batch: int, **more: Any) -> dict[str, Any]:
     """220 tokens of `batch` rows, greedy and sampled."""
-    with LLM("demo", attn=attn, **SETTINGS) as llm:
+    with LLM("demo", attn=attn, **SETTINGS | more) as llm:
         compared = Compared(llm._session.engine.executor.runner)
         for temperature in (0.0, 0.8):
             params = SamplingParams(

@@ -12,9 +12,9 @@ torch's), tokens (the demo model's answers for each pair of backends), speed (at
 bench (workloads), step_time (a step by kernels), sweep (streams, contexts, other workloads),
 prompts (replayed steps with prompt tokens), shared_prefix (decode rows that share pages), drafts
 (what a proposer gains and costs), rules (masks and logits processors), serve (a server beside the
-engine in process), tests (pytest: tests/backends, and the rows of docs/features.md that need a
-GPU). Each writes OUT/PART.json; one that fails does not stop the
-others.
+engine in process), start (a process to its first token, and late captures), tests (pytest:
+tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json; one
+that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ PARTS = (
     "drafts",
     "rules",
     "serve",
+    "start",
     "tests",
 )
 HERE = Path(__file__).parent
