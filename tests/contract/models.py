@@ -327,7 +327,6 @@ CASES: dict[str, Case] = {
             "config": lambda hf: attrs.evolve(CONFIG, head=Head()),
             "params": lambda config: parameters(attrs.evolve(config, out_bias=False)),
             "forward": forward_twice,
-            "logits": lambda params, config, hidden, ops: hidden,
             "shard": None,
         },
     ),

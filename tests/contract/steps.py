@@ -358,6 +358,11 @@ CASES: dict[str, Case] = {
             "pooling": POOLING,
         },
     ),
+    **vary(
+        models.FAMILY,
+        lambda family: compute(STEP, changes={"model": family}),
+        {"logits": lambda params, config, hidden, ops: hidden.float()},
+    ),
     **vary(STEP, store, {"pools": tuple(torch.zeros_like(pool) for pool in POOLS)}),
     **vary(STEP, pool_rows, {"row_ids": torch.tensor([0, 2])}),
     **vary(STEP, list_watched, {"token_rows": torch.tensor([0, 1, 1])}),
