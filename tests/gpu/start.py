@@ -37,7 +37,21 @@ from headstock.llm import get_session
 from headstock.startup.graph_captures import count_settled_bytes
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 
-RUN = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
+RUN = "import sys; from headstock.cli.main import main; sys.exit(main())"
+KERNELS = """
+import atexit, json, sys
+seen = {"from disk": 0, "compiled": 0, "from disk, s": 0.0, "compiled, s": 0.0}
+atexit.register(lambda: print("kernels", json.dumps(seen), file=sys.stderr, flush=True))
+from triton import knobs
+
+def note(*, cache_hit, times, **more):
+    name = "from disk" if cache_hit else "compiled"
+    seen[name] += 1
+    seen[f"{name}, s"] += times.total / 1e6
+
+knobs.compilation.listener = note
+"""
+"""Has Triton say which kernels it loads and compiles, and for how long."""
 WANTED_SECONDS = 8.0
 START_SECONDS = 300
 LATE_SECONDS = 120
@@ -131,6 +145,8 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
         # A variant has a memory profile of its own, so its first start is left out.
         turns = [start([*words, *flags], environment) for _ in range(asked.variant_turns + 1)]
         found[name] = turns[1:]
+    if asked.device == "cuda":
+        found["kernels"] = start(words, environment, KERNELS + RUN)
     probe = [sys.executable, "-c", f"DEVICE = {asked.device!r}\n{PROBE}"]
     found["probe"] = [run_probe(probe) for _ in range(2)]
     found["first_token_s"] = statistics.median(each["first_token_s"] for each in found["warm"])
@@ -140,11 +156,11 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
     return found
 
 
-def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
+def start(words: list[str], environment: dict[str, str], code: str = RUN) -> dict[str, Any]:
     """One start: seconds to the first byte of the answer, to the end, and what it said of parts."""
     began = time.monotonic()
     with subprocess.Popen(
-        [sys.executable, "-c", RUN, *words],
+        [sys.executable, "-c", code, *words],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=environment,
@@ -155,23 +171,27 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
         # The summary is short: it fits into the pipe while the answer is read.
         process.stdout.read()
         said = process.stderr.read().decode()
-        code = process.wait(START_SECONDS)
+        exit_code = process.wait(START_SECONDS)
     lines = said.splitlines()
     parts = next((line for line in lines if line.startswith("start ")), "")
     seconds = {
         name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+)(?= \+| =)", parts)
     }
     result = {
-        "code": code,
+        "code": exit_code,
         "first_token_s": round(first_token, 2) if first else None,
         "end_s": round(time.monotonic() - began, 2),
         # Of what the start-up lines do not have: the first step with its captures, and the text.
         "after_start_s": round(first_token - sum(seconds.values()), 2),
         "parts": seconds,
-        "notes": [line for line in lines if "graph" in line or "memory" in line or " ms" in line],
+        "notes": [
+            line
+            for line in lines
+            if "graph" in line or "memory" in line or " ms" in line or line.startswith("kernels ")
+        ],
     }
     sys.stderr.write(f"{' '.join(words[-6:])}: {result}\n")
-    if code:
+    if exit_code:
         result["said"] = said[-3000:]
     return result
 
