@@ -39,7 +39,9 @@ def generate(each: int = 1, **settings: Any) -> tuple[list[tuple[int, ...]], LLM
     """The greedy tokens of all prompts, or of every so many, at once, and the engine that made them
     (closed).
     """
-    settings = {"num_pages": 2048, "page_size": 16, "max_seq_len": 1024} | settings
+    # Steps overlap, as on a GPU.
+    sizes = {"num_pages": 2048, "page_size": 16, "max_seq_len": 1024, "overlap": True}
+    settings = sizes | settings
     # What plugins write is watched where answers are few: it takes three times as long.
     with LLM("demo", debug_invariants=each > 1, **settings) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
@@ -60,7 +62,7 @@ def margin(table: dict[int, Any]) -> float:
 @pytest.fixture(scope="module")
 def reference() -> list[tuple[int, ...]]:
     """Each prompt by itself, nothing shared."""
-    tokens, llm = generate(cache_type="naive", max_running_requests=1)
+    tokens, llm = generate(cache_type="naive", max_running_requests=1, overlap=False)
     assert llm._session.engine.stats().cached_tokens == 0
     return tokens
 
@@ -122,7 +124,7 @@ def test_the_same_tokens_under_preemption(cache: str, reference: list[Any]) -> N
 
 @pytest.mark.feature("T6", "P11")
 def test_shared_prefixes_that_are_read_once_give_the_same_samples_under_preemption() -> None:
-    settings = {"page_size": 4, "num_pages": 104, "max_seq_len": 400}
+    settings = {"page_size": 4, "num_pages": 104, "max_seq_len": 400, "overlap": True}
     params = SamplingParams(temperature=0.8, seed=7, max_tokens=MAX_TOKENS, ignore_eos=True)
     tokens = []
     for value in ("off", "on"):

@@ -44,7 +44,7 @@ def make_prompts() -> list[list[int]]:
 
 def generate(path: Path, rounds: int = 1, **settings: Any) -> tuple[list[Any], LLM]:
     """The answers to all prompts, `rounds` times, and the engine that gave them (closed)."""
-    sizes = {"num_pages": 600, "page_size": 4, "max_seq_len": 160, "attn": "sdpa"}
+    sizes = {"num_pages": 600, "page_size": 4, "max_seq_len": 160, "attn": "sdpa", "overlap": True}
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=2)
     with LLM(str(path), dtype="float32", debug_invariants=True, **(sizes | settings)) as llm:
         prompts = [{"prompt_token_ids": prompt} for prompt in make_prompts()]
@@ -64,9 +64,9 @@ def count_cached(llm: LLM) -> int:
     often(
         1,
         [
-            {"overlap": True, "debug_canary": True},
+            {"debug_canary": True},
             {"num_pages": 60, "max_batch_tokens": 24},
-            {"overlap": True, "page_size": 1, "num_pages": 300, "max_running_requests": 4},
+            {"page_size": 1, "num_pages": 300, "max_running_requests": 4},
             {"overlap": False, "page_size": 16, "num_pages": 30, "debug_canary": True},
             {"opt": ("sdpa.shared_prefix=on",)},
         ],
@@ -75,7 +75,7 @@ def count_cached(llm: LLM) -> int:
 )
 def test_hits_change_no_token(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     write(tmp_path, CASES[name].hf | {"max_position_embeddings": 256})
-    alone, naive = generate(tmp_path, cache_type="naive", max_running_requests=1)
+    alone, naive = generate(tmp_path, cache_type="naive", max_running_requests=1, overlap=False)
     assert count_cached(naive) == 0
     answers, llm = generate(tmp_path, rounds=2, **settings)
 

@@ -19,7 +19,14 @@ MAX_TOKENS = 10
 TIE = 1e-4
 """A margin between the two best tokens under which float32 may fall on either side."""
 PROMPTS = [tokens(length, seed=length) for length in (1, 2, 3, 5, 8, 13, 21, 30)]
-SMALL = {"attn": "sdpa", "page_size": 4, "num_pages": 128, "max_seq_len": 48, "debug_canary": True}
+SMALL = {
+    "attn": "sdpa",
+    "page_size": 4,
+    "num_pages": 128,
+    "max_seq_len": 48,
+    "debug_canary": True,
+    "overlap": True,  # as on a GPU
+}
 
 
 @frozen
