@@ -142,6 +142,35 @@ class GreedyAlone(TorchOps):
         return super().sample(logits, Sampling())
 
 
+class SettingsIgnored(TorchOps):
+    """Samples as if some settings were not there."""
+
+    names: tuple[str, ...] = ()
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        return super().sample(logits, evolve(sampling, **dict.fromkeys(self.names)))
+
+
+class MaskIgnored(SettingsIgnored):
+    names = ("mask",)
+
+
+class ProcessorsIgnored(SettingsIgnored):
+    names = ("processing",)
+
+
+class BansIgnored(SettingsIgnored):
+    names = ("banned",)
+
+
+class PenaltiesIgnored(SettingsIgnored):
+    names = ("repetition", "presence", "frequency")
+
+
+class TargetsIgnored(SettingsIgnored):
+    names = ("targets",)
+
+
 def starve(view: View, budget: Budget) -> ScheduleDecision:
     """Run the row of highest priority alone, and admit nobody beside it."""
     if len(view.rows_by_priority):

@@ -24,7 +24,13 @@ from headstock.conformance.ops.models import (
     make_plain,
     make_state_config,
 )
-from headstock.conformance.ops.sampling import SETTINGS, check_mask, check_sampling
+from headstock.conformance.ops.sampling import (
+    SETTINGS,
+    check_mask,
+    check_processors,
+    check_rules,
+    check_sampling,
+)
 from headstock.errors import CannotRun
 from headstock.nn.decoder import forward
 from headstock.ops.bound import BoundOps
@@ -102,7 +108,12 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
     for name, settings in SETTINGS.items():
         yield f"sampling: {name}", partial(run_sampling, subject, settings)
-    yield "sampling: mask", partial(run_mask, subject)
+    for name, check in (
+        ("mask", check_mask),
+        ("processors", check_processors),
+        ("bans, biases, penalties", check_rules),
+    ):
+        yield f"sampling: {name}", partial(run_check, subject, check)
 
 
 def check_model(subject: Subject, config: ModelConfig, dtype_name: str) -> None:
@@ -274,6 +285,6 @@ def run_sampling(subject: Subject, settings: Mapping[str, object]) -> None:
     check_sampling(subject.make(), subject.device, settings)
 
 
-def run_mask(subject: Subject) -> None:
-    """Sampling under a mask of allowed tokens."""
-    check_mask(subject.make(), subject.device)
+def run_check(subject: Subject, check: Callable[[Ops, str], object]) -> None:
+    """Sampling by a set as the engine makes it."""
+    check(subject.make(), subject.device)

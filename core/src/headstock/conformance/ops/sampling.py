@@ -14,7 +14,8 @@ from torch import Tensor
 from headstock.conformance.ops.cases import noise
 from headstock.nn import sampler
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Ops, Sample, Sampling
+from headstock.spi import LogitColumn, LogitsProcessor, Ops, Processing, Sample, Sampling
+from headstock.spi.arrays import Ints
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -126,3 +127,111 @@ def check_mask(ops: Ops, device: str) -> None:
         )
         tokens = ops.sample(logits.clone(), sampling).tokens
         assert bool(allowed[tokens].all()), "tokens that the mask rules out are sampled"
+
+
+class KeepFew(LogitsProcessor):
+    """Keeps the scores that are at most `reach` below the best one."""
+
+    @property
+    def columns(self) -> Mapping[str, LogitColumn]:
+        """How far to reach."""
+        return {"reach": LogitColumn(neutral=math.inf)}
+
+    @property
+    def changes_argmax(self) -> bool:
+        """The best token stays."""
+        return False
+
+    def row(self, args: Any, prompt: Ints, vocab: int) -> None:
+        """No request comes here."""
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        """Drop the others."""
+        floor = logits.amax(-1, keepdim=True) - columns["reach"][:, None]
+        return logits.masked_fill_(logits < floor, -math.inf)
+
+
+class LiftSome(LogitsProcessor):
+    """Adds `lift` to every seventh score, from another token on at each position."""
+
+    @property
+    def columns(self) -> Mapping[str, LogitColumn]:
+        """By how much."""
+        return {"lift": LogitColumn(neutral=0.0)}
+
+    @property
+    def changes_argmax(self) -> bool:
+        """Another token may be the best."""
+        return True
+
+    def row(self, args: Any, prompt: Ints, vocab: int) -> None:
+        """No request comes here."""
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        """Add to them."""
+        tokens = torch.arange(logits.shape[1], device=logits.device)
+        return logits + ((tokens + at[:, None]) % 7 == 0) * columns["lift"][:, None]
+
+
+def check_processors(ops: Ops, device: str) -> None:
+    """Rows that processors change have torch's tokens, and so have the others beside them."""
+    rows, vocab = 9, 700
+    for which in (None, [7], [1, 8, 3, 3]):
+        picked = torch.tensor(range(rows) if which is None else which, device=device)
+        values = picked.float()
+        parts = (
+            (LiftSome(), {"lift": values}),
+            (KeepFew(), {"reach": 0.5 + values / 4}),
+        )
+        for name, used in (("all", parts), ("temperature", parts[1:]), ("greedy", parts[:1])):
+            processing = Processing(rows=None if which is None else picked, parts=used)
+            more: dict[str, Any] = {"processing": processing}
+            if not SETTINGS[name]:
+                more["positions"] = torch.arange(rows, device=device) * 1009
+            check_same(ops, rows, vocab, device, SETTINGS[name], **more)
+
+
+def check_rules(ops: Ops, device: str) -> None:
+    """Bans, biases, penalties and the targets of log-probabilities are torch's."""
+    rows, vocab = 9, 700
+    row_ids = torch.arange(rows, device=device)
+    rules: dict[str, dict[str, Any]] = {
+        "bans": {"banned": torch.arange(vocab, device=device).expand(rows, -1) % 3 == 0},
+        "biases": {"bias": noise(rows, vocab, dtype=torch.float32, device=device, seed=9)},
+        "penalties": {
+            "repetition": 1.1 + row_ids / 10,
+            "presence": row_ids / 4,
+            "frequency": row_ids / 8,
+            # The likeliest tokens, which are sampled if nothing is held against them.
+            "history": logits_of(rows, vocab, torch.float32, device).topk(20, -1).indices,
+            "history_lens": row_ids + 11,
+            "prompt_lens": row_ids // 2 + 1,
+        },
+        "targets": {"targets": row_ids * 7 - 1, "top_logprobs": 2},
+    }
+    for rule, more in rules.items():
+        for name in ("greedy", "temperature", "all"):
+            try:
+                check_same(ops, rows, vocab, device, SETTINGS[name], **more)
+            except AssertionError as error:
+                raise AssertionError(f"{rule}: {error}") from error
+
+
+def check_same(
+    ops: Ops, rows: int, vocab: int, device: str, settings: Mapping[str, Any], **more: Any
+) -> None:
+    """Raise AssertionError where a set samples something else than torch."""
+    logits = logits_of(rows, vocab, torch.float32, device)
+    sampling = sampling_of(rows, device, settings, **more)
+    expected = TorchOps().sample(logits.clone(), sampling)
+    actual = ops.sample(logits.clone(), sampling)
+    assert bool((actual.healthy == expected.healthy).all()), "other rows are healthy"
+    others = expected.healthy & (actual.tokens != expected.tokens)
+    if bool(others.any()):
+        scores = sampler.score_tokens(logits.clone(), sampling)
+        ours, theirs = (
+            scores.gather(1, sample.tokens[:, None])[:, 0] for sample in (actual, expected)
+        )
+        off = (theirs - ours)[others].max()
+        assert bool(off < 1e-4), f"tokens that torch rates lower, in {int(others.sum())} rows"
+    check_logprobs(actual, expected, expected.healthy & ~others)
