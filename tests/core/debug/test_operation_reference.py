@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from attrs import evolve
 
 from headstock.conformance.ops import cases
 from headstock.conformance.ops.cases import Shape
+from headstock.conformance.ops.sampling import LiftSome, logits_of
 from headstock.debug.kv_writes import KVWrites
 from headstock.debug.operation_reference import OperationReference
 from headstock.errors import PluginBroken
-from headstock.spi import Stream
+from headstock.nn import sampler
+from headstock.spi import Processing, Sampling, Stream
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=32, vocab=40, layers=1)
 
@@ -45,3 +48,22 @@ def test_a_last_term_in_parts_is_summed_and_the_stream_left_as_it_is() -> None:
     assert torch.equal(found, OperationReference(params, "it").final_norm(whole, config, batch))
     assert torch.equal(stream.copy_total(), whole.total)
     assert torch.equal(stream.total, total) and stream.pending is parts
+
+
+def test_sampling_is_compared_with_its_processors_and_log_probabilities() -> None:
+    logits = logits_of(4, 50, torch.float32, "cpu")
+    which = torch.tensor([1, 3])
+    processing = Processing(rows=which, parts=((LiftSome(), {"lift": torch.full((2,), 9.0)}),))
+    asked = Sampling(positions=torch.arange(4), processing=processing, top_logprobs=2)
+    reference, right = OperationReference({}, "it"), sampler.sample(logits.clone(), asked)
+    assert right.logprobs is not None and right.top_ids is not None
+    plain = sampler.sample(logits.clone(), evolve(asked, processing=None))
+
+    assert reference.find_sampling_fault(right, logits, asked) == ""
+    for wrong, said in (
+        (plain, "sampled the token"),
+        (evolve(right, logprobs=right.logprobs - 1), "is off by 1 in a token's log-probability"),
+        (evolve(right, top_ids=right.top_ids.flip(1)), "in the ids of alternatives"),
+        (evolve(right, logprobs=None), "gave no log-probabilities"),
+    ):
+        assert said in reference.find_sampling_fault(wrong, logits, asked)

@@ -11,7 +11,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.errors import PluginBroken
-from headstock.nn.sampler import score_tokens
+from headstock.nn.sampler import attach_logprobs, score_tokens
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
@@ -28,6 +28,8 @@ from headstock.spi import (
 
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 8e-2}
 """By type, how far a result may be off, as a part of the largest number of its row."""
+LOGPROB_TOLERANCE = 1e-2
+"""How far a log-probability may be off, as a part of the largest score of its row."""
 ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 """As above, of the stream that a result is added to, which is rounded to its type."""
 
@@ -138,9 +140,6 @@ class OperationReference:
 
         logits: [n, vocab] float32
         """
-        # Processors may keep something of a row: they are called once a step, by the set itself.
-        if sampling.processing is not None:
-            return ""
         scores = score_tokens(logits.clone(), sampling)
         best = scores.amax(-1)
         mine = scores.gather(-1, sampled.tokens[:, None])[:, 0]
@@ -151,9 +150,38 @@ class OperationReference:
             spread = torch.where(sampling.temperature > 0, spread / cold, spread)
         is_off = best.isfinite() & sampled.healthy & ~(mine >= best - spread.clamp(min=1e-5))
         if not bool(is_off.any()):
-            return ""
+            return _find_logprob_fault(sampled, logits, sampling)
         at = int(is_off.nonzero()[0])
         return (
             f"sampled the token {int(sampled.tokens[at])} at logit {at}, whose score is "
             f"{float(best[at] - mine[at]):.3g} below the best of plain torch"
         )
+
+
+def _find_logprob_fault(sampled: Sample, logits: Tensor, sampling: Sampling) -> str:
+    """Describe a log-probability that is not the model's; empty when there is none.
+
+    logits: [n, vocab] float32
+    """
+    if sampled.logprobs is None or sampled.top_ids is None or sampled.top_logprobs is None:
+        return "" if sampling.top_logprobs < 0 else "gave no log-probabilities, which are asked for"
+    logprobs = logits.log_softmax(-1)
+    expected = attach_logprobs(sampled.tokens, sampled.healthy, logprobs, sampling)
+    assert expected.logprobs is not None and expected.top_logprobs is not None
+    allowed = logits.nan_to_num(0, 0, 0).abs().amax(-1) * LOGPROB_TOLERANCE
+    ids = sampled.top_ids.clamp(0, logits.shape[1] - 1)
+    pairs = {
+        "a token's log-probability": (sampled.logprobs[:, None], expected.logprobs[:, None]),
+        "log-probabilities of alternatives": (sampled.top_logprobs, expected.top_logprobs),
+        "the ids of alternatives": (sampled.top_logprobs, logprobs.gather(1, ids)),
+    }
+    for what, (found, right) in pairs.items():
+        if found.shape != right.shape:
+            return f"gave {list(found.shape)} as {what}; wanted {list(right.shape)}"
+        # Equal ones first: of two that are infinite there is no difference.
+        errors = torch.where(found == right, 0.0, (found - right).abs()).nan_to_num(nan=math.inf)
+        is_off = (errors > allowed[:, None]).any(-1) & sampled.healthy
+        if bool(is_off.any()):
+            at = int(is_off.nonzero()[0])
+            return f"is off by {float(errors[at].max()):.3g} in {what}, at logit {at}"
+    return ""

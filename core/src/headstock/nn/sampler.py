@@ -48,6 +48,14 @@ def score_tokens(logits: Tensor, sampling: Sampling) -> Tensor:
     logits, result: [n, vocab] float32
     writes: logits
     """
+    processing = sampling.processing
+    if processing is not None:
+        plain, rows = evolve(sampling, processing=None), processing.rows
+        if rows is None:
+            return score_tokens(*_process_rows(logits, plain, processing))
+        # Of a copy, taken before the scores of all rows are written over.
+        part = score_tokens(*_process_rows(logits[rows], plain.take(rows), processing))
+        return score_tokens(logits, plain).index_copy_(0, rows, part)
     apply_logit_rules_(logits, sampling)
     if sampling.temperature is None:
         return logits
@@ -100,21 +108,28 @@ def sample_processed(
     part = logits.to(torch.float32) if rows is None else logits[rows].to(torch.float32)
     settings = plain if rows is None else plain.take(rows)
     logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    apply_logit_rules_(part, settings)
-    scores, temperature = _apply_processors(part, settings, processing)
-    # Once more: a processor may have moved scores to tokens that a grammar forbids.
-    forbid_tokens_(scores, settings)
-    # The rules are applied.
-    rest = Sampling(
-        temperature=temperature,
-        **{name: getattr(settings, name) for name in _AFTER_RULES},
-    )
-    part_sample = sample_plain(scores, rest)
+    part_sample = sample_plain(*_process_rows(part, settings, processing))
     if logprobs is not None:
         part_sample = attach_logprobs(part_sample.tokens, part_sample.healthy, logprobs, settings)
     return (
         part_sample if rows is None else _put_rows(sample_plain(logits, plain), rows, part_sample)
     )
+
+
+def _process_rows(
+    logits: Tensor, sampling: Sampling, processing: Processing
+) -> tuple[Tensor, Sampling]:
+    """Scores of rows after rules and processors, and the settings that are still to be applied.
+
+    logits, result: [n, vocab] float32
+    writes: logits
+    """
+    apply_logit_rules_(logits, sampling)
+    scores, temperature = _apply_processors(logits, sampling, processing)
+    # Once more: a processor may have moved scores to tokens that a grammar forbids.
+    forbid_tokens_(scores, sampling)
+    rest = {name: getattr(sampling, name) for name in _AFTER_RULES}
+    return scores, Sampling(temperature=temperature, **rest)
 
 
 _AFTER_RULES = ("top_k", "top_p", "min_p", "seeds", "positions")
