@@ -84,7 +84,8 @@ def make_step(
         logit_indices=None,
         sampling=Sampling(),
     )
-    return Step(batch, KVWrites(batch, "it", number))
+    tables = (torch.tensor([[3, 5, 2, 0, 0]], dtype=torch.int32),)
+    return Step(batch, KVWrites(batch, "it", number, tables))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
@@ -93,8 +94,13 @@ def test_only_the_slots_of_a_step_may_be_written(layout: Layout, dtype: torch.dt
     make_step(layout, dtype).run(lambda step: step.write(0, 4, 1))  # of no row in the step
     make_step(layout, dtype).run(lambda step: step.write(1, 0, 3))  # the dummy page
     for layer in range(LAYERS):
-        with pytest.raises(PluginBroken, match=f"it wrote to page 5 of layer {layer} outside"):
-            make_step(layout, dtype).run(lambda step, layer=layer: step.write(layer, 5, 3))
+        for page in (5, 2):  # one that the step writes, and one that its row only reads
+            with pytest.raises(
+                PluginBroken, match=f"it wrote to page {page} of layer {layer} outside"
+            ):
+                make_step(layout, dtype).run(
+                    lambda step, layer=layer, page=page: step.write(layer, page, 3)
+                )
 
 
 @pytest.mark.parametrize("name", ["one width", "two widths", "odd widths"])

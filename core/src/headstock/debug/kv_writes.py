@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 import torch
@@ -47,16 +47,21 @@ class WrittenSlots:
 
 
 class KVWrites:
-    """The pages that a step writes, layer by layer, and what they held before it.
+    """The pages of a step's rows, layer by layer, and what they held before it.
 
-    They are known by sums, which cost a tenth of copies.
+    They are known by sums, which cost a tenth of copies. Pages that the step writes are summed
+    before and behind the operation that writes them, others at the ends of the step alone.
     """
 
-    def __init__(self, batch: Batch, who: str, step: int = 0) -> None:
-        """Sum the pages that the batch's slots lie in.
+    def __init__(
+        self, batch: Batch, who: str, step: int = 0, tables: Sequence[Tensor] = ()
+    ) -> None:
+        """Sum the pages of the batch's rows.
 
         who: the operations, as errors name them
         step: how many steps there were before
+        tables: by KV group, the page tables of all rows; without them the pages that the step
+            writes are watched alone
         """
         self.batch = batch
         self.who = who
@@ -64,6 +69,8 @@ class KVWrites:
         self.vectors: dict[int, tuple[Tensor, ...]] = {}
         self.before: dict[int, list[PageSums]] = {}
         self.after: dict[int, list[PageSums]] = {}
+        self.others: dict[int, WatchedPages] = {}
+        self.others_before: dict[int, list[PageSums]] = {}
         for layer, kv in enumerate(batch.kv):
             if kv.k is None and kv.latent is None:
                 continue  # a state
@@ -71,7 +78,25 @@ class KVWrites:
             if kv.group not in self.written:
                 first = self.vectors[layer][0]
                 self.written[kv.group] = WrittenSlots.of(batch, kv, first, step)
+                pages = self._find_others(kv.group, tables)
+                self.others[kv.group] = WatchedPages(
+                    pages, first, 0, step=step, num_layers=len(batch.kv)
+                )
             self.before[layer] = self._sum_pages(layer)
+            self.others_before[layer] = self._sum_others(layer)
+
+    def _find_others(self, group: int, tables: Sequence[Tensor]) -> Tensor:
+        """Find the pages of the batch's rows in which no slot of it lies.   returns: [n] int64"""
+        own = self.written[group].watched.pages
+        if not tables:
+            return own[:0]
+        pages: Tensor = torch.unique(tables[group][self.batch.row_ids]).long()
+        return pages[(pages > 0) & ~torch.isin(pages, own)]
+
+    def _sum_others(self, layer: int) -> list[PageSums]:
+        """Sum what other pages of the layer hold, view by view."""
+        others = self.others[self.batch.kv[layer].group]
+        return [others.sum_words(vectors, layer) for vectors in self.vectors[layer]]
 
     def _sum_pages(self, layer: int) -> list[PageSums]:
         """Sum what the layer's pages hold, view by view."""
@@ -142,11 +167,17 @@ class KVWrites:
         )
 
     def check_all(self) -> None:
-        """Raise PluginBroken when a layer's pages changed after its own operation stored them."""
+        """Raise PluginBroken when a layer's pages changed after its own operation stored them, or
+        pages that no operation of the step may write.
+        """
         for layer, sums in self.after.items():
             for now, before in zip(self._sum_pages(layer), sums, strict=True):
                 if not now.equals(before):
                     self._blame_page(layer, self._written(layer).watched.find_page(now, before))
+            for now, before in zip(self._sum_others(layer), self.others_before[layer], strict=True):
+                if not now.equals(before):
+                    others = self.others[self.batch.kv[layer].group]
+                    self._blame_page(layer, others.find_page(now, before))
 
     def _blame_page(self, layer: int, page: int) -> NoReturn:
         """Raise PluginBroken for a write to a page."""

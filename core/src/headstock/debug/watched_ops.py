@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -33,16 +34,23 @@ class WatchedOps(Ops):
     What a graph replays has no calls and is not watched.
 
     reference: the torch set over plain weights, where operations are compared with it
+    page_tables: by KV group, [rows, columns]
     """
 
     def __init__(
-        self, inner: Ops, name: str, watch: DebugWatch, reference: OperationReference | None
+        self,
+        inner: Ops,
+        name: str,
+        watch: DebugWatch,
+        reference: OperationReference | None,
+        page_tables: Sequence[Tensor],
     ) -> None:
         self.inner = inner
         self.name = name
         self.vocab = watch.vocab
         self.watch = watch
         self.reference = reference
+        self.page_tables = page_tables
         self._writes: KVWrites | None = None
         self._batch: tuple[Tensor, ...] = ()
 
@@ -58,7 +66,7 @@ class WatchedOps(Ops):
         """See `Ops.embed`.   raises: PluginBroken"""
         if not self.watch.is_running:
             return self.inner.embed(params, config, batch)
-        self._writes = KVWrites(batch, self._who, self.watch.num_steps)
+        self._writes = KVWrites(batch, self._who, self.watch.num_steps, self.page_tables)
         self._batch = tuple(getattr(batch, name).clone() for name in _BATCH_TENSORS)
         x = self.inner.embed(params, config, batch)
         expected = self.reference.embed(config, batch) if self.reference is not None else None

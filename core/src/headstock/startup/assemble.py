@@ -43,6 +43,7 @@ from headstock.startup.watching import (
     make_watch,
     watch_attention,
     watch_operations,
+    watch_processors,
 )
 
 
@@ -70,7 +71,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         len(buffers.tokens),
         model.vocab,
         buffers.device,
-        [selected.processor for selected in parts.processors],
+        watch_processors(inputs, watch),
         inputs.masks,
         parts.max_drafts,
     )
@@ -78,7 +79,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         config=model,
         params=inputs.params,
         model=check_model(inputs),
-        ops=watch_operations(inputs, watch),
+        ops=watch_operations(inputs, watch, buffers.page_tables),
         row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(
             backend=router.decode,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import evolve
 from torch import Tensor
 
 from headstock.debug.operation_reference import OperationReference
 from headstock.debug.watch import DebugWatch
 from headstock.debug.watched_attention import WatchedAttention
+from headstock.debug.watched_logits import WatchedProcessor
 from headstock.debug.watched_ops import WatchedOps
 from headstock.errors import PluginBroken, describe_type
 from headstock.spi import (
@@ -15,6 +18,7 @@ from headstock.spi import (
     AttentionBackend,
     AttentionContext,
     Batch,
+    LogitsProcessor,
     Model,
     ModelConfig,
     Ops,
@@ -28,7 +32,12 @@ def make_watch(inputs: BuildInputs) -> DebugWatch | None:
     config, parts = inputs.config, inputs.parts
     if not (config.debug_invariants or config.debug_attention or config.debug_ops):
         return None
-    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab)
+    return DebugWatch(
+        parts.ops.name,
+        parts.runner.name,
+        inputs.model.vocab,
+        needs_calls=config.debug_attention or config.debug_ops,
+    )
 
 
 def watch_attention(
@@ -47,14 +56,24 @@ def watch_attention(
     )
 
 
-def watch_operations(inputs: BuildInputs, watch: DebugWatch | None) -> Ops:
+def watch_operations(
+    inputs: BuildInputs, watch: DebugWatch | None, page_tables: Sequence[Tensor]
+) -> Ops:
     """Wrap the operations; they are returned as they are without debug flags for them."""
     config, name = inputs.config, inputs.parts.ops.name
     if watch is None or not (config.debug_invariants or config.debug_ops):
         return inputs.parts.operations
     plain = inputs.plain_params
     reference = None if plain is None else OperationReference(plain, f"the ops plugin {name!r}")
-    return WatchedOps(inputs.parts.operations, name, watch, reference)
+    return WatchedOps(inputs.parts.operations, name, watch, reference, page_tables)
+
+
+def watch_processors(inputs: BuildInputs, watch: DebugWatch | None) -> list[LogitsProcessor]:
+    """Wrap the logits processors; they are returned as they are without debug flags for them."""
+    selected = inputs.parts.processors
+    if watch is None or not inputs.config.debug_invariants:
+        return [each.processor for each in selected]
+    return [WatchedProcessor(each.processor, each.spec.name, watch) for each in selected]
 
 
 def check_model(inputs: BuildInputs) -> Model:
