@@ -9,13 +9,24 @@ import pytest
 import torch
 from attrs import evolve
 
+from headstock.builtin import mixed
+from headstock.builtin.eager import EagerRunner
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import EngineDied, PluginBroken
 from headstock.outputs import Update
 from headstock.scheduler.invariants import check_state
-from headstock.spi import Batch, LayerInfo, Runner, Sample, ScheduleDecision
+from headstock.spi import (
+    Batch,
+    Budget,
+    DecodeStep,
+    LayerInfo,
+    Runner,
+    Sample,
+    ScheduleDecision,
+    View,
+)
 from headstock_radix_cache.policy import RadixCache
 from headstock_sdpa.backend import SdpaBackend
 
@@ -41,6 +52,48 @@ class Faulty(Runner):
 
     def close(self) -> None:
         self.inner.close()
+
+
+class Replaying(EagerRunner):
+    """Answers decode steps, though it has captured none."""
+
+    def __init__(self, inner: EagerRunner, answer: Any) -> None:
+        super().__init__(inner.program)
+        self.answer = answer
+
+    def decode(self, step: DecodeStep) -> Any:
+        return self.answer
+
+
+NO_TOKENS = torch.zeros(0, dtype=torch.int64)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([7], "returned list for 1 rows"),
+        (Sample(tokens=NO_TOKENS, healthy=NO_TOKENS.bool()), "returned 0 tokens for 1 rows"),
+        (Sample(tokens=NO_TOKENS + 0.5, healthy=NO_TOKENS.bool()), "returned torch.float32 and"),
+        (Sample(tokens=torch.zeros(1).long(), healthy=NO_TOKENS.bool()), "[0] healthy flags"),
+    ],
+)
+def test_what_a_replay_returns_is_looked_at(engine: Engine, answer: object, said: str) -> None:
+    engine.executor.watch = None
+    engine.executor.runner = Replaying(engine.executor.runner, answer)
+    (last,) = drain(engine, request("a"))["a"][-1:]
+    assert last.finish_reason == "error" and said in str(last.error)
+    assert "test_failures.Replaying" in str(last.error)
+
+
+def test_flags_that_compare_calls_have_each_step_run() -> None:
+    wrong = Sample(tokens=torch.full((1,), 7), healthy=torch.ones(1, dtype=torch.bool))
+    answers, asked = [], request("a", 20)
+    for flag in ("debug_attention", "debug_ops", "debug_invariants"):
+        engine = Engine(EngineConfig(**SMALL, **{flag: True}))
+        engine.executor.runner = Replaying(engine.executor.runner, wrong)
+        answers.append(tokens(drain(engine, asked)["a"])[1:])
+        engine.close()
+    assert answers[0] == answers[1] != answers[2] == [7] * 7
 
 
 def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
@@ -181,3 +234,22 @@ def test_a_scheduler_that_runs_nothing_is_not_waited_for(
         PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"
     ):
         drain(engine, request("a"))
+
+
+def test_a_scheduler_that_preempts_what_it_begins_is_not_waited_for(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock.engine.engine._MAX_IDLE_STEPS", 100)
+
+    def preempt_all(view: View, budget: Budget) -> ScheduleDecision:
+        decision = mixed.schedule(view, budget)
+        nothing = decision.rows[:0]
+        return evolve(decision, rows=nothing, counts=nothing, victims=view.rows_by_priority)
+
+    engine.limits = evolve(engine.limits, schedule=preempt_all)
+    engine.limits = evolve(engine.limits, max_batch_tokens=8)
+    # Its prompt takes several steps, of which it never gets a second one.
+    with pytest.raises(
+        PluginBroken, match=r"'mixed' ran \d+ steps without a token for any of 1 request; report"
+    ):
+        drain(engine, request("a", 20))

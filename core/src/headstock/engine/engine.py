@@ -34,6 +34,7 @@ from headstock.errors import (
     PluginBroken,
     RequestError,
     compose_error,
+    format_count,
     shorten,
 )
 from headstock.execution.threaded import ThreadedExecutor
@@ -63,7 +64,9 @@ from headstock.startup.summary import EngineSummary, summarize_engine
 LOG = logging.getLogger(__name__)
 
 _MAX_IDLE_STEPS = 10_000
-"""Steps in a row that may run nothing while requests wait and no event or result is due."""
+"""Steps in a row that may run nothing while requests wait and no event or result is due; and how
+many may pass without a token or an end, beside those that compute known tokens.
+"""
 
 
 class Engine:
@@ -107,6 +110,7 @@ class Engine:
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
         self.num_idle_steps = 0
+        self.num_steps_without_token = 0
         self.start_time = time.monotonic()
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
@@ -246,7 +250,28 @@ class Engine:
                 f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
                 f"{BLAME}"
             )
+        self._check_progress()
         return updates
+
+    def _check_progress(self) -> None:
+        """Raise PluginBroken when steps have run for long, and no request got a token or ended.
+
+        A scheduler may preempt for ever what it has just begun.
+        """
+        if not self.has_work or len(self.state.accepted_ids) or self.state.ended:
+            self.num_steps_without_token = 0
+            return
+        self.num_steps_without_token += 1
+        if self.num_steps_without_token % _MAX_IDLE_STEPS:
+            return
+        # A step computes one token or more, and a preempted prompt is computed again.
+        entries = [*self.state.waiting, *filter(None, self.state.requests_by_row)]
+        num_tokens = sum(len(entry.tokens) for entry in entries)
+        if self.num_steps_without_token >= _MAX_IDLE_STEPS + 2 * num_tokens:
+            raise self._explain(
+                f"the scheduler {self.limits.scheduler!r} ran {self.num_steps_without_token} steps "
+                f"without a token for any of {format_count(len(entries), 'request')}; {BLAME}"
+            )
 
     def capture_next(self) -> None:
         """Capture one graph, while there is no work."""

@@ -77,6 +77,8 @@ def _find_sample_fault(sample: object, num_rows: int, num_logits: int) -> str:
     if tokens.dtype not in (torch.int64, torch.int32) or healthy.dtype != torch.bool:
         found = f"{tokens.dtype} and {healthy.dtype}"
         return f"{found} as tokens and healthy; wanted torch.int64 and torch.bool"
+    if tokens.shape != healthy.shape:
+        return f"{list(tokens.shape)} tokens and {list(healthy.shape)} healthy flags {wanted}"
     # Rows that are pooled are not scored.
     return f"{len(tokens)} tokens {wanted}" if len(tokens) < min(num_rows, num_logits) else ""
 
@@ -152,17 +154,39 @@ class LocalExecutor(Executor):
         """
         # A replay where there is one: operation by operation a step of the 0.6B shape has 324
         # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
-        replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan, groups)
-        if replayed is not None:
-            return replayed, True
+        if self._may_replay:
+            replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan, groups)
+            if replayed is not None:
+                self._check_sample(replayed, len(plan.rows), int(plan.num_logits.sum()))
+                return replayed, True
         return self._run_batch(plan, groups), False
+
+    @property
+    def _may_replay(self) -> bool:
+        """Whether a runner is offered steps to replay: their calls cannot be watched."""
+        return self.watch is None or not self.watch.needs_calls
+
+    def _check_sample(self, sample: object, num_rows: int, num_logits: int) -> None:
+        """Raise PluginBroken when a runner returned something that is no sample of a step.
+
+        The host looks at types and shapes alone.
+        """
+        fault = _find_sample_fault(sample, num_rows, num_logits)
+        if fault:
+            runner = type(self.runner)
+            raise PluginBroken(
+                f"the runner {runner.__module__}.{runner.__qualname__} returned {fault}"
+            )
 
     def _launch_verification(self, plan: Plan) -> LaunchedStep:
         """Launch a plan in which some rows verify drafts."""
-        step = make_verify_step(plan, self.sampling, self.buffers, self.max_drafts + 1)
+        step = None
+        if self._may_replay:
+            step = make_verify_step(plan, self.sampling, self.buffers, self.max_drafts + 1)
         sample = None if step is None else self.runner.decode(step)
         if step is None or sample is None:
             return self._launch_readback(*self._launch(plan, None), plan, None)
+        self._check_sample(sample, len(plan.rows), len(plan.rows) * step.query_len)
         return self._launch_readback(sample, True, plan, find_verified(plan, step.query_len))
 
     def _apply_pending_plans(self) -> None:
@@ -201,12 +225,7 @@ class LocalExecutor(Executor):
         pooling = self.pooling.make_pooling(plan, self.buffers)
         step = make_step(plan, self.buffers, self.sampling, groups, pooling)
         sample = self.runner.run(step.batch, self.router.attend(step))
-        fault = _find_sample_fault(sample, len(plan.rows), int(plan.num_logits.sum()))
-        if fault:
-            runner = type(self.runner)
-            raise PluginBroken(
-                f"the runner {runner.__module__}.{runner.__qualname__} returned {fault}"
-            )
+        self._check_sample(sample, len(plan.rows), int(plan.num_logits.sum()))
         self.pooling.check_pooled(plan, sample)
         is_sampled = plan.samples > 0
         if is_sampled.any():

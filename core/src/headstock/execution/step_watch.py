@@ -10,7 +10,12 @@ from headstock.spi import Sample
 
 
 class StepWatch(ABC):
-    """Watches the steps of one executor, in their order and on its thread."""
+    """Watches the steps of one executor, in their order and on its thread.
+
+    needs_calls: it sees calls of plugins, of which a replay has none, so that no step is replayed
+    """
+
+    needs_calls: bool = False
 
     @abstractmethod
     def begin(self, plan: Plan) -> None:
