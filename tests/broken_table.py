@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,6 +42,12 @@ def make_row(case: Broken, cells: tuple[str, str]) -> str:
     return f"| {case.kind} | {case.fault} | {cells[0]} | {cells[1]} |\n"
 
 
+def list_paths(folder: Path) -> list[str]:
+    """Where a process finds the broken plugins, and what it finds already."""
+    paths = [str(folder), str(Path(__file__).parent / "support"), os.environ.get("PYTHONPATH", "")]
+    return [path for path in paths if path]
+
+
 def write_page() -> None:
     """Run all cases and write their table to the page."""
     logging.disable(logging.CRITICAL)
@@ -48,6 +55,7 @@ def write_page() -> None:
         folder = Path(name)
         install(folder)
         sys.path.insert(0, name)
+        os.environ["PYTHONPATH"] = os.pathsep.join(list_paths(folder))
         sound = run_case(None, folder, debug=False)
         rows = [make_row(case, make_cells(case, folder, sound)) for case in CASES]
     text = PAGE.read_text()

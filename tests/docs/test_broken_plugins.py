@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import os
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from attrs import frozen
 from broken_parts.cases import CASES, Broken
 from broken_parts.outcome import Outcome, run_case
 from broken_parts.specs import install
-from broken_table import HEAD, PAGE, make_cells, make_row
+from broken_table import HEAD, PAGE, list_paths, make_cells, make_row
 
 LEAST = 40
 """Broken plugins that the page has at least."""
@@ -32,9 +32,11 @@ class Parts:
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
     folder = tmp_path_factory.mktemp("broken")
     install(folder)
-    sys.path.insert(0, str(folder))
-    yield Parts(folder, run_case(None, folder, debug=False))
-    sys.path.remove(str(folder))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        # For the process that compiles a grammar first.
+        patch.setenv("PYTHONPATH", os.pathsep.join(list_paths(folder)))
+        yield Parts(folder, run_case(None, folder, debug=False))
 
 
 def check(parts: Parts, case: Broken) -> None:

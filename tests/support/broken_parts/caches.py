@@ -93,6 +93,22 @@ class NeverReleases(RadixCache):
         pass
 
 
+class ReversesPages(RadixCache):
+    def match_prefix(self, index: Any, keys: Any, namespace: str) -> Match:
+        match = super().match_prefix(index, keys, namespace)
+        return Match(np.ascontiguousarray(match.pages[:, ::-1]), match.handle)
+
+
+class FirstForAll(RadixCache):
+    first: Any = None
+
+    def insert_each(self, *arguments: Any) -> Any:
+        canonical, ends = super().insert_each(*arguments)
+        if self.first is None:
+            self.first = canonical[:, :1].copy()
+        return np.repeat(self.first, canonical.shape[1], axis=1), ends
+
+
 class EvictsTwice(RadixCache):
     def evict_all(self, index: Any) -> Any:
         return [np.concatenate([pages, pages]) for pages in super().evict_all(index)]

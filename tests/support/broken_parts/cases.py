@@ -61,6 +61,7 @@ CASES: tuple[Broken, ...] = (
         ("ScalesQueries", "scales the queries in place"),
         ("WritesPool", "writes keys to the pool"),
         ("SharesPlan", "one plan object for all steps"),
+        ("LatestLengths", "decodes with the lengths of the step before"),
         ("Overflows", "infinite in layer 2 from 15 tokens on"),
     ),
     Broken(
@@ -87,6 +88,9 @@ CASES: tuple[Broken, ...] = (
         ("SecondBest", "samples the second best token"),
         ("HealthyOverNan", "NaN in scores is called healthy"),
         ("CallsAllHealthy", "NaN in hidden states is called healthy"),
+        ("WritesOtherPages", "writes to pages of earlier tokens too"),
+        ("OtherNoise", "noise of another seed"),
+        ("OtherLogprobs", "other log-probabilities"),
     ),
     *of_kind(
         "cache",
@@ -104,6 +108,8 @@ CASES: tuple[Broken, ...] = (
         ("CountsTooMany", "counts pages that it cannot evict"),
         ("InsertsNothing", "`insert_each` returns None"),
         ("NeverReleases", "ignores `release`"),
+        ("ReversesPages", "matches pages in reverse order"),
+        ("FirstForAll", "puts the first page in the place of all others"),
     ),
     *of_kind(
         "cache",
@@ -125,6 +131,7 @@ CASES: tuple[Broken, ...] = (
         ("too_many", "more tokens than a row has"),
         ("unknown_position", "admits a request that does not exist"),
         ("writes_view", "writes the view"),
+        ("preempts_free", "preempts a row that is free"),
     ),
     *of_kind(
         "runner",
@@ -170,6 +177,33 @@ CASES: tuple[Broken, ...] = (
         ("Halves", "`apply` returns float16"),
         ("OtherDevice", "`apply` returns a tensor of another device"),
         ("UnknownColumn", "`row` gives a column that it does not have"),
+        ("MixesRows", "gives rows the scores of others"),
+        ("WritesPositions", "writes the positions that it is given"),
+        ("MovesBest", "moves the best token, though `changes_argmax` is False"),
+        ("LeavesNan", "NaN in its scores"),
+    ),
+    *of_kind(
+        "grammar",
+        "grammars",
+        ("CannotBeMade", "its constructor raises"),
+        ("CompilesNone", "`compile` returns None"),
+        ("Exits", "`fill_mask` calls `sys.exit`"),
+        ("FillsNothing", "a mask without a token"),
+        ("FollowsNothing", "`advance` follows no token"),
+    ),
+    *of_kind(
+        "tools",
+        "parsers",
+        ("CannotBeMade", "its constructor raises"),
+        ("Exits", "`feed` calls `sys.exit`"),
+        ("EndsNoCall", "ends a call that did not begin"),
+        ("KeepsText", "keeps text that is no call"),
+    ),
+    *of_kind(
+        "checkpoint",
+        "checkpoints",
+        ("MISSING", "a directory that is not there"),
+        ("NUMBER", "a number, not a directory"),
     ),
     *of_kind(
         "command",

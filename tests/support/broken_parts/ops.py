@@ -124,3 +124,25 @@ class CallsAllHealthy(Overflows):
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         sampled = sample(logits, sampling)
         return evolve(sampled, healthy=torch.ones_like(sampled.healthy))
+
+
+class WritesOtherPages(TorchOps):
+    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
+        super().store_kv_(pool, cells, kv)
+        # Cells alternate between keys and values of a page's slots.
+        own = (cells // (2 * pool.shape[2])).flatten().tolist()
+        for page in {1, 2, 3, 4, 5, 6, 7, 8}.difference(own):
+            pool[page] = 0.5
+
+
+class OtherNoise(TorchOps):
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        if sampling.seeds is None:
+            return sample(logits, sampling)
+        return sample(logits, evolve(sampling, seeds=sampling.seeds + 1))
+
+
+class OtherLogprobs(TorchOps):
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        sampled = sample(logits, sampling)
+        return evolve(sampled, logprobs=None if sampled.logprobs is None else sampled.logprobs - 1)

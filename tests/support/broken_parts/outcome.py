@@ -11,29 +11,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 import headstock_demo
-from headstock import SamplingParams
+from headstock import LLM, SamplingParams
 from headstock.cli.main import main
 from headstock.config import EngineConfig
+from headstock.config.spelling import Surface
 from headstock.engine.engine import Engine
 from headstock.errors import EngineDied, HeadstockError, RequestError
 from headstock.scheduler import Request
+from headstock.structured_outputs import StructuredOutputsParams
 
-from .cases import Broken
+from .cases import CASES, Broken
 
 CHECKPOINT = Path(headstock_demo.__file__).parent / "checkpoint"
 DEBUG = {"debug_invariants": True, "debug_attention": True, "debug_ops": True}
 SETTINGS = {
     "attention": "attn",
     "cache": "cache_type",
+    "checkpoint": "model",
+    "grammar": "grammar",
     "logits": "logits_processors",
     "ops": "ops",
     "proposer": "proposer",
     "runner": "runner",
     "scheduler": "scheduler",
+    "tools": "tool_parser",
 }
+FORMS = {case.name for case in CASES if case.kind == "grammar"}
+"""Engines of grammars, under which all answers have one."""
+TEMPLATE = "{% if tools %}{% endif %}{{ messages[0].content }}"
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {}}}
 WAVES = (
     (("a", 3, 21, "red"), ("b", 4, 11, "red")),
     (("c", 3, 21, "blue"), ("d", 5, 9, "blue")),
@@ -57,28 +66,32 @@ def run_case(case: Broken | None, folder: Path, *, debug: bool) -> Outcome:
     """Run a broken plugin, or the sound ones where there is none."""
     if case is not None and case.kind == "command":
         return run_command(case)
+    if case is not None and case.kind == "tools":
+        return run_conversation(make_config(case, folder, debug=debug))
     try:
         engine = Engine(make_config(case, folder, debug=debug))
     except HeadstockError as error:
         return Outcome(error.exit_code, plain_text(str(error)))
     try:
-        return run_requests(engine, clears=case is not None and case.clears)
+        form = StructuredOutputsParams(regex="[a-z ]+") if engine.config.grammar in FORMS else None
+        return run_requests(engine, form, clears=case is not None and case.clears)
     finally:
         engine.close()
 
 
 def make_config(case: Broken | None, folder: Path, *, debug: bool) -> EngineConfig:
     """A small engine with the case's plugin."""
-    settings: dict[str, Any] = DEBUG if debug else {}
-    model = str(CHECKPOINT)
+    settings: dict[str, Any] = {"model": str(CHECKPOINT), "grammar": "off"}
+    settings |= DEBUG if debug else {}
     if case is not None and case.kind == "model":
         model = str(write_checkpoint(folder, case.name))
-        settings = {**settings, "load_format": "dummy"}
+        settings |= {"model": model, "load_format": "dummy"}
     elif case is not None:
         name: Any = (case.name,) if case.kind == "logits" else case.name
-        settings = {**settings, SETTINGS[case.kind]: name}
+        settings |= {SETTINGS[case.kind]: name}
     return EngineConfig(
-        model=model,
+        # Errors name flags, as `headstock run` does.
+        surface=Surface(keywords=False),
         **({"attn": "sdpa", "ops": "torch", "runner": "eager"} | settings),
         num_pages=60,
         page_size=4,
@@ -97,13 +110,18 @@ def write_checkpoint(folder: Path, architecture: str) -> Path:
     return path
 
 
-def run_requests(engine: Engine, *, clears: bool) -> Outcome:
-    """Run the waves of requests, up to the first thing that is said."""
+def run_requests(
+    engine: Engine, form: StructuredOutputsParams | None = None, *, clears: bool
+) -> Outcome:
+    """Run the waves of requests, up to the first thing that is said.
+
+    form: of the answers; any if there is none
+    """
     tokens: dict[str, list[int]] = {}
     try:
         for wave in WAVES:
             for request in map(make_request, wave):
-                engine.submit(request)
+                engine.submit(with_form(request, form))
                 tokens[request.id] = []
             while engine.has_work:
                 for update in engine.step():
@@ -113,6 +131,8 @@ def run_requests(engine: Engine, *, clears: bool) -> Outcome:
         if clears:
             engine.reset_prefix_cache()
             engine.step()
+    except RequestError as error:
+        return Outcome(error.exit_code, plain_text(str(error)))
     except HeadstockError as error:
         # The loop ends the engine with it, whatever it is.
         return Outcome(EngineDied.exit_code, plain_text(str(error)))
@@ -120,11 +140,38 @@ def run_requests(engine: Engine, *, clears: bool) -> Outcome:
 
 
 def make_request(one: Sequence[Any]) -> Request:
-    """A greedy request."""
+    """A request: "b" has a temperature, "c" wants log-probabilities, others are greedy."""
     name, seed, length, namespace = one
     prompt = np.random.default_rng(seed).integers(3, 700, 40)[:length].astype(np.int32)
-    params = SamplingParams(temperature=0.0, seed=0)
+    params = SamplingParams(
+        temperature=0.9 if name == "b" else 0.0, seed=0, logprobs=1 if name == "c" else None
+    )
     return Request(id=name, prompt=prompt, max_tokens=6, namespace=namespace, params=params)
+
+
+def with_form(request: Request, form: StructuredOutputsParams | None) -> Request:
+    """The request, for an answer of this form."""
+    if form is None:
+        return request
+    return evolve(request, params=evolve(request.params, structured_outputs=form), stop_ids=(0,))
+
+
+def run_conversation(config: EngineConfig) -> Outcome:
+    """Ask one thing with a tool at hand."""
+    try:
+        with LLM(config=evolve(config, chat_template=TEMPLATE)) as llm:
+            (output,) = llm.chat(
+                [{"role": "user", "content": "12 + 30 ="}],
+                SamplingParams(temperature=0.0, max_tokens=5),
+                tools=[TOOL],
+                split_answers=True,
+            )
+    except HeadstockError as error:
+        return Outcome(error.exit_code, plain_text(str(error)))
+    (answer,) = output.outputs
+    if answer.error is not None:
+        return Outcome(RequestError.exit_code, plain_text(answer.error))
+    return Outcome(0, "", (("chat", tuple(answer.token_ids)),))
 
 
 def run_command(case: Broken) -> Outcome:

@@ -51,3 +51,26 @@ class OtherDevice(Sound):
 class UnknownColumn(Sound):
     def row(self, args: Any, prompt: Ints, vocab: int) -> Mapping[str, Any] | None:
         return {"by": 1.0}
+
+
+class MixesRows(Sound):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits.roll(1, 0)
+
+
+class WritesPositions(Sound):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        at.add_(1)
+        return logits
+
+
+class MovesBest(Sound):
+    changes_argmax = False
+
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return -logits
+
+
+class LeavesNan(Sound):
+    def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
+        return logits / 0 * 0

@@ -56,6 +56,5 @@ def writes_view(view: View, budget: Budget) -> ScheduleDecision:
     return schedule(view, budget)
 
 
-def runs_nothing(view: View, budget: Budget) -> ScheduleDecision:
-    none = np.zeros(0, np.int32)
-    return ScheduleDecision(rows=none, counts=none)
+def preempts_free(view: View, budget: Budget) -> ScheduleDecision:
+    return evolve(schedule(view, budget), victims=np.array([3], np.int32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,18 @@ import headstock_qwen.plugin
 import headstock_radix_cache.plugin
 import headstock_sdpa.plugin
 from headstock.builtin import specs
-from headstock.spi import CommandSpec, LogitsSpec, PluginSpec, ProposerSpec, SpiRange
+from headstock.spi import (
+    CheckpointSpec,
+    CommandSpec,
+    GrammarSpec,
+    LogitsSpec,
+    PluginSpec,
+    ProposerSpec,
+    SpiRange,
+    ToolParserSpec,
+)
 
+from . import checkpoints
 from .cases import CASES, Broken
 
 SPI = SpiRange(0, 2)
@@ -24,16 +34,25 @@ def entry_name(case: Broken) -> str:
     return f"{case.kind}__{case.name.replace('-', '_')}"
 
 
-def make_spec(case: Broken) -> PluginSpec:
+PLAIN: Mapping[str, type[PluginSpec]] = {
+    "command": CommandSpec,
+    "grammar": GrammarSpec,
+    "logits": LogitsSpec,
+    "proposer": ProposerSpec,
+    "tools": ToolParserSpec,
+}
+"""Kinds whose specs claim nothing."""
+
+
+def make_spec(case: Broken) -> PluginSpec | CheckpointSpec:
     """The spec of a case: that of a sound plugin, with another implementation."""
+    if case.kind == "checkpoint":
+        directory: Any = getattr(checkpoints, case.path.partition(":")[2])
+        return CheckpointSpec(name=case.name, spi=SPI, summary="broken", directory=directory)
     own = {"name": case.name, "implementation": f"broken_parts.{case.path}"}
     plain = {**own, "spi": SPI, "summary": "broken"}
-    if case.kind == "proposer":
-        return ProposerSpec(**plain)
-    if case.kind == "logits":
-        return LogitsSpec(**plain)
-    if case.kind == "command":
-        return CommandSpec(**plain)
+    if case.kind in PLAIN:
+        return PLAIN[case.kind](**plain)
     sound: dict[str, Callable[[], PluginSpec]] = {
         "attention": headstock_sdpa.plugin.spec,
         "cache": headstock_radix_cache.plugin.spec,
