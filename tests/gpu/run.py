@@ -191,6 +191,9 @@ def tests() -> dict[str, Any]:
         HERE / "test_rows.py",
         HERE / "test_experts.py",
         HERE / "test_latent.py",
+        HERE / "test_states.py",
+        HERE / "test_pooling.py",
+        HERE / "test_families.py",
     )
     words = [*map(str, files), "-p", "no:cacheprovider", "--tb=short"]
     words += shlex.split(os.environ.get("GPU_TESTS", ""))
