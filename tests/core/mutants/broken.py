@@ -254,7 +254,7 @@ def stray(
 MUTANTS = {
     "pages freed twice": Mutant(
         around(lifecycle, "free_row_pages", free_twice),
-        "(free|indexed) twice|not its own|free page is in use",
+        "(free|indexed) twice|not its own|free page is in use|counts do not match",
     ),
     "pages lost": Mutant(
         around(page_pool, "free_pages", lose_one),

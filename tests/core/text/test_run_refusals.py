@@ -180,7 +180,7 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
     [
         ["--temperature", "nan"],
         ["--top-p", "0"],
-        ["--stop", "x" * 129],
+        ["--stop", "x" * 257],
         [*["--stop", "x"] * 17],
         ["--nonsense"],
         ["word"],
