@@ -6,8 +6,9 @@
 Each start is `headstock run` in a bare process, timed from outside: from its launch to the first
 byte of its answer. Weights are random. Kernels and memory profiles are kept in a temporary folder,
 so the first start is that of a machine that has compiled nothing ("cold"). Then come `--turns`
-further ones ("warm"), and as many of each variant. What importing torch takes, and the first use of
-the device, is measured beside that by processes of their own ("probe").
+further ones ("warm"), and some of each variant. On a GPU Triton counts the kernels that each loads
+and compiles. What importing torch takes, and the first use of the device, is measured beside that
+by processes of their own ("probe").
 
 On a GPU graphs that are captured late are checked too ("late"): every replay of decode steps
 against the same step computed at once, bit by bit; the tokens of single requests against those of
@@ -145,8 +146,6 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
         # A variant has a memory profile of its own, so its first start is left out.
         turns = [start([*words, *flags], environment) for _ in range(asked.variant_turns + 1)]
         found[name] = turns[1:]
-    if asked.device == "cuda":
-        found["kernels"] = start(words, environment, KERNELS + RUN)
     probe = [sys.executable, "-c", f"DEVICE = {asked.device!r}\n{PROBE}"]
     found["probe"] = [run_probe(probe) for _ in range(2)]
     found["first_token_s"] = statistics.median(each["first_token_s"] for each in found["warm"])
@@ -156,8 +155,9 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
     return found
 
 
-def start(words: list[str], environment: dict[str, str], code: str = RUN) -> dict[str, Any]:
+def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
     """One start: seconds to the first byte of the answer, to the end, and what it said of parts."""
+    code = KERNELS + RUN if "cuda" in words else RUN
     began = time.monotonic()
     with subprocess.Popen(
         [sys.executable, "-c", code, *words],
