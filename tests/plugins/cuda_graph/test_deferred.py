@@ -94,13 +94,13 @@ def test_every_size_is_captured_in_the_end(toys: Toys, settings: dict[str, Any])
 )
 def test_captures_between_steps_change_no_token(toys: Toys, attn: str, overlap: bool) -> None:
     rng = np.random.default_rng(5)
-    requests = random_requests(rng, 60)
+    requests = random_requests(rng, 24)
     eager = EngineHarness(deferring(toys, attn=attn, overlap=overlap, runner="eager"))
     expected = eager.run(requests).outputs
     eager.engine.close()
 
     # Of all engines the last one captures between any two steps, in the middle of a size too.
-    for share in (0.0, 0.3, 1.0):
+    for share in (0.0, 1.0):
         engine = deferring(toys, attn=attn, overlap=overlap)
         harness = EngineHarness(engine)
         for one in requests:
