@@ -92,6 +92,20 @@ def test_a_template_reads_arguments_as_an_object(
     assert render_chat(tokenizer, talk, template=template) == written
 
 
+@pytest.mark.parametrize("calls", [[], None])
+def test_no_calls_are_as_good_as_none_for_templates_that_look_for_the_key(
+    tokenizer: Tokenizer, calls: Any
+) -> None:
+    template = (
+        "{% for m in messages %}{% if 'tool_calls' in m %}"
+        "{{ raise_exception('one call, please') if m.tool_calls | length != 1 }}"
+        "{% endif %}{{ m.content }};{% endfor %}"
+    )
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    turns[1]["tool_calls"] = calls
+    assert render_chat(tokenizer, turns, template=template) == "a;b;"
+
+
 def test_a_model_without_template_says_what_to_do(byte_fallback: Path) -> None:
     with pytest.raises(UsageError, match="no chat template; give it a plain prompt"):
         render_chat(Tokenizer(byte_fallback), HELLO)

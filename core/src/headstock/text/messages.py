@@ -101,7 +101,10 @@ def spell_for_template(message: Mapping[str, object], template: str) -> dict[str
     if turn.get("reasoning_content") is None and isinstance(turn.get("reasoning"), str):
         turn["reasoning_content"] = turn["reasoning"]
     calls = turn.get("tool_calls")
-    if isinstance(calls, list | tuple):
+    if not calls:
+        # Templates ask whether a message has the key. Clients send an empty list, or null, back.
+        turn.pop("tool_calls", None)
+    elif isinstance(calls, list | tuple):
         turn["tool_calls"] = [
             {
                 **call,
