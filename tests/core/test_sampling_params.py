@@ -285,5 +285,7 @@ def test_parameters_of_vllm_that_are_not_here_say_so() -> None:
     with pytest.raises(NotSupported, match="best_of is not supported; ask for n answers") as caught:
         SamplingParams(best_of=2)  # type: ignore[call-arg]
     assert caught.value.parameter == "best_of" and caught.value.exit_code == 2
+    with pytest.raises(NotSupported, match="response_format is not supported; give structured_out"):
+        SamplingParams().replace({"response_format": {"type": "json_object"}})
     with pytest.raises(NotSupported, match="bad_words is not supported"):
         SamplingParams().replace({"bad_words": ["x"]})

@@ -62,14 +62,20 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
         "bad_words": "logit_bias forbids single tokens",
         "best_of": "ask for n answers, and choose by cumulative_logprob",
         "detokenize": "answers always have text; leave it out",
+        **dict.fromkeys(
+            ("guided_choice", "guided_grammar", "guided_json", "guided_regex"),
+            "give structured_outputs, such as {'regex': TEXT}",
+        ),
         "guided_decoding": "give structured_outputs=StructuredOutputsParams(...)",
+        "max_completion_tokens": "give max_tokens",
         "output_kind": "LLM.generate gives whole answers, LLM.stream pieces",
+        "response_format": "give structured_outputs, such as {'json': SCHEMA}",
         "spaces_between_special_tokens": "leave it out",
         "truncate_prompt_tokens": "shorten the prompt's token ids",
         "use_beam_search": "sample n answers, and choose by cumulative_logprob",
     }
 )
-"""Parameters of vLLM's that headstock lacks -> what to do in their place."""
+"""Parameters of vLLM and OpenAI that headstock lacks -> what to do in their place."""
 
 PENALTY = NumberCheck(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
 POSITIVE_OR_NONE = IntegerCheck(
