@@ -227,7 +227,7 @@ def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
 def test_a_scheduler_that_runs_nothing_is_not_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstock.engine.engine._MAX_IDLE_STEPS", 1_000)
+    monkeypatch.setattr("headstock.engine.stall_check._MAX_IDLE_STEPS", 1_000)
     nothing = ScheduleDecision(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
     engine.limits = evolve(engine.limits, schedule=lambda view, budget: nothing)
     with pytest.raises(
@@ -239,7 +239,7 @@ def test_a_scheduler_that_runs_nothing_is_not_waited_for(
 def test_a_scheduler_that_preempts_what_it_begins_is_not_waited_for(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstock.engine.engine._MAX_IDLE_STEPS", 100)
+    monkeypatch.setattr("headstock.engine.stall_check._MAX_IDLE_STEPS", 100)
 
     def preempt_all(view: View, budget: Budget) -> ScheduleDecision:
         decision = mixed.schedule(view, budget)

@@ -18,6 +18,7 @@ from headstock.engine.in_flight import InFlightStep, QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import StepPacer
 from headstock.engine.preparation import make_preparation
+from headstock.engine.stall_check import StallCheck
 from headstock.engine.stats import EngineStats, collect_stats
 from headstock.engine.step_events import make_step_events
 from headstock.engine.step_failures import (
@@ -34,7 +35,6 @@ from headstock.errors import (
     PluginBroken,
     RequestError,
     compose_error,
-    format_count,
     shorten,
 )
 from headstock.execution.threaded import ThreadedExecutor
@@ -55,18 +55,12 @@ from headstock.scheduler import (
     step,
 )
 from headstock.scheduler.invariants import check_idle
-from headstock.scheduler.selection import BLAME
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build import build_engine
 from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
-
-_MAX_IDLE_STEPS = 10_000
-"""Steps in a row that may run nothing while requests wait and no event or result is due; and how
-many may pass without a token or an end, beside those that compute known tokens.
-"""
 
 
 class Engine:
@@ -109,8 +103,7 @@ class Engine:
         self.plan: Plan | None = None
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
-        self.num_idle_steps = 0
-        self.num_steps_without_token = 0
+        self.stall_check = StallCheck(self.limits.scheduler)
         self.start_time = time.monotonic()
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
@@ -242,36 +235,12 @@ class Engine:
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
         is_idle = not (events or self.in_flight or len(next_plan.rows))
-        self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         if not self.has_work:
             self._check_idle()
-        elif self.num_idle_steps > _MAX_IDLE_STEPS:
-            raise self._explain(
-                f"the scheduler {self.limits.scheduler!r} runs nothing, though requests wait; "
-                f"{BLAME}"
-            )
-        self._check_progress()
+        stall = self.stall_check.find_stall(state, has_work=self.has_work, is_idle=is_idle)
+        if stall is not None:
+            raise self._explain(stall)
         return updates
-
-    def _check_progress(self) -> None:
-        """Raise PluginBroken when steps have run for long, and no request got a token or ended.
-
-        A scheduler may preempt for ever what it has just begun.
-        """
-        if not self.has_work or len(self.state.accepted_ids) or self.state.ended:
-            self.num_steps_without_token = 0
-            return
-        self.num_steps_without_token += 1
-        if self.num_steps_without_token % _MAX_IDLE_STEPS:
-            return
-        # A step computes one token or more, and a preempted prompt is computed again.
-        entries = [*self.state.waiting, *filter(None, self.state.requests_by_row)]
-        num_tokens = sum(len(entry.tokens) for entry in entries)
-        if self.num_steps_without_token >= _MAX_IDLE_STEPS + 2 * num_tokens:
-            raise self._explain(
-                f"the scheduler {self.limits.scheduler!r} ran {self.num_steps_without_token} steps "
-                f"without a token for any of {format_count(len(entries), 'request')}; {BLAME}"
-            )
 
     def capture_next(self) -> None:
         """Capture one graph, while there is no work."""
