@@ -117,12 +117,16 @@ class StepReporter:
     def send_step(self) -> None:
         """Send the updates of a step, and the engine's counts now and then."""
         updates, self.updates = self.updates, []
+        loop = self.loop
         try:
+            # Before the updates, which end requests because of it. The server answers by closing.
+            failure = None if loop is None else find_failure(loop)
+            if failure is not None:
+                self.channel.send(Failed("EngineDied", str(failure)))
             if updates:
                 self.channel.send(Step(updates))
-            if self.engine is None or self.loop is None:
+            if self.engine is None or loop is None or failure is not None:
                 return
-            self.loop.check_alive()
             now = time.monotonic()
             if now >= self.stats_due or not self.engine.has_work:
                 self.stats_due = now + STATS_SECONDS
@@ -131,11 +135,17 @@ class StepReporter:
             if self.wants_snapshot and isinstance(self.engine, core_engine.Engine):
                 self.wants_snapshot = False
                 self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
-        except EngineDied as error:  # the server answers by closing
-            with contextlib.suppress(OSError):
-                self.channel.send(Failed("EngineDied", str(error.__cause__ or error)))
         except OSError:  # the server has gone, which the thread of messages sees too
             pass
+
+
+def find_failure(loop: EngineLoop) -> BaseException | None:
+    """Why the loop serves no more requests; None while it does."""
+    try:
+        loop.check_alive()
+    except EngineDied as error:
+        return error.__cause__ or error
+    return None
 
 
 class ProgressReporter:
@@ -216,7 +226,6 @@ def serve_engine(
     )
     reporter.engine, reporter.loop = engine, loop
     grammars = GrammarQueue(channel.send, loop)
-    code = 0
     while True:
         message = channel.receive()
         match message:
@@ -240,10 +249,7 @@ def serve_engine(
     reporter.loop = None  # that the loop ends from here on is no failure
     # A thread in C ends the process if a device hangs, whoever holds the interpreter.
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
-    try:
-        loop.check_alive()
-    except EngineDied as error:
-        code = error.exit_code
+    code = 0 if find_failure(loop) is None else EngineDied.exit_code
     loop.close()
     engine.close()
     grammars.close()
