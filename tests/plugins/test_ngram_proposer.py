@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock import registry
+from headstock.cli.main import main
 from headstock.errors import UsageError
 from headstock_ngram_proposer.options import NgramOptions
 from headstock_ngram_proposer.proposer import NgramProposer
@@ -77,3 +80,22 @@ def test_options_that_make_no_sense_are_refused(text: str, wanted: str) -> None:
     with pytest.raises(UsageError, match=wanted):
         registry.make_options(spec, (text,))
     assert NgramProposer(NgramOptions(max_drafts=7)).max_drafts == 7
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        (
+            "One boat, two boats, one boat, two boats,",
+            r"drafts: \d+ of \d+ drafts right \(\d+%\) in",
+        ),
+        ("12 + 30 =", "drafts: none"),
+    ],
+)
+def test_run_prints_how_many_drafts_were_right(
+    prompt: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--proposer", "ngram", "--num-pages", "64", "--temperature", "0", "--ignore-eos"]
+    length = "60" if "," in prompt else "2"
+    assert main(["run", *flags, "--prompt", prompt, "--max-tokens", length]) == 0
+    assert re.search(said, capsys.readouterr().err)

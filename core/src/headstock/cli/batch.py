@@ -176,9 +176,10 @@ class PromptBatch:
         return 0
 
     def show_drafts(self) -> None:
-        """Print what came of a proposer's drafts, if there were any."""
-        if line := self.session.engine.stats().draft_line:
-            print_note(f"drafts: {line}")
+        """Print what came of a proposer's drafts, if there is a proposer."""
+        line = self.session.engine.stats().draft_line
+        if line or self.session.config.proposer != "off":
+            print_note(f"drafts: {line or 'none'}")
 
     def show_request_logprobs(self, request: PromptRequest) -> None:
         """Print the log-probabilities of a whole answer, if they were asked for."""
