@@ -1,10 +1,11 @@
 """What drafts gain and cost: one stream with drafts of which a set share is right, and without.
 
-    PYTHONPATH=tests:tests/support python -m gpu.drafts [--turns 7] [--tokens 512]
+    PYTHONPATH=tests:tests/support python -m gpu.drafts [--turns 7] [--tokens 512] [--ngram]
 
 A proposer drafts the tokens that were recorded of the same engine, some of them falsified. The
 engines take turns. A run is recorded again until it repeats itself: steps of several tokens round
-16-bit numbers otherwise than steps of one, which changes some near ties.
+16-bit numbers otherwise than steps of one, which changes some near ties. `--ngram` measures
+`ngram` itself, with the demo model.
 """
 
 from __future__ import annotations
@@ -31,6 +32,14 @@ SHARES = (0.7, 0.0)
 """Shares of drafts that are right."""
 ROUNDS = 6
 """Most recordings until a run repeats itself."""
+STORY = "Once upon a time, there was a little fox"
+PROMPTS = {
+    "repeats": f"{STORY}. {STORY}. {STORY}. ",
+    "quotes": "Remember this number: 4711. " * 8,
+    "lists": "1, 2, 3, 4, 1, 2, 3, 4, 1, 2, 3, 4, ",
+    "story": STORY,
+}
+"""What the demo model is asked, from much that can be looked up to nothing."""
 SETTINGS: dict[str, Any] = {
     "device": "cuda",
     "attn": "fa,fi",
@@ -45,9 +54,38 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     """The ratios at `SHARES`, of the 0.6B shape with random weights."""
     with tempfile.TemporaryDirectory() as folder:
         write_model_directory(MODEL_SHAPES["qwen3-0.6b"], Path(folder))
-        return measure(
+        found = measure(
             EngineConfig(model=folder, load_format="dummy", **SETTINGS), turns=7, tokens=512
         )
+    return found | {"ngram": measure_ngram("cuda", turns=7)}
+
+
+def measure_ngram(device: str, *, turns: int, tokens: int = 128) -> dict[str, Any]:
+    """The demo model, one stream: seconds without drafts over those with `ngram`, by prompt, and
+    what came of the drafts.
+    """
+    found: dict[str, Any] = {}
+    with ExitStack() as stack:
+        plain, drafting = (
+            stack.enter_context(
+                LLM("demo", device=device, num_pages=256, max_running_requests=1, proposer=proposer)
+            )
+            for proposer in ("off", "ngram")
+        )
+        for name, prompt in PROMPTS.items():
+            ids = plain.get_tokenizer().encode(prompt)
+            ratios, said = [], []
+            for turn in range(turns + 1):
+                before = drafting._session.engine.stats()
+                off, own = (generate(llm, ids, tokens) for llm in (plain, drafting))
+                said = [off[0], own[0]]
+                ratios += [off[1] / own[1]] if turn else []  # the first one warms up
+            found[name] = {
+                "ratio": [round(value, 3) for value in spread(ratios)],
+                "drafts": drafting._session.engine.stats().since(before).draft_line,
+                "same_tokens": said[0] == said[1],
+            }
+    return found
 
 
 def measure(config: EngineConfig, *, turns: int, tokens: int) -> dict[str, Any]:
@@ -117,7 +155,11 @@ if __name__ == "__main__":
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--model", help="a model in place of the 0.6B shape with random weights")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ngram", action="store_true", help="measure `ngram` alone")
     asked = parser.parse_args()
+    if asked.ngram:
+        sys.stdout.write(json.dumps(measure_ngram(asked.device, turns=asked.turns), indent=2))
+        raise SystemExit
     changes = {"device": asked.device} | ({"attn": "auto"} if asked.device == "cpu" else {})
     with tempfile.TemporaryDirectory() as place:
         write_model_directory(MODEL_SHAPES["qwen3-0.6b"], Path(place))
