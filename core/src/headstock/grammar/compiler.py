@@ -44,6 +44,9 @@ class GrammarCompiler:
         self.make_engine = make_engine
         self.trial = trial
         self.lock = threading.Lock()
+        self.has_ended = threading.Condition(self.lock)
+        # What some thread compiles now: many requests may bring one new grammar at once.
+        self.compiling: set[tuple[GrammarKind, str]] = set()
         self.engine_lock = threading.Lock()
         self.made_engine: GrammarEngine | None = None
         self.compiled: OrderedDict[tuple[GrammarKind, str], CompiledGrammar] = OrderedDict()
@@ -65,13 +68,24 @@ class GrammarCompiler:
         raises: RequestError with what is wrong or not supported
         """
         kind, text = params.kind, params.text
-        with self.lock:
+        with self.has_ended:
+            self.has_ended.wait_for(lambda: (kind, text) not in self.compiling)
             if (kind, text) in self.compiled:
                 self.compiled.move_to_end((kind, text))
                 return self.compiled[kind, text]
             refusal = self.refused.get((kind, text))
-        if refusal is not None:
-            raise RequestError(refusal, PARAMETER)
+            if refusal is not None:
+                raise RequestError(refusal, PARAMETER)
+            self.compiling.add((kind, text))
+        try:
+            return self._compile(kind, text)
+        finally:
+            with self.has_ended:
+                self.compiling.discard((kind, text))
+                self.has_ended.notify_all()
+
+    def _compile(self, kind: GrammarKind, text: str) -> CompiledGrammar:
+        """Try a new grammar, compile and keep it.   raises: RequestError"""
         try:
             self.trial.check(kind, text)
             compiled = self.engine.compile(kind, text)

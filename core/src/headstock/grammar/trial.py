@@ -1,4 +1,4 @@
-"""Tries grammars in a helper process with limits of time and memory."""
+"""Tries grammars in helper processes with limits of time and memory."""
 
 from __future__ import annotations
 
@@ -10,11 +10,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from queue import LifoQueue
 from typing import IO, Any
 
 from attrs import asdict
 
 from headstock.errors import PluginBroken, shorten
+from headstock.grammar.compiler import Trial
 from headstock.logs import log_event
 from headstock.spi import GrammarKind, Vocabulary
 
@@ -22,9 +24,38 @@ LOG = logging.getLogger(__name__)
 
 START_SECONDS = 60.0
 """Seconds that the process may take to start and read the vocabulary."""
-TRIAL_BYTES = 2 << 30
-"""Bytes of memory by which the process may grow while it tries grammars."""
+TRIAL_BYTES = 1 << 30
+"""Bytes of memory by which a process may grow while it tries grammars."""
+NUM_TRIALS = 4
+"""Grammars that are tried at once."""
 LINE_BYTES = 1 << 20
+
+
+class TrialPool:
+    """Several trials, so that grammars which take their time leave room for others."""
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        self.trials = trials
+        # The one that was used last: its process runs, and others start only when they must.
+        self.idle: LifoQueue[Trial] = LifoQueue()
+        for trial in reversed(trials):
+            self.idle.put(trial)
+
+    def check(self, kind: GrammarKind, text: str) -> None:
+        """Compile a grammar, after those before it have left a trial free.
+
+        raises: ValueError with what is wrong; PluginBroken
+        """
+        trial = self.idle.get()
+        try:
+            trial.check(kind, text)
+        finally:
+            self.idle.put(trial)
+
+    def close(self) -> None:
+        """End all processes."""
+        for trial in self.trials:
+            trial.close()
 
 
 class TrialProcess:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import sys
 from collections.abc import Mapping
@@ -22,6 +23,8 @@ def main() -> None:
     """Answer until the input ends."""
     # Ctrl-C reaches the whole group; it is the program that decides what ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(AttributeError, OSError):  # no such thing on this system
+        os.nice(10)  # a step of the engine goes before a grammar that takes its time
     answers = sys.stdout
     # What a library prints is no answer.
     with contextlib.redirect_stdout(sys.stderr):

@@ -9,7 +9,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, shorten
 from headstock.grammar import GrammarCompiler, GrammarRows
-from headstock.grammar.trial import TrialProcess
+from headstock.grammar.trial import NUM_TRIALS, TrialPool, TrialProcess
 from headstock.spi import (
     DeviceEnv,
     GrammarEngine,
@@ -73,13 +73,13 @@ def make_grammar_rows(
         )
         return engine
 
-    trial = TrialProcess(
-        spec.name,
-        [each for each in config.opt if _is_for(spec, each)],
-        vocabulary,
-        config.grammar_timeout,
-    )
-    return GrammarRows(GrammarCompiler(spec.name, make_engine, trial), model.vocab)
+    assignments = [each for each in config.opt if _is_for(spec, each)]
+    trials = [
+        TrialProcess(spec.name, assignments, vocabulary, config.grammar_timeout)
+        for _ in range(NUM_TRIALS)
+    ]
+    compiler = GrammarCompiler(spec.name, make_engine, TrialPool(trials))
+    return GrammarRows(compiler, model.vocab)
 
 
 def _is_for(spec: GrammarSpec, assignment: str) -> bool:
