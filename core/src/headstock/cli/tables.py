@@ -75,7 +75,8 @@ def print_table(
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:
-        print("\n".join(_align_columns([list(header), *cells])), file=stream)
+        # Flushed, so that what follows on standard error comes behind it where both are one file.
+        print("\n".join(_align_columns([list(header), *cells])), file=stream, flush=True)
         return
     if spare and max(map(len, _align_columns([list(header), *cells]))) > width:
         left_out = list(header).index(spare)
