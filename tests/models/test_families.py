@@ -97,6 +97,10 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         (Case("gemma2", {"sliding_window": None}), "but there is no window"),
         (Case("gemma3_text", {"rope_parameters": {"rope_type": "default"}}), "wanted a table for"),
         (
+            Case("gemma3_text", {"rope_parameters": {}, "rope_scaling": {}}),
+            "rope_scaling has no rope_parameters.full_attention to scale",
+        ),
+        (
             Case("gemma3_text", {"rope_scaling": "linear"}),
             "rope_scaling is 'linear', wanted a table",
         ),

@@ -156,6 +156,12 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
             scaling = hf["rope_scaling"]
             if not isinstance(scaling, dict):
                 raise ValueError(f"rope_scaling is {quoted(scaling)}, wanted a table")
+            if hf.get("rope_parameters") is not None and tables.get(kind) is None:
+                # transformers looks for the table that it scales, and fails.
+                raise ValueError(
+                    "rope_scaling has no rope_parameters.full_attention to scale; give that "
+                    "table, or leave rope_parameters out"
+                )
             table = {**table, **scaling}
         if "type" in table and "rope_type" not in table:
             # transformers ignores the older name here, and with it the scaling.
