@@ -10,7 +10,7 @@ import pytest
 from toy_engine import Toys, installed
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def toys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Toys]:
     """The toy plugins, installed."""
     with installed(tmp_path_factory.mktemp("toys")) as toys_folder:
