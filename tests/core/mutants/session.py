@@ -51,8 +51,10 @@ class Breaking:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtestloop(self, session: pytest.Session) -> Iterator[None]:
         """Break the engine, and let Hypothesis end at the first failure."""
-        before = settings.get_current_profile_name()
-        settings.register_profile("broken", **QUICK)
+        name = settings.get_current_profile_name()
+        before = settings.get_profile(name)
+        # State machines, which a test runs itself, have what the profile says.
+        settings.register_profile("broken", max_examples=MORE * before.max_examples, **QUICK)
         settings.load_profile("broken")
         try:
             with pytest.MonkeyPatch.context() as patch:
@@ -60,15 +62,15 @@ class Breaking:
                     item.obj for item in session.items if hasattr(item.obj, "hypothesis")
                 }:
                     # A test has the settings of the profile that was loaded when it was defined.
-                    name = "_hypothesis_internal_use_settings"
-                    usual = getattr(function, name)
+                    attribute = "_hypothesis_internal_use_settings"
+                    usual = getattr(function, attribute)
                     # What is drawn depends on a test's own text: a rename must not hide a mutant.
                     most = MORE * usual.max_examples
-                    patch.setattr(function, name, settings(usual, max_examples=most, **QUICK))
+                    patch.setattr(function, attribute, settings(usual, max_examples=most, **QUICK))
                 self.mutant.apply(patch)
                 return (yield)
         finally:
-            settings.load_profile(before)
+            settings.load_profile(name)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Function) -> None:

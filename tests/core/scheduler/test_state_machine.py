@@ -195,6 +195,4 @@ class Scheduling(RuleBasedStateMachine):
 
 @pytest.mark.feature("I6", "I7", "I12", "I13")
 def test_any_treatment_ends_every_request_once_and_brings_its_pages_back() -> None:
-    run_state_machine_as_test(
-        Scheduling, settings=settings(max_examples=100, stateful_step_count=25)
-    )
+    run_state_machine_as_test(Scheduling, settings=settings(stateful_step_count=25))
