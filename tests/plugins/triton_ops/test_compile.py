@@ -181,14 +181,13 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     table, pool = tensor(40, 2, 64, dtype=torch.float32), tensor(9, 2, 64, 2, 128)
     more = {"heads": 4, "eps": 1e-6, "pdl": True}
     rope_and_store_kv(x, tensor(6, 128), table, whole, whole, pool, **more)
-    rows = Processing(rows=whole[:1], parts=((Near(), {"reach": torch.ones(1)}),))
     warm_row = {"temperature": torch.ones(1), "seeds": whole, "positions": whole}
-    fused_sample(tensor(1, 1000), Sampling(**warm_row, processing=rows), pdl=True)
+    fused_sample(tensor(1, 1000), Sampling(**warm_row), pdl=True)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
 
-    assert len(compiled) == len(compiled.texts) == 14
+    assert len(compiled) == len(compiled.texts) == 12
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
@@ -288,9 +287,9 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
 KERNELS = {
     "cut": ["cut_kernel", "part_kernel", "join_kernel"],
     "cut, masked": ["mask_kernel", "cut_kernel", "part_kernel", "join_kernel"],
-    "processed": ["take_kernel", "scale_kernel", "part_kernel", "join_kernel"],
-    "processed, masked": ["take_kernel", "part_kernel", "join_kernel"],
-    "processed, cut": ["take_kernel", "scale_kernel", "cut_kernel", "part_kernel", "join_kernel"],
+    "processed": ["part_kernel", "join_kernel"] * 2,
+    "processed, masked": ["part_kernel", "join_kernel"] * 2,
+    "processed, cut": ["part_kernel", "join_kernel", "cut_kernel", "part_kernel", "join_kernel"],
 }
 """Where they are more than those of any sampling."""
 

@@ -1,6 +1,4 @@
-"""`headstock.nn.sampler` in two kernels; one more where rows are truncated, and two where logits
-processors change some.
-"""
+"""`headstock.nn.sampler` in two kernels; one more where rows are truncated."""
 
 from __future__ import annotations
 
@@ -14,22 +12,12 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.penalties import apply_logit_rules_
-from headstock.nn.sampler import attach_logprobs, sample_processed
+from headstock.nn.sampler import attach_logprobs, launch_here, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.masks import apply_mask_, forbid
 from headstock_triton.noise import gumbel_noise
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.processed import (
-    ProcessedRows,
-    can_process,
-    find_entry,
-    load_heat,
-    load_scores,
-    mask_processed,
-    process_rows,
-    processed_constants,
-    read_processed,
-)
+from headstock_triton.streams import is_capturing, launch_beside
 from headstock_triton.temperature import apply_temperature
 from headstock_triton.truncation import Cut, find_cut, has_limits
 
@@ -40,7 +28,6 @@ INFINITY = tl.constexpr(math.inf)
 
 
 UNALIGNED = (
-    "rows",
     "mask",
     "temperature",
     "seeds",
@@ -56,11 +43,9 @@ UNALIGNED = (
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
 
-@triton.jit(do_not_specialize=("count",), do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def part_kernel(
     logits,
-    rows,
-    processed,
     mask,
     temperature,
     seeds,
@@ -75,9 +60,6 @@ def part_kernel(
     vocab,
     stride,
     words,
-    count,
-    FEW: tl.constexpr,
-    SCALED: tl.constexpr,
     MASK: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
@@ -94,8 +76,7 @@ def part_kernel(
     wait_for_previous(PDL)
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     at = part * BLOCK + tl.arange(0, BLOCK)
-    entry = find_entry(rows, row, count, FEW)
-    x = load_scores(logits + row * stride, processed, entry, at, vocab, FEW)
+    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
     if MASK:
         x = forbid(x, mask + row * words, part * BLOCK, vocab, words, BLOCK)
     broken = tl.max((x != x).to(tl.int32), 0)
@@ -103,7 +84,7 @@ def part_kernel(
     level = tl.where((peak == INFINITY) | (peak == -INFINITY), 0.0, peak)
     scores = x - level
     if WARM:
-        heat = load_heat(temperature, row, entry, SCALED)
+        heat = tl.load(temperature + row)
         if CUT:
             scores = apply_temperature(x, tl.load(cut_peaks + row), heat)
             edge, last = tl.load(edges + row), tl.load(last_ids + row)
@@ -125,10 +106,9 @@ def part_kernel(
         tl.store(sums + out, tl.sum(tl.exp(x - level), 0))
 
 
-@triton.jit(do_not_specialize=("count",), do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def join_kernel(
     logits,
-    rows,
     temperature,
     targets,
     best,
@@ -140,9 +120,6 @@ def join_kernel(
     logprobs,
     parts,
     stride,
-    count,
-    FEW: tl.constexpr,
-    SCALED: tl.constexpr,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     SUM: tl.constexpr,
@@ -163,8 +140,7 @@ def join_kernel(
     level = tl.where(sound, peak, 0.0)
     if not CUT:
         if WARM:
-            entry = find_entry(rows, row, count, FEW)
-            heat = load_heat(temperature, row, entry, SCALED)
+            heat = tl.load(temperature + row)
             values += apply_temperature(tops, level, heat)
         else:
             values += tops - level
@@ -188,7 +164,6 @@ def _sample_tokens(
     sampling: Sampling,
     *,
     with_logprob: bool = False,
-    processed: ProcessedRows | None = None,
     pdl: bool,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
@@ -196,7 +171,6 @@ def _sample_tokens(
     As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its
         maximum is a number.
     logits: [n, vocab] of any float type
-    processed: rows that have other scores
     returns: [n] int64, [n] bool, [n] float32 or None
     writes: logits where there is a mask and rows are truncated
     """
@@ -219,16 +193,13 @@ def _sample_tokens(
     if mask is not None and warm and has_limits(sampling):
         # What is forbidden has no part in what is cut.
         apply_mask_(logits, mask, pdl=pdl)
-        processed = None if processed is None else mask_processed(processed, mask, pdl=pdl)
         mask = None
-    edges = find_cut(logits, sampling, processed) if warm else None
+    edges = find_cut(logits, sampling) if warm else None
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids)
-    num_processed = 0 if processed is None else len(processed.rows)
     part_kernel[(rows, count)](
         logits,
-        *read_processed(processed, best),
         ids if mask is None else mask,
         *(
             best if column is None else column
@@ -244,8 +215,6 @@ def _sample_tokens(
         vocab,
         logits.stride(0),
         0 if mask is None else mask.shape[1],
-        num_processed,
-        **processed_constants(processed),
         MASK=mask is not None,
         WARM=warm,
         CUT=edges is not None,
@@ -257,7 +226,6 @@ def _sample_tokens(
     # A kernel of its own: the parts of a row are programs, which cannot wait for each other.
     join_kernel[(rows,)](
         logits,
-        read_processed(processed, best)[0],
         *(
             best if column is None else column
             for column in (sampling.temperature, sampling.targets)
@@ -271,8 +239,6 @@ def _sample_tokens(
         best if logprobs is None else logprobs,
         count,
         logits.stride(0),
-        num_processed,
-        **processed_constants(processed),
         WARM=warm,
         CUT=edges is not None,
         SUM=with_logprob,
@@ -292,11 +258,12 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     """
     processing = sampling.processing
     if processing is not None:
-        if not can_process(sampling):
-            return sample_processed(logits, sampling, processing, partial(fused_sample, pdl=pdl))
-        processed = process_rows(logits, sampling, processing, pdl=pdl)
-        tokens, healthy, _ = _sample_tokens(logits, sampling, processed=processed, pdl=pdl)
-        return Sample(tokens=tokens, healthy=healthy)
+        # A captured step has the processed rows on another stream. Launching is what takes the time
+        # of others.
+        launch = launch_beside if is_capturing(logits) else launch_here
+        return sample_processed(
+            logits, sampling, processing, partial(fused_sample, pdl=pdl), launch
+        )
     rules = (
         sampling.banned,
         sampling.bias,

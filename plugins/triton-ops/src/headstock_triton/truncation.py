@@ -20,14 +20,6 @@ from torch import Tensor
 from headstock.nn.sampler import COLDEST
 from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sampling
-from headstock_triton.processed import (
-    ProcessedRows,
-    find_entry,
-    load_heat,
-    load_scores,
-    processed_constants,
-    read_processed,
-)
 from headstock_triton.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
@@ -55,19 +47,25 @@ class Cut:
 
 
 @triton.jit
-def _scores_at(row, processed, entry, at, peak, heat, VOCAB: tl.constexpr, FEW: tl.constexpr):
-    """Scores of the tokens `at`; minus infinity past the vocabulary."""
-    return apply_temperature(load_scores(row, processed, entry, at, VOCAB, FEW), peak, heat)
+def _load(row, at, VOCAB: tl.constexpr):
+    """Logits of the tokens `at` in float32; minus infinity past the vocabulary."""
+    return tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
 
 
 @triton.jit
-def _ends_of(row, processed, entry, VOCAB: tl.constexpr, FEW: tl.constexpr, BLOCK: tl.constexpr):
+def _scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
+    """Scores of the tokens `at`; minus infinity past the vocabulary."""
+    return apply_temperature(_load(row, at, VOCAB), peak, heat)
+
+
+@triton.jit
+def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
     least = tl.full((BLOCK,), INFINITY, tl.float32)
     peak = tl.full((BLOCK,), -INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        x = load_scores(row, processed, entry, at, VOCAB, FEW)
+        x = _load(row, at, VOCAB)
         least = tl.minimum(least, tl.where(x > -INFINITY, x, INFINITY))
         peak = tl.maximum(peak, tl.where(x != x, INFINITY, x))
     return tl.min(least, 0), tl.max(peak, 0)
@@ -76,20 +74,17 @@ def _ends_of(row, processed, entry, VOCAB: tl.constexpr, FEW: tl.constexpr, BLOC
 @triton.jit
 def _lowest_of(
     row,
-    processed,
-    entry,
     peak,
     heat,
     floor,
     VOCAB: tl.constexpr,
-    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The lowest finite score from the floor up."""
     lowest = tl.full((BLOCK,), INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
+        s = _scores_at(row, at, peak, heat, VOCAB)
         lowest = tl.minimum(lowest, tl.where((s >= floor) & (s > -INFINITY), s, INFINITY))
     return tl.min(lowest, 0)
 
@@ -97,20 +92,17 @@ def _lowest_of(
 @triton.jit
 def _mass_of(
     row,
-    processed,
-    entry,
     peak,
     heat,
     floor,
     VOCAB: tl.constexpr,
-    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The sum of exp(score) from the floor up."""
     mass = tl.zeros((BLOCK,), tl.float64)
     for start in range(0, VOCAB, BLOCK):
         at = start + tl.arange(0, BLOCK)
-        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
+        s = _scores_at(row, at, peak, heat, VOCAB)
         inside = s >= floor
         if tl.max(inside.to(tl.int32), 0) > 0:
             mass += tl.where(inside, tl.exp(s.to(tl.float64)), 0.0)
@@ -120,14 +112,11 @@ def _mass_of(
 @triton.jit
 def _search_edge(
     row,
-    processed,
-    entry,
     peak,
     heat,
     lowest,
     target,
     VOCAB: tl.constexpr,
-    FEW: tl.constexpr,
     WEIGH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -155,7 +144,7 @@ def _search_edge(
         largest = tl.full((BLOCK,), -INFINITY, tl.float32)
         for start in range(0, VOCAB, BLOCK):
             at = start + tl.arange(0, BLOCK)
-            s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
+            s = _scores_at(row, at, peak, heat, VOCAB)
             inside = (s > low) & (s >= lowest) & (s <= top)
             # after top_k most blocks hold nothing of interest
             if tl.max(inside.to(tl.int32), 0) > 0:
@@ -182,14 +171,11 @@ def _search_edge(
 @triton.jit
 def _nth_at(
     row,
-    processed,
-    entry,
     peak,
     heat,
     edge,
     n,
     VOCAB: tl.constexpr,
-    FEW: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """The id of the n-th token, from 1, whose score is the edge."""
@@ -197,7 +183,7 @@ def _nth_at(
     edge_id = tl.full((), VOCAB, tl.int32)
     while edge_id == VOCAB and start < VOCAB:
         at = start + tl.arange(0, BLOCK)
-        s = _scores_at(row, processed, entry, at, peak, heat, VOCAB, FEW)
+        s = _scores_at(row, at, peak, heat, VOCAB)
         equal = (s == edge).to(tl.int32)
         order = seen + tl.cumsum(equal, 0)
         edge_id = tl.min(tl.where((equal > 0) & (order == n), at, VOCAB), 0)
@@ -207,9 +193,7 @@ def _nth_at(
 
 
 @triton.jit(
-    do_not_specialize=("count",),
     do_not_specialize_on_alignment=(
-        "rows",
         "temperature",
         "top_k",
         "top_p",
@@ -220,8 +204,6 @@ def _nth_at(
 )
 def cut_kernel(
     logits,
-    rows,
-    processed,
     temperature,
     top_k,
     top_p,
@@ -230,10 +212,7 @@ def cut_kernel(
     edges,
     last_ids,
     stride,
-    count,
     VOCAB: tl.constexpr,
-    FEW: tl.constexpr,
-    SCALED: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     MIN_P: tl.constexpr,
@@ -242,9 +221,8 @@ def cut_kernel(
     """One program a row; rows that nothing cuts, that are greedy or not sound keep everything."""
     index = tl.program_id(0).to(tl.int64)
     row = logits + index * stride
-    entry = find_entry(rows, index, count, FEW)
-    heat = load_heat(temperature, index, entry, SCALED)
-    least, peak = _ends_of(row, processed, entry, VOCAB, FEW, BLOCK)
+    heat = tl.load(temperature + index)
+    least, peak = _ends_of(row, VOCAB, BLOCK)
     tl.store(peaks + index, peak)
     edge = tl.full((), -INFINITY, tl.float32)
     last = tl.full((), VOCAB, tl.int32)
@@ -254,30 +232,30 @@ def cut_kernel(
         if MIN_P:
             edge = tl.load(floors + index)
         if (lowest < edge) | (lowest == -INFINITY):
-            lowest = _lowest_of(row, processed, entry, peak, heat, edge, VOCAB, FEW, BLOCK)
+            lowest = _lowest_of(row, peak, heat, edge, VOCAB, BLOCK)
         if TOP_K:
             k = tl.load(top_k + index).to(tl.int32)
             if k < VOCAB:
                 edge, above, num_ties = _search_edge(
-                    row, processed, entry, peak, heat, lowest, k, VOCAB, FEW, False, BLOCK
+                    row, peak, heat, lowest, k, VOCAB, False, BLOCK
                 )
                 lowest, num_kept = edge, tl.minimum(k - above, num_ties)
         if TOP_P:
             p = tl.load(top_p + index)
             if p < 1:
-                mass = _mass_of(row, processed, entry, peak, heat, lowest, VOCAB, FEW, BLOCK)
+                mass = _mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
                 # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
                 mass -= tl.exp(lowest.to(tl.float64)) * (num_ties - num_kept)
                 # Above 0, so that the best token stays even where top_p is too small for float32.
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
                 edge, before, ties = _search_edge(
-                    row, processed, entry, peak, heat, lowest, target, VOCAB, FEW, True, BLOCK
+                    row, peak, heat, lowest, target, VOCAB, True, BLOCK
                 )
                 fit = tl.ceil((target - before) / tl.exp(edge.to(tl.float64)))
                 most = tl.where((edge == lowest) & (num_kept < num_ties), num_kept, ties)
                 num_kept, num_ties = tl.minimum(fit, most.to(tl.float64)).to(tl.int32), ties
         if num_kept < num_ties:
-            last = _nth_at(row, processed, entry, peak, heat, edge, num_kept, VOCAB, FEW, BLOCK)
+            last = _nth_at(row, peak, heat, edge, num_kept, VOCAB, BLOCK)
     tl.store(edges + index, edge)
     tl.store(last_ids + index, last)
 
@@ -288,34 +266,24 @@ def has_limits(sampling: Sampling) -> bool:
     return any(limit is not None for limit in limits)
 
 
-def find_cut(
-    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
-) -> Cut | None:
+def find_cut(logits: Tensor, sampling: Sampling) -> Cut | None:
     """Where the rows are cut off; None where no row asks for it.
 
     logits: [n, vocab] of any float type
-    processed: rows that have other scores
     """
     if not has_limits(sampling):
         return None
     return (
-        cut_by_sorting(logits, sampling, processed)
+        cut_by_sorting(logits, sampling)
         if len(logits) <= SORTED_ROWS
-        else cut_by_search(logits, sampling, processed)
+        else cut_by_search(logits, sampling)
     )
 
 
-def cut_by_sorting(
-    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
-) -> Cut:
+def cut_by_sorting(logits: Tensor, sampling: Sampling) -> Cut:
     """The cut by torch's own functions, which sort each row with the whole device."""
     assert sampling.temperature is not None
     wide, heat = logits.to(torch.float32), sampling.temperature
-    if processed is not None:
-        rows = processed.rows
-        wide = wide.index_copy(0, rows, processed.scores)
-        if processed.is_scaled:
-            heat = heat.index_copy(0, rows, (heat[rows] > 0).to(torch.float32))
     peaks = wide.amax(-1)
     divisor = heat.clamp(min=COLDEST).masked_fill(heat <= 0, 1.0)
     scores = (wide - peaks[:, None]).div_(divisor[:, None])
@@ -328,9 +296,7 @@ def cut_by_sorting(
     return Cut(peaks=peaks, edges=edges, last_ids=last)
 
 
-def cut_by_search(
-    logits: Tensor, sampling: Sampling, processed: ProcessedRows | None = None
-) -> Cut:
+def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
     """The cut by a search, for each row with one program."""
     rows, vocab = logits.shape
     numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
@@ -343,16 +309,13 @@ def cut_by_search(
     )
     cut_kernel[(rows,)](
         logits,
-        *read_processed(processed, logits),
         sampling.temperature,
         *pointers,
         where.peaks,
         where.edges,
         where.last_ids,
         logits.stride(0),
-        0 if processed is None else len(processed.rows),
         VOCAB=vocab,
-        **processed_constants(processed),
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         MIN_P=sampling.min_p is not None,
