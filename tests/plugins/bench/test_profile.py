@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import pytest
 from plugins.bench.test_bench_cli import run
 
-from headstock_bench.profile import TimeShare, classify_operation, make_profile
+from headstock_bench.profile import OWN_KERNELS, TimeShare, classify_operation, make_profile
 
 __all__ = ["run"]
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -25,6 +28,9 @@ __all__ = ["run"]
         ("aten::mm", "products"),
         ("aten::fbgemm_linear_fp16_weight_fp32_activation", "products"),
         ("few_kernel", "products"),
+        ("gated_kernel", "products"),
+        ("combine_kernel", "experts"),
+        ("part_kernel", "sampling"),
         ("sample_kernel", "sampling"),
         ("add_norm_kernel", "norm, rope, activation"),
         ("aten::index_put_", "copies and indexes"),
@@ -37,6 +43,16 @@ __all__ = ["run"]
 )
 def test_names_have_classes(name: str, expected: str) -> None:
     assert classify_operation(name) == expected
+
+
+def test_each_kernel_of_this_project_has_a_class() -> None:
+    files = [*ROOT.glob("plugins/triton-ops/src/**/*.py"), *ROOT.glob("backends/*/src/**/*.py")]
+    functions = [
+        name
+        for file in files
+        for name in re.findall(r"@triton\.jit(?s:.*?)\ndef (\w+)\(", file.read_text("utf-8"))
+    ]
+    assert {name for name in functions if name.endswith("_kernel")} == set(OWN_KERNELS)
 
 
 def test_times_are_summed_by_class_and_divided_by_steps() -> None:

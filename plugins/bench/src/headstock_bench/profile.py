@@ -15,16 +15,14 @@ CLASSES = {
         "attend",
         "batchdecode",
         "batchprefill",
-        "decode_kernel",
         "xqa",
         "fmha",
         "mha",
         "combine",
-        "merge_kernel",
         "sampled_addmm",
         "embedding_bag",
     ),
-    "experts": ("expert", "grouped", "route"),
+    "experts": ("expert", "grouped"),
     "products": (
         "gemm",
         "nvjet",
@@ -33,9 +31,6 @@ CLASSES = {
         "splitk",
         "gemv",
         "linear",
-        "rows_kernel",
-        "tokens_kernel",
-        "few_kernel",
         "::mm",
         "::bmm",
         "::addmm",
@@ -58,6 +53,18 @@ CLASSES = {
     ),
 }
 """Parts of the lower-case names of kernels and operations; the first class that has one counts."""
+
+_OWN_KERNELS = {
+    "attention": "decode_kernel merge_kernel",
+    "experts": "route_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
+    "down_rows_kernel down_tiles_kernel combine_kernel",
+    "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel",
+    "sampling": "part_kernel join_kernel cut_kernel mask_kernel",
+    "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel",
+    "convolution": "step_kernel convolve_kernel keep_kernel",
+}
+OWN_KERNELS = {name: label for label, names in _OWN_KERNELS.items() for name in names.split()}
+"""The classes of this project's own kernels by their whole names, whose parts say too little."""
 
 NUM_LARGEST = 25
 
@@ -111,6 +118,8 @@ class WorkloadProfile:
 
 def classify_operation(name: str) -> str:
     """The class of a kernel or an operation, by its name."""
+    if name in OWN_KERNELS:
+        return OWN_KERNELS[name]
     lower = name.lower()
     return next(
         (label for label, parts in CLASSES.items() if any(part in lower for part in parts)), "other"
