@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from enum import IntEnum
+
 import numpy as np
 import pytest
 
-from headstock.errors import RequestError
+from headstock.errors import RequestError, describe_type
 from headstock.text.prompt import (
     Prompt,
     check_prompt,
     check_tokens,
     list_prompts,
+    pack_tokens,
     split_prompt,
     tokenize_prompt,
 )
@@ -35,7 +38,8 @@ def test_booleans_are_no_token_ids() -> None:
 def test_each_token_of_a_prompt_is_checked_however_it_was_made(token: object, made: str) -> None:
     tokens = (5, token)
     known = made == "of a list" and type(token) is int and abs(token) < 2**31
-    prompt = Prompt(None, tokens, are_ints=known)  # type: ignore[arg-type]
+    packed = pack_tokens(tokens) if known else None  # type: ignore[arg-type]
+    prompt = Prompt(None, tokens, packed=packed)  # type: ignore[arg-type]
 
     with pytest.raises(
         RequestError, match=r"^prompt token ids must be integers from 0 to 767, got"
@@ -48,6 +52,34 @@ def test_integers_of_other_types_are_token_ids() -> None:
         prompt = Prompt(None, tokens)  # type: ignore[arg-type]
         check_prompt(prompt, vocab=768, max_seq_len=9, length_hint="")
     assert split_prompt([5, 7]) == ((5, 7), "")
+
+
+class Id(IntEnum):
+    """A token id that is an integer of another type than int."""
+
+    SEVEN = 7
+
+
+@pytest.mark.parametrize("wrong", [True, -1, 2**31, 10**30, 1.0, "7", None, [7], np.float32(7)])
+def test_one_wrong_id_in_a_list_is_named_before_the_model_is_known(wrong: object) -> None:
+    with pytest.raises(RequestError) as caught:
+        tokenize_prompt([5, wrong, 7], WordTokenizer())  # type: ignore[list-item]
+
+    assert str(caught.value) == (
+        f"prompt token ids must be integers from 0 to 2147483647, got {describe_type(wrong)}"
+    )
+
+
+@pytest.mark.parametrize(
+    "tokens", [[5, 7, 2**31 - 1], (5, 7, 2**31 - 1), [np.int64(5), Id.SEVEN, 2**31 - 1]]
+)
+def test_the_ids_of_a_list_are_packed_as_they_are_checked(tokens: list[int]) -> None:
+    prompt = tokenize_prompt(tokens, WordTokenizer())
+
+    assert prompt.tokens == tuple(tokens)
+    assert prompt.ids is prompt.packed
+    assert prompt.ids.dtype == np.int32 and prompt.ids.tolist() == [5, 7, 2**31 - 1]
+    assert not prompt.ids.flags.writeable
 
 
 class WordTokenizer(Tokenizer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 from attrs import evolve
@@ -48,7 +49,6 @@ class PromptRequest:
         self.params = params
         self.tokenizer = tokenizer
         self.answer_format = answer_format
-        self.prompt_token_ids = list(prompt.tokens)  # one list for all pieces of a stream
         tokens = prompt.ids
         max_tokens = (
             max_output_tokens
@@ -110,6 +110,12 @@ class PromptRequest:
             changes["end"] = seconds
         if changes:
             self.metrics = evolve(self.metrics, **changes)
+
+    # One list for all pieces of a stream, made while the device computes them.
+    @cached_property
+    def prompt_token_ids(self) -> list[int]:
+        """The tokens of the prompt."""
+        return list(self.prompt.tokens)
 
     @property
     def max_tokens(self) -> int:
