@@ -177,9 +177,7 @@ class InputProcessor:
                 f"sampling_params must be SamplingParams, got {describe_type(params)}",
                 "sampling_params",
             )
-        # The caller's may change while the request runs; and a pair of fields may contradict itself
-        # by now.
-        return evolve(params)
+        return params.copy_checked()  # the caller's may change while the request runs
 
     def _make_request(
         self,
