@@ -137,11 +137,12 @@ class Engine:
         raises: RequestError; CapacityError when it can never fit, or not now under
             `--on-pressure reject`
         """
+        self.preparation.check(request)
         self.check_request(request)
         self.enqueue(request, stream_tokens=stream_tokens)
 
     def enqueue(self, request: Request, *, stream_tokens: bool) -> None:
-        """Queue a request that `check_request` has passed.
+        """Queue a request that `preparation.check` and `check_request` have passed.
 
         After an interrupt at any point of this method, `abort` still removes the request.
         """
@@ -153,12 +154,11 @@ class Engine:
         self.inbox.append(Arrived(request))
 
     def check_request(self, request: Request) -> None:
-        """Raise RequestError when this engine cannot serve the request."""
+        """Raise RequestError when this engine cannot take the request now, or ever."""
         if request.id in self.queued_requests or self.output_tracker.has_request(request.id):
             raise RequestError(
                 f"request id {shorten(request.id)} is in use; choose another", "request_id"
             )
-        self.preparation.check(request)
         reason = find_refusal(request, self.limits)
         if reason is not None:
             raise CapacityError(self.config.spell(reason), "prompt")

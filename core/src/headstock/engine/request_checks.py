@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from headstock.errors import RequestError
 from headstock.scheduler import Request
 from headstock.spi import RunnerSpec
@@ -16,7 +18,8 @@ def check_served(request: Request, vocab: int, runner: RunnerSpec) -> None:
 def _check_tokens(request: Request, vocab: int) -> None:
     """Raise RequestError when a token of the request is beyond the `vocab` ids of the logits."""
     prompt = request.prompt
-    if len(prompt) and (int(prompt.min()) < 0 or int(prompt.max()) >= vocab):
+    # As numbers without a sign, negative ones are the largest.
+    if len(prompt) and int(prompt.view(np.uint32).max()) >= vocab:
         wrong = int(prompt.min()) if int(prompt.min()) < 0 else int(prompt.max())
         raise RequestError(f"token {wrong} is not in the vocabulary of {vocab}", "prompt")
     for name in ("logit_bias", "allowed_token_ids"):
