@@ -153,11 +153,11 @@ def test_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> No
 @pytest.mark.parametrize(
     ("settings", "tokens"),
     [
-        ({}, (8192, 2048)),
-        ({"max_batch_tokens": 3000}, (3000, 2048)),
-        ({"max_batch_tokens": 2048}, (2048,)),
+        ({}, (8192, 4096)),
+        ({"max_batch_tokens": 5000}, (5000, 4096)),
+        ({"max_batch_tokens": 4096}, (4096,)),
         ({"max_batch_tokens": 300}, (300,)),
-        ({"cuda_graph_max_tokens": 4096}, (4096,)),
+        ({"cuda_graph_max_tokens": 2048}, (2048,)),
         ({"cuda_graph_max_tokens": 0}, ()),
         ({"cuda_graph_max_bs": 0}, ()),
         ({"debug_ops": True}, ()),

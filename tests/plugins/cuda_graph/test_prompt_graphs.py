@@ -117,20 +117,21 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
         return True
 
     monkeypatch.setattr(RerunCapturer, "is_worthwhile", note)
-    sizes = {"max_batch_tokens": 2592, "num_pages": 900, "max_seq_len": 700}
+    sizes = {"max_batch_tokens": 4640, "num_pages": 1500, "max_running_requests": 9}
+    sizes["max_seq_len"] = 700
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
-    assert hidden == [3.0, *[1.5] * (len(hidden) - 1)]
+    assert hidden == [3.0, 3.0, *[1.5] * (len(hidden) - 2)]
     prompts = runner_of(engine).prompts
-    assert prompts is not None and list(prompts.captured)[-2:] == [2048, 2592]
+    assert prompts is not None and list(prompts.captured)[-3:] == [3584, 4096, 4640]
     replayed = []
-    for count in (2592, 2080, 2079, 2049, 2048):
+    for count in (4640, 4128, 4127, 4097, 4096, 2176):
         counts = watch(engine)
-        lengths = [500, 500, 500, 500, count - 2000]
+        lengths = [count // 9] * 8 + [count - count // 9 * 8]
         EngineHarness(engine).run(
             [request(f"{count} {i}", np.arange(n) % 50, 1) for i, n in enumerate(lengths)]
         )
         replayed.append(counts["replayed"])
-    assert replayed == [1, 1, 0, 0, 1]
+    assert replayed == [1, 1, 0, 0, 1, 1]
     engine.close()
 
 

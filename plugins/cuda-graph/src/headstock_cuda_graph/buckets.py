@@ -18,7 +18,7 @@ def token_buckets(max_tokens: int) -> tuple[int, ...]:
 
     A step is padded to the next count: by at most 31 tokens up to 256, by a quarter up to 2,048, by
     511 tokens above. All are multiples of 16, for which Triton compiles one kernel; each other
-    count would have its own. 22 counts reach 2,048.
+    count would have its own. 22 counts reach 2,048, and 26 reach 4,096.
     """
     sizes, size = [], 0
     while size < max_tokens:

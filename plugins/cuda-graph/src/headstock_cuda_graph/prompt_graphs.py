@@ -27,8 +27,8 @@ best for short contexts. In pieces they see the lengths.
 MOST_PADDING = 512
 """The most tokens that a step is padded by.
 
-Only sizes above 2,048 have less room than that below them. There the device, not the host, bounds a
-step, so that padding costs what it adds.
+Only a size far above the others has more room than that below it: full steps' own. There the
+device, not the host, bounds a step, so that padding costs what it adds.
 """
 HIDDEN = 1.5
 """A step is captured while the device needs less than this times what its launches take.
@@ -92,7 +92,7 @@ class PromptGraphs:
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
 
-        hidden = HIDDEN if size <= 4 * MOST_PADDING else FULL_HIDDEN
+        hidden = HIDDEN if size < 8 * MOST_PADDING else FULL_HIDDEN
         if not self.capturer.is_worthwhile(work, hidden):
             return
         yield
