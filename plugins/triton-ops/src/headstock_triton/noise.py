@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import math
+
 import triton
 import triton.language as tl
 
 from headstock.nn import noise
-from headstock_triton.portable import log1p
+from headstock_triton.portable import fast_log2, log1p
 
 MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
 MULTIPLIER_1 = tl.constexpr(noise.MULTIPLIERS[1])
 WEYL_0 = tl.constexpr(noise.WEYL[0])
 WEYL_1 = tl.constexpr(noise.WEYL[1])
 ROUNDS = tl.constexpr(noise.ROUNDS)
+LN_2 = tl.constexpr(math.log(2))
+SLACK = tl.constexpr(2e-4)
+"""How far apart guesses of two scores are at most, where the higher score has the lower guess: four
+times what `guess_gumbel` (3e-5) and a quotient by a product with the inverse (1e-5) are off.
+"""
 
 
 @triton.jit
@@ -48,9 +55,36 @@ def philox_words(seed, position, start, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def gumbel_noise(seed, position, start, BLOCK: tl.constexpr):
-    """Standard Gumbel noise for the token ids start, start + 1, ...   returns: [BLOCK] float32"""
-    u = (philox_words(seed, position, start, BLOCK).to(tl.float32) + 0.5) * 2.0**-32
+def philox_word(seed, position, token):
+    """The random word of one token id.   all int64    returns: a uint32"""
+    zero = tl.zeros((), tl.uint32)
+    w0, w1, w2, w3 = _philox(
+        (token // 4).to(tl.uint32),
+        position.to(tl.uint32),
+        zero,
+        zero,
+        seed.to(tl.uint32),
+        (seed >> 32).to(tl.uint32),
+    )
+    place = token % 4
+    return tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
+
+
+@triton.jit
+def gumbel_of(words):
+    """Standard Gumbel noise of random words.   words: uint32    returns: float32"""
+    u = (words.to(tl.float32) + 0.5) * 2.0**-32
     # 1 would give infinite noise, and float32 rounds the largest words up to it.
     u = tl.minimum(u, 1.0 - 2.0**-24)
     return -tl.log(-log1p(-u))
+
+
+@triton.jit
+def guess_gumbel(words):
+    """`gumbel_of` within `SLACK` / 4, in a fifth of its instructions.   returns: float32"""
+    u = tl.minimum(words.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)
+    # -log(1 - u): where u is small, as it is for the noise that wins, 1 - u would lose its digits.
+    # Four terms are 3e-6 short at 1/16.
+    series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25)))
+    waited = tl.where(u < 0.0625, series, fast_log2(1.0 - u) * -LN_2)
+    return fast_log2(waited) * -LN_2

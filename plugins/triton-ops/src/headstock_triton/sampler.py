@@ -15,10 +15,11 @@ from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs, launch_here, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.masks import apply_mask_, forbid
-from headstock_triton.noise import gumbel_noise
+from headstock_triton.noise import SLACK, guess_gumbel, gumbel_of, philox_word, philox_words
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.portable import max_or_nan
 from headstock_triton.streams import is_capturing, launch_beside
-from headstock_triton.temperature import apply_temperature
+from headstock_triton.temperature import LOWEST_HEAT, apply_temperature
 from headstock_triton.truncation import Cut, find_cut, has_limits
 
 FEW_ROWS = 16
@@ -43,6 +44,54 @@ UNALIGNED = (
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
 
+@triton.jit
+def _load_part(row, mask, start, vocab, words, MASK: tl.constexpr, BLOCK: tl.constexpr):
+    """Logits of the tokens start, start + 1, ... in float32; minus infinity where there is none."""
+    at = start + tl.arange(0, BLOCK)
+    x = tl.load(row + at, at < vocab, other=-INFINITY).to(tl.float32)
+    return forbid(x, mask, start, vocab, words, BLOCK) if MASK else x
+
+
+@triton.jit
+def _cut_off(scores, start, edge, last, BLOCK: tl.constexpr):
+    """Scores, with minus infinity for what a cut drops."""
+    at = start + tl.arange(0, BLOCK)
+    return tl.where((scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY)
+
+
+@triton.jit
+def _draw_exactly(
+    row,
+    mask,
+    origin,
+    heat,
+    seed,
+    position,
+    edge,
+    last,
+    start,
+    vocab,
+    words,
+    MASK: tl.constexpr,
+    CUT: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+):
+    """The best sum of score and noise of a part of a row, and its place."""
+    value = tl.full((), -INFINITY, tl.float32)
+    place = tl.zeros((), tl.int32)
+    for done in range(0, BLOCK, STEP):
+        x = _load_part(row, mask, start + done, vocab, words, MASK, STEP)
+        scores = apply_temperature(x, origin, heat)
+        if CUT:
+            scores = _cut_off(scores, start + done, edge, last, STEP)
+        scores += gumbel_of(philox_words(seed, position, start + done, STEP))
+        best, at = tl.max(scores, 0, return_indices=True)
+        place = tl.where(best > value, done + at, place)
+        value = tl.maximum(value, best)
+    return value, place
+
+
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
 def part_kernel(
     logits,
@@ -65,40 +114,64 @@ def part_kernel(
     CUT: tl.constexpr,
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A part of a row: its best score and token, highest logit, and sum of exp(logit - highest).
 
     Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
-    row's where it is cut.
+    row's where it is cut. Guesses of sums of score and noise leave one token, whose sum alone is
+    computed; only where two are nearly equal, or all are infinite, all sums are.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
-    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    at = part * BLOCK + tl.arange(0, BLOCK)
-    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
-    if MASK:
-        x = forbid(x, mask + row * words, part * BLOCK, vocab, words, BLOCK)
-    broken = tl.max((x != x).to(tl.int32), 0)
-    peak = tl.where(broken > 0, INFINITY, tl.max(x, 0))
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row, start = logits + index * stride, part * BLOCK
+    x = _load_part(row, mask + index * words, start, vocab, words, MASK, BLOCK)
+    peak = max_or_nan(x)
+    peak = tl.where(peak != peak, INFINITY, peak)
     level = tl.where((peak == INFINITY) | (peak == -INFINITY), 0.0, peak)
-    scores = x - level
+    scores, origin, edge, last = x - level, level, -INFINITY, vocab
+    heat = 0.0
     if WARM:
-        heat = tl.load(temperature + row)
-        if CUT:
-            scores = apply_temperature(x, tl.load(cut_peaks + row), heat)
-            edge, last = tl.load(edges + row), tl.load(last_ids + row)
-            scores = tl.where(
-                (scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY
-            )
+        heat = tl.load(temperature + index)
+    if CUT:
+        origin = tl.load(cut_peaks + index)
+        edge, last = tl.load(edges + index), tl.load(last_ids + index)
+        scores = _cut_off(apply_temperature(x, origin, heat), start, edge, last, BLOCK)
+    if WARM and heat > 0:
+        seed, position = tl.load(seeds + index), tl.load(positions + index)
+        guess = scores if CUT else scores * (1.0 / tl.maximum(heat, LOWEST_HEAT))
+        guess += guess_gumbel(philox_words(seed, position, start, BLOCK))
+        near = guess >= tl.max(guess, 0) - SLACK
+        # How many there are, and the sum of their places, which is the place of a single one.
+        found = tl.sum(tl.where(near, 65536 + tl.arange(0, BLOCK), 0), 0)
+        place = found % 65536
+        if found // 65536 == 1:
+            token = (start + place).to(tl.int64)
+            score = apply_temperature(tl.load(row + token).to(tl.float32), origin, heat)
+            value = score + gumbel_of(philox_word(seed, position, token))
         else:
-            scores = apply_temperature(x, level, heat)
-        if heat > 0:
-            scores += gumbel_noise(
-                tl.load(seeds + row), tl.load(positions + row), part * BLOCK, BLOCK
+            value, place = _draw_exactly(
+                row,
+                mask + index * words,
+                origin,
+                heat,
+                seed,
+                position,
+                edge,
+                last,
+                start,
+                vocab,
+                words,
+                MASK,
+                CUT,
+                BLOCK,
+                STEP,
             )
-    value, place = tl.max(scores, 0, return_indices=True)
-    out = row * tl.num_programs(1) + part
+    else:
+        value, place = tl.max(scores, 0, return_indices=True)
+    out = index * tl.num_programs(1) + part
     tl.store(best + out, value)
     tl.store(ids + out, tl.minimum(part * BLOCK + place, vocab - 1))
     tl.store(peaks + out, peak)
@@ -220,6 +293,7 @@ def _sample_tokens(
         CUT=edges is not None,
         SUM=with_logprob,
         BLOCK=block,
+        STEP=min(block, 512),
         num_warps=4 if block < 4096 else 8,
         **launch_options(pdl),
     )

@@ -28,6 +28,14 @@ TYPES = (torch.bfloat16, torch.float32)
 
 
 @triton.jit
+def guess_kernel(words, guesses, exact, count, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    word = tl.load(words + at, at < count, other=0).to(tl.uint32)
+    tl.store(guesses + at, noise.guess_gumbel(word), at < count)
+    tl.store(exact + at, noise.gumbel_of(word), at < count)
+
+
+@triton.jit
 def noise_kernel(seeds, positions, words, values, vocab, BLOCK: tl.constexpr):
     row, start = tl.program_id(0), tl.program_id(1) * BLOCK
     at = start + tl.arange(0, BLOCK)
@@ -38,7 +46,9 @@ def noise_kernel(seeds, positions, words, values, vocab, BLOCK: tl.constexpr):
         at < vocab,
     )
     tl.store(
-        values + row * vocab + at, noise.gumbel_noise(seed, position, start, BLOCK), at < vocab
+        values + row * vocab + at,
+        noise.gumbel_of(noise.philox_words(seed, position, start, BLOCK)),
+        at < vocab,
     )
 
 
@@ -52,6 +62,31 @@ def test_noise_is_torchs_word_for_word() -> None:
 
     assert torch.equal(words, random_words(seeds, positions, 500))
     torch.testing.assert_close(values, gumbel(seeds, positions, 500), atol=2e-7, rtol=1e-6)
+
+
+def test_guesses_of_noise_are_near_it_for_all_sizes_of_words() -> None:
+    sizes = torch.arange(0, 32, 1 / 64, dtype=torch.float64).exp2().long()
+    words = torch.cat((torch.arange(300), sizes, 2**32 - 1 - torch.arange(300), 2**32 - sizes))
+    guesses, exact = torch.empty(2, len(words))
+
+    guess_kernel[(1,)](words, guesses, exact, len(words), BLOCK=8192)
+
+    assert float((guesses - exact).abs().max()) < float(noise.SLACK) / 4
+
+
+@pytest.mark.parametrize("vocab", [37, 1500])
+def test_the_best_of_sums_that_are_nearly_equal_is_drawn(vocab: int) -> None:
+    seeds, positions = torch.tensor([3, 1 << 40]), torch.tensor([5, 77])
+    drawn = gumbel(seeds, positions, vocab)
+    order = torch.stack([torch.randperm(vocab, generator=torch.manual_seed(i)) for i in range(2)])
+    # All sums within 5e-4, the best by 1e-5: more than float32 rounds, and less than a guess is off
+    sums = (order - vocab).clamp(min=-50) * 1e-5
+    heat = torch.tensor([1.0, 0.5])
+    asked = Sampling(temperature=heat, seeds=seeds, positions=positions)
+
+    found = fused_sample((sums - drawn) * heat[:, None], asked)
+
+    assert torch.equal(found.tokens, order.argmax(-1))
 
 
 @pytest.mark.parametrize(
