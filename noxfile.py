@@ -200,26 +200,20 @@ def bench(session: nox.Session) -> None:
     """
     today = datetime.now(UTC).date().isoformat()
     folder = ROOT / "docs" / "benchmarks"
+    steps, speed = (str(folder / f"{today}-{name}.jsonl") for name in ("scheduler", "cpu"))
     with session.chdir("tests"):
-        in_dev(
-            session,
-            "python",
-            "-m",
-            "benchmarks.scheduler",
-            "--output",
-            str(folder / f"{today}-scheduler.jsonl"),
-        )
-    work = (
-        "cpu32",
-        "cpu1",
-        "--compare",
-        "transformers",
-        "--runs",
-        "5",
-        "--output",
-        str(folder / f"{today}-cpu.jsonl"),
-    )
+        in_dev(session, "python", "-m", "benchmarks.scheduler", "--output", steps)
+    work = ("cpu32", "cpu1", "--compare", "transformers", "--runs", "5", "--output", speed)
     in_dev(session, "headstock", "bench", *work, *session.posargs)
+
+
+@nox.session(default=False)
+def plots(session: nox.Session) -> None:
+    """Draw a record of `tests/gpu/sweep.py`: arguments after `--` are the record and the folder of
+    the SVGs.
+    """
+    session.install("-q", "matplotlib")
+    session.run("python", "-m", "benchmarks.plots", *session.posargs, env={"PYTHONPATH": "tests"})
 
 
 @nox.session(venv_backend="none")
