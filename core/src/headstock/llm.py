@@ -29,6 +29,9 @@ from headstock.text.prompt import PromptType, list_prompts
 
 __all__ = ["LLM", "get_session", "start_engine"]
 
+_FEW_TOKENS = 4096
+"""Ids of a prompt that are checked on the event loop: 0.1 ms."""
+
 SettingValue = bool | int | float | str | Path | Sequence[str] | Sequence[int] | None
 """A value of a setting, as it is or as text that a flag would take."""
 
@@ -243,7 +246,7 @@ class LLM:
 
         raises: RequestError, UsageError after `close`, EngineDied
         """
-        prompt_request = await self._process_on_a_thread(prompt, sampling_params, priority)
+        prompt_request = await self._process_async(prompt, sampling_params, priority)
         # Tokens that nothing reads until the end would cost the engine an update each.
         outputs = self._session.stream_outputs_async(prompt_request, stream_tokens=False)
         async with aclosing(outputs):
@@ -258,7 +261,7 @@ class LLM:
 
         raises: RequestError, UsageError after `close`, EngineDied
         """
-        prompt_request = await self._process_on_a_thread(prompt, sampling_params, priority)
+        prompt_request = await self._process_async(prompt, sampling_params, priority)
         async with aclosing(self._session.stream_outputs_async(prompt_request)) as outputs:
             async for _, piece in outputs:
                 yield piece
@@ -288,12 +291,15 @@ class LLM:
             async for _, piece in outputs:
                 yield piece
 
-    async def _process_on_a_thread(
+    async def _process_async(
         self, prompt: PromptType, params: SamplingParams | None, priority: int
     ) -> PromptRequest:
         """The checked request.   raises: RequestError"""
-        # Long texts take milliseconds, which would hold up other streams of the event loop.
         process = self._session.input_processor.process
+        # The way to a thread and back delays a first token more than a check of these.
+        if isinstance(prompt, list | tuple) and len(prompt) <= _FEW_TOKENS:
+            return process(prompt, params, priority)
+        # Long texts take milliseconds, which would hold up other streams of the event loop.
         return await asyncio.to_thread(process, prompt, params, priority)
 
     def get_tokenizer(self) -> Any:

@@ -60,6 +60,25 @@ def test_async_answers_equal_the_others(scripted: Make) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "on_thread"), [([5, 6], False), ("x", True), ([5] * 4097, True)]
+)
+def test_only_prompts_that_take_long_to_check_are_checked_on_a_thread(
+    prompt: str | list[int], on_thread: bool, scripted: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm, _ = scripted(max_seq_len=1 << 14)
+    processor, threads = llm._session.input_processor, []
+    process = processor.process
+
+    def note(*arguments: Any) -> Any:
+        threads.append(threading.current_thread())
+        return process(*arguments)
+
+    monkeypatch.setattr(processor, "process", note)
+    output = asyncio.run(llm.generate_async(prompt, SHORT))
+    assert output.finished and (threads != [threading.current_thread()]) == on_thread
+
+
 async def first_pieces(llm: LLM, count: int) -> list[RequestOutput]:
     pieces: list[RequestOutput] = []
     async with aclosing(llm.astream("x", SamplingParams(max_tokens=None))) as stream:  # type: ignore[type-var]
