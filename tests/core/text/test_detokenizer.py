@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,19 @@ def test_stream_equals_decode_of_all_tokens(
     assert "".join(streamed(either, tokens, skip)) == either.decode(
         tokens, skip_special_tokens=skip
     )
+
+
+@settings(max_examples=300)
+@given(data=st.data(), skip=st.booleans())
+def test_many_tokens_at_once_have_the_text_of_one_by_one(
+    either: Tokenizer, data: st.DataObject, skip: bool
+) -> None:
+    # Few distinct ids, so that unknown ones and halves of characters follow each other.
+    ids = st.sampled_from([*either.encode(FOUR), 40, either.vocab_size + 2])
+    parts = data.draw(st.lists(st.lists(ids, max_size=3 * WINDOW), max_size=4))
+    detokenizer = Detokenizer(either, skip_special_tokens=skip)
+    pieces = [*map(detokenizer.add_tokens, parts), detokenizer.flush()]
+    assert "".join(pieces) == "".join(streamed(either, [*chain(*parts)], skip))
 
 
 @settings(max_examples=300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import islice
 from typing import Final
 
 from headstock.text.tokenizer import Tokenizer
@@ -51,11 +52,11 @@ class Detokenizer:
         # Where no run of bytes is open or begins, all tokens may be decoded at once.
         if not self.tokenizer.byte_ids.isdisjoint((*tokens, *self.window[-1:])):
             return "".join(self.add_token(token) for token in tokens)
-        visible = [
-            token
-            for token in tokens
-            if token not in self.skipped_ids and self.tokenizer.has_token(token)
-        ]
+        visible = [token for token in tokens if token not in self.skipped_ids]
+        # Unknown ids have no text, but would pass for context in the window. Behind many tokens the
+        # window is cut, and only those that stay are looked up.
+        if len(visible) < WINDOW:
+            visible = list(filter(self.tokenizer.has_token, visible))
         return self._extend_window(visible) if visible else ""
 
     def add_token(self, token: int) -> str:
@@ -75,7 +76,8 @@ class Detokenizer:
         piece = text[self.num_emitted : len(text) - num_pending]
         self.num_emitted = len(text) - num_pending
         if len(self.window) >= WINDOW:
-            self.window = self.window[-CONTEXT:]
+            known = filter(self.tokenizer.has_token, reversed(self.window))
+            self.window = [*islice(known, CONTEXT)][::-1]
             # Decoded anew: the shorter window may begin within a character, or without its space.
             self.num_emitted = len(self._decode_window()) - num_pending
         return piece
