@@ -198,6 +198,7 @@ class LLM:
 
         raises: UsageError, EngineDied
         """
+        answers: dict[str, RequestOutput] = {}
         with (
             prompt_bar(use_tqdm, len(prompt_requests)) as advance,
             # Closed here: after Ctrl-C a generator would only be closed once it is collected.
@@ -205,7 +206,10 @@ class LLM:
         ):
             for prompt_request, piece in outputs:
                 advance(prompt_request.is_finished, piece.num_output_tokens)
-        return [prompt_request.final_output() for prompt_request in prompt_requests]
+                # As each ends, while the device computes tokens of others.
+                if prompt_request.is_finished:
+                    answers[prompt_request.request_id] = prompt_request.final_output()
+        return [answers[prompt_request.request_id] for prompt_request in prompt_requests]
 
     def stream(
         self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
