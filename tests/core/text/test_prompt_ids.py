@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from enum import IntEnum
 
 import numpy as np
@@ -13,7 +14,6 @@ from headstock.text.prompt import (
     check_prompt,
     check_tokens,
     list_prompts,
-    pack_tokens,
     split_prompt,
     tokenize_prompt,
 )
@@ -38,8 +38,7 @@ def test_booleans_are_no_token_ids() -> None:
 def test_each_token_of_a_prompt_is_checked_however_it_was_made(token: object, made: str) -> None:
     tokens = (5, token)
     known = made == "of a list" and type(token) is int and abs(token) < 2**31
-    packed = pack_tokens(tokens) if known else None  # type: ignore[arg-type]
-    prompt = Prompt(None, tokens, packed=packed)  # type: ignore[arg-type]
+    prompt = Prompt(None, array("i", tokens) if known else tokens)  # type: ignore[arg-type]
 
     with pytest.raises(
         RequestError, match=r"^prompt token ids must be integers from 0 to 767, got"
@@ -76,8 +75,7 @@ def test_one_wrong_id_in_a_list_is_named_before_the_model_is_known(wrong: object
 def test_the_ids_of_a_list_are_packed_as_they_are_checked(tokens: list[int]) -> None:
     prompt = tokenize_prompt(tokens, WordTokenizer())
 
-    assert prompt.tokens == tuple(tokens)
-    assert prompt.ids is prompt.packed
+    assert list(prompt.tokens) == list(tokens)
     assert prompt.ids.dtype == np.int32 and prompt.ids.tolist() == [5, 7, 2**31 - 1]
     assert not prompt.ids.flags.writeable
 

@@ -110,7 +110,7 @@ class EmbeddingRequest:
         return EmbeddingRequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
-            prompt_token_ids=self.prompt.tokens,
+            prompt_token_ids=tuple(self.prompt.tokens),
             outputs=self.output,
             metrics=self.metrics,
         )
