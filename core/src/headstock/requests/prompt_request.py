@@ -71,13 +71,6 @@ class PromptRequest:
             )
             for index in range(params.n)
         )
-        self.completions = {
-            request.id: CompletionBuilder(index, request.params, tokenizer, answer_format)
-            for index, request in enumerate(self.requests)
-        }
-        self.pieces: dict[str, list[CompletionOutput]] = {
-            request.id: [] for request in self.requests
-        }
         self.metrics = RequestMetrics(arrival=0.0)
         self.prompt_logprobs: PromptLogprobs = None
 
@@ -111,7 +104,21 @@ class PromptRequest:
         if changes:
             self.metrics = evolve(self.metrics, **changes)
 
-    # One list for all pieces of a stream, made while the device computes them.
+    # What updates need is made with the first of them, when the device has work, and not before.
+    @cached_property
+    def completions(self) -> dict[str, CompletionBuilder]:
+        """The builder of each request's completion."""
+        return {
+            request.id: CompletionBuilder(index, request.params, self.tokenizer, self.answer_format)
+            for index, request in enumerate(self.requests)
+        }
+
+    @cached_property
+    def pieces(self) -> dict[str, list[CompletionOutput]]:
+        """The pieces of each request's completion."""
+        return {request.id: [] for request in self.requests}
+
+    # One list for all pieces of a stream.
     @cached_property
     def prompt_token_ids(self) -> list[int]:
         """The tokens of the prompt."""
