@@ -279,6 +279,16 @@ def test_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
     engine.close()
 
 
+def test_an_engine_after_another_has_as_many_pages(tmp_path: Path) -> None:
+    write_model_directory(MODEL_SHAPES["qwen3-0.6b"], tmp_path)
+    counts = []
+    for _ in range(2):
+        with LLM(str(tmp_path), load_format="dummy", attn="fa", max_seq_len=2048) as llm:
+            llm.generate([[1, 2, 3]], SamplingParams(max_tokens=4))
+            counts.append(llm._session.engine.stats().total_pages)
+    assert counts[1] > 0.98 * counts[0], counts
+
+
 @pytest.mark.feature("G13")
 def test_one_stream_is_faster_with_graphs() -> None:
     seconds: dict[str, list[float]] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -147,6 +148,10 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
     times.end_part("plugins")
+    if device.type == "cuda":
+        # torch keeps the memory of freed tensors: an engine that was closed leaves it all.
+        gc.collect()
+        torch.cuda.empty_cache()
     free = free_bytes(device)
     quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
     plain = PlainWeights(parts.operations.prepare) if config.debug_ops else None
