@@ -10,12 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from near_processor import Near
 from torch import Tensor
 
-from headstock.nn.sampler import sample, sample_processed
+from headstock.nn.sampler import sample
 from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
-from headstock.spi import Processing, Sample, Sampling
+from headstock.spi import Sample, Sampling
 
 VOCAB = 13
 SCORE = st.floats(-8, 8, width=32)
@@ -326,34 +325,3 @@ def test_tiny_temperatures_do_not_overflow() -> None:
 
     assert result.tokens.tolist() == [0]
     assert result.healthy.tolist() == [True]
-
-
-def test_processed_rows_may_be_sampled_after_the_others_wrote_to_the_logits() -> None:
-    logits = torch.randn(5, 40, generator=torch.Generator().manual_seed(3))
-    near = {"reach": torch.tensor([0.1, 1.0])}
-    processing = Processing(rows=torch.tensor([3, 1]), parts=((Near(), near),))
-    asked = Sampling(
-        temperature=torch.tensor([0.0, 0.7, 1.0, 2.0, 0.5]),
-        seeds=torch.arange(5),
-        positions=torch.arange(5) * 7,
-        top_logprobs=1,
-        processing=processing,
-    )
-
-    def sample_and_overwrite(logits: Tensor, sampling: Sampling) -> Sample:
-        result = sample(logits, sampling)
-        logits.fill_(math.nan)
-        return result
-
-    expected = sample(logits.clone(), asked)
-    found = sample_processed(
-        logits.clone(), asked, processing, sample_and_overwrite, launch=lambda work: work
-    )
-    for name in ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs"):
-        assert torch.equal(getattr(found, name), getattr(expected, name)), name
-    assert not torch.equal(expected.tokens, draw(logits, **fields_of(asked)).tokens)
-
-
-def fields_of(sampling: Sampling) -> dict[str, Any]:
-    """What is asked for beside processors."""
-    return {name: getattr(sampling, name) for name in ("temperature", "seeds", "positions")}

@@ -182,12 +182,13 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     more = {"heads": 4, "eps": 1e-6, "pdl": True}
     rope_and_store_kv(x, tensor(6, 128), table, whole, whole, pool, **more)
     warm_row = {"temperature": torch.ones(1), "seeds": whole, "positions": whole}
-    fused_sample(tensor(1, 1000), Sampling(**warm_row), pdl=True)
+    rows = Processing(rows=whole[:1], parts=((Near(), {"reach": torch.ones(1)}),))
+    fused_sample(tensor(1, 1000), Sampling(**warm_row, processing=rows), pdl=True)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
 
-    assert len(compiled) == len(compiled.texts) == 12
+    assert len(set(compiled)) == len(compiled.texts) == 15
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
@@ -284,12 +285,20 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
         **warm(), top_p=torch.ones(ROWS), mask=tensor(ROWS, 4748, dtype=torch.int32)
     ),
 }
+SAMPLED = ["part_kernel", "join_kernel"]
 KERNELS = {
     "cut": ["cut_kernel", "part_kernel", "join_kernel"],
     "cut, masked": ["mask_kernel", "cut_kernel", "part_kernel", "join_kernel"],
-    "processed": ["part_kernel", "join_kernel"] * 2,
-    "processed, masked": ["part_kernel", "join_kernel"] * 2,
-    "processed, cut": ["part_kernel", "join_kernel", "cut_kernel", "part_kernel", "join_kernel"],
+    "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
+    "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
+    "processed, cut": [
+        "take_kernel",
+        "scale_kernel",
+        *SAMPLED,
+        "cut_kernel",
+        *SAMPLED,
+        "put_kernel",
+    ],
 }
 """Where they are more than those of any sampling."""
 
@@ -310,4 +319,4 @@ def warm() -> dict[str, torch.Tensor]:
 def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
-    assert compiled == KERNELS.get(asked, ["part_kernel", "join_kernel"])
+    assert compiled == KERNELS.get(asked, SAMPLED)

@@ -88,22 +88,11 @@ def gumbel_scores(
     return noise.mul_(warm[:, None]).add_(scores)
 
 
-Launch = Callable[[Callable[[], Sample]], Callable[[], Sample]]
-"""Begins work on the device, and returns what waits for it and has its result."""
-
-
-def launch_here(work: Callable[[], Sample]) -> Callable[[], Sample]:
-    """A `Launch` that does the work at once."""
-    result = work()
-    return lambda: result
-
-
 def sample_processed(
     logits: Tensor,
     sampling: Sampling,
     processing: Processing,
     sample_plain: Callable[[Tensor, Sampling], Sample],
-    launch: Launch = launch_here,
 ) -> Sample:
     """The sample of all rows, of which some are changed by logits processors.
 
@@ -112,32 +101,19 @@ def sample_processed(
 
     logits: [n, vocab] of any float type
     sample_plain: samples logits by settings without processing; it may write to the logits
-    launch: how the processed rows are sampled beside the others
     writes: logits
     """
     plain, rows = evolve(sampling, processing=None), processing.rows
-    if rows is None:
-        return _sample_changed(logits, plain, processing, sample_plain)
     # A copy, taken before the sampling of all rows writes to them.
-    part = logits.index_select(0, rows)
-    wait = launch(lambda: _sample_changed(part, plain.take(rows), processing, sample_plain))
-    whole = sample_plain(logits, plain)
-    return _put_rows(whole, rows, wait())
-
-
-def _sample_changed(
-    logits: Tensor,
-    sampling: Sampling,
-    processing: Processing,
-    sample_plain: Callable[[Tensor, Sampling], Sample],
-) -> Sample:
-    """The sample of rows that are all changed by processors.   writes: logits, if float32"""
-    scores = logits.to(torch.float32)
-    logprobs = scores.log_softmax(-1) if sampling.top_logprobs >= 0 else None
-    sample = sample_plain(*_process_rows(scores, sampling, processing))
-    if logprobs is None:
-        return sample
-    return attach_logprobs(sample.tokens, sample.healthy, logprobs, sampling)
+    part = logits.to(torch.float32) if rows is None else logits[rows].to(torch.float32)
+    settings = plain if rows is None else plain.take(rows)
+    logprobs = part.log_softmax(-1) if sampling.top_logprobs >= 0 else None
+    part_sample = sample_plain(*_process_rows(part, settings, processing))
+    if logprobs is not None:
+        part_sample = attach_logprobs(part_sample.tokens, part_sample.healthy, logprobs, settings)
+    return (
+        part_sample if rows is None else _put_rows(sample_plain(logits, plain), rows, part_sample)
+    )
 
 
 def _process_rows(

@@ -12,13 +12,13 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.penalties import apply_logit_rules_
-from headstock.nn.sampler import attach_logprobs, launch_here, sample_processed
+from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.masks import apply_mask_, forbid
 from headstock_triton.noise import SLACK, guess_gumbel, gumbel_of, philox_word, philox_words
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.streams import is_capturing, launch_beside
+from headstock_triton.processed import can_process, sample_with_processed
 from headstock_triton.temperature import LOWEST_HEAT, apply_temperature
 from headstock_triton.truncation import Cut, find_cut, has_limits
 
@@ -332,12 +332,10 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     """
     processing = sampling.processing
     if processing is not None:
-        # A captured step has the processed rows on another stream. Launching is what takes the time
-        # of others.
-        launch = launch_beside if is_capturing(logits) else launch_here
-        return sample_processed(
-            logits, sampling, processing, partial(fused_sample, pdl=pdl), launch
-        )
+        sample_plain = partial(fused_sample, pdl=pdl)
+        if can_process(sampling):
+            return sample_with_processed(logits, sampling, processing, sample_plain, pdl=pdl)
+        return sample_processed(logits, sampling, processing, sample_plain)
     rules = (
         sampling.banned,
         sampling.bias,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import cache
+from typing import Any
 
 import torch
+from attrs import define, field
 from torch import Tensor
-
-from headstock.spi import Sample
 
 
 def is_capturing(like: Tensor) -> bool:
@@ -16,25 +16,33 @@ def is_capturing(like: Tensor) -> bool:
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
-def launch_beside(work: Callable[[], Sample]) -> Callable[[], Sample]:
-    """Launch work on another stream, after what the current one has done so far.
+@define
+class Beside:
+    """A context whose launches go to another stream, after what the current one has done so far.
 
-    What the work reads stays referenced, by who waits for it: memory that the current stream let go
+    Whoever enters it keeps what the work reads until `wait`: memory that the current stream lets go
     it would use again at once. What the work allocates, its own stream alone uses again, after
     another wait for the current one.
-
-    returns: what makes the current stream wait for the work, and has its result
     """
-    current, other = torch.cuda.current_stream(), _make_stream(torch.cuda.current_device())
-    other.wait_stream(current)
-    with torch.cuda.stream(other):
-        result = work()
 
-    def wait() -> Sample:
-        current.wait_stream(other)
-        return result
+    current: torch.cuda.Stream = field(factory=torch.cuda.current_stream)
+    other: torch.cuda.Stream = field(
+        factory=lambda: _make_stream(torch.cuda.current_device()), init=False
+    )
+    context: AbstractContextManager[Any] = field(init=False)
 
-    return wait
+    def __enter__(self) -> Beside:
+        self.other.wait_stream(self.current)
+        self.context = torch.cuda.stream(self.other)
+        self.context.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self.context.__exit__(*error)
+
+    def wait(self) -> None:
+        """Make the first stream wait for the work."""
+        self.current.wait_stream(self.other)
 
 
 @cache

@@ -1,0 +1,268 @@
+"""Rows that logits processors change: taken out of a step's logits, and sampled beside the others.
+
+In a captured step the others wait for two launches alone: what takes the rows, and what puts their
+tokens back. The rest runs on a second stream while the first samples all rows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from attrs import evolve, frozen
+from torch import Tensor
+
+from headstock.nn.sampler import apply_processor, divide_by_temperature
+from headstock.spi import Processing, Sample, Sampling
+from headstock_triton.masks import forbid
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.portable import max_or_nan
+from headstock_triton.streams import Beside, is_capturing
+from headstock_triton.temperature import apply_temperature
+
+INFINITY = tl.constexpr(math.inf)
+MOST_ROWS = 8
+"""Rows up to which parts are as small as here: with more, torch's operations do as well."""
+
+
+@frozen(kw_only=True, eq=False)
+class TakenRows:
+    """Some rows of a step's logits, without what their masks forbid.
+
+    scores: [m, vocab] float32    peaks: [m, parts] float32, NaN where a part has any
+    positions: [m] int64
+    """
+
+    scores: Tensor
+    peaks: Tensor
+    positions: Tensor
+
+
+@triton.jit(do_not_specialize_on_alignment=("rows", "mask", "positions", "at_positions"))
+def take_kernel(
+    logits,
+    rows,
+    mask,
+    positions,
+    scores,
+    peaks,
+    at_positions,
+    vocab,
+    stride,
+    words,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A part of a row in float32 without what its mask forbids, and its highest score, which is NaN
+    where there is any; and the row's position.
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(rows + index)
+    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    if MASK:
+        x = forbid(x, mask + row * words, part * BLOCK, vocab, words, BLOCK)
+    tl.store(scores + index * vocab + at, x, at < vocab)
+    tl.store(peaks + index * tl.num_programs(1) + part, max_or_nan(x))
+    if part == 0:
+        tl.store(at_positions + index, tl.load(positions + row))
+
+
+@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "heats"))
+def scale_kernel(
+    scores,
+    peaks,
+    rows,
+    temperature,
+    heats,
+    vocab,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """A part of a taken row less the row's highest score, by the temperature; and the temperature
+    that is left: 1, or 0 as before.
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    parts = tl.num_programs(1)
+    each = tl.arange(0, PARTS)
+    peak = max_or_nan(tl.load(peaks + index * parts + each, each < parts, other=-INFINITY))
+    at = part * BLOCK + tl.arange(0, BLOCK)
+    own = scores + index * vocab + at
+    heat = tl.load(temperature + tl.load(rows + index))
+    tl.store(own, apply_temperature(tl.load(own, at < vocab), peak, heat), at < vocab)
+    if part == 0:
+        tl.store(heats + index, tl.where(heat > 0, 1.0, 0.0))
+
+
+@triton.jit(
+    do_not_specialize=("count",),
+    do_not_specialize_on_alignment=("rows", "tokens", "healthy", "all_tokens", "all_healthy"),
+)
+def put_kernel(
+    rows, tokens, healthy, all_tokens, all_healthy, count, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """The tokens of some rows in their places among all."""
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    at = tl.arange(0, BLOCK)
+    row = tl.load(rows + at, at < count, other=0)
+    tl.store(all_tokens + row, tl.load(tokens + at, at < count, other=0), at < count)
+    tl.store(all_healthy + row, tl.load(healthy + at, at < count, other=0), at < count)
+
+
+def can_process(sampling: Sampling) -> bool:
+    """Whether `sample_with_processed` serves these settings: those of replayed steps."""
+    processing = sampling.processing
+    rules = ("banned", "bias", "repetition", "presence", "frequency")
+    return (
+        processing is not None
+        and processing.rows is not None
+        and 0 < len(processing.rows) <= MOST_ROWS
+        and sampling.top_logprobs < 0
+        and all(getattr(sampling, name) is None for name in rules)
+    )
+
+
+def sample_with_processed(
+    logits: Tensor,
+    sampling: Sampling,
+    processing: Processing,
+    sample_plain: Callable[[Tensor, Sampling], Sample],
+    *,
+    pdl: bool,
+) -> Sample:
+    """`headstock.nn.sampler.sample_processed` where `can_process` holds.
+
+    logits: [n, vocab] of any float type
+    writes: logits
+    raises: PluginBroken, as `apply_processor`
+    """
+    plain, rows = evolve(sampling, processing=None), processing.rows
+    assert rows is not None
+    # A copy, taken before the sampling of all rows writes to them.
+    taken = _take_rows(logits, plain, rows, pdl=pdl)
+
+    def sample_taken() -> Sample:
+        return sample_plain(*_process_rows(taken, plain, rows, processing, pdl=pdl))
+
+    if is_capturing(logits):
+        with Beside() as beside:
+            part = sample_taken()
+        whole = sample_plain(logits, plain)
+        beside.wait()
+    else:
+        # The launches take the time, on whichever stream.
+        part, whole = sample_taken(), sample_plain(logits, plain)
+    # What follows another stream's work waits for all of it: it may not begin early.
+    put_kernel[(1,)](
+        rows,
+        part.tokens,
+        part.healthy.view(torch.uint8),
+        whole.tokens,
+        whole.healthy.view(torch.uint8),
+        len(rows),
+        BLOCK=MOST_ROWS,
+        num_warps=1,
+        **launch_options(pdl and not is_capturing(logits)),
+    )
+    return whole
+
+
+def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -> TakenRows:
+    """Take rows out of the logits."""
+    assert sampling.positions is not None
+    count, vocab = len(rows), logits.shape[1]
+    block, parts = _share_out(vocab)
+    taken = TakenRows(
+        scores=torch.empty(count, vocab, dtype=torch.float32, device=logits.device),
+        peaks=torch.empty(count, parts, dtype=torch.float32, device=logits.device),
+        positions=torch.empty(count, dtype=torch.int64, device=logits.device),
+    )
+    mask = None if sampling.mask is None else sampling.mask.contiguous()
+    take_kernel[(count, parts)](
+        logits,
+        rows,
+        rows if mask is None else mask,
+        sampling.positions,
+        taken.scores,
+        taken.peaks,
+        taken.positions,
+        vocab,
+        logits.stride(0),
+        0 if mask is None else mask.shape[1],
+        MASK=mask is not None,
+        BLOCK=block,
+        num_warps=4,
+        **launch_options(pdl),
+    )
+    return taken
+
+
+def _process_rows(
+    taken: TakenRows, sampling: Sampling, rows: Tensor, processing: Processing, *, pdl: bool
+) -> tuple[Tensor, Sampling]:
+    """Scores of rows after processors, and the settings that are still to be applied to them.
+
+    The mask is one of them: processors may move scores to tokens that it forbids.
+    """
+    scores, at, temperature = taken.scores, taken.positions, sampling.temperature
+    first = [pair for pair in processing.parts if pair[0].changes_argmax]
+    others = [pair for pair in processing.parts if not pair[0].changes_argmax]
+    for processor, columns in first:
+        scores = apply_processor(processor, scores, at, columns)
+    if temperature is not None and others:
+        if first:
+            heat = temperature.index_select(0, rows)
+            scores = divide_by_temperature(scores, heat)
+            temperature = (heat > 0).to(torch.float32)
+        else:
+            temperature = _scale_rows(taken, rows, temperature, pdl=pdl)
+    elif temperature is not None:
+        temperature = temperature.index_select(0, rows)
+    for processor, columns in others:
+        scores = apply_processor(processor, scores, at, columns)
+    left: dict[str, Any] = {
+        name: None if column is None else column.index_select(0, rows)
+        for name in ("top_k", "top_p", "min_p", "seeds", "mask")
+        for column in (getattr(sampling, name),)
+    }
+    return scores.contiguous(), Sampling(temperature=temperature, positions=at, **left)
+
+
+def _scale_rows(taken: TakenRows, rows: Tensor, temperature: Tensor, *, pdl: bool) -> Tensor:
+    """Divide taken rows by the temperature; return what is left of it.   writes: taken.scores"""
+    count, vocab = taken.scores.shape
+    block, parts = _share_out(vocab)
+    heats = torch.empty(count, dtype=torch.float32, device=rows.device)
+    scale_kernel[(count, parts)](
+        taken.scores,
+        taken.peaks,
+        rows,
+        temperature,
+        heats,
+        vocab,
+        PARTS=triton.next_power_of_2(parts),
+        BLOCK=block,
+        num_warps=4,
+        # Here the other stream begins, which waits for all of the first one's work.
+        **launch_options(pdl and not is_capturing(rows)),
+    )
+    return heats
+
+
+def _share_out(vocab: int) -> tuple[int, int]:
+    """The tokens of a part, and the parts of a row: few rows in large parts would leave most of the
+    device idle.
+    """
+    block = min(1024, triton.next_power_of_2(max(vocab, 16)))
+    return block, triton.cdiv(vocab, block)
