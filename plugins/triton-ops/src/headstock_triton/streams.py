@@ -16,6 +16,12 @@ def is_capturing(like: Tensor) -> bool:
     return like.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
+@cache
+def _make_stream(device: int) -> torch.cuda.Stream:
+    """The other stream of a device."""
+    return torch.cuda.Stream(device)
+
+
 @define
 class Beside:
     """A context whose launches go to another stream, after what the current one has done so far.
@@ -43,9 +49,3 @@ class Beside:
     def wait(self) -> None:
         """Make the first stream wait for the work."""
         self.current.wait_stream(self.other)
-
-
-@cache
-def _make_stream(device: int) -> torch.cuda.Stream:
-    """The other stream of a device."""
-    return torch.cuda.Stream(device)
