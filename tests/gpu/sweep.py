@@ -4,7 +4,7 @@ workloads that nothing was tuned for.
     PYTHONPATH=tests:tests/support GPU_OUT=OUT python -m gpu.sweep
 
 Each finding is a line of OUT/sweep.jsonl and of standard error as soon as it is made. On an H200
-the 0.6B shape takes about 80 s, and 40 s more where Triton has kept no kernels.
+the 0.6B shape takes about 75 s, and 40 s more where Triton has kept no kernels.
 """
 
 from __future__ import annotations
@@ -109,13 +109,14 @@ def measure_workloads(llm: LLM, name: str, note: Note) -> dict[str, Any]:
     note({"falls": falls})
     others = []
     for workload in draw_others():
-        seconds = time_workload(llm, workload, runs=2)
+        seconds, itl_ms = time_workload(llm, workload, runs=2)
         others.append(
             {
                 "work": workload.name,
                 "seconds": seconds,
                 "in_tok_s": round(workload.tokens_in / seconds),
                 "out_tok_s": round(sum(workload.outputs) / seconds),
+                "itl_ms": itl_ms,
             }
         )
         note({"others": others[-1]})
@@ -125,16 +126,16 @@ def measure_workloads(llm: LLM, name: str, note: Note) -> dict[str, Any]:
 def measure_streams(llm: LLM, count: int) -> dict[str, Any]:
     """So many requests that begin at once: tokens a second of all and time between tokens.
 
-    out_tok_s: of one call of `generate`    itl_ms: the median stream's time a token after its
-    first, where each token is handed to its caller at once    streamed_out_tok_s: of that run
+    out_tok_s, itl_ms: of one call of `generate`, the median request's time a token after its first
+    streamed_*: where each token is handed at once to a caller in the same process
     """
     rng = Random(count)
     prompts = tuple(draw_tokens(rng, PROMPT) for _ in range(count))
     work = {"name": f"{count} streams", "prompts": prompts, "outputs": (ANSWER,) * count}
-    seconds = time_workload(llm, Workload(**work, temperature=0.6), runs=RUNS)
+    seconds, itl_ms = time_workload(llm, Workload(**work, temperature=0.6), runs=RUNS)
     workload = LatencyWorkload(**work, temperature=0.6, arrivals=(0.0,) * count)
     timed = []
-    for _ in range(2):
+    for _ in range(RUNS):
         llm.reset_prefix_cache()
         timed.append(stream_requests(llm, workload, make_params(workload)))
     streams, streamed = min(timed, key=lambda each: each[1])
@@ -144,10 +145,13 @@ def measure_streams(llm: LLM, count: int) -> dict[str, Any]:
         "answer": ANSWER,
         "seconds": seconds,
         "out_tok_s": round(count * ANSWER / seconds, 1),
-        "streamed_seconds": round(streamed, 4),
+        "itl_ms": itl_ms,
+        "streamed_runs_s": [round(each[1], 4) for each in timed],
         "streamed_out_tok_s": round(count * ANSWER / streamed, 1),
-        "itl_ms": round(1e3 * statistics.median(map(time_token, streams)), 3),
-        "ttft_ms": round(1e3 * statistics.median(s.times[0] - s.arrival for s in streams), 1),
+        "streamed_itl_ms": round(1e3 * statistics.median(map(time_token, streams)), 3),
+        "streamed_ttft_ms": round(
+            1e3 * statistics.median(each.times[0] - each.arrival for each in streams), 1
+        ),
     }
 
 
@@ -178,15 +182,25 @@ def draw_others() -> list[Workload]:
     ]
 
 
-def time_workload(llm: LLM, workload: Workload, *, runs: int) -> float:
-    """Seconds of the fastest run, each with an empty prefix cache."""
-    params, seconds = make_params(workload), []
+def time_workload(llm: LLM, workload: Workload, *, runs: int) -> tuple[float, float]:
+    """Seconds of the fastest run from an empty prefix cache, and its milliseconds between tokens.
+
+    raises: RuntimeError when a request fails
+    """
+    params, timed = make_params(workload), []
     for _ in range(runs):
         llm.reset_prefix_cache()
         began = time.perf_counter()
-        llm.generate([list(prompt) for prompt in workload.prompts], params)
-        seconds.append(time.perf_counter() - began)
-    return round(min(seconds), 4)
+        outputs = llm.generate([list(prompt) for prompt in workload.prompts], params)
+        timed.append((time.perf_counter() - began, outputs))
+    seconds, outputs = min(timed, key=lambda each: each[0])
+    gaps = []
+    for output, count in zip(outputs, workload.outputs, strict=True):
+        metrics, answer = output.metrics, output.outputs[0]
+        if len(answer.token_ids) != count or metrics.first_token is None or metrics.end is None:
+            raise RuntimeError(f"{workload.name}: {len(answer.token_ids)} of {count} tokens came")
+        gaps.append((metrics.end - metrics.first_token) / (count - 1))
+    return round(seconds, 4), round(1e3 * statistics.median(gaps), 3)
 
 
 def make_params(workload: Workload) -> list[SamplingParams]:
