@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from headstock.nn.decoder_config import decoder_config
 from headstock.nn.moe import mix_experts
 from headstock.nn.sampler import sample
 from headstock.spi import Experts, KVGroup, ModelConfig, Processing, Sampling, StateKV, StateTensor
-from headstock.startup.device import free_bytes
+from headstock.startup.device import free_bytes, reclaim_free_bytes
 from headstock.startup.host_memory import MemoryBounds, read_container_memory, unwritten_bytes
 from headstock.startup.memory_plan import (
     MemoryPlan,
@@ -155,6 +156,25 @@ def test_free_memory_is_what_a_container_leaves(tmp_path: Path) -> None:
     assert read_container_memory(tmp_path) is None
     (tmp_path / "memory.max").write_text("1000\n")
     assert read_container_memory(tmp_path) == MemoryBounds(700, 1000)
+
+
+@pytest.mark.feature("P3")
+def test_a_start_counts_what_closed_engines_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pool:
+        """A cycle, as a closed engine may leave, that holds the device's memory."""
+
+        def __init__(self) -> None:
+            self.cycle = self
+
+    held = weakref.ref(Pool())
+    freed: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 120 * GIB)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: freed.append(held() is None))
+    monkeypatch.setattr(
+        torch.cuda, "mem_get_info", lambda device: ((139 if freed else 19) * GIB, 140 * GIB)
+    )
+    assert reclaim_free_bytes(torch.device("cuda")) == 139 * GIB
+    assert freed == [True]  # behind the collection, which frees what the cache then gives back
 
 
 @pytest.mark.feature("P3")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,7 +32,7 @@ from headstock.spi import (
 from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
-from headstock.startup.device import describe_device, free_bytes
+from headstock.startup.device import describe_device, reclaim_free_bytes
 from headstock.startup.grammars import make_grammar_rows
 from headstock.startup.graph_captures import LateCaptures, capture_runner_graphs
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
@@ -148,11 +147,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
     times.end_part("plugins")
-    if device.type == "cuda":
-        # torch keeps the memory of freed tensors: an engine that was closed leaves it all.
-        gc.collect()
-        torch.cuda.empty_cache()
-    free = free_bytes(device)
+    free = reclaim_free_bytes(device)
     quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
     plain = PlainWeights(parts.operations.prepare) if config.debug_ops else None
     params = load_onto_device(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import platform
 import re
 from importlib.metadata import distributions
@@ -89,6 +90,16 @@ def check_usable(env: DeviceEnv) -> None:
         raise EngineDied(
             f"the GPU is lost to this process ({first_line}); the log has the step that failed"
         ) from error
+
+
+def reclaim_free_bytes(device: torch.device) -> int:
+    """Count the bytes that are free once this process has returned what closed engines held."""
+    # torch keeps the memory of freed tensors: an engine that was closed leaves it all. The first
+    # start of a process has none, and spares a full collection, which takes 0.1 to 0.2 s.
+    if device.type == "cuda" and torch.cuda.memory_reserved(device):
+        gc.collect()
+        torch.cuda.empty_cache()
+    return free_bytes(device)
 
 
 def free_bytes(device: torch.device) -> int:
