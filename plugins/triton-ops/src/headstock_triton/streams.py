@@ -18,8 +18,10 @@ def is_capturing(like: Tensor) -> bool:
 
 @cache
 def _make_stream(device: int) -> torch.cuda.Stream:
-    """The other stream of a device."""
-    return torch.cuda.Stream(device)
+    """The other stream of a device, whose few blocks go before the many that wait for the first
+    one's kernels.
+    """
+    return torch.cuda.Stream(device, priority=-1)
 
 
 @define
