@@ -17,6 +17,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+OURS = {
+    "headstock, whole answers": "",
+    "headstock, each token to a caller in its process": "streamed_",
+}
+"""Names of lines, and how the fields of their values begin."""
 PARTS = ("attention", "linear", "head", "sampling", "rest")
 COLORS = {
     "attention": "#0072b2",
@@ -27,6 +32,7 @@ COLORS = {
     "limit": "#404040",
 }
 """Okabe and Ito's, which differ for colour-blind readers too."""
+LINES = ("#0072b2", "#009e73", "#d55e00")
 LABELS = {
     "attention": "attention",
     "linear": "linear layers",
@@ -87,17 +93,17 @@ def main() -> None:
 
 
 def read_streams(record: dict[str, Any]) -> dict[str, list[StreamPoint]]:
-    """Points by engine, by number of streams; both values of a point are of one streamed run."""
-    points = {
-        "headstock": [
+    """Points by engine and how it answers, by number of streams; both values are of one run."""
+    points: dict[str, list[StreamPoint]] = {}
+    for label, prefix in OURS.items():
+        points[label] = [
             StreamPoint(
                 streams=each["streams"],
-                itl_ms=each["itl_ms"],
-                out_tok_s=each["streamed_out_tok_s"],
+                itl_ms=each[f"{prefix}itl_ms"],
+                out_tok_s=each[f"{prefix}out_tok_s"],
             )
             for each in record["streams"]
         ]
-    }
     for each in record.get("peers", []):
         points.setdefault(each["engine"], []).append(
             StreamPoint(streams=each["streams"], itl_ms=each["itl_ms"], out_tok_s=each["out_tok_s"])
@@ -139,7 +145,7 @@ def draw_streams(title: str, points: dict[str, list[StreamPoint]]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    for (name, engine), color in zip(points.items(), ("#0072b2", "#d55e00"), strict=False):
+    for (name, engine), color in zip(points.items(), LINES, strict=True):
         times = [point.itl_ms for point in engine]
         axes.plot(times, [point.out_tok_s for point in engine], "o-", color=color, label=name)
         for point in engine:

@@ -5,12 +5,16 @@ from __future__ import annotations
 from benchmarks.plots import StepBar, StreamPoint, read_steps, read_streams
 
 
-def test_points_are_of_streamed_runs_in_order_of_streams() -> None:
-    ours = {"streams": 8, "itl_ms": 0.9, "out_tok_s": 9000.0, "streamed_out_tok_s": 8000.0}
+def test_a_point_has_both_values_of_one_run_and_points_are_in_order_of_streams() -> None:
+    ours = {"streams": 8, "itl_ms": 0.9, "out_tok_s": 9000.0}
+    ours |= {"streamed_itl_ms": 1.1, "streamed_out_tok_s": 7000.0}
     peer = {"engine": "vLLM 0.24.0", "itl_ms": 1.7, "out_tok_s": 600.0}
     peers = [peer | {"streams": 8}, peer | {"streams": 1}]
     assert read_streams({"streams": [ours], "peers": peers}) == {
-        "headstock": [StreamPoint(streams=8, itl_ms=0.9, out_tok_s=8000.0)],
+        "headstock, whole answers": [StreamPoint(streams=8, itl_ms=0.9, out_tok_s=9000.0)],
+        "headstock, each token to a caller in its process": [
+            StreamPoint(streams=8, itl_ms=1.1, out_tok_s=7000.0)
+        ],
         "vLLM 0.24.0": [
             StreamPoint(streams=1, itl_ms=1.7, out_tok_s=600.0),
             StreamPoint(streams=8, itl_ms=1.7, out_tok_s=600.0),
