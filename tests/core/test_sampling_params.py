@@ -281,6 +281,30 @@ def test_a_field_may_be_set_and_is_checked_and_converted() -> None:
         params.replace({})
 
 
+@pytest.mark.parametrize("bias", [None, {5: 1.0}])
+def test_a_checked_copy_keeps_its_values_and_refuses_what_has_become_invalid(
+    bias: dict[int, float] | None,
+) -> None:
+    params = SamplingParams(max_tokens=5, logit_bias=bias)
+    copied, before = params.copy_checked(), repr(params)
+    assert copied == params and copied is not params
+    params.temperature = 0.5
+    if params.logit_bias is not None:
+        params.logit_bias[6] = 2.0
+    assert repr(copied) == before != repr(params)
+    params.min_tokens = 9
+    with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(5\)"):
+        params.copy_checked()
+
+
+def test_a_checked_copy_refuses_a_bias_that_was_changed_in_place() -> None:
+    params = SamplingParams(logit_bias={5: 1.0})
+    assert params.logit_bias is not None
+    params.logit_bias[5] = 1000.0
+    with pytest.raises(RequestError, match="logit_bias"):
+        params.copy_checked()
+
+
 def test_parameters_of_vllm_that_are_not_here_say_so() -> None:
     with pytest.raises(NotSupported, match="best_of is not supported; ask for n answers") as caught:
         SamplingParams(best_of=2)  # type: ignore[call-arg]
