@@ -31,7 +31,7 @@ def make_output(*token_ids: int, error: str | None = None) -> RequestOutput:
     return RequestOutput(
         request_id="0",
         prompt=None,
-        prompt_token_ids=(1,),
+        prompt_tokens=(1,),
         outputs=(answer,),
         metrics=metrics,
         max_tokens=9,

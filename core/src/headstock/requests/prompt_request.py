@@ -118,12 +118,6 @@ class PromptRequest:
         """The pieces of each request's completion."""
         return {request.id: [] for request in self.requests}
 
-    # One list for all pieces of a stream.
-    @cached_property
-    def prompt_token_ids(self) -> list[int]:
-        """The tokens of the prompt."""
-        return list(self.prompt.tokens)
-
     @property
     def max_tokens(self) -> int:
         """The most tokens of a completion: `params.max_tokens`, or the room beside the prompt."""
@@ -156,7 +150,7 @@ class PromptRequest:
         return RequestOutput(
             request_id=self.request_id,
             prompt=self.prompt.text,
-            prompt_token_ids=self.prompt_token_ids,
+            prompt_tokens=self.prompt.tokens,
             outputs=outputs,
             prompt_logprobs=prompt_logprobs,
             metrics=self.metrics,
