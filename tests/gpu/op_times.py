@@ -18,7 +18,7 @@ from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Activation, Weight
 from headstock_triton import activation, linear, norm, sampler
 from headstock_triton.heads import rope_and_store_kv
-from headstock_triton.truncation import cut_by_search, cut_by_sorting
+from headstock_triton.truncation import cut_by_search, find_cut
 
 DEVICE = "cuda"
 VOCAB = 151_936
@@ -159,7 +159,7 @@ def cut_times(rows: int) -> dict[str, Any]:
     found = {}
     for name in ("top_k", "top_p", "all"):
         asked = sampling_of(rows, DEVICE, dict(SETTINGS[name]))
-        for way in (cut_by_search, cut_by_sorting):
+        for way in (cut_by_search, find_cut):
             taken = graph_us(lambda i, way=way, asked=asked: way(logits, asked), 1, launches=4)
             found[f"{name}, {way.__name__}"] = speed(taken, 2 * logits.numel())
     return found

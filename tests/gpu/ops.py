@@ -121,7 +121,7 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                     DEVICE,
                 )
     for name, settings in SETTINGS.items():
-        for rows in (1, 7, 64):
+        for rows in (1, 7, 8, 9, 64, 256):
             for dtype in (torch.bfloat16, torch.float32):
                 case = f"{name}, {rows} rows, {dtype}"
                 put(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from attrs import evolve
 from near_processor import Near
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from headstock.conformance.ops.sampling import SETTINGS, compare_samples, logits
 from headstock.nn import sampler as torch_sampler
 from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
 from headstock_triton import sampler
-from headstock_triton.truncation import cut_by_search, cut_by_sorting
+from headstock_triton.truncation import cut_by_search, find_cut
 
 __all__ = [
     "SETTINGS",
@@ -113,13 +114,17 @@ def cut_case(
 def compare_cut(logits: Tensor, asked: Sampling) -> float:
     """See `cut_case`; greedy and unsound rows are left out."""
     assert asked.temperature is not None
+    if asked.seeds is None:
+        zeros = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
+        asked = evolve(asked, seeds=zeros, positions=zeros)
     wide = logits.float()
     scores = (wide - wide.amax(-1, keepdim=True)) / asked.temperature.clamp(min=1e-6)[:, None]
     at = torch.arange(scores.shape[-1], device=scores.device)
     kept = torch_cut(scores, asked) > -math.inf
     rows = (asked.temperature > 0) & ~scores.isnan().any(-1)
-    for way in (cut_by_search, cut_by_sorting):
+    for way in (cut_by_search, find_cut):
         found = way(logits, asked)
+        assert found is not None
         edges, last = found.edges[:, None], found.last_ids[:, None]
         stays = ((scores > edges) | ((scores == edges) & (at <= last))) & (scores > -math.inf)
         wrong = (stays != kept)[rows].sum(-1)

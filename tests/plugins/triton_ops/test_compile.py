@@ -34,7 +34,6 @@ from headstock_triton.split_linear import (
     multiply_in_parts,
 )
 from headstock_triton.tiles import Tile, Tiles
-from headstock_triton.truncation import SORTED_ROWS
 
 OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 
@@ -184,11 +183,12 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     warm_row = {"temperature": torch.ones(1), "seeds": whole, "positions": whole}
     rows = Processing(rows=whole[:1], parts=((Near(), {"reach": torch.ones(1)}),))
     fused_sample(tensor(1, 1000), Sampling(**warm_row, processing=rows), pdl=True)
+    fused_sample(tensor(1, 1000), Sampling(**warm_row, top_p=torch.ones(1)), pdl=True)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
 
-    assert len(set(compiled)) == len(compiled.texts) == 15
+    assert len(set(compiled)) == len(compiled.texts) == 18
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
@@ -262,7 +262,7 @@ def test_heads(compiled: Compiled, tokens: int, rope_dim: int) -> None:
     assert compiled == ["heads_kernel"]
 
 
-ROWS = SORTED_ROWS + 1
+ROWS = 9
 SAMPLINGS: dict[str, Callable[[], Sampling]] = {
     "greedy": Sampling,
     "temperature": lambda: Sampling(**warm()),
@@ -286,16 +286,18 @@ SAMPLINGS: dict[str, Callable[[], Sampling]] = {
     ),
 }
 SAMPLED = ["part_kernel", "join_kernel"]
+CUTTING = ["survey_kernel", "choose_kernel", "cut_kernel"]
 KERNELS = {
-    "cut": ["cut_kernel", "part_kernel", "join_kernel"],
-    "cut, masked": ["mask_kernel", "cut_kernel", "part_kernel", "join_kernel"],
+    "cut": [*CUTTING, "part_kernel", "join_kernel"],
+    "cut, masked": ["mask_kernel", *CUTTING, "part_kernel", "join_kernel"],
     "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
     "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
     "processed, cut": [
         "take_kernel",
         "scale_kernel",
+        *CUTTING,
         *SAMPLED,
-        "cut_kernel",
+        *CUTTING,
         *SAMPLED,
         "put_kernel",
     ],
@@ -320,3 +322,10 @@ def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
     assert compiled == KERNELS.get(asked, SAMPLED)
+
+
+@pytest.mark.parametrize("vocab", often(1, [1000, 37, 4099, 262_144]))
+def test_truncation_of_any_vocabulary(compiled: Compiled, vocab: int) -> None:
+    fused_sample(tensor(ROWS, vocab), SAMPLINGS["cut"]())
+
+    assert compiled == KERNELS["cut"]

@@ -56,7 +56,7 @@ def philox_words(seed, position, start, BLOCK: tl.constexpr):
 
 @triton.jit
 def philox_word(seed, position, token):
-    """The random word of one token id.   all int64    returns: a uint32"""
+    """The random words of token ids.   seed, position: int64    returns: uint32 of their shape"""
     zero = tl.zeros((), tl.uint32)
     w0, w1, w2, w3 = _philox(
         (token // 4).to(tl.uint32),

@@ -1,4 +1,4 @@
-"""`headstock.nn.sampler` in two kernels; one more where rows are truncated."""
+"""`headstock.nn.sampler` in two kernels; three more where rows are truncated."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ UNALIGNED = (
     "cut_peaks",
     "edges",
     "last_ids",
+    "picks",
     "peaks",
     "sums",
     "ids",
@@ -102,6 +103,7 @@ def part_kernel(
     cut_peaks,
     edges,
     last_ids,
+    picks,
     best,
     peaks,
     sums,
@@ -126,6 +128,8 @@ def part_kernel(
     begin_next(PDL)
     wait_for_previous(PDL)
     index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if CUT and not SUM and tl.load(picks + index) >= 0:
+        return  # The row has its token already.
     row, start = logits + index * stride, part * BLOCK
     x = _load_part(row, mask + index * words, start, vocab, words, MASK, BLOCK)
     peak = max_or_nan(x)
@@ -188,6 +192,7 @@ def join_kernel(
     peaks,
     sums,
     ids,
+    picks,
     tokens,
     healthy,
     logprobs,
@@ -219,6 +224,11 @@ def join_kernel(
             values += tops - level
     _, place = tl.max(values, 0, return_indices=True)
     token = tl.load(ids + row * parts + tl.minimum(place, parts - 1)).to(tl.int64)
+    if CUT:
+        pick = tl.load(picks + row)
+        # Only sound rows have a token by now. Their parts may not have been looked at.
+        sound = sound | (pick >= 0)
+        token = tl.where(pick >= 0, pick, token)
     tl.store(tokens + row, token)
     tl.store(healthy + row, sound.to(tl.uint8))
     if SUM:
@@ -267,10 +277,10 @@ def _sample_tokens(
         # What is forbidden has no part in what is cut.
         apply_mask_(logits, mask, pdl=pdl)
         mask = None
-    edges = find_cut(logits, sampling) if warm else None
+    edges = find_cut(logits, sampling, pdl=pdl) if warm else None
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
-    where = edges or Cut(peaks=best, edges=best, last_ids=ids)
+    where = edges or Cut(peaks=best, edges=best, last_ids=ids, picks=ids)
     part_kernel[(rows, count)](
         logits,
         ids if mask is None else mask,
@@ -281,6 +291,7 @@ def _sample_tokens(
         where.peaks,
         where.edges,
         where.last_ids,
+        where.picks,
         best,
         peaks,
         sums,
@@ -308,6 +319,7 @@ def _sample_tokens(
         peaks,
         sums,
         ids,
+        where.picks,
         tokens,
         healthy,
         best if logprobs is None else logprobs,

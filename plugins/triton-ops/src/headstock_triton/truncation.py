@@ -1,5 +1,7 @@
 """Where top-k, top-p and min-p cut each row, as in `headstock.nn.truncation`, without a sort.
 
+Most rows keep few tokens, and `candidates.py` finds these. The search is for the others.
+
 A token stays if the tokens better than it weigh too little. They are fewer than top_k, or have less
 probability than top_p of what top_k leaves. That weight only grows as scores fall, so a bracket is
 narrowed down to the lowest score that stays: each pass over the row weighs the tokens above several
@@ -17,21 +19,14 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
-from headstock.nn.sampler import COLDEST
-from headstock.nn.truncation import apply_min_p, apply_top_k_top_p
 from headstock.spi import Sampling
+from headstock_triton.candidates import UNDECIDED, WHOLE, choose_tokens_
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
 PIVOTS = tl.constexpr(8)
 LEAST_MASS = tl.constexpr(1e-300)
-
-SORTED_ROWS = 8
-"""Rows up to which torch sorts instead: one program a row leaves most of the device idle.
-
-On an H200, at a vocabulary of 151,936, sorting takes 115 to 590 us for the search's 344 to 918. 256
-rows take 11 to 13 ms for 1.1 to 2.5.
-"""
 
 
 @frozen(kw_only=True, eq=False)
@@ -39,11 +34,13 @@ class Cut:
     """What of each row stays: scores above the edge, and those at the edge up to the last id.
 
     peaks: [rows] float32, the highest logit    edges: [rows] float32    last_ids: [rows] int32
+    picks: [rows] int32, the token where it was sampled with the cut, `WHOLE` elsewhere
     """
 
     peaks: Tensor
     edges: Tensor
     last_ids: Tensor
+    picks: Tensor
 
 
 @triton.jit
@@ -192,17 +189,9 @@ def _nth_at(
     return edge_id
 
 
-@triton.jit(
-    do_not_specialize_on_alignment=(
-        "temperature",
-        "top_k",
-        "top_p",
-        "floors",
-        "edges",
-        "last_ids",
-    ),
-)
-def cut_kernel(
+@triton.jit
+def _cut_row(
+    index,
     logits,
     temperature,
     top_k,
@@ -218,8 +207,7 @@ def cut_kernel(
     MIN_P: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One program a row; rows that nothing cuts, that are greedy or not sound keep everything."""
-    index = tl.program_id(0).to(tl.int64)
+    """Write where a row is cut."""
     row = logits + index * stride
     heat = tl.load(temperature + index)
     least, peak = _ends_of(row, VOCAB, BLOCK)
@@ -260,49 +248,109 @@ def cut_kernel(
     tl.store(last_ids + index, last)
 
 
+@triton.jit(
+    do_not_specialize_on_alignment=(
+        "temperature",
+        "top_k",
+        "top_p",
+        "floors",
+        "edges",
+        "last_ids",
+        "picks",
+    ),
+)
+def cut_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    floors,
+    peaks,
+    edges,
+    last_ids,
+    picks,
+    stride,
+    VOCAB: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row that is undecided.
+
+    Rows that nothing cuts, that are greedy or not sound keep everything.
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    index = tl.program_id(0).to(tl.int64)
+    if tl.load(picks + index) == UNDECIDED:
+        _cut_row(
+            index,
+            logits,
+            temperature,
+            top_k,
+            top_p,
+            floors,
+            peaks,
+            edges,
+            last_ids,
+            stride,
+            VOCAB,
+            TOP_K,
+            TOP_P,
+            MIN_P,
+            BLOCK,
+        )
+        tl.store(picks + index, WHOLE)
+
+
 def has_limits(sampling: Sampling) -> bool:
     """Whether some row may be cut off."""
     limits = (sampling.top_k, sampling.top_p, sampling.min_p)
     return any(limit is not None for limit in limits)
 
 
-def find_cut(logits: Tensor, sampling: Sampling) -> Cut | None:
-    """Where the rows are cut off; None where no row asks for it.
+def find_cut(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Cut | None:
+    """Where the rows are cut off, and tokens of those with few candidates; None where no row asks
+    for it.
 
     logits: [n, vocab] of any float type
     """
     if not has_limits(sampling):
         return None
-    return (
-        cut_by_sorting(logits, sampling)
-        if len(logits) <= SORTED_ROWS
-        else cut_by_search(logits, sampling)
-    )
-
-
-def cut_by_sorting(logits: Tensor, sampling: Sampling) -> Cut:
-    """The cut by torch's own functions, which sort each row with the whole device."""
-    assert sampling.temperature is not None
-    wide, heat = logits.to(torch.float32), sampling.temperature
-    peaks = wide.amax(-1)
-    divisor = heat.clamp(min=COLDEST).masked_fill(heat <= 0, 1.0)
-    scores = (wide - peaks[:, None]).div_(divisor[:, None])
-    remaining = scores if sampling.min_p is None else apply_min_p(scores, sampling.min_p)
-    if sampling.top_k is not None or sampling.top_p is not None:
-        remaining = apply_top_k_top_p(remaining, sampling.top_k, sampling.top_p)
-    edges = remaining.masked_fill(remaining == -math.inf, math.inf).amin(-1)
-    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-    last = ids.where(remaining == edges[:, None], -1).amax(-1)
-    return Cut(peaks=peaks, edges=edges, last_ids=last)
+    cut, floors = _allocate_cut(logits), _take_floors(sampling)
+    choose_tokens_(logits, sampling, floors, cut.peaks, cut.edges, cut.last_ids, cut.picks, pdl=pdl)
+    _search_cut_(logits, sampling, floors, cut, pdl=pdl)
+    return cut
 
 
 def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
-    """The cut by a search, for each row with one program."""
-    rows, vocab = logits.shape
-    numbers = torch.empty(3, rows, dtype=torch.float32, device=logits.device)
-    where = Cut(peaks=numbers[0], edges=numbers[1], last_ids=numbers[2].view(torch.int32))
+    """The cut by the search alone, for each row with one program."""
+    cut = _allocate_cut(logits)
+    cut.picks.fill_(UNDECIDED.value)
+    _search_cut_(logits, sampling, _take_floors(sampling), cut, pdl=False)
+    return cut
+
+
+def _allocate_cut(logits: Tensor) -> Cut:
+    """Arrays to be written."""
+    numbers = torch.empty(4, len(logits), dtype=torch.float32, device=logits.device)
+    last_ids, picks = numbers[2:].view(torch.int32)
+    return Cut(peaks=numbers[0], edges=numbers[1], last_ids=last_ids, picks=picks)
+
+
+def _take_floors(sampling: Sampling) -> Tensor | None:
+    """The lowest scores that min-p keeps.   returns: [n] float32"""
     # By torch, so that a token just likely enough stays here if it stays there.
-    floors = None if sampling.min_p is None else sampling.min_p.log()
+    return None if sampling.min_p is None else sampling.min_p.log()
+
+
+def _search_cut_(
+    logits: Tensor, sampling: Sampling, floors: Tensor | None, cut: Cut, *, pdl: bool
+) -> None:
+    """Cut the rows that are undecided.   writes: cut"""
+    rows, vocab = logits.shape
     block = min(2048, triton.next_power_of_2(max(vocab, 16)))
     pointers = (
         logits if column is None else column for column in (sampling.top_k, sampling.top_p, floors)
@@ -311,9 +359,10 @@ def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
         logits,
         sampling.temperature,
         *pointers,
-        where.peaks,
-        where.edges,
-        where.last_ids,
+        cut.peaks,
+        cut.edges,
+        cut.last_ids,
+        cut.picks,
         logits.stride(0),
         VOCAB=vocab,
         TOP_K=sampling.top_k is not None,
@@ -321,5 +370,5 @@ def cut_by_search(logits: Tensor, sampling: Sampling) -> Cut:
         MIN_P=sampling.min_p is not None,
         BLOCK=block,
         num_warps=max(block // 128, 1),
+        **launch_options(pdl),
     )
-    return where

@@ -1,0 +1,465 @@
+"""Tokens of rows whose top-k, top-p and min-p keep few, without reading all of a row twice.
+
+`survey_kernel` reads each row once: the highest logit of each group of 128 tokens and, for top-p,
+what each group weighs. Of k groups the maxima are k tokens, so the k-th highest maximum bounds the
+k-th best token from below, and the maxima of some groups weigh no more than their tokens. That
+bounds the edge of a cut, and `choose_kernel` reads those groups again whose maximum reaches the
+bound. Their tokens down to it are the candidates: each one's rank, and what the better ones weigh,
+are sums over pairs. The best of score and Gumbel noise among those kept is the row's token.
+
+Rows with too many candidates are left to the search of `truncation.py`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock.spi import Sampling
+from headstock_triton.noise import gumbel_of, philox_word
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.temperature import LOWEST_HEAT, apply_temperature
+
+INFINITY = tl.constexpr(math.inf)
+LOG2_E = tl.constexpr(math.log2(math.e))
+LEAST_MASS = tl.constexpr(1e-300)
+NEGLIGIBLE = tl.constexpr(-60.0)
+"""Scores whose exp() a float64 sum with 1 in it does not notice, for any vocabulary."""
+
+GROUP = tl.constexpr(128)
+CAPACITY = tl.constexpr(512)
+"""Candidates, and groups with one, up to which comparing them in pairs beats a search."""
+MIN_P_GROUPS = tl.constexpr(128)
+"""The same for rows that min-p alone cuts: their edge is known, so what is read again is lost."""
+READ = tl.constexpr(16)
+"""Groups that are read at a time."""
+TILE = tl.constexpr(128)
+OTHERS = tl.constexpr(32)
+"""Candidates that are compared at a time, and with how many."""
+PIVOTS = tl.constexpr(16)
+HIGHEST_KEY = tl.constexpr(0x7F7FFFFF)
+"""The key of the lowest finite score."""
+NO_FLOOR = tl.constexpr(0x7F800000)
+
+MASS_ERROR = tl.constexpr(1e-5)
+"""How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
+
+WHOLE = tl.constexpr(-1)
+"""In place of a token: the row's is still to be sampled from what its cut leaves."""
+UNDECIDED = tl.constexpr(-2)
+"""In place of a token: where the row is cut is still to be searched for."""
+
+FEW_ROWS = 16
+"""Up to here the survey of a row is shared out among more programs."""
+UNALIGNED = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "floors",
+    "seeds",
+    "positions",
+    "maxima",
+    "masses",
+    "peaks",
+    "edges",
+    "last_ids",
+    "picks",
+)
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def survey_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    maxima,
+    masses,
+    vocab,
+    stride,
+    groups,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
+    that top-k does not, its sum of exp((logit - highest) / temperature).
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    broken = tl.max((x != x).to(tl.int32), 1)
+    highest = tl.where(broken > 0, INFINITY, tl.max(x, 1))
+    out, exists = row * groups + group, group < groups
+    tl.store(maxima + out, highest, exists)
+    if TOP_P:
+        heat = tl.load(temperature + row)
+        weighed = (heat > 0) & (tl.load(top_p + row) < 1)
+        if TOP_K:
+            weighed = weighed & (tl.load(top_k + row) >= vocab)
+        if weighed:
+            sound = (highest > -INFINITY) & (highest < INFINITY)
+            below = tl.where(sound[:, None], x - highest[:, None], -INFINITY)
+            by = LOG2_E / tl.maximum(heat, LOWEST_HEAT)
+            tl.store(masses + out, tl.sum(tl.exp2(below * by), 1), exists)
+
+
+@triton.jit
+def _keys(scores):
+    """Whole numbers that rise as scores, which are 0 or less, fall."""
+    return tl.abs(scores).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def _find_bound(keys, weights, target):
+    """A key such that what has it or a lower one weighs at least the target.
+
+    It is near the lowest such key; if all weighs less, it is above all keys.
+    """
+    steps = tl.arange(0, PIVOTS)
+    bound = tl.zeros((), tl.int32)
+    # Four bits a pass. Lower ones would only spare the reading of a few groups.
+    for digit in range(4):
+        shift = 27 - 4 * digit
+        pivots = bound + (steps << shift) + ((1 << shift) - 1)
+        sums = tl.sum(tl.where(keys[None, :] <= pivots[:, None], weights[None, :], 0.0), 1)
+        short = tl.sum((sums < target).to(tl.int32), 0)
+        bound += tl.minimum(short, PIVOTS - 1) << shift
+    return bound + ((1 << 15) - 1)
+
+
+@triton.jit
+def _sum_mass(row, peak, heat, VOCAB: tl.constexpr):
+    """The sum of exp(score) of a row, in float64."""
+    block: tl.constexpr = 2048
+    mass = tl.zeros((block,), tl.float64)
+    for start in range(0, VOCAB, block):
+        at = start + tl.arange(0, block)
+        x = tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
+        s = apply_temperature(x, peak, heat)
+        if tl.max(s, 0) > NEGLIGIBLE:
+            mass += tl.exp(s.to(tl.float64))
+    return tl.sum(mass, 0)
+
+
+@triton.jit
+def _collect(
+    row,
+    listed,
+    scores,
+    ids,
+    keys,
+    bound,
+    peak,
+    heat,
+    most_groups,
+    is_weighed,
+    VOCAB: tl.constexpr,
+    BLOCK: tl.constexpr,
+    WEIGH: tl.constexpr,
+):
+    """Write scores and ids of the tokens whose key is the bound or lower.
+
+    returns: how many there are, above the capacity if they or their groups are too many; and, if
+        asked for, what all tokens of these groups weigh
+    """
+    group = tl.arange(0, BLOCK)
+    is_read = keys <= bound
+    num_groups = tl.sum(is_read.to(tl.int32), 0)
+    order = tl.cumsum(is_read.to(tl.int32), 0) - 1
+    tl.store(listed + order, group, is_read & (order < CAPACITY))
+    # What other threads of the program wrote is read from here on.
+    tl.debug_barrier()
+    mass = tl.zeros((), tl.float64)
+    count = tl.where(num_groups > most_groups, CAPACITY + 1, 0)
+    start = tl.zeros((), tl.int32)
+    while (start < num_groups) & (count <= CAPACITY):
+        which = start + tl.arange(0, READ)
+        first = tl.load(listed + which, which < num_groups, other=BLOCK) * GROUP
+        at = first[:, None] + tl.arange(0, GROUP)[None, :]
+        exists = (which < num_groups)[:, None] & (at < VOCAB)
+        x = tl.load(row + at, exists, other=-INFINITY).to(tl.float32)
+        s = apply_temperature(x, peak, heat)
+        if WEIGH and is_weighed:
+            mass += tl.sum(tl.sum(tl.exp(s.to(tl.float64)), 1), 0)
+        stays = tl.reshape((_keys(s) <= bound).to(tl.int32), (READ * GROUP,))
+        place = count + tl.cumsum(stays, 0) - 1
+        fits = (stays > 0) & (place < CAPACITY)
+        tl.store(scores + place, tl.reshape(s, (READ * GROUP,)), fits)
+        tl.store(ids + place, tl.reshape(at, (READ * GROUP,)), fits)
+        count += tl.sum(stays, 0)
+        start += READ
+    tl.debug_barrier()
+    return count, mass
+
+
+@triton.jit
+def _load_codes(scores, ids, at, count):
+    """Scores of candidates, and numbers that order them: the lower, the better."""
+    exists = at < count
+    s = tl.load(scores + at, exists, other=-INFINITY)
+    token = tl.load(ids + at, exists, other=0)
+    return s, (_keys(s).to(tl.int64) << 32) | token.to(tl.int64)
+
+
+@triton.jit
+def _compare(scores, ids, ranks, befores, count, k, TOP_P: tl.constexpr):
+    """Write how many candidates are better than each, and what these weigh.
+
+    returns: what the k best weigh
+    """
+    mass = tl.zeros((), tl.float64)
+    start = tl.zeros((), tl.int32)
+    while start < count:
+        at = start + tl.arange(0, TILE)
+        s, code = _load_codes(scores, ids, at, count)
+        rank = tl.zeros((TILE,), tl.int32)
+        before = tl.zeros((TILE,), tl.float64)
+        other = tl.zeros((), tl.int32)
+        while other < count:
+            others = other + tl.arange(0, OTHERS)
+            their_s, theirs = _load_codes(scores, ids, others, count)
+            better = theirs[None, :] < code[:, None]
+            rank += tl.sum(better.to(tl.int32), 1)
+            if TOP_P:
+                weight = tl.exp(their_s.to(tl.float64))
+                before += tl.sum(tl.where(better, weight[None, :], 0.0), 1)
+            other += OTHERS
+        tl.store(ranks + at, rank, at < count)
+        if TOP_P:
+            tl.store(befores + at, before, at < count)
+            mass += tl.sum(tl.where(rank < k, tl.exp(s.to(tl.float64)), 0.0), 0)
+        start += TILE
+    tl.debug_barrier()
+    return mass
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def choose_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    floors,
+    seeds,
+    positions,
+    maxima,
+    masses,
+    numbers,
+    befores,
+    peaks,
+    edges,
+    last_ids,
+    picks,
+    stride,
+    VOCAB: tl.constexpr,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """One program a row: where it is cut, and its token; or what is left to do.
+
+    Rows that nothing cuts, that are greedy or not sound keep everything.
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    index = tl.program_id(0).to(tl.int64)
+    row, source = logits + index * stride, index * GROUPS
+    scores = numbers + index * 4 * CAPACITY
+    ids = scores.to(tl.pointer_type(tl.int32)) + CAPACITY
+    ranks, listed = ids + CAPACITY, ids + 2 * CAPACITY
+    befores += index * CAPACITY
+    group = tl.arange(0, BLOCK)
+    highest = tl.load(maxima + source + group, group < GROUPS, other=-INFINITY)
+    peak, heat = tl.max(highest, 0), tl.load(temperature + index)
+    k, p = tl.full((), VOCAB, tl.int32), tl.full((), 1.0, tl.float32)
+    floor = tl.full((), -INFINITY, tl.float32)
+    if TOP_K:
+        k = tl.minimum(tl.load(top_k + index), VOCAB).to(tl.int32)
+    if TOP_P:
+        p = tl.load(top_p + index)
+    if MIN_P:
+        floor = tl.load(floors + index)
+    edge = tl.full((), -INFINITY, tl.float32)
+    last, pick = tl.full((), VOCAB, tl.int32), tl.full((), WHOLE, tl.int32)
+    is_cut = (k < VOCAB) | (p < 1) | (floor > -INFINITY)
+    if is_cut & (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
+        tops = apply_temperature(highest, peak, heat)
+        keys = _keys(tops)
+        limit = tl.minimum(_keys(floor), HIGHEST_KEY)
+        bound = limit
+        # With top-k or min-p the candidates are all that top-p weighs.
+        is_weighed = (p < 1) & (k == VOCAB) & (floor == -INFINITY)
+        rest = tl.zeros((), tl.float64)
+        mass = tl.zeros((BLOCK,), tl.float64)
+        weights, target = tl.full((BLOCK,), 1.0, tl.float32), k.to(tl.float32)
+        if TOP_P and is_weighed:
+            exact = tl.exp(tops.to(tl.float64))
+            own = tl.load(masses + source + group, group < GROUPS, other=0.0)
+            weights, mass = exact.to(tl.float32), own.to(tl.float64) * exact
+            target = (p.to(tl.float64) * tl.sum(mass, 0) * (1 + MASS_ERROR)).to(tl.float32)
+        if is_weighed | (k < VOCAB):
+            bound = tl.minimum(_find_bound(keys, weights, target), limit)
+        if TOP_P:
+            rest = tl.sum(tl.where(keys > bound, mass, 0.0), 0)
+        is_ranked = (k < VOCAB) | (p < 1)
+        count, mass = _collect(
+            row,
+            listed,
+            scores,
+            ids,
+            keys,
+            bound,
+            peak,
+            heat,
+            tl.where(is_ranked, CAPACITY, MIN_P_GROUPS),
+            is_weighed,
+            VOCAB,
+            BLOCK,
+            TOP_P,
+        )
+        if count <= CAPACITY:
+            mass_kept = tl.zeros((), tl.float64)
+            if is_ranked:
+                mass_kept = _compare(scores, ids, ranks, befores, count, k, TOP_P)
+            at = tl.arange(0, CAPACITY)
+            s, code = _load_codes(scores, ids, at, count)
+            stays = at < count
+            if is_ranked:
+                stays = stays & (tl.load(ranks + at, at < count, other=VOCAB) < k)
+            is_enough = p == p
+            if TOP_P:
+                before = tl.load(befores + at, at < count, other=INFINITY)
+                if p < 1:
+                    least, most = mass_kept, mass_kept
+                    if is_weighed:
+                        error = rest * MASS_ERROR
+                        least, most = mass + rest - error, mass + rest + error
+                        share = p.to(tl.float64)
+                        between = (before >= share * least) & (before < share * most)
+                        if tl.max(between.to(tl.int32), 0) > 0:
+                            least = _sum_mass(row, peak, heat, VOCAB)
+                            most = least
+                        is_enough = mass_kept >= share * most
+                    # Above 0, so that the best token stays even where top_p is too small for
+                    # float32.
+                    stays = stays & (before < tl.maximum(p.to(tl.float64) * most, LEAST_MASS))
+            if is_enough:
+                worst = tl.max(tl.where(stays, code, -1), 0)
+                edge = -(worst >> 32).to(tl.int32).to(tl.float32, bitcast=True)
+                last = worst.to(tl.int32)
+                token = code.to(tl.int32)
+                words = philox_word(tl.load(seeds + index), tl.load(positions + index), token)
+                values = tl.where(stays, s + gumbel_of(words), -INFINITY)
+                best = tl.max(values, 0)
+                pick = tl.min(tl.where(stays & (values == best), token, VOCAB), 0)
+            else:
+                pick = tl.full((), UNDECIDED, tl.int32)
+        elif is_ranked:
+            pick = tl.full((), UNDECIDED, tl.int32)
+        else:
+            edge = floor
+    tl.store(peaks + index, peak)
+    tl.store(edges + index, edge)
+    tl.store(last_ids + index, last)
+    tl.store(picks + index, pick)
+
+
+def choose_tokens_(
+    logits: Tensor,
+    sampling: Sampling,
+    floors: Tensor | None,
+    peaks: Tensor,
+    edges: Tensor,
+    last_ids: Tensor,
+    picks: Tensor,
+    *,
+    pdl: bool,
+) -> None:
+    """Where rows with few candidates are cut, and their tokens.
+
+    logits: [n, vocab] of any float type
+    floors: [n] float32, the lowest scores that min-p keeps
+    writes: peaks, edges [n] float32; last_ids, picks [n] int32; a pick is the token, `WHOLE` or
+        `UNDECIDED`
+    """
+    rows, vocab = logits.shape
+    groups = triton.cdiv(vocab, GROUP.value)
+    device = logits.device
+    surveyed = torch.empty(2, rows, groups, dtype=torch.float32, device=device)
+    maxima, masses = surveyed[0], surveyed[1]
+    numbers = torch.empty(rows, 4, CAPACITY.value, dtype=torch.float32, device=device)
+    has_top_p = sampling.top_p is not None
+    befores = (
+        torch.empty(rows, CAPACITY.value, dtype=torch.float64, device=device)
+        if has_top_p
+        else numbers
+    )
+    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
+    # missing.
+    temperature, top_k, top_p, low, seeds, positions = (
+        maxima if column is None else column
+        for column in (
+            sampling.temperature,
+            sampling.top_k,
+            sampling.top_p,
+            floors,
+            sampling.seeds,
+            sampling.positions,
+        )
+    )
+    has_top_k = sampling.top_k is not None
+    own = min(8 if rows <= FEW_ROWS else 32, triton.next_power_of_2(groups))
+    survey_kernel[(rows, triton.cdiv(groups, own))](
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        maxima,
+        masses,
+        vocab,
+        logits.stride(0),
+        groups,
+        TOP_K=has_top_k,
+        TOP_P=has_top_p,
+        GROUPS=own,
+        num_warps=4,
+        **launch_options(pdl),
+    )
+    choose_kernel[(rows,)](
+        logits,
+        temperature,
+        top_k,
+        top_p,
+        low,
+        seeds,
+        positions,
+        maxima,
+        masses,
+        numbers,
+        befores,
+        peaks,
+        edges,
+        last_ids,
+        picks,
+        logits.stride(0),
+        VOCAB=vocab,
+        TOP_K=has_top_k,
+        TOP_P=has_top_p,
+        MIN_P=floors is not None,
+        GROUPS=groups,
+        BLOCK=triton.next_power_of_2(groups),
+        num_warps=8,
+        **launch_options(pdl),
+    )
