@@ -22,6 +22,8 @@ OURS = {
     "headstock, each token to a caller in its process": "streamed_",
 }
 """Names of lines, and how the fields of their values begin."""
+MOST_BUSY = 1.1
+"""Of the time of kernels and that of a step; the profiler makes kernels a little slower."""
 PARTS = ("attention", "linear", "head", "sampling", "rest")
 COLORS = {
     "attention": "#0072b2",
@@ -84,18 +86,23 @@ def main() -> None:
 
     mpl.use("svg")
     with mpl.rc_context(SETTINGS):
-        figures = {
-            "speed-streams.svg": draw_streams(record["title"], read_streams(record)),
-            "speed-steps.svg": draw_steps(record["title"], read_steps(record)),
-        }
-        for name, figure in figures.items():
+        for name, draw, read in (
+            ("speed-streams.svg", draw_streams, read_streams),
+            ("speed-steps.svg", draw_steps, read_steps),
+        ):
+            figure = draw(record["title"], read(record))
             figure.savefig(arguments.folder / name, metadata={"Date": None})
 
 
 def read_streams(record: dict[str, Any]) -> dict[str, list[StreamPoint]]:
-    """Points by engine and how it answers, by number of streams; both values are of one run."""
+    """Points by engine and how it answers, by number of streams; both values are of one run.
+
+    A record without the time between tokens of one way to answer has no line for it.
+    """
     points: dict[str, list[StreamPoint]] = {}
     for label, prefix in OURS.items():
+        if any(f"{prefix}itl_ms" not in each for each in record["streams"]):
+            continue
         points[label] = [
             StreamPoint(
                 streams=each["streams"],
@@ -114,7 +121,17 @@ def read_streams(record: dict[str, Any]) -> dict[str, list[StreamPoint]]:
 
 
 def read_steps(record: dict[str, Any]) -> list[StepBar]:
-    """The bars of all steps that the record divides."""
+    """The bars of all steps that the record divides.
+
+    raises: ValueError where kernels take longer than the step, because they overlap
+    """
+    for each in record["classes"]:
+        busy, wall = sum(each["classes_us"].values()), each["step_us"]
+        if busy > MOST_BUSY * wall:
+            raise ValueError(
+                f"the kernels of {each['rows']} rows take {busy} us of a step of {wall}: they "
+                "overlap; measure again with a gpu.sweep that shares their time"
+            )
     return [
         StepBar(
             rows=each["rows"],
@@ -145,7 +162,7 @@ def draw_streams(title: str, points: dict[str, list[StreamPoint]]) -> Figure:
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(figsize=(7.2, 4.2), layout="constrained")
-    for (name, engine), color in zip(points.items(), LINES, strict=True):
+    for (name, engine), color in zip(points.items(), LINES, strict=False):
         times = [point.itl_ms for point in engine]
         axes.plot(times, [point.out_tok_s for point in engine], "o-", color=color, label=name)
         for point in engine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from benchmarks.plots import StepBar, StreamPoint, read_steps, read_streams
 
 
@@ -25,7 +26,10 @@ def test_a_point_has_both_values_of_one_run_and_points_are_in_order_of_streams()
 def test_the_parts_of_a_step_sum_up_to_its_time_on_the_device() -> None:
     classes = {"attention": 100, "products": 400, "sampling": 20, "other": 30, "experts": 5}
     step = {"rows": 1, "context": 500, "classes_us": classes, "head_us": 80, "limit_us": 290}
+    step |= {"step_us": 560}
     parts = {"attention": 100, "linear": 320, "head": 80, "sampling": 20, "rest": 35}
     bar = StepBar(rows=1, context=500, parts=parts, limit_us=290)
     assert read_steps({"classes": [step]}) == [bar]
     assert sum(parts.values()) == sum(classes.values())
+    with pytest.raises(ValueError, match="1 rows take 555 us of a step of 400: they overlap"):
+        read_steps({"classes": [step | {"step_us": 400}]})
