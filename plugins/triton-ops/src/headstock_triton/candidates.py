@@ -1,7 +1,7 @@
 """Tokens of rows whose top-k, top-p and min-p keep few, without reading all of a row twice.
 
-`survey_kernel` reads each row once: the highest logit of each group of 128 tokens and, for top-p,
-what each group weighs. Of k groups the maxima are k tokens, so the k-th highest maximum bounds the
+`survey.py` reads each row once: the highest logit of each group of 128 tokens and, for top-p, what
+each group weighs. Of k groups the maxima are k tokens, so the k-th highest maximum bounds the
 k-th best token from below, and the maxima of some groups weigh no more than their tokens. That
 bounds the edge of a cut, and `choose_kernel` reads those groups again whose maximum reaches the
 bound. Their tokens down to it are the candidates: each one's rank, and what the better ones weigh,
@@ -22,15 +22,14 @@ from torch import Tensor
 from headstock.spi import Sampling
 from headstock_triton.noise import gumbel_of, philox_word
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.temperature import LOWEST_HEAT, apply_temperature
+from headstock_triton.survey import GROUP, MASS_ERROR, find_bound, order_keys, survey_groups
+from headstock_triton.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
-LOG2_E = tl.constexpr(math.log2(math.e))
 LEAST_MASS = tl.constexpr(1e-300)
 NEGLIGIBLE = tl.constexpr(-60.0)
 """Scores whose exp() a float64 sum with 1 in it does not notice, for any vocabulary."""
 
-GROUP = tl.constexpr(128)
 CAPACITY = tl.constexpr(512)
 """Candidates, and groups with one, up to which comparing them in pairs beats a search."""
 MIN_P_GROUPS = tl.constexpr(128)
@@ -40,21 +39,14 @@ READ = tl.constexpr(16)
 TILE = tl.constexpr(128)
 OTHERS = tl.constexpr(32)
 """Candidates that are compared at a time, and with how many."""
-PIVOTS = tl.constexpr(16)
 HIGHEST_KEY = tl.constexpr(0x7F7FFFFF)
 """The key of the lowest finite score."""
-NO_FLOOR = tl.constexpr(0x7F800000)
-
-MASS_ERROR = tl.constexpr(1e-5)
-"""How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
 
 WHOLE = tl.constexpr(-1)
 """In place of a token: the row's is still to be sampled from what its cut leaves."""
 UNDECIDED = tl.constexpr(-2)
 """In place of a token: where the row is cut is still to be searched for."""
 
-FEW_ROWS = 16
-"""Up to here the survey of a row is shared out among more programs."""
 UNALIGNED = (
     "temperature",
     "top_k",
@@ -69,71 +61,6 @@ UNALIGNED = (
     "last_ids",
     "picks",
 )
-
-
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
-def survey_kernel(
-    logits,
-    temperature,
-    top_k,
-    top_p,
-    maxima,
-    masses,
-    vocab,
-    stride,
-    groups,
-    TOP_K: tl.constexpr,
-    TOP_P: tl.constexpr,
-    GROUPS: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
-    that top-k does not, its sum of exp((logit - highest) / temperature).
-    """
-    begin_next(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0).to(tl.int64)
-    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
-    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
-    broken = tl.max((x != x).to(tl.int32), 1)
-    highest = tl.where(broken > 0, INFINITY, tl.max(x, 1))
-    out, exists = row * groups + group, group < groups
-    tl.store(maxima + out, highest, exists)
-    if TOP_P:
-        heat = tl.load(temperature + row)
-        weighed = (heat > 0) & (tl.load(top_p + row) < 1)
-        if TOP_K:
-            weighed = weighed & (tl.load(top_k + row) >= vocab)
-        if weighed:
-            sound = (highest > -INFINITY) & (highest < INFINITY)
-            below = tl.where(sound[:, None], x - highest[:, None], -INFINITY)
-            by = LOG2_E / tl.maximum(heat, LOWEST_HEAT)
-            tl.store(masses + out, tl.sum(tl.exp2(below * by), 1), exists)
-
-
-@triton.jit
-def _keys(scores):
-    """Whole numbers that rise as scores, which are 0 or less, fall."""
-    return tl.abs(scores).to(tl.int32, bitcast=True)
-
-
-@triton.jit
-def _find_bound(keys, weights, target):
-    """A key such that what has it or a lower one weighs at least the target.
-
-    It is near the lowest such key; if all weighs less, it is above all keys.
-    """
-    steps = tl.arange(0, PIVOTS)
-    bound = tl.zeros((), tl.int32)
-    # Four bits a pass. Lower ones would only spare the reading of a few groups.
-    for digit in range(4):
-        shift = 27 - 4 * digit
-        pivots = bound + (steps << shift) + ((1 << shift) - 1)
-        sums = tl.sum(tl.where(keys[None, :] <= pivots[:, None], weights[None, :], 0.0), 1)
-        short = tl.sum((sums < target).to(tl.int32), 0)
-        bound += tl.minimum(short, PIVOTS - 1) << shift
-    return bound + ((1 << 15) - 1)
 
 
 @triton.jit
@@ -190,7 +117,7 @@ def _collect(
         s = apply_temperature(x, peak, heat)
         if WEIGH and is_weighed:
             mass += tl.sum(tl.sum(tl.exp(s.to(tl.float64)), 1), 0)
-        stays = tl.reshape((_keys(s) <= bound).to(tl.int32), (READ * GROUP,))
+        stays = tl.reshape((order_keys(s) <= bound).to(tl.int32), (READ * GROUP,))
         place = count + tl.cumsum(stays, 0) - 1
         fits = (stays > 0) & (place < CAPACITY)
         tl.store(scores + place, tl.reshape(s, (READ * GROUP,)), fits)
@@ -207,7 +134,7 @@ def _load_codes(scores, ids, at, count):
     exists = at < count
     s = tl.load(scores + at, exists, other=-INFINITY)
     token = tl.load(ids + at, exists, other=0)
-    return s, (_keys(s).to(tl.int64) << 32) | token.to(tl.int64)
+    return s, (order_keys(s).to(tl.int64) << 32) | token.to(tl.int64)
 
 
 @triton.jit
@@ -296,8 +223,8 @@ def choose_kernel(
     is_cut = (k < VOCAB) | (p < 1) | (floor > -INFINITY)
     if is_cut & (heat > 0) & (peak < INFINITY) & (peak > -INFINITY):
         tops = apply_temperature(highest, peak, heat)
-        keys = _keys(tops)
-        limit = tl.minimum(_keys(floor), HIGHEST_KEY)
+        keys = order_keys(tops)
+        limit = tl.minimum(order_keys(floor), HIGHEST_KEY)
         bound = limit
         # With top-k or min-p the candidates are all that top-p weighs.
         is_weighed = (p < 1) & (k == VOCAB) & (floor == -INFINITY)
@@ -310,7 +237,7 @@ def choose_kernel(
             weights, mass = exact.to(tl.float32), own.to(tl.float64) * exact
             target = (p.to(tl.float64) * tl.sum(mass, 0) * (1 + MASS_ERROR)).to(tl.float32)
         if is_weighed | (k < VOCAB):
-            bound = tl.minimum(_find_bound(keys, weights, target), limit)
+            bound = tl.minimum(find_bound(keys, weights, target), limit)
         if TOP_P:
             rest = tl.sum(tl.where(keys > bound, mass, 0.0), 0)
         is_ranked = (k < VOCAB) | (p < 1)
@@ -397,8 +324,7 @@ def choose_tokens_(
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)
     device = logits.device
-    surveyed = torch.empty(2, rows, groups, dtype=torch.float32, device=device)
-    maxima, masses = surveyed[0], surveyed[1]
+    maxima, masses = survey_groups(logits, sampling, pdl=pdl)
     numbers = torch.empty(rows, 4, CAPACITY.value, dtype=torch.float32, device=device)
     has_top_p = sampling.top_p is not None
     befores = (
@@ -420,23 +346,6 @@ def choose_tokens_(
         )
     )
     has_top_k = sampling.top_k is not None
-    own = min(8 if rows <= FEW_ROWS else 32, triton.next_power_of_2(groups))
-    survey_kernel[(rows, triton.cdiv(groups, own))](
-        logits,
-        temperature,
-        top_k,
-        top_p,
-        maxima,
-        masses,
-        vocab,
-        logits.stride(0),
-        groups,
-        TOP_K=has_top_k,
-        TOP_P=has_top_p,
-        GROUPS=own,
-        num_warps=4,
-        **launch_options(pdl),
-    )
     choose_kernel[(rows,)](
         logits,
         temperature,

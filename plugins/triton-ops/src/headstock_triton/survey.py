@@ -1,0 +1,120 @@
+"""What groups of 128 tokens of a row have: their highest logit and, for top-p, their weight."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from headstock.spi import Sampling
+from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.temperature import LOWEST_HEAT
+
+INFINITY = tl.constexpr(math.inf)
+LOG2_E = tl.constexpr(math.log2(math.e))
+GROUP = tl.constexpr(128)
+PIVOTS = tl.constexpr(16)
+MASS_ERROR = tl.constexpr(1e-5)
+"""How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
+
+FEW_ROWS = 16
+"""Up to here a row is shared out among more programs."""
+
+
+@triton.jit(do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "maxima", "masses"))
+def survey_kernel(
+    logits,
+    temperature,
+    top_k,
+    top_p,
+    maxima,
+    masses,
+    vocab,
+    stride,
+    groups,
+    TOP_K: tl.constexpr,
+    TOP_P: tl.constexpr,
+    GROUPS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
+    that top-k does not, its sum of exp((logit - highest) / temperature).
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    broken = tl.max((x != x).to(tl.int32), 1)
+    highest = tl.where(broken > 0, INFINITY, tl.max(x, 1))
+    out, exists = row * groups + group, group < groups
+    tl.store(maxima + out, highest, exists)
+    if TOP_P:
+        heat = tl.load(temperature + row)
+        weighed = (heat > 0) & (tl.load(top_p + row) < 1)
+        if TOP_K:
+            weighed = weighed & (tl.load(top_k + row) >= vocab)
+        if weighed:
+            sound = (highest > -INFINITY) & (highest < INFINITY)
+            below = tl.where(sound[:, None], x - highest[:, None], -INFINITY)
+            by = LOG2_E / tl.maximum(heat, LOWEST_HEAT)
+            tl.store(masses + out, tl.sum(tl.exp2(below * by), 1), exists)
+
+
+@triton.jit
+def order_keys(scores):
+    """Whole numbers that rise as scores, which are 0 or less, fall."""
+    return tl.abs(scores).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+def find_bound(keys, weights, target):
+    """A key such that what has it or a lower one weighs at least the target.
+
+    It is near the lowest such key; if all weighs less, it is above all keys.
+    """
+    steps = tl.arange(0, PIVOTS)
+    bound = tl.zeros((), tl.int32)
+    # Four bits a pass. Lower ones would only spare the reading of a few groups.
+    for digit in range(4):
+        shift = 27 - 4 * digit
+        pivots = bound + (steps << shift) + ((1 << shift) - 1)
+        sums = tl.sum(tl.where(keys[None, :] <= pivots[:, None], weights[None, :], 0.0), 1)
+        short = tl.sum((sums < target).to(tl.int32), 0)
+        bound += tl.minimum(short, PIVOTS - 1) << shift
+    return bound + ((1 << 15) - 1)
+
+
+def survey_groups(logits: Tensor, sampling: Sampling, *, pdl: bool) -> tuple[Tensor, Tensor]:
+    """Of each group, the highest logit, and its weight where top-p cuts a row that top-k does not.
+
+    logits: [n, vocab] of any float type
+    returns: two of [n, groups] float32
+    """
+    rows, vocab = logits.shape
+    groups = triton.cdiv(vocab, GROUP.value)
+    found = torch.empty(2, rows, groups, dtype=torch.float32, device=logits.device)
+    maxima, masses = found[0], found[1]
+    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
+    # missing.
+    columns = (sampling.temperature, sampling.top_k, sampling.top_p)
+    own = min(8 if rows <= FEW_ROWS else 32, triton.next_power_of_2(groups))
+    survey_kernel[(rows, triton.cdiv(groups, own))](
+        logits,
+        *(maxima if column is None else column for column in columns),
+        maxima,
+        masses,
+        vocab,
+        logits.stride(0),
+        groups,
+        TOP_K=sampling.top_k is not None,
+        TOP_P=sampling.top_p is not None,
+        GROUPS=own,
+        num_warps=4,
+        **launch_options(pdl),
+    )
+    return maxima, masses
