@@ -69,7 +69,8 @@ def max_or_nan(x):
     function.
     """
     if INTERPRETED:
-        return tl.where(tl.max((x != x).to(tl.int32), 0) > 0, float("nan"), tl.max(x, 0))
+        highest = tl.max(tl.where(x != x, -float("inf"), x), 0)
+        return tl.where(tl.max((x != x).to(tl.int32), 0) > 0, float("nan"), highest)
     return tl.reduce(x, 0, _greater_or_nan)
 
 

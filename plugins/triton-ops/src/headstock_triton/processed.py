@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 import triton
@@ -231,12 +230,7 @@ def _process_rows(
         temperature = temperature.index_select(0, rows)
     for processor, columns in others:
         scores = apply_processor(processor, scores, at, columns)
-    left: dict[str, Any] = {
-        name: None if column is None else column.index_select(0, rows)
-        for name in ("top_k", "top_p", "min_p", "seeds", "mask")
-        for column in (getattr(sampling, name),)
-    }
-    return scores.contiguous(), Sampling(temperature=temperature, positions=at, **left)
+    return scores.contiguous(), evolve(sampling.take(rows), temperature=temperature, positions=at)
 
 
 def _scale_rows(taken: TakenRows, rows: Tensor, temperature: Tensor, *, pdl: bool) -> Tensor:
