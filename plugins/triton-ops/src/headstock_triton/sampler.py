@@ -209,6 +209,13 @@ def join_kernel(
     begin_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
+    if CUT:
+        pick = tl.load(picks + row).to(tl.int64)
+        # Only sound rows have a token by now. Without sums, nothing looked at their parts.
+        if not SUM and pick >= 0:
+            tl.store(tokens + row, pick)
+            tl.store(healthy + row, 1)
+            return
     at = tl.arange(0, BLOCK)
     mask, source = at < parts, row * parts + at
     values = tl.load(best + source, mask, other=-INFINITY)
@@ -225,9 +232,6 @@ def join_kernel(
     _, place = tl.max(values, 0, return_indices=True)
     token = tl.load(ids + row * parts + tl.minimum(place, parts - 1)).to(tl.int64)
     if CUT:
-        pick = tl.load(picks + row)
-        # Only sound rows have a token by now. Their parts may not have been looked at.
-        sound = sound | (pick >= 0)
         token = tl.where(pick >= 0, pick, token)
     tl.store(tokens + row, token)
     tl.store(healthy + row, sound.to(tl.uint8))
