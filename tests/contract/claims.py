@@ -20,6 +20,9 @@ from headstock.errors import CannotRun, HeadstockError
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.requests.input_processor import InputProcessor
+from headstock.selection.capabilities import find_rejections
+from headstock.selection.negotiate import negotiate_terms
+from headstock.selection.select import check_layouts, select_plugins
 from headstock.spi import (
     Activation,
     DeviceEnv,
@@ -35,9 +38,6 @@ from headstock.spi import (
     WeightFormat,
     WeightKind,
 )
-from headstock.startup.capabilities import find_rejections
-from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.select import check_layouts, select_plugins
 from headstock.weights import load_weights
 from headstock.weights.dequantize import dequantize_
 

@@ -12,6 +12,7 @@ from headstock.conformance.model.paged import Paged
 from headstock.nn.decoder import decoder
 from headstock.nn.parameters import parameters
 from headstock.ops.torch_ops import TorchOps
+from headstock.selection.model_needs import resolve_model_dtype
 from headstock.spi import (
     Activation,
     Attend,
@@ -37,7 +38,6 @@ from headstock.spi import (
     Weight,
 )
 from headstock.startup.kv_groups import find_group_fault
-from headstock.startup.model_needs import resolve_model_dtype
 from headstock.weights import load_weights
 
 from . import terms

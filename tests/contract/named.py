@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from headstock.spi import Variant
 
-_CLAIMS = "tests/core/startup/test_capabilities.py::"
-_REFUSALS = "tests/core/startup/test_refusals.py::"
+_CLAIMS = "tests/core/selection/test_capabilities.py::"
+_REFUSALS = "tests/core/selection/test_refusals.py::"
 _TUNED = "tests/core/startup/test_tuned_choices.py::"
 _GROUPS = "tests/core/startup/test_kv_groups.py::"
 _BROKEN = "tests/core/registry/test_broken.py::"
@@ -34,7 +34,7 @@ SHOWN: Mapping[str, str] = {
     "PluginSpec.requires": _BROKEN + "test_a_missing_requirement_is_found_without_importing",
     "PluginSpec.options": "tests/core/registry/test_options.py::"
     "test_an_assignment_is_converted_to_the_type_of_its_field",
-    "PluginSpec.request_args": "tests/core/startup/test_request_args.py::"
+    "PluginSpec.request_args": "tests/core/selection/test_request_args.py::"
     "test_each_plugin_gets_what_it_claims",
     "AttentionSpec.capabilities": _CLAIMS + "test_each_claim_that_is_not_met_is_a_reason",
     "PluginSpec.resolve": _REFUSALS + "test_a_plugin_that_says_no_is_named_with_its_reason",

@@ -15,6 +15,10 @@ from headstock.errors import CannotRun
 from headstock.execution.kv_pools import page_shape
 from headstock.nn.decoder_config import decoder_config
 from headstock.registry.contract_checks import explain_mismatch
+from headstock.selection.capabilities import explain_device_mismatch, find_rejections
+from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.negotiate import negotiate_terms
+from headstock.selection.select import check_layouts
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -37,12 +41,8 @@ from headstock.spi import (
     StateKV,
     StateTensor,
 )
-from headstock.startup.capabilities import explain_device_mismatch, find_rejections
 from headstock.startup.kv_groups import find_group_fault
 from headstock.startup.memory_plan import estimate_memory_use, plan_memory
-from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.select import check_layouts
 
 from .vary import Case, vary
 

@@ -18,7 +18,8 @@ ANYONE = {
 
 def drawn_arrows(page: str) -> dict[str, set[str]]:
     """Folder or front module -> the folders that the page says it imports."""
-    lines = re.findall(r"^    (\w+) +->  (.+)$", page, re.MULTILINE)
+    whole = re.sub(r",\n {8,}", ", ", page)  # a long list goes on in the next line
+    lines = re.findall(r"^    (\w+) +->  (.+)$", whole, re.MULTILINE)
     return {name: set(targets.split(", ")) for name, targets in lines}
 
 

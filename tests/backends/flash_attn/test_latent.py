@@ -13,6 +13,7 @@ from backends.flash_attn import fakes
 
 from headstock.conformance import attention as cases
 from headstock.conformance.attention import QUERY, AttentionCase
+from headstock.selection.capabilities import BackendRefused, resolve_capabilities
 from headstock.spi import (
     AttentionCapabilities,
     DeviceEnv,
@@ -22,7 +23,6 @@ from headstock.spi import (
     LayoutKind,
     Phase,
 )
-from headstock.startup.capabilities import BackendRefused, resolve_capabilities
 from headstock_fa import kernels
 from headstock_fa.latent import LatentBackend
 from headstock_fa.options import FlashOptions

@@ -10,6 +10,7 @@ from attrs import evolve
 from headstock import registry
 from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun
+from headstock.selection.capabilities import resolve_capabilities as resolved
 from headstock.spi import (
     AttentionCapabilities,
     DeviceEnv,
@@ -20,7 +21,6 @@ from headstock.spi import (
     Planning,
     Require,
 )
-from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose_provider, installed_versions, major_minor
 

@@ -13,6 +13,7 @@ from backends.flashinfer import fakes
 
 from headstock.conformance import attention as cases
 from headstock.conformance.attention import QUERY, AttentionCase
+from headstock.selection.capabilities import BackendRefused, resolve_capabilities
 from headstock.spi import (
     AttentionBackend,
     AttentionCapabilities,
@@ -22,7 +23,6 @@ from headstock.spi import (
     LayerInfo,
     Phase,
 )
-from headstock.startup.capabilities import BackendRefused, resolve_capabilities
 from headstock_fi.make import make_backend
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import spec

@@ -9,6 +9,7 @@ from headstock import registry
 from headstock.cli.main import main
 from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun, UsageError
+from headstock.selection.capabilities import resolve_capabilities as resolved
 from headstock.spi import (
     AttentionCapabilities,
     DeviceEnv,
@@ -18,7 +19,6 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
-from headstock.startup.capabilities import resolve_capabilities as resolved
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import REQUIRE, resolve, spec
 

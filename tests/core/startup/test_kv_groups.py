@@ -17,6 +17,10 @@ from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
+from headstock.selection.capabilities import find_rejections
+from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.negotiate import negotiate_terms
+from headstock.selection.select import check_layouts, select_plugins
 from headstock.spi import (
     AttentionSpec,
     DeviceEnv,
@@ -34,11 +38,7 @@ from headstock.spi import (
     StateKV,
     StateTensor,
 )
-from headstock.startup.capabilities import find_rejections
 from headstock.startup.kv_groups import find_group_fault
-from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.select import check_layouts, select_plugins
 
 FULL = FullKV(kv_heads=2, k_dim=8, v_dim=8)
 CONV = ShortConv(taps=3, width=8)

@@ -11,7 +11,7 @@ import pytest
 
 from headstock import LLM, EngineConfig
 from headstock.llm import get_session
-from headstock.startup.auto_choices import FastestChoices, move_to_front
+from headstock.selection.auto_choices import FastestChoices, move_to_front
 from headstock.startup.device import describe_device
 from headstock.startup.summary import EngineSummary
 from headstock.startup.tuned_choices import (

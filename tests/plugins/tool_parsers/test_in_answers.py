@@ -11,7 +11,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from headstock import SamplingParams
 from headstock.outputs import CompletionOutput, Update
-from headstock.startup.tool_parsers import SelectedToolParser, select_tool_parser
+from headstock.selection.tool_parsers import SelectedToolParser, select_tool_parser
 from headstock.text import Tokenizer
 from headstock.text.answer import AnswerFormat
 from headstock.text.completion import CompletionBuilder

@@ -224,8 +224,8 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     spec = registry.load_spec("command", verb)
     registry.require_installed(spec)
     if spec.resolve is not None:  # describing the machine takes torch, which most verbs need not
+        from headstock.selection.refusals import check_resolve
         from headstock.startup.device import describe_device
-        from headstock.startup.refusals import check_resolve
 
         check_resolve(spec, "the command", None, describe_device("auto"))
     run: Callable[[list[str]], object] = registry.import_implementation(spec)

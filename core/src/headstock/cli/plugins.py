@@ -214,7 +214,7 @@ def _describe_support(spec: PluginSpec) -> str:
     """Whether the plugin serves this machine's device, as far as its spec says."""
     try:
         # deferred for start-up time: it imports torch, which may not even be importable here
-        from headstock.startup.capabilities import explain_device_mismatch
+        from headstock.selection.capabilities import explain_device_mismatch
         from headstock.startup.device import describe_device
 
         reason = explain_device_mismatch(spec, describe_device("auto"))

@@ -74,7 +74,7 @@ def _list_cases(kind: str, name: str, env: DeviceEnv) -> tuple[Case, ...]:
         raise CannotRun(
             "python -O leaves out the assertions that the checks consist of; run it without -O"
         )
-    from headstock.startup.capabilities import find_obstacles
+    from headstock.selection.capabilities import find_obstacles
 
     spec: PluginSpec = registry.load_spec(kind, name)
     obstacles = find_obstacles(spec, env, None)

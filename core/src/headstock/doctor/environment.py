@@ -11,8 +11,16 @@ from attrs import frozen
 from headstock.config import EngineConfig
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, try_step, warn_finding
 from headstock.errors import HeadstockError
+from headstock.selection.capabilities import find_obstacles
+from headstock.selection.model_needs import (
+    AttentionNeeds,
+    find_attention_needs,
+    resolve_model_dtype,
+)
+from headstock.selection.negotiate import negotiate_terms
+from headstock.selection.refusals import check_resolve, make_part_query
+from headstock.selection.select import bind_operations, check_plugin_options, select_plugins
 from headstock.spi import DeviceEnv, PluginSpec, Rejection
-from headstock.startup.capabilities import find_obstacles
 from headstock.startup.device import describe_device
 from headstock.startup.model_loading import (
     FamilyAndConfig,
@@ -20,10 +28,6 @@ from headstock.startup.model_loading import (
     read_family,
     resolve_max_seq_len,
 )
-from headstock.startup.model_needs import AttentionNeeds, find_attention_needs, resolve_model_dtype
-from headstock.startup.negotiate import negotiate_terms
-from headstock.startup.refusals import check_resolve, make_part_query
-from headstock.startup.select import bind_operations, check_plugin_options, select_plugins
 from headstock.weights import NotDownloaded, find_cached
 
 

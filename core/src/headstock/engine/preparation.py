@@ -10,11 +10,11 @@ from headstock.engine.request_checks import check_served
 from headstock.errors import RequestError
 from headstock.grammar import GrammarRows
 from headstock.scheduler import Plan, Request, State
+from headstock.selection.grammars import explain_no_grammar
+from headstock.selection.processors import SelectedProcessor
+from headstock.selection.request_args import RequestArgs
 from headstock.spi import RunnerSpec
 from headstock.startup.build import EngineBuild
-from headstock.startup.grammars import explain_no_grammar
-from headstock.startup.processors import SelectedProcessor
-from headstock.startup.request_args import RequestArgs
 from headstock.structured_outputs import StructuredOutputsParams
 
 

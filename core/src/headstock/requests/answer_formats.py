@@ -7,7 +7,7 @@ from functools import partial
 from attrs import evolve
 
 from headstock.errors import HeadstockError, RequestError
-from headstock.startup.tool_parsers import (
+from headstock.selection.tool_parsers import (
     SelectedToolParser,
     find_auto_parser,
     select_tool_parser,

@@ -12,7 +12,7 @@ from headstock.scheduler.request import Request
 
 if TYPE_CHECKING:
     from headstock.engine.stats import EngineStats
-    from headstock.startup.request_args import RequestArgs
+    from headstock.selection.request_args import RequestArgs
     from headstock.startup.summary import EngineSummary
 
 

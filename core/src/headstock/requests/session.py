@@ -22,7 +22,7 @@ from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartE
 from headstock.requests.input_processor import InputProcessor
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
-from headstock.startup.tool_parsers import select_tool_parser
+from headstock.selection.tool_parsers import select_tool_parser
 from headstock.text.chat import read_template
 from headstock.text.prompt import PromptType
 from headstock.text.tokenizer import NoTokenizer, Tokenizer

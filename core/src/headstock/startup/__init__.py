@@ -1,5 +1,5 @@
-"""From a configuration to an engine's parts: choose, check, negotiate, size, assemble."""
+"""From a configuration and the selected parts to an engine's: load, measure, size, assemble."""
 
 from __future__ import annotations
 
-__all__ = ["auto_choices", "device", "summary", "tuned_choices"]
+__all__ = ["device", "summary", "tuned_choices"]

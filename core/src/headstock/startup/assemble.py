@@ -18,6 +18,7 @@ from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.selection.select import SelectedBackend, SelectedPlugins
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -37,7 +38,6 @@ from headstock.spi import (
 )
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import count_scored_positions
-from headstock.startup.select import SelectedBackend, SelectedPlugins
 from headstock.startup.watching import (
     check_model,
     make_watch,

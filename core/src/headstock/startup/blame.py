@@ -17,7 +17,7 @@ from headstock.errors import (
     describe_error,
     describe_place,
 )
-from headstock.startup.select import SelectedPlugins
+from headstock.selection.select import SelectedPlugins
 
 
 @frozen

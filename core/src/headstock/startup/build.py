@@ -24,6 +24,17 @@ from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
 from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
+from headstock.selection.grammars import make_grammar_rows
+from headstock.selection.model_needs import find_attention_needs, resolve_model_dtype
+from headstock.selection.negotiate import Terms, negotiate_terms
+from headstock.selection.refusals import check_resolve, make_part_query
+from headstock.selection.request_args import RequestArgs, collect_request_args
+from headstock.selection.select import (
+    SelectedPlugins,
+    bind_operations,
+    check_plugin_options,
+    select_plugins,
+)
 from headstock.spi import (
     DeviceEnv,
     GraphSupport,
@@ -33,7 +44,6 @@ from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, reclaim_free_bytes
-from headstock.startup.grammars import make_grammar_rows
 from headstock.startup.graph_captures import LateCaptures, capture_runner_graphs
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
@@ -53,18 +63,8 @@ from headstock.startup.model_loading import (
     resolve_max_seq_len,
     untie_embeddings,
 )
-from headstock.startup.model_needs import find_attention_needs, resolve_model_dtype
-from headstock.startup.negotiate import Terms, negotiate_terms
 from headstock.startup.profile_run import ProfileProgress, measure_memory_use, slow_notice
-from headstock.startup.refusals import check_resolve, make_part_query
-from headstock.startup.request_args import RequestArgs, collect_request_args
 from headstock.startup.scheduler_limits import make_limits
-from headstock.startup.select import (
-    SelectedPlugins,
-    bind_operations,
-    check_plugin_options,
-    select_plugins,
-)
 from headstock.startup.start_times import begin_start
 from headstock.startup.tuned_choices import find_tuned_choices
 

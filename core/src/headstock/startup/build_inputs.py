@@ -7,9 +7,9 @@ from attrs import frozen
 from headstock.config import EngineConfig
 from headstock.debug.fault_injection import FaultInjector
 from headstock.execution.token_masks import MaskSource
+from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.select import SelectedPlugins
 from headstock.spi import Model, ModelConfig, Params
-from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.select import SelectedPlugins
 
 
 @frozen(kw_only=True, eq=False)

@@ -9,11 +9,11 @@ from headstock.config import EngineConfig
 from headstock.debug.watched_cache import WatchedPolicy
 from headstock.errors import CannotRun
 from headstock.scheduler import Limits
+from headstock.selection.auto_choices import OVERLAP
+from headstock.selection.negotiate import Terms
+from headstock.selection.select import SelectedPlugins
 from headstock.spi import CachePolicy, ModelConfig
-from headstock.startup.auto_choices import OVERLAP
 from headstock.startup.memory_plan import MemoryPlan
-from headstock.startup.negotiate import Terms
-from headstock.startup.select import SelectedPlugins
 
 
 def make_limits(

@@ -19,12 +19,12 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import HeadstockError, ModelError, describe_error
 from headstock.logs import log_event
+from headstock.selection import auto_choices
+from headstock.selection.auto_choices import FastestChoices
+from headstock.selection.model_needs import AttentionNeeds, resolve_kv_dtype, resolve_model_dtype
 from headstock.spi import AttentionSpec, DeviceEnv, OpsSpec
-from headstock.startup import auto_choices
-from headstock.startup.auto_choices import FastestChoices
 from headstock.startup.device import read_cpu_name
 from headstock.startup.model_loading import locate_model, read_family
-from headstock.startup.model_needs import AttentionNeeds, resolve_kv_dtype, resolve_model_dtype
 
 LOG = logging.getLogger(__name__)
 

@@ -15,7 +15,8 @@ from attrs import evolve, frozen
 
 from headstock import LLM, CannotRun, EngineConfig, SamplingParams
 from headstock.llm import get_session
-from headstock.startup import auto_choices, device, tuned_choices
+from headstock.selection import auto_choices
+from headstock.startup import device, tuned_choices
 from headstock_bench.workloads import SEED, draw_tokens
 
 MARGIN = 0.03

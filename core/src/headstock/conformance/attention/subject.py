@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 from headstock import registry
 from headstock.conformance.attention.cases import AttentionCase, context_of, out_dim_of
 from headstock.errors import CannotRun
+from headstock.selection.capabilities import resolve_capabilities
 from headstock.spi import (
     AttentionBackend,
     AttentionCapabilities,
@@ -23,7 +24,6 @@ from headstock.spi import (
     LayerInfo,
 )
 from headstock.startup.assemble import make_attention_backend
-from headstock.startup.capabilities import resolve_capabilities
 
 MakeBackend = Callable[[AttentionSpec, AttentionContext], AttentionBackend]
 

@@ -10,8 +10,8 @@ from attrs.validators import ge, instance_of
 
 from headstock import LLM, SamplingParams
 from headstock.errors import HeadstockError, PluginBroken, RequestError, UsageError
+from headstock.selection.request_args import collect_request_args
 from headstock.spi import LogitsSpec, PluginSpec, SchedulerSpec, SpiRange
-from headstock.startup.request_args import collect_request_args
 
 
 @frozen

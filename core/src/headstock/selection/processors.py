@@ -18,9 +18,9 @@ from headstock.errors import (
     describe_error,
     shorten,
 )
+from headstock.selection.refusals import check_resolve
 from headstock.spi import DeviceEnv, LogitColumn, LogitsProcessor, LogitsSpec, PartQuery
 from headstock.spi.arrays import Ints
-from headstock.startup.refusals import check_resolve
 
 
 @frozen(kw_only=True)

@@ -6,19 +6,19 @@ import logging
 
 import attrs
 import pytest
+from core.startup.test_memory_plan import model
 
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.execution.threaded import ThreadedExecutor
 from headstock.registry import requirements
+from headstock.selection import auto_choices as auto
+from headstock.selection.model_needs import resolve_model_dtype
+from headstock.selection.select import select_attention, select_first_accepted
 from headstock.spi import DeviceEnv, Rejection
-from headstock.startup import auto_choices as auto
-from headstock.startup.model_needs import resolve_model_dtype
-from headstock.startup.select import select_attention, select_first_accepted
 
 from .test_capabilities import CPU, H200, question
-from .test_memory_plan import model
 
 AUTO = [
     (CPU, ("sdpa",)),

@@ -10,6 +10,8 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun, shorten
 from headstock.grammar import GrammarCompiler, GrammarRows
 from headstock.grammar.trial import NUM_TRIALS, TrialPool, TrialProcess
+from headstock.selection import auto_choices
+from headstock.selection.refusals import check_resolve
 from headstock.spi import (
     DeviceEnv,
     GrammarEngine,
@@ -18,8 +20,6 @@ from headstock.spi import (
     PartQuery,
     Vocabulary,
 )
-from headstock.startup import auto_choices
-from headstock.startup.refusals import check_resolve
 
 
 def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> GrammarSpec | None:

@@ -9,8 +9,8 @@ from attrs import evolve
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.selection.model_needs import AttentionNeeds
 from headstock.spi import CannotRun, DeviceEnv, Ops, PartQuery, PluginSpec, Rejection
-from headstock.startup.model_needs import AttentionNeeds
 
 _MAX_REASON = 300
 """Characters that a refusal shows of one plugin's reasons."""

@@ -259,7 +259,7 @@ def seen_by(engine: Callable[[], object]) -> dict[str, Any]:
 def test_a_runner_is_asked_last_and_knows_the_other_parts(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstock.startup.refusals._MAX_REASON", 1000)
+    monkeypatch.setattr("headstock.selection.refusals._MAX_REASON", 1000)
     install("runner", "note(query, env)", module=SEEN)
     settings = {"num_pages": 64, "max_running_requests": 7, "max_batch_tokens": 99}
     changes: dict[str, Any] = {"max_seq_len": 200, "ops": "torch"}
@@ -287,7 +287,7 @@ def test_a_runner_is_asked_last_and_knows_the_other_parts(
 def test_operations_learn_what_they_compute_before_weights_load(
     install: Install, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("headstock.startup.refusals._MAX_REASON", 1000)
+    monkeypatch.setattr("headstock.selection.refusals._MAX_REASON", 1000)
     made = """
 from headstock.ops.torch_ops import TorchOps
 class Picky(TorchOps):

@@ -8,11 +8,20 @@ from unittest.mock import Mock
 
 import attrs
 import pytest
+from core.startup.test_memory_plan import model
 
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, PluginBroken, UnknownPlugin
 from headstock.registry import loading
+from headstock.selection.capabilities import (
+    check_narrower,
+    find_rejections,
+    resolve_capabilities,
+)
+from headstock.selection.model_needs import AttentionNeeds, resolve_kv_dtype
+from headstock.selection.negotiate import agree_page_size, negotiate_terms
+from headstock.selection.select import select_backends
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -29,16 +38,6 @@ from headstock.spi import (
     SpiRange,
 )
 from headstock.startup.assemble import make_attention_backend
-from headstock.startup.capabilities import (
-    check_narrower,
-    find_rejections,
-    resolve_capabilities,
-)
-from headstock.startup.model_needs import AttentionNeeds, resolve_kv_dtype
-from headstock.startup.negotiate import agree_page_size, negotiate_terms
-from headstock.startup.select import select_backends
-
-from .test_memory_plan import model
 
 CPU = DeviceEnv(device="cpu")
 H200 = DeviceEnv(device="cuda", capability=(9, 0))

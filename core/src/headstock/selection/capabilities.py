@@ -19,6 +19,8 @@ from headstock.errors import (
     join_reasons,
     shorten,
 )
+from headstock.selection import auto_choices
+from headstock.selection.model_needs import AttentionNeeds
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -32,8 +34,6 @@ from headstock.spi import (
     PluginSpec,
     Rejection,
 )
-from headstock.startup import auto_choices
-from headstock.startup.model_needs import AttentionNeeds
 
 
 class BackendRefused(CannotRun):

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from headstock import registry
+from headstock.selection.auto_choices import TOOL_PARSERS
+from headstock.selection.refusals import check_resolve
 from headstock.spi import DeviceEnv, Tool, ToolParser, ToolParserSpec
-from headstock.startup.auto_choices import TOOL_PARSERS
-from headstock.startup.refusals import check_resolve
 
 
 @frozen

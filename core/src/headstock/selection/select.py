@@ -24,6 +24,25 @@ from headstock.execution.abstract_executor import Executor
 from headstock.execution.executor import LocalExecutor
 from headstock.logs import log_event
 from headstock.ops.bound import BoundOps, OperationTable
+from headstock.selection import auto_choices
+from headstock.selection.auto_choices import FastestChoices
+from headstock.selection.capabilities import (
+    explain_device_mismatch,
+    join_refusals,
+    resolve_capabilities,
+)
+from headstock.selection.grammars import select_grammar
+from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.processors import SelectedProcessor, select_processors
+from headstock.selection.proposers import SelectedProposer, select_proposer
+from headstock.selection.refusals import (
+    check_claimed,
+    check_resolve,
+    configure_operations,
+    make_part_query,
+    note_part,
+)
+from headstock.selection.runner_choice import needs_graphs, resolve_runner_name
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -40,25 +59,6 @@ from headstock.spi import (
     RunnerSpec,
     SchedulerSpec,
 )
-from headstock.startup import auto_choices
-from headstock.startup.auto_choices import FastestChoices
-from headstock.startup.capabilities import (
-    explain_device_mismatch,
-    join_refusals,
-    resolve_capabilities,
-)
-from headstock.startup.grammars import select_grammar
-from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.processors import SelectedProcessor, select_processors
-from headstock.startup.proposers import SelectedProposer, select_proposer
-from headstock.startup.refusals import (
-    check_claimed,
-    check_resolve,
-    configure_operations,
-    make_part_query,
-    note_part,
-)
-from headstock.startup.runner_choice import needs_graphs, resolve_runner_name
 
 T = TypeVar("T")
 

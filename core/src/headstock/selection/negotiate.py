@@ -6,10 +6,10 @@ from attrs import frozen
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
+from headstock.selection import auto_choices
+from headstock.selection.model_needs import resolve_kv_dtype
+from headstock.selection.select import SelectedPlugins
 from headstock.spi import DeviceEnv, IntSet, LayoutKind, ModelConfig
-from headstock.startup import auto_choices
-from headstock.startup.model_needs import resolve_kv_dtype
-from headstock.startup.select import SelectedPlugins
 
 
 @frozen(kw_only=True)

@@ -8,9 +8,9 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, PluginBroken, shorten
 from headstock.scheduler.limits import MAX_DRAFTS
+from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.refusals import check_resolve
 from headstock.spi import DeviceEnv, LayoutKind, PartQuery, Proposer, ProposerSpec
-from headstock.startup.model_needs import AttentionNeeds
-from headstock.startup.refusals import check_resolve
 
 
 @frozen(kw_only=True)
