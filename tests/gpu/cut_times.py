@@ -18,10 +18,10 @@ from torch import Tensor
 
 from headstock.nn.noise import gumbel
 from headstock.spi import Sampling
-from headstock_triton.candidates import WHOLE
 from headstock_triton.pdl import has_pdl
-from headstock_triton.sampler import fused_sample
-from headstock_triton.truncation import cut_by_search, find_cut
+from headstock_triton.sampling.candidates import WHOLE
+from headstock_triton.sampling.sampler import fused_sample
+from headstock_triton.sampling.truncation import cut_by_search, find_cut
 
 ROWS = (1, 8, 9, 32, 64, 256)
 SETTINGS: dict[str, dict[str, Any]] = {

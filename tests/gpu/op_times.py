@@ -16,9 +16,10 @@ from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Activation, Weight
-from headstock_triton import activation, linear, norm, sampler
+from headstock_triton import activation, linear, norm
 from headstock_triton.heads import rope_and_store_kv
-from headstock_triton.truncation import cut_by_search, find_cut
+from headstock_triton.sampling import sampler
+from headstock_triton.sampling.truncation import cut_by_search, find_cut
 
 DEVICE = "cuda"
 VOCAB = 151_936

@@ -18,9 +18,10 @@ from headstock.nn import sampler as torch_sampler
 from headstock.nn.decoder import forward
 from headstock.nn.noise import gumbel
 from headstock.spi import Sampling
-from headstock_triton import linear, sampler, split_linear
+from headstock_triton import linear, split_linear
 from headstock_triton.gated_linear import GatedTile
 from headstock_triton.ops import TritonOps
+from headstock_triton.sampling import sampler
 
 TOKENS = (1, 7, 256, 2048)
 TYPES = (torch.bfloat16, torch.float16, torch.float32)

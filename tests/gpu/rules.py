@@ -35,8 +35,8 @@ from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.token_masks import MASK
 from headstock.nn.noise import gumbel
 from headstock.spi import LogitsProcessor, Processing
-from headstock_triton.masks import apply_mask_
-from headstock_triton.sampler import fused_sample
+from headstock_triton.sampling.masks import apply_mask_
+from headstock_triton.sampling.sampler import fused_sample
 
 ROWS, NUM_RULED = 256, 8
 MOST_SHARE = 0.01

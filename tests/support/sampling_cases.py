@@ -14,8 +14,8 @@ from torch import Tensor
 from headstock.conformance.ops.sampling import SETTINGS, compare_samples, logits_of, sampling_of
 from headstock.nn import sampler as torch_sampler
 from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
-from headstock_triton import sampler
-from headstock_triton.truncation import cut_by_search, find_cut
+from headstock_triton.sampling import sampler
+from headstock_triton.sampling.truncation import cut_by_search, find_cut
 
 __all__ = [
     "SETTINGS",

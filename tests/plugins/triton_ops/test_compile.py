@@ -26,7 +26,7 @@ from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
 from headstock_triton.norm import add_norm, embed_norm
-from headstock_triton.sampler import fused_sample
+from headstock_triton.sampling.sampler import fused_sample
 from headstock_triton.split_linear import (
     choose_gated_tile,
     choose_split_tile,

@@ -30,7 +30,7 @@ from headstock_triton.linear import can_add, can_fuse, small_linear
 from headstock_triton.norm import add_norm, embed_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.pdl import has_pdl
-from headstock_triton.sampler import fused_sample
+from headstock_triton.sampling.sampler import fused_sample
 from headstock_triton.split_linear import (
     choose_gated_tile,
     choose_split_tile,
@@ -306,7 +306,7 @@ class TritonOps(TorchOps):
         return _normalize(x, params["norm"], config.norm_eps, pdl=self.overlaps(x.total))
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
-        """See `headstock_triton.sampler.fused_sample`."""
+        """See `headstock_triton.sampling.sampler.fused_sample`."""
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))
 
     def lm_head_sample(

@@ -15,8 +15,8 @@ from sampling_cases import SETTINGS
 
 from headstock.nn.noise import gumbel, random_words
 from headstock.spi import Sampling
-from headstock_triton import noise
-from headstock_triton.sampler import fused_sample
+from headstock_triton.sampling import noise
+from headstock_triton.sampling.sampler import fused_sample
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
 # sound.

@@ -14,9 +14,9 @@ from sampling_cases import SETTINGS
 
 from headstock.nn.truncation import apply_top_k_top_p
 from headstock.spi import Sampling
-from headstock_triton.candidates import WHOLE
-from headstock_triton.sampler import fused_sample
-from headstock_triton.truncation import find_cut
+from headstock_triton.sampling.candidates import WHOLE
+from headstock_triton.sampling.sampler import fused_sample
+from headstock_triton.sampling.truncation import find_cut
 
 # numpy, which interprets, warns of what is meant: infinity less infinity in rows that are not
 # sound.

@@ -14,13 +14,19 @@ from torch import Tensor
 from headstock.nn.penalties import apply_logit_rules_
 from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
-from headstock_triton.masks import apply_mask_, forbid
-from headstock_triton.noise import SLACK, guess_gumbel, gumbel_of, philox_word, philox_words
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.processed import can_process, sample_with_processed
-from headstock_triton.temperature import LOWEST_HEAT, apply_temperature
-from headstock_triton.truncation import Cut, find_cut, has_limits
+from headstock_triton.sampling.masks import apply_mask_, forbid
+from headstock_triton.sampling.noise import (
+    SLACK,
+    guess_gumbel,
+    gumbel_of,
+    philox_word,
+    philox_words,
+)
+from headstock_triton.sampling.processed import can_process, sample_with_processed
+from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
+from headstock_triton.sampling.truncation import Cut, find_cut, has_limits
 
 FEW_ROWS = 16
 """Up to here a row is shared out among more programs."""

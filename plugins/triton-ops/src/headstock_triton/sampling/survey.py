@@ -11,7 +11,7 @@ from torch import Tensor
 
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.temperature import LOWEST_HEAT
+from headstock_triton.sampling.temperature import LOWEST_HEAT
 
 INFINITY = tl.constexpr(math.inf)
 LOG2_E = tl.constexpr(math.log2(math.e))

@@ -17,11 +17,11 @@ from torch import Tensor
 
 from headstock.nn.sampler import apply_processor, divide_by_temperature
 from headstock.spi import Processing, Sample, Sampling
-from headstock_triton.masks import forbid
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.streams import Beside, is_capturing
-from headstock_triton.temperature import apply_temperature
+from headstock_triton.sampling.masks import forbid
+from headstock_triton.sampling.streams import Beside, is_capturing
+from headstock_triton.sampling.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
 MOST_ROWS = 8

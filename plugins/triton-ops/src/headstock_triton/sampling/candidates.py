@@ -20,10 +20,16 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock.spi import Sampling
-from headstock_triton.noise import gumbel_of, philox_word
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.survey import GROUP, MASS_ERROR, find_bound, order_keys, survey_groups
-from headstock_triton.temperature import apply_temperature
+from headstock_triton.sampling.noise import gumbel_of, philox_word
+from headstock_triton.sampling.survey import (
+    GROUP,
+    MASS_ERROR,
+    find_bound,
+    order_keys,
+    survey_groups,
+)
+from headstock_triton.sampling.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
 LEAST_MASS = tl.constexpr(1e-300)

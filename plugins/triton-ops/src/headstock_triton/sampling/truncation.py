@@ -20,9 +20,9 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Sampling
-from headstock_triton.candidates import LEAST_MASS, UNDECIDED, WHOLE, choose_tokens_
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.temperature import apply_temperature
+from headstock_triton.sampling.candidates import LEAST_MASS, UNDECIDED, WHOLE, choose_tokens_
+from headstock_triton.sampling.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
 PIVOTS = tl.constexpr(8)
