@@ -21,9 +21,12 @@ STEPS = "headstock_engine_steps_total"
 
 
 def processor_seconds(process: int) -> float:
-    with open(f"/proc/{process}/stat") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Processor time of all threads of a process, to the nanosecond.
+
+    /proc has it in hundredths of a second: 34 microseconds of each of 297 tokens.
+    """
+    # CPUCLOCK_SCHED of a process, as clock_getcpuclockid(3) makes it.
+    return time.clock_gettime((~process << 3) | 2)
 
 
 def token_microseconds(server: Served, streams: int, seconds: float) -> float:
