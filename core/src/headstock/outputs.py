@@ -114,7 +114,6 @@ class RequestOutput:
     """The user's type of one prompt: its completions, or, in a stream, what is new of one.
 
     prompt: None when it was given as token ids
-    prompt_tokens: the token ids of the prompt; as a list in `prompt_token_ids`
     max_tokens: the most tokens of a completion: the requested ones, cut to the room after the
         prompt
     prompt_logprobs: if requested, one entry a prompt token, the first of them None
@@ -122,7 +121,8 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_tokens: Sequence[int]
+    # The running request reads the same memory: callers get copies, in `prompt_token_ids`.
+    _prompt_tokens: Sequence[int] = field(repr=lambda tokens: repr(list(tokens)))
     outputs: list[CompletionOutput]
     metrics: RequestMetrics
     max_tokens: int
@@ -133,7 +133,7 @@ class RequestOutput:
     @cached_property
     def prompt_token_ids(self) -> list[int]:
         """The token ids of the prompt."""
-        return list(self.prompt_tokens)
+        return list(self._prompt_tokens)
 
     @property
     def finished(self) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import signal
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from contextlib import aclosing
 from typing import Any
@@ -77,6 +78,16 @@ def test_only_prompts_that_take_long_to_check_are_checked_on_a_thread(
     monkeypatch.setattr(processor, "process", note)
     output = asyncio.run(llm.generate_async(prompt, SHORT))
     assert output.finished and (threads != [threading.current_thread()]) == on_thread
+
+
+def test_what_a_caller_does_to_an_output_reaches_no_running_request(scripted: Make) -> None:
+    llm, _ = scripted()
+    for piece in llm.stream([5, 6, 7], SHORT):
+        # One list of its own a piece, and nothing else that holds the prompt.
+        piece.prompt_token_ids.clear()
+        public = [name for name in dir(piece) if not name.startswith("_")]
+        assert not any(isinstance(getattr(piece, name), array) for name in public)
+    assert llm.generate([[5, 6, 7]], SHORT)[0].prompt_token_ids == [5, 6, 7]
 
 
 async def first_pieces(llm: LLM, count: int) -> list[RequestOutput]:
