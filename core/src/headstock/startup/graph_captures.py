@@ -26,7 +26,7 @@ _DEFAULT_GRAPH_TOKENS = 4096
 """Tokens of a step above which graphs are not captured by default, but for full steps: there the
 device, not the launch of operations, bounds the step.
 
-A size takes some 4 MiB and 40 ms.
+Up to 2,048 a size of the 0.6B shape takes 4 MiB and 40 ms.
 """
 
 _GRAPH_SLACK_BYTES = 64 << 20
