@@ -25,11 +25,9 @@ from headstock_triton.sampling.noise import (
     philox_words,
 )
 from headstock_triton.sampling.processed import can_process, sample_with_processed
+from headstock_triton.sampling.survey import FEW_ROWS
 from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
 from headstock_triton.sampling.truncation import Cut, find_cut, has_limits
-
-FEW_ROWS = 16
-"""Up to here a row is shared out among more programs."""
 
 INFINITY = tl.constexpr(math.inf)
 
