@@ -24,7 +24,7 @@ from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_bench.profile import classify_operation
 
 TIMED_STEPS = 60
-STEPS = 30
+STEPS = 10
 
 
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
