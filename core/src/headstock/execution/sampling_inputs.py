@@ -54,15 +54,23 @@ class DeviceColumns:
         return cls(neutral, integers)
 
     def gather(self, rows: Tensor, kind: frozenset[str]) -> dict[str, Tensor]:
-        """Gather the settings that `kind` names, and with a temperature the seeds.
+        """Gather the settings that `kind` names and the seeds; none without a temperature, where
+        they change nothing.
 
         rows: [n] int64
         """
-        temperature, top_p, min_p = self.floats
-        top_k, seeds = self.integers
-        columns = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "top_k": top_k}
-        found = {name: columns[name][rows] for name in sorted(kind & columns.keys())}
-        return found | {"seeds": seeds[rows]} if "temperature" in kind else found
+        if "temperature" not in kind:
+            return {}
+        # A launch for all of them takes no longer than one for each that is asked for.
+        floats, integers = self.floats[:, rows], self.integers[:, rows]
+        columns = dict(
+            zip(
+                ("temperature", "top_p", "min_p", "top_k", "seeds"),
+                (*floats, *integers),
+                strict=True,
+            )
+        )
+        return {name: columns[name] for name in columns if name in kind or name == "seeds"}
 
 
 class SamplingTable:
