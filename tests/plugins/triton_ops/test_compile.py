@@ -291,7 +291,7 @@ KERNELS = {
     "cut": [*CUTTING, "part_kernel", "join_kernel"],
     "cut, masked": ["mask_kernel", *CUTTING, "part_kernel", "join_kernel"],
     "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
-    "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
+    "processed, masked": ["take_kernel", "mask_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
     "processed, cut": [
         "take_kernel",
         "scale_kernel",

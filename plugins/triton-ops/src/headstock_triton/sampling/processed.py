@@ -7,7 +7,7 @@ tokens back. The rest runs on a second stream while the first samples all rows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -19,9 +19,10 @@ from headstock.nn.sampler import apply_processor, divide_by_temperature
 from headstock.spi import Processing, Sample, Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.sampling.masks import forbid
+from headstock_triton.sampling.masks import apply_mask_, forbid
 from headstock_triton.sampling.streams import Beside, is_capturing
 from headstock_triton.sampling.temperature import apply_temperature
+from headstock_triton.sampling.truncation import has_limits
 
 INFINITY = tl.constexpr(math.inf)
 MOST_ROWS = 8
@@ -33,32 +34,56 @@ class TakenRows:
     """Some rows of a step's logits, without what their masks forbid.
 
     scores: [m, vocab] float32    peaks: [m, parts] float32, NaN where a part has any
-    positions: [m] int64
+    sampling: their settings but for the mask
     """
 
     scores: Tensor
     peaks: Tensor
-    positions: Tensor
+    sampling: Sampling
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "mask", "positions", "at_positions"))
+@triton.jit(
+    do_not_specialize_on_alignment=(
+        "rows",
+        "mask",
+        "temperature",
+        "top_p",
+        "min_p",
+        "top_k",
+        "seeds",
+        "positions",
+        "floats",
+        "integers",
+    )
+)
 def take_kernel(
     logits,
     rows,
     mask,
+    temperature,
+    top_p,
+    min_p,
+    top_k,
+    seeds,
     positions,
     scores,
     peaks,
-    at_positions,
+    floats,
+    integers,
     vocab,
     stride,
     words,
     MASK: tl.constexpr,
+    TEMPERATURE: tl.constexpr,
+    TOP_P: tl.constexpr,
+    MIN_P: tl.constexpr,
+    TOP_K: tl.constexpr,
+    SEEDS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """A part of a row in float32 without what its mask forbids, and its highest score, which is NaN
-    where there is any; and the row's position.
+    where there is any; and the row's settings.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -71,14 +96,25 @@ def take_kernel(
     tl.store(scores + index * vocab + at, x, at < vocab)
     tl.store(peaks + index * tl.num_programs(1) + part, max_or_nan(x))
     if part == 0:
-        tl.store(at_positions + index, tl.load(positions + row))
+        # One launch takes all that torch would take by one for each column.
+        count = tl.num_programs(0)
+        if TEMPERATURE:
+            tl.store(floats + index, tl.load(temperature + row))
+        if TOP_P:
+            tl.store(floats + count + index, tl.load(top_p + row))
+        if MIN_P:
+            tl.store(floats + 2 * count + index, tl.load(min_p + row))
+        if TOP_K:
+            tl.store(integers + index, tl.load(top_k + row))
+        if SEEDS:
+            tl.store(integers + count + index, tl.load(seeds + row))
+        tl.store(integers + 2 * count + index, tl.load(positions + row))
 
 
-@triton.jit(do_not_specialize_on_alignment=("rows", "temperature", "heats"))
+@triton.jit(do_not_specialize_on_alignment=("temperature", "heats"))
 def scale_kernel(
     scores,
     peaks,
-    rows,
     temperature,
     heats,
     vocab,
@@ -97,7 +133,7 @@ def scale_kernel(
     peak = max_or_nan(tl.load(peaks + index * parts + each, each < parts, other=-INFINITY))
     at = part * BLOCK + tl.arange(0, BLOCK)
     own = scores + index * vocab + at
-    heat = tl.load(temperature + tl.load(rows + index))
+    heat = tl.load(temperature + index)
     tl.store(own, apply_temperature(tl.load(own, at < vocab), peak, heat), at < vocab)
     if part == 0:
         tl.store(heats + index, tl.where(heat > 0, 1.0, 0.0))
@@ -132,11 +168,18 @@ def can_process(sampling: Sampling) -> bool:
     )
 
 
+class SamplePlain(Protocol):
+    """Samples logits by settings without processing; it may write to the logits."""
+
+    def __call__(self, logits: Tensor, sampling: Sampling, *, pdl: bool) -> Sample:
+        """The sample; kernels wait for each other where `pdl` lets them begin early."""
+
+
 def sample_with_processed(
     logits: Tensor,
     sampling: Sampling,
     processing: Processing,
-    sample_plain: Callable[[Tensor, Sampling], Sample],
+    sample_plain: SamplePlain,
     *,
     pdl: bool,
 ) -> Sample:
@@ -152,16 +195,22 @@ def sample_with_processed(
     taken = _take_rows(logits, plain, rows, pdl=pdl)
 
     def sample_taken() -> Sample:
-        return sample_plain(*_process_rows(taken, plain, rows, processing, pdl=pdl))
+        scores, settings = _process_rows(taken, processing, pdl=pdl)
+        if plain.mask is not None:
+            # Once more: processors may move scores to tokens that it forbids.
+            apply_mask_(scores, plain.mask, rows, pdl=pdl)
+        return sample_plain(scores, settings, pdl=pdl)
 
     if is_capturing(logits):
         with Beside() as beside:
             part = sample_taken()
-        whole = sample_plain(logits, plain)
+        # Kernels that begin early hold registers while they wait, and those of a cut so many that
+        # the other stream's stand still.
+        whole = sample_plain(logits, plain, pdl=pdl and not has_limits(plain))
         beside.wait()
     else:
         # The launches take the time, on whichever stream.
-        part, whole = sample_taken(), sample_plain(logits, plain)
+        part, whole = sample_taken(), sample_plain(logits, plain, pdl=pdl)
     # What follows another stream's work waits for all of it: it may not begin early.
     put_kernel[(1,)](
         rows,
@@ -178,70 +227,82 @@ def sample_with_processed(
 
 
 def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -> TakenRows:
-    """Take rows out of the logits."""
+    """Take rows out of the logits, and their settings."""
     assert sampling.positions is not None
     count, vocab = len(rows), logits.shape[1]
     block, parts = _share_out(vocab)
-    taken = TakenRows(
-        scores=torch.empty(count, vocab, dtype=torch.float32, device=logits.device),
-        peaks=torch.empty(count, parts, dtype=torch.float32, device=logits.device),
-        positions=torch.empty(count, dtype=torch.int64, device=logits.device),
-    )
+    scores = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
+    peaks = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
+    floats = torch.empty(3, count, dtype=torch.float32, device=logits.device)
+    integers = torch.empty(3, count, dtype=torch.int64, device=logits.device)
+    columns = {
+        "temperature": floats[0],
+        "top_p": floats[1],
+        "min_p": floats[2],
+        "top_k": integers[0],
+        "seeds": integers[1],
+    }
+    given = {name: getattr(sampling, name) for name in columns}
     mask = None if sampling.mask is None else sampling.mask.contiguous()
     take_kernel[(count, parts)](
         logits,
         rows,
         rows if mask is None else mask,
+        *(
+            columns[name] if column is None else column.contiguous()
+            for name, column in given.items()
+        ),
         sampling.positions,
-        taken.scores,
-        taken.peaks,
-        taken.positions,
+        scores,
+        peaks,
+        floats,
+        integers,
         vocab,
         logits.stride(0),
         0 if mask is None else mask.shape[1],
         MASK=mask is not None,
+        **{name.upper(): column is not None for name, column in given.items()},
         BLOCK=block,
         num_warps=4,
         **launch_options(pdl),
     )
-    return taken
+    settings: dict[str, Any] = {
+        name: columns[name] for name, column in given.items() if column is not None
+    }
+    return TakenRows(
+        scores=scores, peaks=peaks, sampling=Sampling(**settings, positions=integers[2])
+    )
 
 
 def _process_rows(
-    taken: TakenRows, sampling: Sampling, rows: Tensor, processing: Processing, *, pdl: bool
+    taken: TakenRows, processing: Processing, *, pdl: bool
 ) -> tuple[Tensor, Sampling]:
-    """Scores of rows after processors, and the settings that are still to be applied to them.
-
-    The mask is one of them: processors may move scores to tokens that it forbids.
-    """
-    scores, at, temperature = taken.scores, taken.positions, sampling.temperature
+    """Scores of rows after processors, and the settings that are still to be applied to them."""
+    scores, temperature, at = taken.scores, taken.sampling.temperature, taken.sampling.positions
+    assert at is not None
     first = [pair for pair in processing.parts if pair[0].changes_argmax]
     others = [pair for pair in processing.parts if not pair[0].changes_argmax]
     for processor, columns in first:
         scores = apply_processor(processor, scores, at, columns)
     if temperature is not None and others:
         if first:
-            heat = temperature.index_select(0, rows)
-            scores = divide_by_temperature(scores, heat)
-            temperature = (heat > 0).to(torch.float32)
+            scores = divide_by_temperature(scores, temperature)
+            temperature = (temperature > 0).to(torch.float32)
         else:
-            temperature = _scale_rows(taken, rows, temperature, pdl=pdl)
-    elif temperature is not None:
-        temperature = temperature.index_select(0, rows)
+            temperature = _scale_rows(taken, temperature, pdl=pdl)
     for processor, columns in others:
         scores = apply_processor(processor, scores, at, columns)
-    return scores.contiguous(), evolve(sampling.take(rows), temperature=temperature, positions=at)
+    return scores.contiguous(), evolve(taken.sampling, temperature=temperature)
 
 
-def _scale_rows(taken: TakenRows, rows: Tensor, temperature: Tensor, *, pdl: bool) -> Tensor:
+def _scale_rows(taken: TakenRows, temperature: Tensor, *, pdl: bool) -> Tensor:
     """Divide taken rows by the temperature; return what is left of it.   writes: taken.scores"""
     count, vocab = taken.scores.shape
     block, parts = _share_out(vocab)
-    heats = torch.empty(count, dtype=torch.float32, device=rows.device)
+    heats = torch.empty_like(temperature)
     scale_kernel[(count, parts)](
         taken.scores,
         taken.peaks,
-        rows,
         temperature,
         heats,
         vocab,
@@ -249,7 +310,7 @@ def _scale_rows(taken: TakenRows, rows: Tensor, temperature: Tensor, *, pdl: boo
         BLOCK=block,
         num_warps=4,
         # Here the other stream begins, which waits for all of the first one's work.
-        **launch_options(pdl and not is_capturing(rows)),
+        **launch_options(pdl and not is_capturing(temperature)),
     )
     return heats
 

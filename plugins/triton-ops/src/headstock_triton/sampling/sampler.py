@@ -16,7 +16,7 @@ from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.sampling.masks import apply_mask_, forbid
+from headstock_triton.sampling.masks import FEW_ROWS, apply_mask_, forbid
 from headstock_triton.sampling.noise import (
     SLACK,
     guess_gumbel,
@@ -25,7 +25,6 @@ from headstock_triton.sampling.noise import (
     philox_words,
 )
 from headstock_triton.sampling.processed import can_process, sample_with_processed
-from headstock_triton.sampling.survey import FEW_ROWS
 from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
 from headstock_triton.sampling.truncation import Cut, find_cut, has_limits
 
@@ -352,10 +351,9 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     """
     processing = sampling.processing
     if processing is not None:
-        sample_plain = partial(fused_sample, pdl=pdl)
         if can_process(sampling):
-            return sample_with_processed(logits, sampling, processing, sample_plain, pdl=pdl)
-        return sample_processed(logits, sampling, processing, sample_plain)
+            return sample_with_processed(logits, sampling, processing, fused_sample, pdl=pdl)
+        return sample_processed(logits, sampling, processing, partial(fused_sample, pdl=pdl))
     rules = (
         sampling.banned,
         sampling.bias,

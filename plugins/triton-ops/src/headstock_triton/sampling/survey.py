@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.temperature import LOWEST_HEAT
 
 INFINITY = tl.constexpr(math.inf)
@@ -19,9 +20,6 @@ GROUP = tl.constexpr(128)
 PIVOTS = tl.constexpr(16)
 MASS_ERROR = tl.constexpr(1e-5)
 """How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
-
-FEW_ROWS = 16
-"""Up to here a row is shared out among more programs."""
 
 
 @triton.jit(do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "maxima", "masses"))
