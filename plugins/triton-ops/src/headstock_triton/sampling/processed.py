@@ -270,7 +270,9 @@ def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -
         name: columns[name] for name, column in given.items() if column is not None
     }
     return TakenRows(
-        scores=scores, peaks=peaks, sampling=Sampling(**settings, positions=integers[2])
+        scores=scores,
+        peaks=peaks,
+        sampling=evolve(sampling, mask=None, positions=integers[2], **settings),
     )
 
 
