@@ -222,8 +222,12 @@ class ScriptedLoop:
                 news = [self.advance(row) for row in rows]
             if not rows:
                 time.sleep(0.0005)
-            for row, update in zip(rows, news, strict=True):
-                row.sink(update)
+            self.emit(rows, news)
+
+    def emit(self, rows: list[Row], updates: list[Update]) -> None:
+        # A function of its own: the thread's frame would hold the last row's sink for ever.
+        for row, update in zip(rows, updates, strict=True):
+            row.sink(update)
 
     def advance(self, row: Row) -> Update:
         request, tokens, stop, reason = row.request, [], None, None

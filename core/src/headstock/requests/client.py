@@ -6,7 +6,15 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    Callable,
+    Generator,
+    Iterable,
+    MutableMapping,
+    Sequence,
+)
+from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
 
@@ -167,24 +175,62 @@ def stream_outputs(
             raise
 
 
+class Inbox:
+    """Updates from the engine's thread for the tasks of an event loop, many a wake-up.
+
+    A wake-up is a write to a pipe, during which a thread lets the interpreter go. With one for each
+    update, the engine's thread would wait for the tasks as often as a step has tokens.
+    """
+
+    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
+        self.event_loop = event_loop
+        self.updates: deque[tuple[asyncio.Queue[TimedUpdate], TimedUpdate]] = deque()
+        self.is_waking = False
+
+    def put(self, queue: asyncio.Queue[TimedUpdate], update: TimedUpdate) -> None:
+        """Put the update into the queue soon, unless the event loop is closed; from any thread."""
+        self.updates.append((queue, update))
+        if self.is_waking:
+            return
+        self.is_waking = True
+        try:
+            self.event_loop.call_soon_threadsafe(self._hand_out)
+        except RuntimeError:
+            self.updates.clear()
+            self.is_waking = False
+
+    def _hand_out(self) -> None:
+        """Put what has come into the queues."""
+        # First, so that whoever finds it True has put its update before what follows here.
+        self.is_waking = False
+        while self.updates:
+            queue, update = self.updates.popleft()
+            queue.put_nowait(update)
+
+
+Inboxes = MutableMapping[asyncio.AbstractEventLoop, Inbox]
+
+
 async def stream_outputs_async(
     loop: EngineLoop,
     prompt_requests: Iterable[PromptKind],
     max_in_flight: int,
+    inboxes: Inboxes,
     *,
     stream_tokens: bool = True,
 ) -> AsyncGenerator[tuple[PromptKind, Any], None]:
-    """As `stream_outputs`, for asyncio."""
+    """As `stream_outputs`, for asyncio; streams of one event loop share its inbox."""
     queue: asyncio.Queue[TimedUpdate] = asyncio.Queue()
     event_loop = asyncio.get_running_loop()
-
-    def deliver(update: TimedUpdate) -> None:
-        """Put the update into the queue of the event loop, unless that is closed by now."""
-        with contextlib.suppress(RuntimeError):
-            event_loop.call_soon_threadsafe(queue.put_nowait, update)
-
+    inbox = inboxes.get(event_loop)
+    if inbox is None:
+        inbox = inboxes[event_loop] = Inbox(event_loop)
     client = RequestClient(
-        loop, prompt_requests, max_in_flight, deliver, stream_tokens=stream_tokens
+        loop,
+        prompt_requests,
+        max_in_flight,
+        partial(inbox.put, queue),
+        stream_tokens=stream_tokens,
     )
     try:
         while client.has_unfinished:

@@ -16,7 +16,7 @@ from headstock.errors import UsageError, shorten
 from headstock.logs import log_event
 from headstock.outputs import EmbeddingRequestOutput, RequestOutput
 from headstock.requests.answer_formats import AnswerFormats
-from headstock.requests.client import stream_outputs, stream_outputs_async
+from headstock.requests.client import Inboxes, stream_outputs, stream_outputs_async
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.input_processor import InputProcessor
@@ -72,6 +72,8 @@ class EngineSession:
                 select_tool_parser(config.tool_parser)
             self.engine, self.loop = start(config)
         self.closed = False
+        # The streams of an event loop hold its inbox, and without them neither is held.
+        self.inboxes: Inboxes = weakref.WeakValueDictionary()
         # Refers to the loop alone: a finalizer that referred to the session would keep it alive.
         self.finalizer = weakref.finalize(self, _warn_and_abandon, self.loop, config.model)
         self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
@@ -144,7 +146,11 @@ class EngineSession:
         """As `stream_outputs`, of one prompt request, for asyncio."""
         self.check_open()
         return stream_outputs_async(
-            self.loop, [prompt_request], self.max_in_flight, stream_tokens=stream_tokens
+            self.loop,
+            [prompt_request],
+            self.max_in_flight,
+            self.inboxes,
+            stream_tokens=stream_tokens,
         )
 
     def stream(
