@@ -236,10 +236,9 @@ def full(session: nox.Session) -> None:
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     all_tests = ("-m", "full or not full", "--hypothesis-profile=full")
     in_dev(session, "pytest", *all_tests, "--durations=20", *hour, *session.posargs)
-    session.notify("perfetto")
-    session.notify("browser")
-    for name in CLIENTS:
-        session.notify(f"clients({name})")
+    for name in ("perfetto", "browser", *(f"clients({client})" for client in CLIENTS)):
+        # What this session's pytest is given selects other tests, or none, of theirs.
+        session.notify(name, posargs=())
 
 
 @nox.session(venv_backend="none", requires=["dev"])
