@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import selectors
 import statistics
@@ -24,7 +23,7 @@ STEPS = "headstock_engine_steps_total"
 def processor_seconds(process: int) -> float:
     """Processor time of all threads of a process, to the nanosecond.
 
-    /proc has it in hundredths of a second: 34 microseconds of each of 297 tokens.
+    /proc has it in hundredths of a second, which is coarse for a window of one.
     """
     # CPUCLOCK_SCHED of a process, as clock_getcpuclockid(3) makes it.
     return time.clock_gettime((~process << 3) | 2)
@@ -54,23 +53,14 @@ def token_microseconds(server: Served, streams: int, seconds: float) -> float:
 @pytest.mark.full
 @pytest.mark.alone
 def test_a_streamed_token_costs_40_us_at_32_streams_and_300_at_one() -> None:
-    with serve("--access-log", "off", script={"interval": 0.01}) as server:
-        crowd = cheapest_token(server, 32, most=40)
-        alone = cheapest_token(server, 1, most=300)
+    # A step a millisecond, as a small model on a large GPU makes them. Between slower ones the
+    # processor goes cold, and the same work takes up to four times as long.
+    with serve("--access-log", "off", script={"interval": 0.001}) as server:
+        crowd, alone = (
+            statistics.median(token_microseconds(server, streams, 1) for _ in range(5))
+            for streams in (32, 1)
+        )
     assert (crowd <= 40, alone <= 300) == (True, True), (crowd, alone)
-
-
-def cheapest_token(server: Served, streams: int, *, most: float) -> float:
-    """The processor time of a token in a second in which nothing else runs on this machine.
-
-    Of 20 seconds the cheapest one: a virtual machine counts what others take from it as its own.
-    """
-    found = math.inf
-    for _ in range(20):
-        found = min(found, token_microseconds(server, streams, 1))
-        if found <= most:
-            break
-    return found
 
 
 def pin_process(process: int, core: int) -> None:
