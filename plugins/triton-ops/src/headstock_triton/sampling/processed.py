@@ -34,7 +34,7 @@ class TakenRows:
     """Some rows of a step's logits, without what their masks forbid.
 
     scores: [m, vocab] float32    peaks: [m, parts] float32, NaN where a part has any
-    sampling: their settings but for the mask
+    sampling: their settings, without the mask
     """
 
     scores: Tensor
@@ -272,7 +272,8 @@ def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -
     return TakenRows(
         scores=scores,
         peaks=peaks,
-        sampling=evolve(sampling, mask=None, positions=integers[2], **settings),
+        # Without targets, which only log-probabilities need.
+        sampling=evolve(sampling, mask=None, targets=None, positions=integers[2], **settings),
     )
 
 
