@@ -289,9 +289,9 @@ SAMPLED = ["part_kernel", "join_kernel"]
 CUTTING = ["survey_kernel", "choose_kernel", "cut_kernel"]
 KERNELS = {
     "cut": [*CUTTING, "part_kernel", "join_kernel"],
-    "cut, masked": ["mask_kernel", *CUTTING, "part_kernel", "join_kernel"],
+    "cut, masked": [*CUTTING, "part_kernel", "join_kernel"],
     "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
-    "processed, masked": ["take_kernel", "mask_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
+    "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
     "processed, cut": [
         "take_kernel",
         "scale_kernel",

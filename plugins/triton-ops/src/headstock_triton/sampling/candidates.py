@@ -21,6 +21,8 @@ from torch import Tensor
 
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
+from headstock_triton.portable import INTERPRETED
+from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.noise import gumbel_of, philox_word
 from headstock_triton.sampling.survey import (
     GROUP,
@@ -40,8 +42,6 @@ CAPACITY = tl.constexpr(512)
 """Candidates, and groups with one, up to which comparing them in pairs beats a search."""
 MIN_P_GROUPS = tl.constexpr(128)
 """The same for rows that min-p alone cuts: their edge is known, so what is read again is lost."""
-READ = tl.constexpr(16)
-"""Groups that are read at a time."""
 TILE = tl.constexpr(128)
 OTHERS = tl.constexpr(32)
 """Candidates that are compared at a time, and with how many."""
@@ -97,6 +97,7 @@ def _collect(
     is_weighed,
     VOCAB: tl.constexpr,
     BLOCK: tl.constexpr,
+    READ: tl.constexpr,
     WEIGH: tl.constexpr,
 ):
     """Write scores and ids of the tokens whose key is the bound or lower.
@@ -199,11 +200,13 @@ def choose_kernel(
     MIN_P: tl.constexpr,
     GROUPS: tl.constexpr,
     BLOCK: tl.constexpr,
+    READ: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program a row: where it is cut, and its token; or what is left to do.
 
     Rows that nothing cuts, that are greedy or not sound keep everything.
+    READ: groups that are read at a time
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -214,16 +217,21 @@ def choose_kernel(
     ranks, listed = ids + CAPACITY, ids + 2 * CAPACITY
     befores += index * CAPACITY
     group = tl.arange(0, BLOCK)
+    # All that is read is asked for at once: a wait for each would take longer than the work.
     highest = tl.load(maxima + source + group, group < GROUPS, other=-INFINITY)
-    peak, heat = tl.max(highest, 0), tl.load(temperature + index)
+    heat = tl.load(temperature + index)
     k, p = tl.full((), VOCAB, tl.int32), tl.full((), 1.0, tl.float32)
     floor = tl.full((), -INFINITY, tl.float32)
+    own = tl.zeros((BLOCK,), tl.float32)
     if TOP_K:
         k = tl.minimum(tl.load(top_k + index), VOCAB).to(tl.int32)
     if TOP_P:
         p = tl.load(top_p + index)
+        own = tl.load(masses + source + group, group < GROUPS, other=0.0)
     if MIN_P:
         floor = tl.load(floors + index)
+    seed, position = tl.load(seeds + index), tl.load(positions + index)
+    peak = tl.max(highest, 0)
     edge = tl.full((), -INFINITY, tl.float32)
     last, pick = tl.full((), VOCAB, tl.int32), tl.full((), WHOLE, tl.int32)
     is_cut = (k < VOCAB) | (p < 1) | (floor > -INFINITY)
@@ -239,7 +247,6 @@ def choose_kernel(
         weights, target = tl.full((BLOCK,), 1.0, tl.float32), k.to(tl.float32)
         if TOP_P and is_weighed:
             exact = tl.exp(tops.to(tl.float64))
-            own = tl.load(masses + source + group, group < GROUPS, other=0.0)
             weights, mass = exact.to(tl.float32), own.to(tl.float64) * exact
             target = (p.to(tl.float64) * tl.sum(mass, 0) * (1 + MASS_ERROR)).to(tl.float32)
         if is_weighed | (k < VOCAB):
@@ -260,6 +267,7 @@ def choose_kernel(
             is_weighed,
             VOCAB,
             BLOCK,
+            READ,
             TOP_P,
         )
         if count <= CAPACITY:
@@ -293,7 +301,7 @@ def choose_kernel(
                 edge = -(worst >> 32).to(tl.int32).to(tl.float32, bitcast=True)
                 last = worst.to(tl.int32)
                 token = code.to(tl.int32)
-                words = philox_word(tl.load(seeds + index), tl.load(positions + index), token)
+                words = philox_word(seed, position, token)
                 values = tl.where(stays, s + gumbel_of(words), -INFINITY)
                 best = tl.max(values, 0)
                 pick = tl.min(tl.where(stays & (values == best), token, VOCAB), 0)
@@ -319,13 +327,15 @@ def choose_tokens_(
     picks: Tensor,
     *,
     pdl: bool,
+    sharing: bool,
 ) -> None:
     """Where rows with few candidates are cut, and their tokens.
 
     logits: [n, vocab] of any float type
     floors: [n] float32, the lowest scores that min-p keeps
+    sharing: whether room is left on the device for kernels of another stream
     writes: peaks, edges [n] float32; last_ids, picks [n] int32; a pick is the token, `WHOLE` or
-        `UNDECIDED`
+        `UNDECIDED`; logits, minus infinity for what the mask forbids
     """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)
@@ -351,7 +361,7 @@ def choose_tokens_(
             sampling.positions,
         )
     )
-    has_top_k = sampling.top_k is not None
+    has_top_k, few = sampling.top_k is not None, rows <= FEW_ROWS
     choose_kernel[(rows,)](
         logits,
         temperature,
@@ -375,6 +385,9 @@ def choose_tokens_(
         MIN_P=floors is not None,
         GROUPS=groups,
         BLOCK=triton.next_power_of_2(groups),
-        num_warps=8,
+        # Few rows are sooner done so; many by themselves are not, but leave another stream room.
+        READ=8 if few or sharing else 16,
+        num_warps=4 if sharing and not few else 8,
+        maxnreg=112 if sharing and not INTERPRETED else None,
         **launch_options(pdl),
     )

@@ -1,12 +1,13 @@
 """Rows that logits processors change: taken out of a step's logits, and sampled beside the others.
 
-In a captured step the others wait for two launches alone: what takes the rows, and what puts their
-tokens back. The rest runs on a second stream while the first samples all rows.
+In a captured step the others wait for one launch alone, which puts the tokens of these rows back.
+The rest runs on a second stream while the first samples all rows.
 """
 
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -19,7 +20,7 @@ from headstock.nn.sampler import apply_processor, divide_by_temperature
 from headstock.spi import Processing, Sample, Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.sampling.masks import apply_mask_, forbid
+from headstock_triton.sampling.masks import forbid
 from headstock_triton.sampling.streams import Beside, is_capturing
 from headstock_triton.sampling.temperature import apply_temperature
 from headstock_triton.sampling.truncation import has_limits
@@ -33,13 +34,13 @@ MOST_ROWS = 8
 class TakenRows:
     """Some rows of a step's logits, without what their masks forbid.
 
-    scores: [m, vocab] float32    peaks: [m, parts] float32, NaN where a part has any
-    sampling: their settings, without the mask
+    scores: [m, vocab] float32    sampling: their settings
+    is_scaled: whether the temperature, as it was, is applied
     """
 
     scores: Tensor
-    peaks: Tensor
     sampling: Sampling
+    is_scaled: bool
 
 
 @triton.jit(
@@ -54,6 +55,7 @@ class TakenRows:
         "positions",
         "floats",
         "integers",
+        "masks",
     )
 )
 def take_kernel(
@@ -70,6 +72,7 @@ def take_kernel(
     peaks,
     floats,
     integers,
+    masks,
     vocab,
     stride,
     words,
@@ -83,7 +86,7 @@ def take_kernel(
     PDL: tl.constexpr,
 ):
     """A part of a row in float32 without what its mask forbids, and its highest score, which is NaN
-    where there is any; and the row's settings.
+    where there is any; and the row's settings and mask.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -93,6 +96,10 @@ def take_kernel(
     x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
     if MASK:
         x = forbid(x, mask + row * words, part * BLOCK, vocab, words, BLOCK)
+        num_words: tl.constexpr = (BLOCK + 31) // 32
+        own = part * num_words + tl.arange(0, num_words)
+        bits = tl.load(mask + row * words + own, own < words)
+        tl.store(masks + index * words + own, bits, own < words)
     tl.store(scores + index * vocab + at, x, at < vocab)
     tl.store(peaks + index * tl.num_programs(1) + part, max_or_nan(x))
     if part == 0:
@@ -171,8 +178,12 @@ def can_process(sampling: Sampling) -> bool:
 class SamplePlain(Protocol):
     """Samples logits by settings without processing; it may write to the logits."""
 
-    def __call__(self, logits: Tensor, sampling: Sampling, *, pdl: bool) -> Sample:
-        """The sample; kernels wait for each other where `pdl` lets them begin early."""
+    def __call__(
+        self, logits: Tensor, sampling: Sampling, *, pdl: bool, sharing: bool = False
+    ) -> Sample:
+        """The sample; kernels wait for each other where `pdl` lets them begin early, and leave
+        room on the device for others where they share it.
+        """
 
 
 def sample_with_processed(
@@ -191,26 +202,23 @@ def sample_with_processed(
     """
     plain, rows = evolve(sampling, processing=None), processing.rows
     assert rows is not None
-    # A copy, taken before the sampling of all rows writes to them.
-    taken = _take_rows(logits, plain, rows, pdl=pdl)
-
-    def sample_taken() -> Sample:
-        scores, settings = _process_rows(taken, processing, pdl=pdl)
-        if plain.mask is not None:
-            # Once more: processors may move scores to tokens that it forbids.
-            apply_mask_(scores, plain.mask, rows, pdl=pdl)
-        return sample_plain(scores, settings, pdl=pdl)
-
-    if is_capturing(logits):
-        with Beside() as beside:
-            part = sample_taken()
-        # Kernels that begin early hold registers while they wait, and those of a cut so many that
-        # the other stream's stand still.
-        whole = sample_plain(logits, plain, pdl=pdl and not has_limits(plain))
+    sharing = is_capturing(logits)
+    # Kernels that begin early hold registers while they wait, and those of a cut so many that the
+    # other stream's stand still.
+    early = pdl and not (sharing and has_limits(plain))
+    # Without a graph the launches take the time, on whichever stream.
+    beside = Beside() if sharing else nullcontext()
+    # What takes longer goes first: where rows are cut, these. Their logits may be taken while all
+    # rows are sampled, which writes minus infinity at most, where a mask forbids tokens.
+    taken = _take_rows(logits, plain, processing, pdl=pdl) if has_limits(plain) else None
+    with beside:
+        if taken is None:
+            taken = _take_rows(logits, plain, processing, pdl=pdl and not sharing)
+        scores, settings = _process_rows(taken, processing)
+        part = sample_plain(scores, settings, pdl=early)
+    whole = sample_plain(logits, plain, pdl=early, sharing=sharing)
+    if isinstance(beside, Beside):
         beside.wait()
-    else:
-        # The launches take the time, on whichever stream.
-        part, whole = sample_taken(), sample_plain(logits, plain, pdl=pdl)
     # What follows another stream's work waits for all of it: it may not begin early.
     put_kernel[(1,)](
         rows,
@@ -221,20 +229,27 @@ def sample_with_processed(
         len(rows),
         BLOCK=MOST_ROWS,
         num_warps=1,
-        **launch_options(pdl and not is_capturing(logits)),
+        **launch_options(pdl and not sharing),
     )
     return whole
 
 
-def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -> TakenRows:
-    """Take rows out of the logits, and their settings."""
-    assert sampling.positions is not None
+def _take_rows(
+    logits: Tensor, sampling: Sampling, processing: Processing, *, pdl: bool
+) -> TakenRows:
+    """Take rows out of the logits, and their settings; divided by the temperature, if all
+    processors come after that.
+    """
+    rows = processing.rows
+    assert rows is not None and sampling.positions is not None
     count, vocab = len(rows), logits.shape[1]
     block, parts = _share_out(vocab)
+    mask = None if sampling.mask is None else sampling.mask.contiguous()
     scores = torch.empty(count, vocab, dtype=torch.float32, device=logits.device)
     peaks = torch.empty(count, parts, dtype=torch.float32, device=logits.device)
     floats = torch.empty(3, count, dtype=torch.float32, device=logits.device)
     integers = torch.empty(3, count, dtype=torch.int64, device=logits.device)
+    masks = None if mask is None else mask.new_empty(count, mask.shape[1])
     columns = {
         "temperature": floats[0],
         "top_p": floats[1],
@@ -243,7 +258,6 @@ def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -
         "seeds": integers[1],
     }
     given = {name: getattr(sampling, name) for name in columns}
-    mask = None if sampling.mask is None else sampling.mask.contiguous()
     take_kernel[(count, parts)](
         logits,
         rows,
@@ -257,6 +271,7 @@ def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -
         peaks,
         floats,
         integers,
+        rows if masks is None else masks,
         vocab,
         logits.stride(0),
         0 if mask is None else mask.shape[1],
@@ -269,17 +284,22 @@ def _take_rows(logits: Tensor, sampling: Sampling, rows: Tensor, *, pdl: bool) -
     settings: dict[str, Any] = {
         name: columns[name] for name, column in given.items() if column is not None
     }
+    temperature = settings.get("temperature")
+    is_scaled = temperature is not None and not any(
+        processor.changes_argmax for processor, _ in processing.parts
+    )
+    if temperature is not None and is_scaled:
+        settings["temperature"] = _scale_rows_(scores, peaks, temperature, pdl=pdl)
     return TakenRows(
         scores=scores,
-        peaks=peaks,
-        # Without targets, which only log-probabilities need.
-        sampling=evolve(sampling, mask=None, targets=None, positions=integers[2], **settings),
+        # With the mask once more, since processors may move scores to tokens that it forbids;
+        # without targets, which only log-probabilities need.
+        sampling=evolve(sampling, mask=masks, targets=None, positions=integers[2], **settings),
+        is_scaled=is_scaled,
     )
 
 
-def _process_rows(
-    taken: TakenRows, processing: Processing, *, pdl: bool
-) -> tuple[Tensor, Sampling]:
+def _process_rows(taken: TakenRows, processing: Processing) -> tuple[Tensor, Sampling]:
     """Scores of rows after processors, and the settings that are still to be applied to them."""
     scores, temperature, at = taken.scores, taken.sampling.temperature, taken.sampling.positions
     assert at is not None
@@ -287,33 +307,32 @@ def _process_rows(
     others = [pair for pair in processing.parts if not pair[0].changes_argmax]
     for processor, columns in first:
         scores = apply_processor(processor, scores, at, columns)
-    if temperature is not None and others:
-        if first:
-            scores = divide_by_temperature(scores, temperature)
-            temperature = (temperature > 0).to(torch.float32)
-        else:
-            temperature = _scale_rows(taken, temperature, pdl=pdl)
+    if temperature is not None and others and not taken.is_scaled:
+        scores = divide_by_temperature(scores, temperature)
+        temperature = (temperature > 0).to(torch.float32)
     for processor, columns in others:
         scores = apply_processor(processor, scores, at, columns)
     return scores.contiguous(), evolve(taken.sampling, temperature=temperature)
 
 
-def _scale_rows(taken: TakenRows, temperature: Tensor, *, pdl: bool) -> Tensor:
-    """Divide taken rows by the temperature; return what is left of it.   writes: taken.scores"""
-    count, vocab = taken.scores.shape
+def _scale_rows_(scores: Tensor, peaks: Tensor, temperature: Tensor, *, pdl: bool) -> Tensor:
+    """Divide rows, less their peaks, by the temperature; return what is left of it.
+
+    writes: scores
+    """
+    count, vocab = scores.shape
     block, parts = _share_out(vocab)
     heats = torch.empty_like(temperature)
     scale_kernel[(count, parts)](
-        taken.scores,
-        taken.peaks,
+        scores,
+        peaks,
         temperature,
         heats,
         vocab,
         PARTS=triton.next_power_of_2(parts),
         BLOCK=block,
         num_warps=4,
-        # Here the other stream begins, which waits for all of the first one's work.
-        **launch_options(pdl and not is_capturing(temperature)),
+        **launch_options(pdl),
     )
     return heats
 

@@ -16,7 +16,7 @@ from headstock.nn.sampler import attach_logprobs, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
-from headstock_triton.sampling.masks import FEW_ROWS, apply_mask_, forbid
+from headstock_triton.sampling.masks import FEW_ROWS, forbid
 from headstock_triton.sampling.noise import (
     SLACK,
     guess_gumbel,
@@ -26,7 +26,7 @@ from headstock_triton.sampling.noise import (
 )
 from headstock_triton.sampling.processed import can_process, sample_with_processed
 from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
-from headstock_triton.sampling.truncation import Cut, find_cut, has_limits
+from headstock_triton.sampling.truncation import Cut, find_cut
 
 INFINITY = tl.constexpr(math.inf)
 
@@ -96,8 +96,8 @@ def _draw_exactly(
     return value, place
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
-def part_kernel(
+@triton.jit
+def _sample_part(
     logits,
     mask,
     temperature,
@@ -106,11 +106,13 @@ def part_kernel(
     cut_peaks,
     edges,
     last_ids,
-    picks,
     best,
     peaks,
     sums,
     ids,
+    index,
+    part,
+    parts,
     vocab,
     stride,
     words,
@@ -120,19 +122,8 @@ def part_kernel(
     SUM: tl.constexpr,
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
-    PDL: tl.constexpr,
 ):
-    """A part of a row: its best score and token, highest logit, and sum of exp(logit - highest).
-
-    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
-    row's where it is cut. Guesses of sums of score and noise leave one token, whose sum alone is
-    computed; only where two are nearly equal, or all are infinite, all sums are.
-    """
-    begin_next(PDL)
-    wait_for_previous(PDL)
-    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if CUT and not SUM and tl.load(picks + index) >= 0:
-        return  # The row has its token already.
+    """Write what a part of a row has, as `part_kernel`."""
     row, start = logits + index * stride, part * BLOCK
     x = _load_part(row, mask + index * words, start, vocab, words, MASK, BLOCK)
     peak = max_or_nan(x)
@@ -178,12 +169,109 @@ def part_kernel(
             )
     else:
         value, place = tl.max(scores, 0, return_indices=True)
-    out = index * tl.num_programs(1) + part
+    out = index * parts + part
     tl.store(best + out, value)
     tl.store(ids + out, tl.minimum(part * BLOCK + place, vocab - 1))
     tl.store(peaks + out, peak)
     if SUM:
         tl.store(sums + out, tl.sum(tl.exp(x - level), 0))
+
+
+@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+def part_kernel(
+    logits,
+    mask,
+    temperature,
+    seeds,
+    positions,
+    cut_peaks,
+    edges,
+    last_ids,
+    picks,
+    best,
+    peaks,
+    sums,
+    ids,
+    parts,
+    vocab,
+    stride,
+    words,
+    MASK: tl.constexpr,
+    WARM: tl.constexpr,
+    CUT: tl.constexpr,
+    SUM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    STEP: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Parts of a row: the best score and token of each, its highest logit, and its sum of
+    exp(logit - highest).
+
+    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
+    row's where it is cut. Guesses of sums of score and noise leave one token, whose sum alone is
+    computed; only where two are nearly equal, or all are infinite, all sums are.
+    """
+    begin_next(PDL)
+    wait_for_previous(PDL)
+    index, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if CUT and not SUM:
+        if tl.load(picks + index) >= 0:
+            return  # The row has its token already.
+        while part < parts:
+            _sample_part(
+                logits,
+                mask,
+                temperature,
+                seeds,
+                positions,
+                cut_peaks,
+                edges,
+                last_ids,
+                best,
+                peaks,
+                sums,
+                ids,
+                index,
+                part,
+                parts,
+                vocab,
+                stride,
+                words,
+                MASK,
+                WARM,
+                CUT,
+                SUM,
+                BLOCK,
+                STEP,
+            )
+            part += tl.num_programs(1)
+    else:
+        _sample_part(
+            logits,
+            mask,
+            temperature,
+            seeds,
+            positions,
+            cut_peaks,
+            edges,
+            last_ids,
+            best,
+            peaks,
+            sums,
+            ids,
+            index,
+            part,
+            parts,
+            vocab,
+            stride,
+            words,
+            MASK,
+            WARM,
+            CUT,
+            SUM,
+            BLOCK,
+            STEP,
+        )
 
 
 @triton.jit(do_not_specialize_on_alignment=UNALIGNED)
@@ -255,6 +343,7 @@ def _sample_tokens(
     *,
     with_logprob: bool = False,
     pdl: bool,
+    sharing: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
@@ -279,16 +368,15 @@ def _sample_tokens(
     numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
     best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
-    mask = None if sampling.mask is None else sampling.mask.contiguous()
-    if mask is not None and warm and has_limits(sampling):
-        # What is forbidden has no part in what is cut.
-        apply_mask_(logits, mask, pdl=pdl)
-        mask = None
-    edges = find_cut(logits, sampling, pdl=pdl) if warm else None
+    edges = find_cut(logits, sampling, pdl=pdl, sharing=sharing) if warm else None
+    # Logits that were cut are masked by now.
+    mask = None if sampling.mask is None or edges is not None else sampling.mask.contiguous()
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids, picks=ids)
-    part_kernel[(rows, count)](
+    # Most rows that are cut have their tokens by now, and 10,000 programs take 10 us to do nothing.
+    programs = count if edges is None or with_logprob else min(count, max(512 // rows, 1))
+    part_kernel[(rows, programs)](
         logits,
         ids if mask is None else mask,
         *(
@@ -303,6 +391,7 @@ def _sample_tokens(
         peaks,
         sums,
         ids,
+        count,
         vocab,
         logits.stride(0),
         0 if mask is None else mask.shape[1],
@@ -343,10 +432,13 @@ def _sample_tokens(
     return tokens, healthy.view(torch.bool), logprobs
 
 
-def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sample:
+def fused_sample(
+    logits: Tensor, sampling: Sampling, *, pdl: bool = False, sharing: bool = False
+) -> Sample:
     """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type
+    sharing: whether room is left on the device for kernels of another stream
     writes: logits
     """
     processing = sampling.processing
@@ -365,7 +457,11 @@ def fused_sample(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Sa
     most = 0 if sampling.mask is None else -1
     if all(rule is None for rule in rules) and sampling.top_logprobs <= most:
         tokens, healthy, logprobs = _sample_tokens(
-            logits, sampling, with_logprob=sampling.top_logprobs == 0, pdl=pdl
+            logits,
+            sampling,
+            with_logprob=sampling.top_logprobs == 0,
+            pdl=pdl,
+            sharing=sharing,
         )
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)

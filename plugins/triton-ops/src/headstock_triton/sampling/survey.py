@@ -17,14 +17,29 @@ from headstock_triton.sampling.temperature import LOWEST_HEAT
 INFINITY = tl.constexpr(math.inf)
 LOG2_E = tl.constexpr(math.log2(math.e))
 GROUP = tl.constexpr(128)
+FEW_GROUPS = tl.constexpr(8)
+"""How many a program has of few rows."""
 PIVOTS = tl.constexpr(16)
 MASS_ERROR = tl.constexpr(1e-5)
 """How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
 
 
-@triton.jit(do_not_specialize_on_alignment=("temperature", "top_k", "top_p", "maxima", "masses"))
+@triton.jit
+def _forbid(x, mask, source, at, vocab):
+    """Scores, minus infinity where the mask forbids their tokens; so are the logits from now on."""
+    word = tl.load(mask + at // 32, at < vocab, other=-1)
+    banned = ((word >> (at % 32)) & 1) == 0
+    x = tl.where(banned, -INFINITY, x)
+    tl.store(source, x, banned & (at < vocab))
+    return x
+
+
+@triton.jit(
+    do_not_specialize_on_alignment=("mask", "temperature", "top_k", "top_p", "maxima", "masses")
+)
 def survey_kernel(
     logits,
+    mask,
     temperature,
     top_k,
     top_p,
@@ -33,20 +48,41 @@ def survey_kernel(
     vocab,
     stride,
     groups,
+    words,
+    MASK: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
-    that top-k does not, its sum of exp((logit - highest) / temperature).
+    that top-k does not, its sum of exp((logit - highest) / temperature). What a mask forbids
+    becomes minus infinity in the logits before that.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    x = tl.load(logits + row * stride + at, at < vocab, other=-INFINITY).to(tl.float32)
+    source = logits + row * stride + at
+    x = tl.load(source, at < vocab, other=-INFINITY).to(tl.float32)
+    if MASK:
+        word = tl.program_id(1) * (GROUPS * GROUP // 32) + tl.arange(0, GROUPS * GROUP // 32)
+        free = tl.load(mask + row * words + word, word < words, other=-1) == -1
+        # Most rows have no rule, and every bit set: one word for each 32 tokens tells.
+        if tl.min(free.to(tl.int32), 0) == 0:
+            if GROUPS <= FEW_GROUPS:
+                x = _forbid(x, mask + row * words, source, at, vocab)
+            else:
+                # A part at a time, since a mask beside all logits would take as many registers.
+                for start in range(0, GROUPS * GROUP, GROUP):
+                    token = tl.program_id(1) * (GROUPS * GROUP) + start + tl.arange(0, GROUP)
+                    nothing = tl.full((GROUP,), -INFINITY, tl.float32)
+                    own = logits + row * stride + token
+                    _forbid(nothing, mask + row * words, own, token, vocab)
+                # What other threads of the program wrote is read from here on.
+                tl.debug_barrier()
+                x = tl.load(source, at < vocab, other=-INFINITY).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), 1)
     highest = tl.where(broken > 0, INFINITY, tl.max(x, 1))
     out, exists = row * groups + group, group < groups
@@ -92,6 +128,7 @@ def survey_groups(logits: Tensor, sampling: Sampling, *, pdl: bool) -> tuple[Ten
 
     logits: [n, vocab] of any float type
     returns: two of [n, groups] float32
+    writes: logits, minus infinity for what the mask forbids
     """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)
@@ -100,15 +137,20 @@ def survey_groups(logits: Tensor, sampling: Sampling, *, pdl: bool) -> tuple[Ten
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
     # missing.
     columns = (sampling.temperature, sampling.top_k, sampling.top_p)
-    own = min(8 if rows <= FEW_ROWS else 32, triton.next_power_of_2(groups))
+    mask = None if sampling.mask is None else sampling.mask.contiguous()
+    own = FEW_GROUPS.value if rows <= FEW_ROWS else 32
+    own = min(own, triton.next_power_of_2(groups))
     survey_kernel[(rows, triton.cdiv(groups, own))](
         logits,
+        maxima if mask is None else mask,
         *(maxima if column is None else column for column in columns),
         maxima,
         masses,
         vocab,
         logits.stride(0),
         groups,
+        0 if mask is None else mask.shape[1],
+        MASK=mask is not None,
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         GROUPS=own,

@@ -310,16 +310,21 @@ def has_limits(sampling: Sampling) -> bool:
     return any(limit is not None for limit in limits)
 
 
-def find_cut(logits: Tensor, sampling: Sampling, *, pdl: bool = False) -> Cut | None:
+def find_cut(
+    logits: Tensor, sampling: Sampling, *, pdl: bool = False, sharing: bool = False
+) -> Cut | None:
     """Where the rows are cut off, and tokens of those with few candidates; None where no row asks
     for it.
 
     logits: [n, vocab] of any float type
+    sharing: whether room is left on the device for kernels of another stream
+    writes: logits, minus infinity for what the mask forbids, which has no part in what is cut
     """
     if not has_limits(sampling):
         return None
     cut, floors = _allocate_cut(logits), _take_floors(sampling)
-    choose_tokens_(logits, sampling, floors, cut.peaks, cut.edges, cut.last_ids, cut.picks, pdl=pdl)
+    where = (cut.peaks, cut.edges, cut.last_ids, cut.picks)
+    choose_tokens_(logits, sampling, floors, *where, pdl=pdl, sharing=sharing)
     _search_cut_(logits, sampling, floors, cut, pdl=pdl)
     return cut
 
