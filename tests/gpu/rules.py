@@ -4,7 +4,8 @@
 
 It prints one JSON object. `ok` is False where a kernel or a bound fails. Sampling of 256 rows is
 replayed as a graph in every kind, at the vocabulary of the 0.6B shape, with all that a captured
-step makes for it out of the tables. Shares are of `STEP_MS`.
+step makes for it out of the tables. Shares are of a step of this shape at `CONTEXT`, as
+`step_time.py` measures it in the same run: the device's time, with `fa`.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import sampling_cases
 import torch
 from attrs import evolve
 from gpu.op_times import DEVICE, VOCAB
+from gpu.step_time import attempt
 from near_processor import Near
 from sampling_cases import SETTINGS, Lift
 from torch import Tensor
@@ -35,14 +37,13 @@ from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.token_masks import MASK
 from headstock.nn.noise import gumbel
 from headstock.spi import LogitsProcessor, Processing
-from headstock_triton.sampling.masks import apply_mask_
 from headstock_triton.sampling.sampler import fused_sample
 
 ROWS, NUM_RULED = 256, 8
 MOST_SHARE = 0.01
 """What 8 rows with a rule may add to a step of 256."""
-STEP_MS = 4.0
-"""A decode step of 256 rows of the 0.6B shape, which step_time.py measures."""
+CONTEXT = 840
+"""About the mean of `offline256`, and what other steps of so many rows are measured at."""
 FLAT = "top_p of 100,000 tokens"
 """Sampling that is measured and not judged: no model is so unsure, and random weights are."""
 RULES: Mapping[str, frozenset[str]] = {
@@ -214,13 +215,6 @@ def time_sampling() -> dict[str, float]:
     found["part: the processor's own operations"] = replay_microseconds(
         lambda: Near().apply(taken, positions, reach)
     )
-    mask = table.masks.table[:, 0]
-
-    def mask_apart() -> Tensor:
-        apply_mask_(logits, mask.index_select(0, row_ids), pdl=True)
-        return sample(frozenset({"temperature"}))
-
-    found["part: temperature, a mask by a kernel of its own"] = replay_microseconds(mask_apart)
     return found
 
 
@@ -359,12 +353,13 @@ def main(builds: list[object]) -> dict[str, Any]:
     """Right or wrong, and microseconds; see the module."""
     failed = check_kernels() | check_processed() | check_engine()
     sampling = time_sampling()
+    step = attempt("qwen3-0.6b", "fa", str(ROWS), str(CONTEXT))
     added = {
         name: sampling[name] - sampling[f"{name.partition(', ')[0]}, plain"]
         for name in sampling
         if not name.endswith(("plain", "all processed")) and not name.startswith("part: ")
     }
-    shares = {name: value / (STEP_MS * 1000) for name, value in added.items()}
+    shares = {name: value / step["device_us"] for name, value in added.items()}
     slow = {
         name: share
         for name, share in shares.items()
@@ -376,6 +371,7 @@ def main(builds: list[object]) -> dict[str, Any]:
         "slow": slow,
         "sampling_us": sampling,
         "added_us": added,
+        "step_us": {name: step[name] for name in ("context", "step_us", "device_us")},
         "added_share_of_a_step": shares,
         "kernels": count_kernels(),
         "demo_ms_a_token": time_steps() if find_spec("llguidance") else "no llguidance",
