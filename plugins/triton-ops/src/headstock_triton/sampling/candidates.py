@@ -217,7 +217,7 @@ def choose_kernel(
     ranks, listed = ids + CAPACITY, ids + 2 * CAPACITY
     befores += index * CAPACITY
     group = tl.arange(0, BLOCK)
-    # All that is read is asked for at once: a wait for each would take longer than the work.
+    # All is read before the first sum, for which the threads wait.
     highest = tl.load(maxima + source + group, group < GROUPS, other=-INFINITY)
     heat = tl.load(temperature + index)
     k, p = tl.full((), VOCAB, tl.int32), tl.full((), 1.0, tl.float32)

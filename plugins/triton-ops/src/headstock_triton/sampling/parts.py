@@ -21,7 +21,6 @@ from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
 
-
 UNALIGNED = (
     "mask",
     "temperature",
@@ -208,6 +207,7 @@ def part_kernel(
     if CUT and not SUM:
         if tl.load(picks + index) >= 0:
             return  # The row has its token already.
+        # The call below is not in this loop: it would take 128 registers in place of 62.
         while part < parts:
             _sample_part(
                 logits,

@@ -74,7 +74,7 @@ def survey_kernel(
             if GROUPS <= FEW_GROUPS:
                 x = _forbid(x, mask + row * words, source, at, vocab)
             else:
-                # A part at a time, since a mask beside all logits would take as many registers.
+                # Written part by part and read again: faster than a mask beside all logits.
                 for start in range(0, GROUPS * GROUP, GROUP):
                     token = tl.program_id(1) * (GROUPS * GROUP) + start + tl.arange(0, GROUP)
                     nothing = tl.full((GROUP,), -INFINITY, tl.float32)
