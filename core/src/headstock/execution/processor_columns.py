@@ -32,6 +32,7 @@ class ProcessorColumns:
     is_used: [processors, rows] bool, where a row's logits are processed
     chosen: [2, FEW_ROWS] int64 on the device, which logits a replay processes and whose rows they
         are, the first ones again where there are fewer
+    few: as `device`, of the chosen rows alone
     """
 
     def __init__(
@@ -55,6 +56,10 @@ class ProcessorColumns:
         self.stale_rows: set[int] = set()
         self.chosen = torch.zeros((2, FEW_ROWS), dtype=torch.int64, device=device)
         self.last_chosen = np.zeros((2, FEW_ROWS), np.int64)
+        self.few = [
+            {name: column[:1].repeat_interleave(FEW_ROWS, 0) for name, column in each.items()}
+            for each in self.device
+        ]
 
     @property
     def rules(self) -> frozenset[str]:
@@ -87,11 +92,12 @@ class ProcessorColumns:
 
         rows: [n] int64
         places: [n] int64, where they are among the logits of the replay; None for the same places
-        writes: device, chosen
+        writes: device, chosen, few
         """
         if not self.processors:
             return frozenset()
-        if self.stale_rows:
+        is_new = bool(self.stale_rows)
+        if is_new:
             self._upload(buffers)
         which = self.find_processed(rows)
         is_few = len(which) <= FEW_ROWS
@@ -105,6 +111,9 @@ class ProcessorColumns:
         if (chosen != self.last_chosen).any():
             self.last_chosen = chosen
             self.chosen.copy_(buffers.to_device(chosen))
+            is_new = True
+        if is_new:
+            self.gather_few_()
         if not len(which):
             return frozenset()
         return frozenset({FEW if is_few else ALL})
@@ -119,6 +128,17 @@ class ProcessorColumns:
             self.device[i][name][at] = column
         self.stale_rows.clear()
 
+    def gather_few_(self) -> None:
+        """Gather the columns of the chosen rows, which are the same step after step.
+
+        Replays read them as they are: a kernel a column would keep the rows' processors waiting.
+
+        writes: few
+        """
+        for columns, few in zip(self.device, self.few, strict=True):
+            for name, column in columns.items():
+                few[name].copy_(column[self.chosen[1]])
+
     def gather(self, row_ids: Tensor, kind: frozenset[str]) -> Processing | None:
         """Gather the processing of a replay's logits; a graph may capture it.
 
@@ -126,14 +146,20 @@ class ProcessorColumns:
         """
         if FEW not in kind and ALL not in kind:
             return None
-        which, rows = None, row_ids
-        if ALL not in kind:
-            which, rows = self.chosen[:, : len(row_ids)]
+        if ALL in kind:
+            which, count = None, len(row_ids)
+            tables = [
+                {name: column[row_ids] for name, column in columns.items()}
+                for columns in self.device
+            ]
+        else:
+            which, tables = self.chosen[0, : len(row_ids)], self.few
+            count = len(which)
         return Processing(
             rows=which,
             parts=tuple(
-                (processor, {name: column[rows] for name, column in columns.items()})
-                for processor, columns in zip(self.processors, self.device, strict=True)
+                (processor, {name: column[:count] for name, column in columns.items()})
+                for processor, columns in zip(self.processors, tables, strict=True)
             ),
         )
 
