@@ -290,8 +290,8 @@ CUTTING = ["survey_kernel", "choose_kernel", "cut_kernel"]
 KERNELS = {
     "cut": [*CUTTING, "part_kernel", "join_kernel"],
     "cut, masked": [*CUTTING, "part_kernel", "join_kernel"],
-    "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
-    "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED, "put_kernel"],
+    "processed": ["take_kernel", "scale_kernel", *SAMPLED, *SAMPLED],
+    "processed, masked": ["take_kernel", *SAMPLED, *SAMPLED],
     "processed, cut": [
         "take_kernel",
         "scale_kernel",
@@ -299,7 +299,6 @@ KERNELS = {
         *SAMPLED,
         *CUTTING,
         *SAMPLED,
-        "put_kernel",
     ],
 }
 """Where they are more than those of any sampling."""

@@ -60,7 +60,7 @@ _OWN_KERNELS = {
     "down_rows_kernel down_tiles_kernel combine_kernel",
     "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel",
     "sampling": "part_kernel join_kernel survey_kernel choose_kernel cut_kernel "
-    "take_kernel scale_kernel put_kernel",
+    "take_kernel scale_kernel",
     "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel",
     "convolution": "step_kernel convolve_kernel keep_kernel",
 }

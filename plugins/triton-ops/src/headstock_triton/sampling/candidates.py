@@ -21,15 +21,14 @@ from torch import Tensor
 
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.portable import INTERPRETED
 from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.noise import gumbel_of, philox_word
 from headstock_triton.sampling.survey import (
     GROUP,
     MASS_ERROR,
+    Survey,
     find_bound,
     order_keys,
-    survey_groups,
 )
 from headstock_triton.sampling.temperature import apply_temperature
 
@@ -320,6 +319,7 @@ def choose_kernel(
 def choose_tokens_(
     logits: Tensor,
     sampling: Sampling,
+    survey: Survey,
     floors: Tensor | None,
     peaks: Tensor,
     edges: Tensor,
@@ -331,16 +331,16 @@ def choose_tokens_(
 ) -> None:
     """Where rows with few candidates are cut, and their tokens.
 
-    logits: [n, vocab] of any float type
+    logits: [n, vocab] of any float type, minus infinity for what the mask forbids
     floors: [n] float32, the lowest scores that min-p keeps
-    sharing: whether room is left on the device for kernels of another stream
+    sharing: whether kernels of another stream run meanwhile
     writes: peaks, edges [n] float32; last_ids, picks [n] int32; a pick is the token, `WHOLE` or
-        `UNDECIDED`; logits, minus infinity for what the mask forbids
+        `UNDECIDED`
     """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)
     device = logits.device
-    maxima, masses = survey_groups(logits, sampling, pdl=pdl)
+    maxima, masses = survey.maxima, survey.masses
     numbers = torch.empty(rows, 4, CAPACITY.value, dtype=torch.float32, device=device)
     has_top_p = sampling.top_p is not None
     befores = (
@@ -385,9 +385,8 @@ def choose_tokens_(
         MIN_P=floors is not None,
         GROUPS=groups,
         BLOCK=triton.next_power_of_2(groups),
-        # Few rows are sooner done so; many by themselves are not, but leave another stream room.
+        # Few rows, and many beside others, are sooner done so; many by themselves are not.
         READ=8 if few or sharing else 16,
-        num_warps=4 if sharing and not few else 8,
-        maxnreg=112 if sharing and not INTERPRETED else None,
+        num_warps=8,
         **launch_options(pdl),
     )

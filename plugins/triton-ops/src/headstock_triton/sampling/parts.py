@@ -17,6 +17,7 @@ from headstock_triton.sampling.noise import (
     philox_word,
     philox_words,
 )
+from headstock_triton.sampling.step_part import is_listed
 from headstock_triton.sampling.temperature import LOWEST_HEAT, apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
@@ -34,6 +35,7 @@ UNALIGNED = (
     "peaks",
     "sums",
     "ids",
+    "some",
 )
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
@@ -265,7 +267,7 @@ def part_kernel(
         )
 
 
-@triton.jit(do_not_specialize_on_alignment=UNALIGNED)
+@triton.jit(do_not_specialize=("num_some",), do_not_specialize_on_alignment=UNALIGNED)
 def join_kernel(
     logits,
     temperature,
@@ -275,22 +277,35 @@ def join_kernel(
     sums,
     ids,
     picks,
+    some,
     tokens,
     healthy,
     logprobs,
     parts,
     stride,
+    num_some,
     WARM: tl.constexpr,
     CUT: tl.constexpr,
     SUM: tl.constexpr,
     TARGETS: tl.constexpr,
+    SOME: tl.constexpr,
+    OTHERS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program a row: the best part's token, and its log-probability or the target's."""
+    """A program a row: the best part's token, and its log-probability or the target's.
+
+    SOME, OTHERS: whether the rows are those that `some` lists, and whether these are left out
+    """
     begin_next(PDL)
     wait_for_previous(PDL)
     row = tl.program_id(0).to(tl.int64)
+    if OTHERS and is_listed(row, some, num_some):
+        return
+    if SOME:
+        place = tl.load(some + row)
+        tokens += place - row
+        healthy += place - row
     if CUT:
         pick = tl.load(picks + row).to(tl.int64)
         # Only sound rows have a token by now. Without sums, nothing looked at their parts.
@@ -311,8 +326,8 @@ def join_kernel(
             values += apply_temperature(tops, level, heat)
         else:
             values += tops - level
-    _, place = tl.max(values, 0, return_indices=True)
-    token = tl.load(ids + row * parts + tl.minimum(place, parts - 1)).to(tl.int64)
+    _, which = tl.max(values, 0, return_indices=True)
+    token = tl.load(ids + row * parts + tl.minimum(which, parts - 1)).to(tl.int64)
     if CUT:
         token = tl.where(pick >= 0, pick, token)
     tl.store(tokens + row, token)

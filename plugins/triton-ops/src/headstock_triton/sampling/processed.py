@@ -1,13 +1,11 @@
 """Rows that logits processors change: taken out of a step's logits, and sampled beside the others.
 
-In a captured step the others wait for one launch alone, which puts the tokens of these rows back.
-The rest runs on a second stream while the first samples all rows.
+In a captured step they are sampled on a second stream while the first samples the others.
 """
 
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -21,13 +19,12 @@ from headstock.spi import Processing, Sample, Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import max_or_nan
 from headstock_triton.sampling.masks import forbid
-from headstock_triton.sampling.streams import Beside, is_capturing
+from headstock_triton.sampling.step_part import MOST_ROWS, StepPart
+from headstock_triton.sampling.streams import Beside
 from headstock_triton.sampling.temperature import apply_temperature
 from headstock_triton.sampling.truncation import has_limits
 
 INFINITY = tl.constexpr(math.inf)
-MOST_ROWS = 8
-"""Rows up to which parts are as small as here: with more, torch's operations do as well."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -146,22 +143,6 @@ def scale_kernel(
         tl.store(heats + index, tl.where(heat > 0, 1.0, 0.0))
 
 
-@triton.jit(
-    do_not_specialize=("count",),
-    do_not_specialize_on_alignment=("rows", "tokens", "healthy", "all_tokens", "all_healthy"),
-)
-def put_kernel(
-    rows, tokens, healthy, all_tokens, all_healthy, count, BLOCK: tl.constexpr, PDL: tl.constexpr
-):
-    """The tokens of some rows in their places among all."""
-    begin_next(PDL)
-    wait_for_previous(PDL)
-    at = tl.arange(0, BLOCK)
-    row = tl.load(rows + at, at < count, other=0)
-    tl.store(all_tokens + row, tl.load(tokens + at, at < count, other=0), at < count)
-    tl.store(all_healthy + row, tl.load(healthy + at, at < count, other=0), at < count)
-
-
 def can_process(sampling: Sampling) -> bool:
     """Whether `sample_with_processed` serves these settings: those of replayed steps."""
     processing = sampling.processing
@@ -169,20 +150,18 @@ def can_process(sampling: Sampling) -> bool:
     return (
         processing is not None
         and processing.rows is not None
-        and 0 < len(processing.rows) <= MOST_ROWS
+        and 0 < len(processing.rows) <= MOST_ROWS.value
         and sampling.top_logprobs < 0
         and all(getattr(sampling, name) is None for name in rules)
     )
 
 
 class SamplePlain(Protocol):
-    """Samples logits by settings without processing; it may write to the logits."""
+    """Samples a part of a step, by settings without processing; it may write to the logits."""
 
-    def __call__(
-        self, logits: Tensor, sampling: Sampling, *, pdl: bool, sharing: bool = False
-    ) -> Sample:
-        """The sample; kernels wait for each other where `pdl` lets them begin early, and leave
-        room on the device for others where they share it.
+    def __call__(self, logits: Tensor, sampling: Sampling, *, pdl: bool, part: StepPart) -> object:
+        """Writes the part's tokens; kernels wait for each other where `pdl` lets them begin
+        early.
         """
 
 
@@ -202,35 +181,32 @@ def sample_with_processed(
     """
     plain, rows = evolve(sampling, processing=None), processing.rows
     assert rows is not None
-    sharing = is_capturing(logits)
-    # Kernels that begin early hold registers while they wait, and those of a cut so many that the
-    # other stream's stand still.
-    early = pdl and not (sharing and has_limits(plain))
-    # Without a graph the launches take the time, on whichever stream.
-    beside = Beside() if sharing else nullcontext()
+    beside = Beside.of(logits)
+    whole = Sample(
+        tokens=torch.empty(len(logits), dtype=torch.int64, device=logits.device),
+        healthy=torch.empty(len(logits), dtype=torch.bool, device=logits.device),
+    )
+    some, others = (
+        StepPart(
+            tokens=whole.tokens,
+            healthy=whole.healthy.view(torch.uint8),
+            some=rows,
+            is_some=is_some,
+            beside=beside,
+        )
+        for is_some in (True, False)
+    )
     # What takes longer goes first: where rows are cut, these. Their logits may be taken while all
     # rows are sampled, which writes minus infinity at most, where a mask forbids tokens.
     taken = _take_rows(logits, plain, processing, pdl=pdl) if has_limits(plain) else None
     with beside:
         if taken is None:
-            taken = _take_rows(logits, plain, processing, pdl=pdl and not sharing)
+            taken = _take_rows(logits, plain, processing, pdl=pdl and not beside.is_active)
         scores, settings = _process_rows(taken, processing)
-        part = sample_plain(scores, settings, pdl=early)
-    whole = sample_plain(logits, plain, pdl=early, sharing=sharing)
-    if isinstance(beside, Beside):
-        beside.wait()
-    # What follows another stream's work waits for all of it: it may not begin early.
-    put_kernel[(1,)](
-        rows,
-        part.tokens,
-        part.healthy.view(torch.uint8),
-        whole.tokens,
-        whole.healthy.view(torch.uint8),
-        len(rows),
-        BLOCK=MOST_ROWS,
-        num_warps=1,
-        **launch_options(pdl and not sharing),
-    )
+        beside.mark()
+        sample_plain(scores, settings, pdl=pdl, part=some)
+    sample_plain(logits, plain, pdl=pdl, part=others)
+    beside.wait()
     return whole
 
 

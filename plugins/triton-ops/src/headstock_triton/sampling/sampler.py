@@ -16,6 +16,7 @@ from headstock_triton.pdl import launch_options
 from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.parts import join_kernel, part_kernel
 from headstock_triton.sampling.processed import can_process, sample_with_processed
+from headstock_triton.sampling.step_part import StepPart
 from headstock_triton.sampling.truncation import Cut, find_cut
 
 
@@ -25,7 +26,7 @@ def _sample_tokens(
     *,
     with_logprob: bool = False,
     pdl: bool,
-    sharing: bool = False,
+    part: StepPart | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
@@ -36,8 +37,11 @@ def _sample_tokens(
     writes: logits where there is a mask and rows are truncated
     """
     rows, vocab = logits.shape
-    tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
-    healthy = torch.empty(rows, dtype=torch.uint8, device=logits.device)
+    if part is None:
+        tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
+        healthy = torch.empty(rows, dtype=torch.uint8, device=logits.device)
+    else:
+        tokens, healthy = part.tokens, part.healthy
     logprobs = (
         torch.empty(rows, dtype=torch.float32, device=logits.device) if with_logprob else None
     )
@@ -50,7 +54,7 @@ def _sample_tokens(
     numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
     best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
-    edges = find_cut(logits, sampling, pdl=pdl, sharing=sharing) if warm else None
+    edges = find_cut(logits, sampling, pdl=pdl, part=part) if warm else None
     # Logits that were cut are masked by now.
     mask = None if sampling.mask is None or edges is not None else sampling.mask.contiguous()
     # A pointer that the kernel, as it is compiled, does not read stands in for each that is
@@ -98,15 +102,19 @@ def _sample_tokens(
         sums,
         ids,
         where.picks,
+        ids if part is None else part.some,
         tokens,
         healthy,
         best if logprobs is None else logprobs,
         count,
         logits.stride(0),
+        0 if part is None else len(part.some),
         WARM=warm,
         CUT=edges is not None,
         SUM=with_logprob,
         TARGETS=sampling.targets is not None,
+        SOME=part is not None and part.is_some,
+        OTHERS=part is not None and not part.is_some,
         BLOCK=triton.next_power_of_2(count),
         num_warps=4,
         **launch_options(pdl),
@@ -115,13 +123,13 @@ def _sample_tokens(
 
 
 def fused_sample(
-    logits: Tensor, sampling: Sampling, *, pdl: bool = False, sharing: bool = False
+    logits: Tensor, sampling: Sampling, *, pdl: bool = False, part: StepPart | None = None
 ) -> Sample:
     """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
 
     logits: [n, vocab] of any float type
-    sharing: whether room is left on the device for kernels of another stream
-    writes: logits
+    part: which part of a step's rows these are, if they are not all
+    writes: logits, and the tokens of the part
     """
     processing = sampling.processing
     if processing is not None:
@@ -143,7 +151,7 @@ def fused_sample(
             sampling,
             with_logprob=sampling.top_logprobs == 0,
             pdl=pdl,
-            sharing=sharing,
+            part=part,
         )
         if logprobs is None:
             return Sample(tokens=tokens, healthy=healthy)

@@ -7,11 +7,13 @@ import math
 import torch
 import triton
 import triton.language as tl
+from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.sampling.masks import FEW_ROWS
+from headstock_triton.sampling.step_part import StepPart, is_listed
 from headstock_triton.sampling.temperature import LOWEST_HEAT
 
 INFINITY = tl.constexpr(math.inf)
@@ -22,6 +24,19 @@ FEW_GROUPS = tl.constexpr(8)
 PIVOTS = tl.constexpr(16)
 MASS_ERROR = tl.constexpr(1e-5)
 """How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
+
+
+@frozen(kw_only=True, eq=False)
+class Survey:
+    """What the groups of rows have.
+
+    maxima: [n, groups] float32, the highest logit of each, infinity where there is NaN
+    masses: [n, groups] float32, where top-p cuts a row that top-k does not, the sum of
+        exp((logit - highest) / temperature) of each
+    """
+
+    maxima: Tensor
+    masses: Tensor
 
 
 @triton.jit
@@ -35,7 +50,16 @@ def _forbid(x, mask, source, at, vocab):
 
 
 @triton.jit(
-    do_not_specialize_on_alignment=("mask", "temperature", "top_k", "top_p", "maxima", "masses")
+    do_not_specialize=("num_some",),
+    do_not_specialize_on_alignment=(
+        "mask",
+        "temperature",
+        "top_k",
+        "top_p",
+        "some",
+        "maxima",
+        "masses",
+    ),
 )
 def survey_kernel(
     logits,
@@ -43,13 +67,16 @@ def survey_kernel(
     temperature,
     top_k,
     top_p,
+    some,
     maxima,
     masses,
     vocab,
     stride,
     groups,
     words,
+    num_some,
     MASK: tl.constexpr,
+    OTHERS: tl.constexpr,
     TOP_K: tl.constexpr,
     TOP_P: tl.constexpr,
     GROUPS: tl.constexpr,
@@ -57,7 +84,7 @@ def survey_kernel(
 ):
     """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
     that top-k does not, its sum of exp((logit - highest) / temperature). What a mask forbids
-    becomes minus infinity in the logits before that.
+    becomes minus infinity in the logits before that, except in rows that are sampled apart.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -70,7 +97,10 @@ def survey_kernel(
         word = tl.program_id(1) * (GROUPS * GROUP // 32) + tl.arange(0, GROUPS * GROUP // 32)
         free = tl.load(mask + row * words + word, word < words, other=-1) == -1
         # Most rows have no rule, and every bit set: one word for each 32 tokens tells.
-        if tl.min(free.to(tl.int32), 0) == 0:
+        is_masked = tl.min(free.to(tl.int32), 0) == 0
+        if OTHERS and is_masked:
+            is_masked = not is_listed(row, some, num_some)
+        if is_masked:
             if GROUPS <= FEW_GROUPS:
                 x = _forbid(x, mask + row * words, source, at, vocab)
             else:
@@ -123,11 +153,13 @@ def find_bound(keys, weights, target):
     return bound + ((1 << 15) - 1)
 
 
-def survey_groups(logits: Tensor, sampling: Sampling, *, pdl: bool) -> tuple[Tensor, Tensor]:
-    """Of each group, the highest logit, and its weight where top-p cuts a row that top-k does not.
+def survey_groups_(
+    logits: Tensor, sampling: Sampling, *, pdl: bool, part: StepPart | None = None
+) -> Survey:
+    """What the groups of rows have without what the mask forbids.
 
     logits: [n, vocab] of any float type
-    returns: two of [n, groups] float32
+    part: which part of a step's rows these are; what it leaves out need not be right
     writes: logits, minus infinity for what the mask forbids
     """
     rows, vocab = logits.shape
@@ -144,17 +176,20 @@ def survey_groups(logits: Tensor, sampling: Sampling, *, pdl: bool) -> tuple[Ten
         logits,
         maxima if mask is None else mask,
         *(maxima if column is None else column for column in columns),
+        maxima if part is None else part.some,
         maxima,
         masses,
         vocab,
         logits.stride(0),
         groups,
         0 if mask is None else mask.shape[1],
+        0 if part is None else len(part.some),
         MASK=mask is not None,
+        OTHERS=part is not None and not part.is_some,
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         GROUPS=own,
-        num_warps=4,
+        num_warps=8 if part is not None and not part.is_some else 4,
         **launch_options(pdl),
     )
-    return maxima, masses
+    return Survey(maxima=maxima, masses=masses)

@@ -22,6 +22,8 @@ from torch import Tensor
 from headstock.spi import Sampling
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.sampling.candidates import LEAST_MASS, UNDECIDED, WHOLE, choose_tokens_
+from headstock_triton.sampling.step_part import StepPart
+from headstock_triton.sampling.survey import survey_groups_
 from headstock_triton.sampling.temperature import apply_temperature
 
 INFINITY = tl.constexpr(math.inf)
@@ -311,21 +313,29 @@ def has_limits(sampling: Sampling) -> bool:
 
 
 def find_cut(
-    logits: Tensor, sampling: Sampling, *, pdl: bool = False, sharing: bool = False
+    logits: Tensor, sampling: Sampling, *, pdl: bool = False, part: StepPart | None = None
 ) -> Cut | None:
     """Where the rows are cut off, and tokens of those with few candidates; None where no row asks
     for it.
 
     logits: [n, vocab] of any float type
-    sharing: whether room is left on the device for kernels of another stream
+    part: which part of a step's rows these are, if they are not all
     writes: logits, minus infinity for what the mask forbids, which has no part in what is cut
     """
     if not has_limits(sampling):
         return None
     cut, floors = _allocate_cut(logits), _take_floors(sampling)
     where = (cut.peaks, cut.edges, cut.last_ids, cut.picks)
-    choose_tokens_(logits, sampling, floors, *where, pdl=pdl, sharing=sharing)
-    _search_cut_(logits, sampling, floors, cut, pdl=pdl)
+    sharing = part is not None and part.beside.is_active
+    # Kernels that begin early hold registers while they wait, and those of a cut so many that the
+    # other stream's stand still.
+    early = pdl and not sharing
+    survey = survey_groups_(logits, sampling, pdl=early, part=part)
+    if part is not None and not part.is_some:
+        # A kernel that fills the device keeps a processor's next operation waiting.
+        part.beside.wait_for_mark()
+    choose_tokens_(logits, sampling, survey, floors, *where, pdl=early, sharing=sharing)
+    _search_cut_(logits, sampling, floors, cut, pdl=pdl and (part is None or not part.is_some))
     return cut
 
 
