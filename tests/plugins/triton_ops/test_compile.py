@@ -188,7 +188,7 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
 
-    assert len(set(compiled)) == len(compiled.texts) == 18
+    assert len(set(compiled)) == len(compiled.texts) == 17
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
