@@ -137,7 +137,7 @@ class ProcessorColumns:
         """
         for columns, few in zip(self.device, self.few, strict=True):
             for name, column in columns.items():
-                few[name].copy_(column[self.chosen[1]])
+                torch.index_select(column, 0, self.chosen[1], out=few[name])
 
     def gather(self, row_ids: Tensor, kind: frozenset[str]) -> Processing | None:
         """Gather the processing of a replay's logits; a graph may capture it.
