@@ -189,6 +189,7 @@ def survey_groups_(
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         GROUPS=own,
+        # Beside another stream more threads a program take less time.
         num_warps=8 if part is not None and not part.is_some else 4,
         **launch_options(pdl),
     )
