@@ -144,17 +144,17 @@ class GrammarRows:
         if not self.by_admission_id:
             return None
         num_drafts = plan.num_drafts if len(plan.num_drafts) else np.zeros_like(plan.rows)
-        draft_stops = np.cumsum(num_drafts)
-        last_logits = plan.last_logits
+        sampling = plan.samples.nonzero()[0]
+        columns = (plan.admission_ids, num_drafts, np.cumsum(num_drafts), plan.last_logits)
         logits: list[int] = []
         followed: list[tuple[FollowedRequest, Ints]] = []
-        for i in plan.samples.nonzero()[0].tolist():
-            found = self.by_admission_id.get(int(plan.admission_ids[i]))
+        for admission_id, count, stop, last in zip(
+            *(column[sampling].tolist() for column in columns), strict=True
+        ):
+            found = self.by_admission_id.get(admission_id)
             if found is None:
                 continue
-            count, stop = int(num_drafts[i]), int(draft_stops[i])
             followed.append((found, plan.drafts[stop - count : stop]))
-            last = int(last_logits[i])
             logits += range(last - count, last + 1)
         return GrammarMasks(self, np.array(logits, np.int64), followed) if followed else None
 
@@ -163,35 +163,33 @@ class GrammarRows:
 
         writes: masks [m, words] int32
         """
-        # What follows a draft that is not allowed stays free: that draft is rejected anyway. What
-        # comes first is the plugin's to write, and allows nothing until then.
-        masks[:] = -1
         firsts = np.cumsum([0, *(len(drafts) + 1 for _, drafts in followed[:-1])])
-        masks[firsts] = 0
+        # What comes first is the plugin's to write, and allows nothing until then. What follows a
+        # draft that is not allowed stays free: that draft is rejected anyway.
+        if len(followed) < len(masks):
+            masks.fill(-1)
+            masks[firsts] = 0
+        else:
+            masks.fill(0)
         matchers = [(each.matcher, drafts) for each, drafts in followed]
         try:
             results = _check_results(_fill_masks(self.compiler.engine, matchers, masks), matchers)
         # Of one of them, or of all: no row may get a token that its grammar does not allow.
         except PLUGIN_FAILURES as error:
             results = [error] * len(matchers)
-        at = 0
-        for (each, drafts), result in zip(followed, results, strict=True):
-            own = masks[at : at + len(drafts) + 1]
-            at += len(own)
+        ends: list[tuple[int, Ints]] = []
+        for (each, drafts), first, result in zip(followed, firsts.tolist(), results, strict=True):
             if isinstance(result, BaseException):
                 self._fail(each, result)
             if each.failure or isinstance(result, BaseException):
-                own[:] = 0
+                masks[first : first + len(drafts) + 1] = 0
                 continue
-            for mask, may_end in zip(own, result, strict=False):
-                if may_end:
-                    np.bitwise_or.at(
-                        mask.view(np.uint32),
-                        each.end_ids // 32,
-                        (1 << (each.end_ids % 32)).astype(np.uint32),
-                    )
-            if not own[0].any():
-                self._fail(each, ValueError("no token may follow, and the text may not end"))
+            ends += ((first + at, each.end_ids) for at, may_end in enumerate(result) if may_end)
+        _allow_tokens(masks, ends)
+        # One call for all: numpy takes microseconds a call, and a step may have hundreds of rows.
+        is_possible = np.any(masks, axis=1)[firsts]
+        for at in (~is_possible).nonzero()[0].tolist():
+            self._fail(followed[at][0], ValueError("no token may follow, and the text may not end"))
 
     def _follow(self, followed: FollowedRequest, tokens: Ints) -> None:
         """Advance a matcher by accepted tokens."""
@@ -242,6 +240,19 @@ _EXCLUDED = {
     "allowed_token_ids": "the two may have no token in common",
 }
 """Parameters that contradict a grammar -> why."""
+
+
+def _allow_tokens(masks: np.ndarray, allowed: Sequence[tuple[int, Ints]]) -> None:
+    """Allow tokens in some of the masks, each with its index.
+
+    writes: masks [m, words] int32
+    """
+    if not allowed:
+        return
+    ids = np.concatenate([ids for _, ids in allowed])
+    rows = np.repeat([row for row, _ in allowed], [len(ids) for _, ids in allowed])
+    bits = (1 << (ids % 32)).astype(np.uint32)
+    np.bitwise_or.at(masks.view(np.uint32), (rows, ids // 32), bits)
 
 
 def _fill_masks(
