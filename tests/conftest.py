@@ -25,12 +25,25 @@ settings.load_profile("headstock")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long tests go first: one that starts last keeps a single process busy, and the other waits."""
+    items.sort(key=lambda item: item.get_closest_marker("long") is None)
+
+
 def pytest_collection_finish() -> None:
     """Thousands of tests and what they import stay as long as the process: a full collection that
     looked at them took a third of a second, and each engine that is built asks for some.
     """
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unseen_by_collections() -> Iterator[None]:
+    """What a benchmark in this process let collections look at again, they leave out once more."""
+    yield
+    if not gc.get_freeze_count():
+        pytest_collection_finish()
 
 
 @pytest.fixture(autouse=True, scope="session")

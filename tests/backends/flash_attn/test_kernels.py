@@ -11,6 +11,7 @@ from often import often
 FOLDER = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("which", often(1, ["not full", "full"]))
 def test_interpreted(which: str) -> None:
     run_interpreted(FOLDER.glob("*.py"), which)

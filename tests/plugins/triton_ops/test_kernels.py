@@ -13,6 +13,7 @@ SAMPLING = {"families", "sampling", "truncation"}
 """The parts that take as long together as the others do."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("sampling", [False, True])
 def test_interpreted(sampling: bool) -> None:
     run_interpreted(FOLDER / f"{part}.py" for part in PARTS if (part in SAMPLING) is sampling)

@@ -35,6 +35,11 @@ _DUMMY_STD = 0.02
 _CHECKED_NUMBERS = 1 << 20
 """How many numbers are summed at a time to see that all are finite."""
 
+_TRIMMED_BYTES = 16 << 20
+"""After how many bytes of parameters what was freed is given back: a call looks through the whole
+heap of the process.
+"""
+
 
 def load_weights(
     directory: Path,
@@ -74,15 +79,16 @@ def load_weights(
         target = _Target(specs, config, dtype, device, max_seq_len, source)
         total, bytes_done = sum(map(target.count_bytes, specs)), 0
         on_progress("weights", 0, total)
-        weights, trim = {}, _find_trim()
+        weights, trim, bytes_trimmed = {}, _find_trim(), 0
         for name, spec in specs.items():
             if _is_bias(name, specs):
                 continue
             weights[name] = _prepare_weight(name, spec, target, prepare)
-            # What is freed below 32 MiB the C library keeps, and other sizes do not fit the holes.
-            if trim is not None:
-                trim(0)
             bytes_done += target.count_bytes(name) + target.count_bytes(f"{name}.bias")
+            # What is freed below 32 MiB the C library keeps, and other sizes do not fit the holes.
+            if trim is not None and bytes_done - bytes_trimmed >= _TRIMMED_BYTES:
+                trim(0)
+                bytes_trimmed = bytes_done
             if spec.sources:
                 on_progress("weights", bytes_done, total)
     return weights
