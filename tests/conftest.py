@@ -26,7 +26,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests go first: one that starts last keeps a single process busy, and the other waits."""
+    """Long tests go first: the last one to start keeps one process busy while the other waits."""
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
