@@ -103,7 +103,7 @@ def lint(session: nox.Session) -> None:
 @nox.session(venv_backend="none", requires=["dev"])
 def types(session: nox.Session) -> None:
     """Check the types of core and of every plugin, strictly."""
-    in_dev(session, "mypy")
+    in_dev(session, "mypy", "-n", "2")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
