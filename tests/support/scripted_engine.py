@@ -20,6 +20,7 @@ from attrs import Factory, define, frozen
 
 import headstock_demo
 from headstock.text import Tokenizer
+from headstock_openai_server.engine.channel import Channel
 from headstock_openai_server.engine.messages import (
     Abort,
     Accepted,
@@ -40,7 +41,6 @@ from headstock_openai_server.engine.messages import (
     WireRequest,
     WireUpdate,
 )
-from headstock_openai_server.engine.process_main import Channel
 
 TEXT = "Once upon a time, there was a little girl named Sara. "
 DIRECTORY = Path(headstock_demo.__file__).parent / "checkpoint"

@@ -7,6 +7,7 @@ import json
 import signal
 import socket
 import time
+from pathlib import Path
 
 import pytest
 from served import Served, find_engine, read_until_closed, serve, split_events
@@ -28,6 +29,16 @@ def wait_for_health(server: Served, wanted: tuple[int, str], seconds: float = 20
     while (found := health(server)) != wanted:
         assert time.monotonic() < end, f"/health is {found}, not {wanted}"
         time.sleep(0.02)
+
+
+def read_libraries(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def test_the_engine_process_alone_loads_torch(server: Served) -> None:
+    assert server.post(TEXT, {"prompt": "a", "max_tokens": 2}).status == 200
+    assert "libtorch" in read_libraries(find_engine(server))
+    assert "libtorch" not in read_libraries(server.process.pid)
 
 
 def test_sigterm_lets_streams_end_and_refuses_what_is_new() -> None:

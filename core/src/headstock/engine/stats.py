@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 from attrs import evolve, frozen
 
-from headstock.engine.drafting import DraftCounts
-from headstock.engine.output_tracker import OutputTracker
 from headstock.errors import format_count
 from headstock.scheduler import Limits, State
+
+if TYPE_CHECKING:  # a server's own process has counts and no torch
+    from headstock.engine.drafting import DraftCounts
+    from headstock.engine.output_tracker import OutputTracker
 
 
 @frozen(kw_only=True)
@@ -72,7 +76,6 @@ def collect_stats(
     drafts: DraftCounts | None = None,
 ) -> EngineStats:
     """Collect the counts of an engine in this state; without a proposer `drafts` is None."""
-    counts = drafts or DraftCounts()
     total, free = sum(limits.num_pages), sum(state.num_free)
     num_held = sum(int(np.count_nonzero(refs)) for refs in state.refs)
     return EngineStats(
@@ -90,8 +93,8 @@ def collect_stats(
         peak_held_pages=output_tracker.peak_held_pages,
         executed_steps=output_tracker.executed_steps,
         replayed_steps=output_tracker.replayed_steps,
-        draft_tokens=counts.proposed,
-        accepted_draft_tokens=counts.accepted,
-        verify_steps=counts.steps,
-        replayed_verify_steps=counts.replayed_steps,
+        draft_tokens=0 if drafts is None else drafts.proposed,
+        accepted_draft_tokens=0 if drafts is None else drafts.accepted,
+        verify_steps=0 if drafts is None else drafts.steps,
+        replayed_verify_steps=0 if drafts is None else drafts.replayed_steps,
     )

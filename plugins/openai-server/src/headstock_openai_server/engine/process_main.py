@@ -14,7 +14,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 import time
 from functools import partial
 from typing import Any
@@ -27,6 +26,7 @@ from headstock.logs import log_event, show_logs
 from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
+from headstock_openai_server.engine.channel import Channel
 from headstock_openai_server.engine.grammar_queue import GrammarQueue
 from headstock_openai_server.engine.messages import (
     Abort,
@@ -35,8 +35,6 @@ from headstock_openai_server.engine.messages import (
     Failed,
     FromEngine,
     Inspect,
-    Message,
-    MessageReader,
     Ready,
     Refused,
     ResetPrefixCache,
@@ -45,9 +43,7 @@ from headstock_openai_server.engine.messages import (
     Stats,
     Step,
     Submit,
-    ToEngine,
     WireUpdate,
-    encode_frame,
     pack_update,
     record_fields,
     unpack_requests,
@@ -62,34 +58,6 @@ PROGRESS_SECONDS = 0.1
 """How often a stage of the start reports how far it is."""
 EXIT_SECONDS = 20
 """How long freeing the device may take before the process ends without it."""
-CHUNK = 1 << 16
-
-
-class Channel:
-    """A socket on which any thread may send messages and one thread receives them."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self.socket = sock
-        self.lock = threading.Lock()
-        self.reader: MessageReader[ToEngine] = MessageReader(ToEngine)
-        self.messages: list[ToEngine] = []
-
-    def send(self, message: Message) -> None:
-        """Send a message; it waits while the other end does not read.   raises: OSError"""
-        frame = encode_frame(message)
-        with self.lock:
-            self.socket.sendall(frame)
-
-    def receive(self) -> ToEngine | None:
-        """The next message; None at the end of the stream.   raises: OSError"""
-        while not self.messages:
-            # One call, which gives up the interpreter once: to have it back from the engine's
-            # thread may take most of a step.
-            data = self.socket.recv(CHUNK)
-            if not data:
-                return None
-            self.messages = list(self.reader.feed(data))
-        return self.messages.pop(0)
 
 
 class StepReporter:
