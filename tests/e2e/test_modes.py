@@ -249,13 +249,13 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
 
 
 def test_a_request_of_higher_priority_preempts_others_for_pages() -> None:
-    # Twelve seconds of watching what is written, otherwise.
-    few = SMALL | {"num_pages": 20, "max_seq_len": 320, "debug_invariants": False}
+    # Seconds of watching what is written, otherwise.
+    few = SMALL | {"num_pages": 12, "max_seq_len": 192, "debug_invariants": False}
     with LLM("demo", cache_type="naive", **few) as llm:
-        long_ones = SamplingParams(temperature=0, max_tokens=250, ignore_eos=True)
+        long_ones = SamplingParams(temperature=0, max_tokens=110, ignore_eos=True)
         streams = [llm.stream(prompt, long_ones, priority=5) for prompt in (LONG, OTHER)]
         first = [next(stream) for stream in streams]
-        tokens = (llm._session.tokenizer.encode(LONG) * 9)[:270]
+        tokens = (llm._session.tokenizer.encode(LONG) * 9)[:140]
         (urgent,) = llm.generate([tokens], GREEDY, priority=[-5])
         rest = [list(stream) for stream in streams]
         alone = llm.generate([LONG, OTHER], long_ones)

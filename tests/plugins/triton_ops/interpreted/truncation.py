@@ -92,9 +92,9 @@ def spread_row(vocab: int, kind: str) -> torch.Tensor:
 
 KINDS = ("peaked", "flat", "equal", "forbidden")
 LIMITS = (
-    {"top_k": 20},
     {"top_p": 0.9},
     {"top_k": 20, "top_p": 0.9},
+    {"top_k": 20},
     {"min_p": 0.05},
     {"min_p": 0.05, "top_p": 0.9},
     {"top_k": 3, "min_p": 0.9},
@@ -104,7 +104,7 @@ LIMITS = (
 )
 
 
-@pytest.mark.parametrize("limits", often(3, LIMITS))
+@pytest.mark.parametrize("limits", often(2, LIMITS))
 @pytest.mark.parametrize("vocab", often(1, [4099, 37, 1000]))
 def test_rows_with_few_candidates_are_not_searched(limits: dict[str, float], vocab: int) -> None:
     logits = torch.stack([spread_row(vocab, kind) for kind in KINDS])
