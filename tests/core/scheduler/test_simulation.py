@@ -10,7 +10,7 @@ import pytest
 from often import often
 from toy_workloads import simulate
 
-BLOCKS = [(0, 25), (25, 25), *((first, 50) for first in range(50, 1000, 50))]
+BLOCKS = [(0, 12), (12, 38), *((first, 50) for first in range(50, 1000, 50))]
 
 
 @pytest.mark.feature("I11", "I12")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from attrs import evolve
 from core.record.runs import make_requests, make_run_limits, run_steps
+from often import often
 from plugins.replay_view.scripted_runs import MS, ONE_ROW, run_script, show_step
 from toy_workloads import limits, request
 
@@ -241,8 +242,9 @@ def test_a_percentile_is_the_least_value_that_so_many_do_not_exceed(share: int) 
     assert percentile(np.zeros(0, np.int64), share) is None
 
 
-@pytest.mark.parametrize("overlap", [False, True])
-@pytest.mark.parametrize("reuse", [False, True])
+@pytest.mark.parametrize(
+    ("overlap", "reuse"), often(2, [(True, True), (False, False), (True, False), (False, True)])
+)
 def test_lanes_agree_with_plans_and_queues_in_every_step(overlap: bool, reuse: bool) -> None:
     engine = (
         make_run_limits(num_pages=80, overlap=overlap)
