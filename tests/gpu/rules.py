@@ -366,15 +366,13 @@ def main(builds: list[object]) -> dict[str, Any]:
         if not name.endswith(("plain", "all processed")) and not name.startswith("part: ")
     }
     shares = {name: value / step["device_us"] for name, value in added.items()}
-    slow = {
-        name: value
-        for name, value in added.items()
-        if value > MOST_US and not name.startswith(FLAT)
-    }
+    long = {name: value for name, value in added.items() if value > MOST_US}
+    slow = {name: value for name, value in long.items() if not name.startswith(FLAT)}
     return {
         "ok": not failed and not slow,
         "failed": failed,
         "slow": slow,
+        "slow and not judged": {name: long[name] for name in long.keys() - slow.keys()},
         "sampling_us": sampling,
         "added_us": added,
         "step_us": {name: step[name] for name in ("context", "step_us", "device_us")},
