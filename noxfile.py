@@ -292,7 +292,7 @@ def dev(session: nox.Session) -> None:
     # What `pip install -e` installs, but made in one process: pip starts three for each member.
     folder = Path(session.create_tmp()).resolve()
     made = session.run("python", "-c", EDITABLES, str(folder), *map(str, MEMBERS), silent=True)
-    wheels = [str(folder / name) for name in str(made).split()]
+    wheels = [str(folder / name) for name in str(made).split() if name.endswith(".whl")]
     if remembered(session):  # the version numbers are the same, so pip would keep the old ones
         session.install("-q", "--no-deps", "--force-reinstall", *wheels)
     session.install("-q", LATER, "-c", str(CONSTRAINTS), *wheels)
