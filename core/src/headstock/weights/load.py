@@ -59,7 +59,8 @@ def load_weights(
     `whole` are the parameters of the whole model where `config` is a shard of it.
     `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
     `prepare` is that of the operations that will use the weights. Parameters are read, transformed
-    and prepared one after the other: beside those that are done there is memory for one alone.
+    and prepared one after the other: beside those that are done there is memory for one alone,
+    and up to 16 MiB of what earlier ones freed.
 
     raises: ModelError when files are damaged, do not fit the declaration, or hold NaN or
         infinities; PluginBroken when `prepare` makes anything but a Weight
