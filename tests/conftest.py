@@ -30,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-def pytest_collection_finish() -> None:
+def leave_out_of_collections() -> None:
     """Thousands of tests and what they import stay as long as the process: a full collection that
     looked at them took a third of a second, and each engine that is built asks for some.
     """
@@ -38,12 +38,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_collection_finish() -> None:
+    leave_out_of_collections()
+
+
 @pytest.fixture(autouse=True, scope="module")
 def unseen_by_collections() -> Iterator[None]:
     """What a benchmark in this process let collections look at again, they leave out once more."""
     yield
     if not gc.get_freeze_count():
-        pytest_collection_finish()
+        leave_out_of_collections()
 
 
 @pytest.fixture(autouse=True, scope="session")
