@@ -94,7 +94,11 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         (Case("gemma2", {"use_bidirectional_attention": True}), "use_bidirectional_attention is"),
         (Case("gemma2", {"attn_logit_softcapping": 0}), "attn_logit_softcapping is 0, wanted"),
         (Case("gemma2", {"hidden_activation": "relu"}), "hidden_activation is 'relu', which is"),
-        (Case("gemma2", {"sliding_window": None}), "but there is no window"),
+        *(
+            (Case(kind, {"sliding_window": None, "layer_types": types}), "sliding_window is null")
+            for kind in ("gemma2", "gemma3_text")
+            for types in (None, ["full_attention"] * 3)
+        ),
         (Case("gemma3_text", {"rope_parameters": {"rope_type": "default"}}), "wanted a table for"),
         (
             Case("gemma3_text", {"rope_parameters": {}, "rope_scaling": {}}),

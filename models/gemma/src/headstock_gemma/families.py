@@ -101,7 +101,8 @@ def _read_gemma(
         "sliding_attention" if (index + 1) % pattern else "full_attention"
         for index in range(read_layer_count(hf))
     ]
-    window = None if hf["sliding_window"] is None else read_positive(hf, "sliding_window")
+    # transformers makes the mask of a window whether or not a layer has one, and fails without.
+    window = read_positive(hf, "sliding_window")
     bias = read_flag(hf, "attention_bias", False)
     sources = _rope_sources(hf) if several else {}
     config = decoder_config(
