@@ -34,8 +34,14 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 
 # Tests use small tensors, for which a second thread costs more than it brings (140 s against 25 s
 # for sdpa's), and start hundreds of processes, each of which would compile every module anew where
-# bytecode may not be kept.
-SWIFT = {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": ""}
+# bytecode may not be kept. Their engines make and drop the same arrays all the time: malloc asks
+# the kernel for them each time otherwise, which was 11 % of what tests of engines take.
+SWIFT = {
+    "OMP_NUM_THREADS": "1",
+    "PYTHONDONTWRITEBYTECODE": "",
+    "MALLOC_MMAP_THRESHOLD_": str(2**28),
+    "MALLOC_TRIM_THRESHOLD_": str(2**30),
+}
 # Programs among the tests import what tests share, as pytest does.
 SUPPORT = {"PYTHONPATH": str(ROOT / "tests" / "support")}
 # Modules are compiled when they are first imported, which few of a library's are: it is half of
@@ -66,9 +72,7 @@ LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 
 @nox.session(requires=["build"])
 def run(session: nox.Session) -> None:
-    """Start `headstock run` with the arguments after `--`, every member installed from its
-    wheel.
-    """
+    """Start `headstock run` with the arguments after `--`, all members installed from wheels."""
     install_wheels(session, MEMBERS)
     kept = {"PYTHONDONTWRITEBYTECODE": ""}  # or a second start would compile everything anew
     session.run("headstock", "run", *session.posargs, env=kept)
@@ -152,9 +156,7 @@ def broken(session: nox.Session) -> None:
 
 @nox.session(requires=["build"], reuse_venv=False)
 def imports(session: nox.Session) -> None:
-    """Check who imports whom where torch is not installed: what may not import it must work
-    without.
-    """
+    """Check who imports whom without torch installed: what may not import it must work so."""
     install_light(session)
     session.run("pytest", "tests/test_imports.py", *LIMITED, *session.posargs)
 
@@ -278,9 +280,7 @@ def soak(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def dev(session: nox.Session) -> None:
-    """Bring .nox/dev up to date: every member editable, with the tools. Activate it for daily
-    work.
-    """
+    """Bring .nox/dev up to date: every member editable, with the tools, for daily work."""
     needed = digest(
         [CONSTRAINTS, ROOT / "pyproject.toml", *(member / "pyproject.toml" for member in MEMBERS)]
     )
