@@ -250,18 +250,20 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
 
 def test_a_request_of_higher_priority_preempts_others_for_pages() -> None:
     # Seconds of watching what is written, otherwise.
-    few = SMALL | {"num_pages": 12, "max_seq_len": 192, "debug_invariants": False}
+    few = SMALL | {"num_pages": 24, "max_seq_len": 320, "debug_invariants": False}
     with LLM("demo", cache_type="naive", **few) as llm:
         long_ones = SamplingParams(temperature=0, max_tokens=110, ignore_eos=True)
         streams = [llm.stream(prompt, long_ones, priority=5) for prompt in (LONG, OTHER)]
         first = [next(stream) for stream in streams]
-        tokens = (llm._session.tokenizer.encode(LONG) * 9)[:140]
+        tokens = (llm._session.tokenizer.encode(LONG) * 19)[:280]
         (urgent,) = llm.generate([tokens], GREEDY, priority=[-5])
         rest = [list(stream) for stream in streams]
         alone = llm.generate([LONG, OTHER], long_ones)
 
     assert urgent.metrics.preemptions == 0 and urgent.outputs[0].finish_reason == "length"
+    # By the urgent one: the two have room beside each other.
     assert sum(pieces[-1].metrics.preemptions for pieces in rest) > 0
+    assert [whole.metrics.preemptions for whole in alone] == [0, 0]
     for begin, pieces, whole in zip(first, rest, alone, strict=True):
         found = [token for piece in (begin, *pieces) for token in piece.outputs[0].token_ids]
         assert [*found] == whole.outputs[0].token_ids
