@@ -38,8 +38,11 @@ NEED = KernelNeed(
 )
 NAME = prefill_name("bfloat16")
 VARIANTS = ("_softcapping", "_alibi", "", "_skipSoftmax")
-SIZES = (64, 128, 256)
-NAMED_128 = "fmha_v2_flash_attention_bf16_64_128_S_q_paged_kv_128_output_bf16_tma_ws_sm90"
+SIZES = (64, 80, 128, 256)
+NAMED = {
+    size: f"fmha_v2_flash_attention_bf16_64_128_S_q_paged_kv_{size}_output_bf16_tma_ws_sm90"
+    for size in (64, 128, 256)
+}
 
 
 @dataclass
@@ -121,17 +124,18 @@ def test_only_the_kernels_that_are_called_are_compiled_and_the_others_raise(
     build.build(NEED)
     folder = tools.root / "aot" / NAME
     assert (folder / f"{NAME}.so").read_text().split() == [
-        f"{NAMED_128}.cu",
+        *(f"{name}.cu" for name in NAMED.values()),
         "fmha_v2_run.cu",
         "fmha_v2_jit_binding.cu",
         "missing_kernels.cu",
     ]
-    assert (folder / HEAD_DIMS).read_text() == "128\n"
+    # All that are claimed, for a process that needs another one later: it never loads this again.
+    assert (folder / HEAD_DIMS).read_text() == "64 128 256\n"
     stubs = (tools.root / "generated" / "missing_kernels.cu").read_text()
     declared = re.findall(r"run_\w+", (tools.root / "generated" / "fmha_v2_api.h").read_text())
     defined = re.findall(r"^void (run_\w+)", stubs, re.MULTILINE)
-    assert sorted(declared) == sorted([*defined, f"run_{NAMED_128}"])
-    assert stubs.count("throw std::runtime_error") == len(defined) == len(SIZES) * len(VARIANTS) - 1
+    assert sorted(declared) == sorted([*defined, *(f"run_{name}" for name in NAMED.values())])
+    assert stubs.count("throw std::runtime_error") == len(defined) == len(SIZES) * len(VARIANTS) - 3
     assert "headstock_trtllm.build" in stubs and str(folder) in stubs
 
 
@@ -140,14 +144,15 @@ def test_what_is_there_is_not_compiled_again_and_head_sizes_add_up(tools: Toolch
     build.build(NEED)
     xqa = "xqa_torch.bfloat16_64_128_2"
     assert tools.compiled == [NAME, xqa] and missing_modules(NEED) == []
-    wider = evolve(
-        NEED, head_dims=(64,), page_sizes=(16, 64), ratios=(1, 2), phases=frozenset({Phase.EXTEND})
-    )
+    prompts = frozenset({Phase.EXTEND})
+    assert missing_modules(evolve(NEED, head_dims=(64, 256), phases=prompts)) == []
+    wider = evolve(NEED, head_dims=(80,), page_sizes=(16, 64), ratios=(1, 2), phases=prompts)
     assert missing_modules(wider) == [NAME]
     build.build(wider)
     folder = tools.root / "aot" / NAME
-    assert (folder / HEAD_DIMS).read_text() == "64 128\n" and tools.compiled == [NAME, xqa, NAME]
-    assert "_kv_64_output" in (folder / f"{NAME}.so").read_text()
+    assert (folder / HEAD_DIMS).read_text() == "64 80 128 256\n"
+    assert tools.compiled == [NAME, xqa, NAME]
+    assert "_kv_80_output" in (folder / f"{NAME}.so").read_text()
     decode = evolve(wider, phases=frozenset({Phase.DECODE}))
     assert len(missing_modules(decode)) == 4
     build.build(decode)
@@ -186,7 +191,7 @@ def test_a_library_that_names_its_kernels_otherwise_is_found_out(
 ) -> None:
     assert build.main(["--head-dim", "72", "--phase", "prefill"]) == 1
     assert (
-        "FlashInfer has 0 kernels for heads of (72,), wanted one for each"
+        "FlashInfer has 3 kernels for heads of (64, 72, 128, 256), wanted one for each"
         in capsys.readouterr().err
     )
     assert tools.compiled == []
@@ -201,7 +206,7 @@ def test_the_command_says_what_it_compiles(
     )
     said = capsys.readouterr().out
     assert (
-        f"compiling {NAME} (5 files)" in said
+        f"compiling {NAME} (6 files)" in said
         and "compiling xqa_torch.bfloat16_16_64_1 (1 files)" in said
     )
     assert "3 modules after" in said and str(tools.root / "aot") in said

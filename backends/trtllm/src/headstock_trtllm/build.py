@@ -27,6 +27,7 @@ import torch
 from headstock.spi import Phase
 from headstock_trtllm import modules
 from headstock_trtllm.modules import HEAD_DIMS, MADE_WITH, SHORT, KernelNeed
+from headstock_trtllm.plugin import CLAIMED_HEAD_DIMS
 
 LAUNCHER = re.compile(
     r"^void (run_fmha_v2_\w+)\((Params_v2 &params, const Launch_params &launch_params, .*?)\);",
@@ -119,9 +120,11 @@ def _print_line(line: str) -> None:
 
 
 def _merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
-    """The head sizes, and those that the module had before."""
+    """These head sizes, those that the backend claims, and those that the module had before."""
     before = map(int, listed.read_text().split()) if listed.exists() else ()
-    return tuple(sorted({*before, *head_dims}))
+    # Claimed ones even if nobody asks: a process never loads a second module of the name, so one
+    # that has served heads of 64 could not serve others that are compiled after that.
+    return tuple(sorted({*before, *CLAIMED_HEAD_DIMS, *head_dims}))
 
 
 def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
@@ -138,8 +141,8 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     endings = tuple(
         f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims
     )
-    # One kernel for each head size out of 132. With one head size and a module of XQA that is 50 s
-    # on one core (decision 0014).
+    # One kernel for each head size out of 132. With one head size and a module of XQA that was 50 s
+    # on one core (decision 0014); kernels are compiled side by side where there are more.
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):
         raise ValueError(

@@ -28,6 +28,7 @@ REQUIRE = Require(
 HOPPER = DeviceRange("cuda", (9, 0), (9, 0))
 BLACKWELL = DeviceRange("cuda", (10, 0), (10, 3))
 
+CLAIMED_HEAD_DIMS = (64, 128, 256)
 BFLOAT16 = ("bfloat16", "bfloat16", "bfloat16")
 FLOAT16 = ("float16", "float16", "float16")
 EIGHT_BIT_KV = ("bfloat16", "float8_e4m3fn", "bfloat16")
@@ -37,7 +38,7 @@ CAPABILITIES = AttentionCapabilities(
     devices=(HOPPER, BLACKWELL),
     dtypes=frozenset({BFLOAT16, FLOAT16, EIGHT_BIT_KV}),
     layouts=frozenset({LayoutKind.FULL}),
-    head_dims=IntSet.of(64, 128, 256),
+    head_dims=IntSet.of(*CLAIMED_HEAD_DIMS),
     gqa_ratios=IntSet.multiples(1, 32),
     page_sizes=IntSet.of(16, 32, 64, 128),
     mixed_groups=False,
