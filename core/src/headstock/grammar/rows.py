@@ -143,20 +143,27 @@ class GrammarRows:
         """Find the plan's logits that a grammar rules; None when there are none."""
         if not self.by_admission_id:
             return None
-        num_drafts = plan.num_drafts if len(plan.num_drafts) else np.zeros_like(plan.rows)
-        sampling = plan.samples.nonzero()[0]
-        columns = (plan.admission_ids, num_drafts, np.cumsum(num_drafts), plan.last_logits)
+        admission_ids = plan.admission_ids.tolist()
+        # Most rows have no grammar: they are passed over here, before anything is made for them.
+        found = [
+            at
+            for at, number in enumerate(admission_ids)
+            if number in self.by_admission_id and plan.samples[at]
+        ]
+        if not found:
+            return None
+        followed = [self.by_admission_id[admission_ids[at]] for at in found]
+        lasts = plan.last_logits[found].astype(np.int64)
+        if not len(plan.drafts):
+            return GrammarMasks(self, lasts, [(each, plan.drafts) for each in followed])
+        columns = (plan.num_drafts[found], np.cumsum(plan.num_drafts)[found], lasts)
         logits: list[int] = []
-        followed: list[tuple[FollowedRequest, Ints]] = []
-        for admission_id, count, stop, last in zip(
-            *(column[sampling].tolist() for column in columns), strict=True
-        ):
-            found = self.by_admission_id.get(admission_id)
-            if found is None:
-                continue
-            followed.append((found, plan.drafts[stop - count : stop]))
+        drafts: list[Ints] = []
+        for count, stop, last in zip(*(column.tolist() for column in columns), strict=True):
+            drafts.append(plan.drafts[stop - count : stop])
             logits += range(last - count, last + 1)
-        return GrammarMasks(self, np.array(logits, np.int64), followed) if followed else None
+        pairs = list(zip(followed, drafts, strict=True))
+        return GrammarMasks(self, np.array(logits, np.int64), pairs)
 
     def fill(self, followed: Sequence[tuple[FollowedRequest, Ints]], masks: np.ndarray) -> None:
         """Fill the masks of a step; a request that cannot be followed gets no token and so fails.
