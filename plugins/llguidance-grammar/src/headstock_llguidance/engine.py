@@ -107,15 +107,18 @@ class LLGuidanceEngine(GrammarEngine):
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
     ) -> list[tuple[bool, ...] | ValueError]:
         """See `GrammarEngine.fill_masks`; many answers without drafts by several threads."""
-        if self.executor is None or len(masks) <= _FEW or len(masks) > len(matchers):
+        if len(masks) > len(matchers):
             return super().fill_masks(matchers, masks)
         found = [each.matcher for each, _ in matchers if isinstance(each, LLMatcher)]
-        self.executor.unsafe_compute_mask_ptr(
-            [(matcher, i) for i, matcher in enumerate(found)],
-            masks.ctypes.data,
-            masks.shape[1] * masks.itemsize,
-            len(masks),
-        )
+        # Pointers, because a view of each row in numpy costs as much as filling it.
+        start, size = masks.ctypes.data, masks.shape[1] * masks.itemsize
+        if self.executor is None or len(masks) <= _FEW:
+            for at, matcher in enumerate(found):
+                matcher.unsafe_compute_mask_ptr(start + at * size, size)
+        else:
+            self.executor.unsafe_compute_mask_ptr(
+                [(matcher, at) for at, matcher in enumerate(found)], start, size, len(masks)
+            )
         return [
             ValueError(_first_line(matcher.get_error()))
             if matcher.is_error()
