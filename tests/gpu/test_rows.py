@@ -289,6 +289,26 @@ def test_an_engine_after_another_has_as_many_pages(tmp_path: Path) -> None:
     assert counts[1] > 0.98 * counts[0], counts
 
 
+def test_an_engine_starts_while_another_one_captures() -> None:
+    settings = SIZES | {"num_pages": 256, "defer_graphs": True, "runner": "cudagraph"}
+
+    def answer(llm: LLM) -> list[int]:
+        return list(llm.generate("Once upon a time", GREEDY)[0].outputs[0].token_ids)
+
+    with LLM("demo", **settings) as first:
+        wanted = answer(first)
+        deadline = time.monotonic() + 60
+        captures = first._session.engine.late_captures
+        num_started = 0
+        # Each start takes a second or so, and the captures of the first engine go on meanwhile.
+        while not captures.is_done and time.monotonic() < deadline:
+            with LLM("demo", **settings) as second:
+                num_started += 1
+                assert answer(second) == wanted
+        assert num_started
+        assert answer(first) == wanted
+
+
 @pytest.mark.feature("G13")
 def test_one_stream_is_faster_with_graphs() -> None:
     seconds: dict[str, list[float]] = {}

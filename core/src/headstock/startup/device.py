@@ -73,6 +73,12 @@ def read_cpu_name() -> str:
     return names[0] if names else platform.processor() or platform.machine()
 
 
+def wait_for_stream() -> None:
+    """Wait for what this thread has launched on the GPU.   raises: RuntimeError of lost devices"""
+    # Not for the whole device: CUDA refuses that while another engine of this process captures.
+    torch.cuda.current_stream().synchronize()
+
+
 def check_usable(env: DeviceEnv) -> None:
     """Check that the device still serves this process.
 
@@ -84,7 +90,7 @@ def check_usable(env: DeviceEnv) -> None:
         return
     # Any call would do; this one also waits for the kernel that may be at fault.
     try:
-        torch.cuda.synchronize()
+        wait_for_stream()
     except RuntimeError as error:
         first_line = str(error).split("\n", 1)[0]
         raise EngineDied(

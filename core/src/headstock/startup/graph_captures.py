@@ -16,7 +16,7 @@ from headstock.logs import log_event
 from headstock.spi import Runner
 from headstock.startup.assemble import AssembledExecutor
 from headstock.startup.build_inputs import BuildInputs
-from headstock.startup.device import free_bytes
+from headstock.startup.device import free_bytes, wait_for_stream
 from headstock.startup.kept_profile import KeptProfile
 from headstock.startup.memory_plan import MemoryPlan, format_bytes
 
@@ -90,7 +90,7 @@ def can_defer(inputs: BuildInputs, assembled: AssembledExecutor) -> bool:
 
 def count_settled_bytes() -> int:
     """Count the bytes that are free on the device after torch has returned its cached blocks."""
-    torch.cuda.synchronize()
+    wait_for_stream()
     torch.cuda.empty_cache()
     return int(torch.cuda.mem_get_info()[0])
 

@@ -23,6 +23,7 @@ from headstock.scheduler import Plan
 from headstock.spi.arrays import Ints
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.build_inputs import BuildInputs
+from headstock.startup.device import wait_for_stream
 from headstock.startup.graph_captures import (
     can_defer,
     count_graph_rows,
@@ -181,7 +182,7 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_reserved()
     assembled.executor.execute(plan, {}).wait()
-    torch.cuda.synchronize()
+    wait_for_stream()
     return torch.cuda.max_memory_reserved() - before
 
 
