@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import repeat
 from types import MappingProxyType
 
 import numpy as np
@@ -83,14 +84,15 @@ class DraftCounts:
 class SampledRows:
     """What a step sampled for its healthy rows: row i got `counts[i]` of `tokens`.
 
-    rows, admission_ids, counts, num_drafts: [n] int32
+    rows, admission_ids, counts, num_drafts: [n] int32; the last two None in a step without drafts,
+        which gives each row a token
     tokens: [sum of counts] int32
     """
 
     rows: Ints
     admission_ids: Ints
-    counts: Ints
-    num_drafts: Ints
+    counts: Ints | None
+    num_drafts: Ints | None
     tokens: Ints
 
 
@@ -102,15 +104,9 @@ def accept_drafts(plan: Plan, last_logits: Ints, which: Ints, samples: Ints) -> 
     samples: [logits] int64, in the plan's order
     """
     if not len(plan.num_drafts):
-        ones = np.ones(len(which), np.int32)
         tokens = samples[last_logits[which]].astype(np.int32)
-        return SampledRows(
-            rows=plan.rows[which],
-            admission_ids=plan.admission_ids[which],
-            counts=ones,
-            num_drafts=np.zeros_like(ones),
-            tokens=tokens,
-        )
+        rows, admission_ids = plan.rows[which], plan.admission_ids[which]
+        return SampledRows(rows, admission_ids, None, None, tokens)
     num_drafts = plan.num_drafts[which]
     offsets = np.arange(int(num_drafts.max(initial=0)) + 1)
     in_row = offsets <= num_drafts[:, None]
@@ -150,6 +146,8 @@ class Drafting:
 
     def track_admissions(self, plan: Plan, new_rows: Mapping[int, RequestState | None]) -> None:
         """Note the requests that the plan gives a row."""
+        if not new_rows:
+            return
         ids = dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
         for row, entry in new_rows.items():
             if entry is not None:
@@ -171,16 +169,12 @@ class Drafting:
         in_flight: the plan that runs now; rows of it get no drafts, but may be held back for some
         raises: PluginBroken
         """
-        busy = set() if in_flight is None else set(in_flight.admission_ids.tolist())
         asked: list[tuple[int, DraftedRow]] = []
-        has_drafts = bool(sampled.num_drafts.any())
-        entries = zip(
-            sampled.rows.tolist(),
-            sampled.admission_ids.tolist(),
-            sampled.counts.tolist(),
-            sampled.num_drafts.tolist(),
-            strict=True,
-        )
+        columns: tuple[Iterable[int], ...] = repeat(1), repeat(0)
+        has_drafts = sampled.num_drafts is not None and bool(sampled.num_drafts.any())
+        if sampled.counts is not None and sampled.num_drafts is not None:
+            columns = sampled.counts.tolist(), sampled.num_drafts.tolist()
+        entries = zip(sampled.rows.tolist(), sampled.admission_ids.tolist(), *columns, strict=False)
         stop = 0
         for i, (row, admission_id, count, num_drafts) in enumerate(entries):
             start, stop = stop, stop + count
@@ -196,17 +190,21 @@ class Drafting:
             has_drafts |= drafted.is_held
             if not drafted.rest:
                 asked.append((i, drafted))
+        # The event of an engine without a proposer, which costs the scheduler a third.
+        plain = Sampled(sampled.rows, sampled.admission_ids, None, sampled.tokens)
+        if not asked and not has_drafts:
+            return plain
+        busy = set() if in_flight is None else set(in_flight.admission_ids.tolist())
         drafts, hold = self._propose(asked, sampled.admission_ids, busy, len(sampled.rows))
         if not has_drafts and not drafts and not hold.any():
-            # The event of an engine without a proposer, which costs the scheduler a third.
-            return Sampled(sampled.rows, sampled.admission_ids, None, sampled.tokens)
+            return plain
         lengths = np.zeros(len(sampled.rows), np.int32)
         for i, tokens in drafts.items():
             lengths[i] = len(tokens)
         return Sampled(
             sampled.rows,
             sampled.admission_ids,
-            sampled.counts,
+            np.ones_like(lengths) if sampled.counts is None else sampled.counts,
             sampled.tokens,
             lengths,
             np.concatenate([np.zeros(0, np.int32), *(drafts[i] for i in sorted(drafts))]),
