@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -22,15 +23,22 @@ def fails(*arguments: Any) -> None:
     raise RuntimeError(LOST)
 
 
+class Stream:
+    """A stream on which nothing runs any more, or on which a kernel has failed."""
+
+    def __init__(self, synchronize: Callable[[], None]) -> None:
+        self.synchronize = synchronize
+
+
 @pytest.mark.feature("G11")
 def test_a_device_that_answers_still_is_usable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "synchronize", fails)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(fails))
     check_usable(DeviceEnv(device="cpu"))
     with pytest.raises(
         EngineDied, match=r"the GPU is lost to this process \(CUDA error: an illegal memory access"
     ):
         check_usable(GPU)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(lambda: None))
     check_usable(GPU)
 
 
@@ -42,7 +50,7 @@ def test_an_engine_that_lost_its_device_dies_instead_of_failing_every_request(
     with LLM("demo", max_running_requests=2, num_pages=32) as llm:
         assert llm.generate(["a"], params)[0].outputs[0].finish_reason == "length"
         llm._session.engine.env = evolve(llm._session.engine.env, device="cuda")
-        monkeypatch.setattr(torch.cuda, "synchronize", fails)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: Stream(fails))
         monkeypatch.setattr(LocalExecutor, "execute", fails)
         for _ in range(2):
             with pytest.raises(EngineDied, match="the GPU is lost"):
