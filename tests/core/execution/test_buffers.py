@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from headstock.execution.buffers import MAX_CLEANED_PAGES, allocate_buffers
+from headstock.scheduler import Plan
 from headstock.spi import FullKV, KVGroup
 
 
@@ -108,3 +111,50 @@ def test_each_group_has_pages_of_its_own_to_clean(failed: int) -> None:
         for layer in group.layers:
             cleaned = buffers.pools[layer].isfinite().flatten(1).all(1).nonzero().flatten()
             assert set(cleaned.tolist()) == {0, *owned[number][failed]}
+
+
+@given(st.data())
+def test_the_one_row_that_a_plan_admits_has_its_tokens_and_pages_and_no_others(
+    data: st.DataObject,
+) -> None:
+    groups = tuple(
+        KVGroup(layers=(layer,), layout=FullKV(kv_heads=1, k_dim=4, v_dim=4))
+        for layer in range(data.draw(st.integers(1, 2)))
+    )
+    sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 4}
+    buffers = allocate_buffers(groups, **sizes, num_pages=(9,) * len(groups), rows=3, max_len=20)
+    for table in (buffers.tokens, *buffers.page_tables):
+        table.copy_(torch.arange(1, table.numel() + 1).view(table.shape))  # of earlier requests
+    row = data.draw(st.integers(0, 2))
+    tokens = np.array(data.draw(st.lists(st.integers(0, 99), max_size=20)), np.int32)
+    entry = st.tuples(st.integers(0, len(groups) - 1), st.integers(0, 4), st.integers(0, 9))
+    entries = np.array(data.draw(st.lists(entry, max_size=12)), np.int32).reshape(-1, 3)
+    tokens_wanted, *wanted = (
+        table.numpy().copy() for table in (buffers.tokens, *buffers.page_tables)
+    )
+    tokens_wanted[row, : len(tokens)] = tokens
+    for table in wanted:
+        table[row] = 0
+    for group, column, page in entries.tolist():  # later ones take the places of earlier ones
+        wanted[group][row, column] = page
+    one = np.ones(1, np.int32)
+    plan = Plan(
+        number=0,
+        num_decode=0,
+        rows=one * row,
+        admission_ids=one,
+        starts=0 * one,
+        stops=one,
+        num_logits=one,
+        samples=one,
+        page_groups=entries[:, 0],
+        page_rows=np.full(len(entries), row, np.int32),
+        page_columns=entries[:, 1],
+        page_numbers=entries[:, 2],
+    )
+
+    buffers.apply_plan(plan, {row: tokens})
+
+    assert np.array_equal(buffers.tokens.numpy(), tokens_wanted)
+    for table, right in zip(buffers.page_tables, wanted, strict=True):
+        assert np.array_equal(table.numpy(), right)

@@ -169,11 +169,7 @@ class SamplingTable:
         if self._active_rules(rows, positions):
             return None
         if self.stale_rows:
-            new = np.fromiter(self.stale_rows, np.int64, len(self.stale_rows))
-            values = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
-            at, floats, integers = buffers.to_device_packed(new, *values)
-            self.columns.floats[:, at] = floats
-            self.columns.integers[:, at] = integers
+            self._upload_rows([*self.stale_rows], buffers)
             self.stale_rows.clear()
         more = self.processors.select_kind(rows, buffers, places)
         if self.masks.is_active:
@@ -184,6 +180,21 @@ class SamplingTable:
             return more
         top_k = {"top_k"} if (self.top_k[rows] < self.vocab).any() else set()
         return more | used | top_k
+
+    def _upload_rows(self, rows: list[int], buffers: Buffers) -> None:
+        """Write the settings of these rows to the device.   writes: columns"""
+        new = np.array(rows, np.int64)
+        floats, integers = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
+        columns = self.columns
+        if len(rows) == 1:  # as arguments of kernels, which need no transfer
+            for column, value in zip(columns.floats, floats[:, 0].tolist(), strict=True):
+                column[rows[0]].fill_(value)
+            for column, value in zip(columns.integers, integers[:, 0].tolist(), strict=True):
+                column[rows[0]].fill_(value)
+            return
+        at, new_floats, new_integers = buffers.to_device_packed(new, floats, integers)
+        columns.floats[:, at] = new_floats
+        columns.integers[:, at] = new_integers
 
     def gather(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
         """Gather the settings that `kind` names, for the tokens that come to these positions.
