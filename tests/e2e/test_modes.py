@@ -35,14 +35,14 @@ def cached(llm: LLM, prompt: Any) -> int:
 def plans_of(llm: LLM) -> list[Plan]:
     """The plans that the engine makes from now on."""
     plans: list[Plan] = []
-    schedule = llm._session.engine.run_scheduler
+    recorder = llm._session.engine.recorder
+    record_step = recorder.record_step
 
-    def watched(events: Any) -> Any:
-        state, plan = schedule(events)
+    def watched(events: Any, state: Any, plan: Plan) -> None:
         plans.append(plan)
-        return state, plan
+        record_step(events, state, plan)
 
-    llm._session.engine.run_scheduler = watched
+    recorder.record_step = watched
     return plans
 
 
@@ -207,10 +207,10 @@ def test_tenants_never_share_pages() -> None:
 def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
     shared = []
     with LLM("demo", **SMALL) as llm:
-        schedule = llm._session.engine.run_scheduler
+        recorder = llm._session.engine.recorder
+        record_step = recorder.record_step
 
-        def watched(events: Any) -> Any:
-            state, plan = schedule(events)
+        def watched(events: Any, state: Any, plan: Plan) -> None:
             held: dict[str, set[int]] = {}
             for row, entry in enumerate(state.requests_by_row):
                 if entry is not None:
@@ -218,9 +218,9 @@ def test_tenants_never_hold_the_same_page_at_the_same_time() -> None:
                         state.pages[0][row].tolist()
                     )
             shared.extend(held["a"] & held["b"] if len(held) == 2 else ())
-            return state, plan
+            record_step(events, state, plan)
 
-        llm._session.engine.run_scheduler = watched
+        recorder.record_step = watched
         prompts = [{"prompt": LONG, "cache_salt": "ab"[i % 2]} for i in range(8)]
         answers = llm.generate(prompts, GREEDY)
         assert llm._session.engine.stats().cached_tokens > 0

@@ -215,6 +215,34 @@ def test_a_loop_says_when_the_sinks_have_had_a_step(engine: Engine) -> None:
     assert sorted(set(batches)) == [0, 1, 2, 3, 4, 5]
 
 
+def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) -> None:
+    seen: list[str] = []
+    schedule = engine.limits.schedule
+
+    def planned(view: View, budget: Budget) -> ScheduleDecision:
+        seen.append("plan")
+        return schedule(view, budget)
+
+    def sink(update: Update) -> None:
+        running = engine.state.num_running
+        seen.append(f"{len(update.tokens)} {update.finish_reason} {running}")
+
+    engine.limits = evolve(engine.limits, schedule=planned)
+    loop = Loop(engine)
+    loop.submit(request("a", 10, 3), sink)
+    for _ in range(500):
+        if seen and "length" in seen[-1]:
+            break
+        loop.thread.join(0.02)
+    loop.close()
+
+    told = [at for at, each in enumerate(seen) if each != "plan"]
+    # Two plans are under way under overlap when the first token is known. The end is told by an
+    # engine that has let the request go.
+    assert seen[: told[0]].count("plan") == (2 if engine.limits.overlap else 1)
+    assert [seen[at] for at in told] == ["1 None 1", "1 None 1", "1 length 0"]
+
+
 def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     loop = Loop(engine)
     seen: list[Update] = []

@@ -108,14 +108,13 @@ def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     }
     engine = toys.engine(kv_cache=False, overlap=overlap, paged_attn=paged, **small)
     plans: list[Plan] = []
-    schedule = engine.run_scheduler
+    record_step = engine.recorder.record_step
 
-    def watched(events: Any) -> Any:
-        state, plan = schedule(events)
+    def watched(events: Any, state: Any, plan: Plan) -> None:
         plans.append(plan)
-        return state, plan
+        record_step(events, state, plan)
 
-    engine.run_scheduler = watched  # type: ignore[method-assign]
+    engine.recorder.record_step = watched  # type: ignore[method-assign]
     harness = EngineHarness(engine)
     prompts = [tokens(length) for length in (3, 16, 17, 45, 60, 33)]
     requests = [request(next(NAMES), prompt, 12) for prompt in prompts]

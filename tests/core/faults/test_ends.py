@@ -49,10 +49,10 @@ def held_llm(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
     llm = toy_llm(toys.folder, **SIZES)
     step, begun, go_on = llm._session.engine.step, threading.Event(), threading.Event()
 
-    def slow() -> list[Update]:
+    def slow(*deliver: Any) -> tuple[Update, ...]:
         begun.set()
         go_on.wait(30)
-        return step()
+        return step(*deliver)
 
     llm._session.engine.step = slow
     waiting = Waiting(llm)
@@ -144,12 +144,12 @@ def test_a_name_is_taken_until_its_end_has_been_told(toys: Toys) -> None:
     between, go_on = threading.Event(), threading.Event()
 
     def watch(update: Update) -> None:
-        """Told before "a" is: stops the thread when the engine is done with "a"."""
+        """Told of its end before "a" is: stops the thread when the engine is done with "a"."""
         if updates and not loop.engine.output_tracker.has_request("a") and "a" in loop.sinks:
             between.set()
             go_on.wait(30)
 
-    loop.submit(request("other", [1, 2, 3], 100), watch)
+    loop.submit(request("other", [1, 2, 3], 3), watch)
     loop.submit(request("a", [1, 2, 4], 3), updates.append)
     assert between.wait(30)
     with pytest.raises(RequestError, match="in use"):

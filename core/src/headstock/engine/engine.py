@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-
-import numpy as np
 
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
@@ -17,6 +15,8 @@ from headstock.engine.drafting import make_drafting
 from headstock.engine.in_flight import InFlightStep, QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import StepPacer
+from headstock.engine.page_demand import PageDemand
+from headstock.engine.planning import RecordedPlanning
 from headstock.engine.preparation import make_preparation
 from headstock.engine.stall_check import StallCheck
 from headstock.engine.stats import EngineStats, collect_stats
@@ -26,7 +26,6 @@ from headstock.engine.step_failures import (
     CollectedStep,
     drop_unknown_tokens,
     explain_idle_error,
-    explain_scheduling_error,
     log_failed_step,
 )
 from headstock.errors import (
@@ -49,10 +48,9 @@ from headstock.scheduler import (
     Plan,
     Request,
     RequestState,
-    State,
+    find_outcome,
     find_refusal,
     initial_state,
-    step,
 )
 from headstock.scheduler.invariants import check_idle
 from headstock.startup.blame import PluginNames, blame_plugins
@@ -61,6 +59,9 @@ from headstock.startup.device import check_usable
 from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
+
+Deliver = Callable[[Sequence[Update]], None]
+"""Gets updates, in the order of their tokens."""
 
 
 class Engine:
@@ -93,13 +94,12 @@ class Engine:
         self.drafting, self.preparation = make_drafting(parts), make_preparation(parts)
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
+        self.planning = RecordedPlanning(self.recorder, self.names, self.config.spell)
         self.inbox: deque[Event] = deque()
         # Not yet known to the output tracker: the next step takes them out of the inbox.
         self.queued_requests: dict[str, QueuedRequest] = {}
         self.num_queued = 0
-        # Pages by KV group, and the number of the last queued request that they include. One tuple,
-        # so that another thread reads both of the same step.
-        self.page_demand = np.zeros(len(self.limits.groups), np.int64), 0
+        self.page_demand = PageDemand(self.limits)
         self.plan: Plan | None = None
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
@@ -180,14 +180,8 @@ class Engine:
 
         It is kept up to date under `--on-pressure reject` alone.
         """
-        # The engine's thread may count a queued request in `page_demand` at any moment. The queue
-        # is read first, so that none is missed; a request in both is known by its number.
-        queued = list(self.queued_requests.values())
-        pages, counted = self.page_demand
-        for entry in queued:
-            if entry.number > counted:
-                pages = pages + self.limits.pages_by_group(len(entry.request.prompt))
-        return min(self.limits.largest_share(pages), 1.0)
+        # The engine's thread may count a queued request at any moment: the queue is read first.
+        return self.page_demand.find_pressure(list(self.queued_requests.values()))
 
     def abort(self, id: str) -> None:
         """End a request; unknown ids are ignored."""
@@ -201,40 +195,53 @@ class Engine:
         self.output_tracker.peak_held_pages = 0
         self.inbox.append(Cleared())
 
-    def step(self) -> tuple[Update, ...]:
+    def step(self, deliver: Deliver | None = None) -> tuple[Update, ...]:
         """Launch the last plan, collect a finished step, and plan the next one.
 
         Without overlap the collected step is the one just launched. With overlap it is the one
         before: the device goes straight on to the last plan and runs it while the host plans, so
         every sample is read one step late.
+
+        deliver: gets the tokens of the collected step before the next one is planned; without it
+            they are returned with the ends of requests
         """
         # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
         num_kept = 1 if self.limits.overlap and launched else 0
         collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
-        # Results first: a request that its last token ends has ended, even if an abort is queued.
-        events = self._make_events(collected)
+        results = self._make_events(collected)
         failures = self.preparation.explain_failures()
-        errors = collected.explain(events, self.config.spell, failures)
-        while self.inbox:
-            events.append(self.inbox.popleft())
-            self._track_arrival(events[-1])
-        events.extend(self.pacer.make_events(self.state))
+        errors = collected.explain(results, self.config.spell, failures)
         # What waits is waited for by this clock alone: a scheduler reads no other.
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
-        state, next_plan = self.run_scheduler([clock, *events])
+        working = self.planning.begin(self.state, [clock, *results], self.limits)
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(collected.plan, collected.sample, state, errors)
+        updates = self.output_tracker.collect(
+            collected.plan, collected.sample, find_outcome(working)
+        )
+        if deliver is not None and updates:
+            deliver(updates)
+            updates = ()
+        # After the results: a request that its last token ends has ended, even if an abort is
+        # queued.
+        later: list[Event] = []
+        while self.inbox:
+            later.append(self.inbox.popleft())
+            self._track_arrival(later[-1])
+        later.extend(self.pacer.make_events(self.state))
+        state, next_plan = self.planning.finish(working, [clock, *results], later)
+        # Ends come last: whoever learns of one finds a state in which the request is gone.
+        updates += self.output_tracker.finish_requests(state.ended, errors)
         self.state, self.plan = state, next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
             self.drafting.track_admissions(next_plan, self.new_rows)
         self.preparation.follow(next_plan, state)
-        self._update_page_demand(events)
+        self._drop_arrived(later)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
-        is_idle = not (events or self.in_flight or len(next_plan.rows))
+        is_idle = not (results or later or self.in_flight or len(next_plan.rows))
         if not self.has_work:
             self._check_idle()
         stall = self.stall_check.find_stall(state, has_work=self.has_work, is_idle=is_idle)
@@ -277,24 +284,13 @@ class Engine:
             self.queued_requests.pop(event.id, None)
             self.preparation.drop(event.id)
 
-    def _update_page_demand(self, events: Sequence[Event]) -> None:
-        """Count the pages that requests hold or wait for, arrivals among `events` included."""
+    def _drop_arrived(self, events: Sequence[Event]) -> None:
+        """Take requests that arrived out of the queue, and count the pages that they wait for."""
         arrived = [event.request.id for event in events if isinstance(event, Arrived)]
         if self.config.on_pressure == "reject":
-            state, tracker = self.state, self.output_tracker
-            held = np.array([np.count_nonzero(refs) for refs in state.refs])
-            num_pages = tracker.unadmitted_pages + held
-            # Only preempted requests wait with more than their prompt; the walk over the queue is
-            # left out while there are none.
-            if len(state.waiting) > tracker.num_unadmitted:
-                for entry in state.waiting:
-                    if entry.preemptions:
-                        num_pages = num_pages + self.limits.pages_by_group(len(entry.tokens))
-            numbers = (
-                self.queued_requests[id].number for id in arrived if id in self.queued_requests
-            )
-            self.page_demand = num_pages, max(numbers, default=self.page_demand[1])
-        # After `page_demand`: a reader in between counts a request once, by its number.
+            queued = [self.queued_requests[id] for id in arrived if id in self.queued_requests]
+            self.page_demand.count(self.state, self.output_tracker, queued)
+        # After the count: a reader in between counts a request once, by its number.
         for id in arrived:
             self.queued_requests.pop(id, None)
 
@@ -308,21 +304,6 @@ class Engine:
         except AssertionError as error:
             recording = self.recorder.record_failure((), error)
             raise explain_idle_error(error, self.limits.cache, recording) from error
-
-    def run_scheduler(self, events: list[Event]) -> tuple[State, Plan]:
-        """Apply `events`, make the next plan, and record both.
-
-        raises: EngineDied, PluginBroken
-        """
-        try:
-            state, plan = step(self.state, tuple(events), self.limits)
-        except PLUGIN_FAILURES as error:
-            recording = self.recorder.record_failure(events, error)
-            raise explain_scheduling_error(
-                error, self.names, self.limits.cache, self.config.spell, recording
-            ) from error
-        self.recorder.record_step(events, state, plan)
-        return state, plan
 
     def _launch_step(self) -> bool:
         """Launch the last plan; return False when it has no rows."""

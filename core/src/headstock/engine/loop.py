@@ -121,7 +121,7 @@ class Loop:
         """
         try:
             while self._wait_for_work():
-                self._emit(self.engine.step())
+                self._emit(self.engine.step(self._emit))
                 self._report_step()
             self._emit(self.engine.final_updates())
         except BaseException as error:

@@ -8,6 +8,7 @@ from headstock.scheduler.events import (
     Ended,
     Event,
     Failed,
+    Outcome,
     Paced,
     Pooled,
     Sampled,
@@ -18,7 +19,8 @@ from headstock.scheduler.plan import Plan
 from headstock.scheduler.request import PoolingKind, Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import State, initial_state
-from headstock.scheduler.step import step
+from headstock.scheduler.step import apply_events, begin_step, finish_step, step
+from headstock.scheduler.working_state import WorkingState, find_outcome
 
 __all__ = [
     "Aborted",
@@ -29,6 +31,7 @@ __all__ = [
     "Event",
     "Failed",
     "Limits",
+    "Outcome",
     "Paced",
     "Plan",
     "Pooled",
@@ -38,8 +41,13 @@ __all__ = [
     "RowCounter",
     "Sampled",
     "State",
+    "WorkingState",
+    "apply_events",
+    "begin_step",
     "count_held_pages",
+    "find_outcome",
     "find_refusal",
+    "finish_step",
     "initial_state",
     "step",
 ]

@@ -120,3 +120,18 @@ class Ended:
     tokens: Ints = field(repr=False)
     cached: int
     preemptions: int
+
+
+@frozen(eq=False)
+class Outcome:
+    """What requests got from a step's events.
+
+    accepted_ids, accepted_counts: [n] int32, the admission ids that got tokens, and how many
+    accepted_tokens: [sum of the counts] int32
+    ended: the requests that ended
+    """
+
+    accepted_ids: Ints
+    accepted_counts: Ints
+    accepted_tokens: Ints
+    ended: tuple[Ended, ...]

@@ -17,7 +17,7 @@ from headstock.scheduler.prefix_insert import insert_full_pages
 from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.selection import select_rows
 from headstock.scheduler.state import State
-from headstock.scheduler.working_state import to_state, to_working_state
+from headstock.scheduler.working_state import WorkingState, to_state, to_working_state
 
 
 def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, Plan]:
@@ -25,10 +25,30 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
 
     Only the owned values of `state` are written; everything else of it stays as it was.
     """
-    working = to_working_state(state, limits)
-    # First: events tell which rows failed, and what those computed must not reach the index.
+    working = begin_step(state, limits)
+    apply_events(working, events)
+    return finish_step(working)
+
+
+def begin_step(state: State, limits: Limits) -> WorkingState:
+    """Begin a step: `apply_events`, as often as wanted, and then `finish_step` make it whole.
+
+    So what requests got is known before the next plan is made.
+    """
+    return to_working_state(state, limits)
+
+
+def apply_events(working: WorkingState, events: Sequence[Event]) -> None:
+    """Apply events in order.   writes: working"""
+    # Before all else: events tell which rows failed, and what those computed must not reach the
+    # index.
     for event in events:
         apply_event(working, event)
+
+
+def finish_step(working: WorkingState) -> tuple[State, Plan]:
+    """Return the state that the step leads to, and its plan; `working` must not be used again."""
+    limits = working.limits
     # Before admission, so that new rows share the pages that the last step filled.
     insert_full_pages(working)
     # Before the pages are counted: those behind a window serve this step already.

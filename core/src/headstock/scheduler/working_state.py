@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.scheduler.contiguous import Region
-from headstock.scheduler.events import Ended
+from headstock.scheduler.events import Ended, Outcome
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import RequestState
@@ -110,7 +110,7 @@ def to_state(working: WorkingState) -> State:
         working.spans,
     ):
         array.setflags(write=False)
-    accepted_ids, accepted_counts, accepted_tokens = _join_accepted(working.accepted)
+    outcome = find_outcome(working)
     return State(
         row_counters=working.row_counters,
         rows_by_priority=working.rows_by_priority,
@@ -130,10 +130,10 @@ def to_state(working: WorkingState) -> State:
         adapters=working.adapters,
         regions=working.regions,
         writes=tuple(working.writes),
-        ended=tuple(working.ended),
-        accepted_ids=accepted_ids,
-        accepted_counts=accepted_counts,
-        accepted_tokens=accepted_tokens,
+        ended=outcome.ended,
+        accepted_ids=outcome.accepted_ids,
+        accepted_counts=outcome.accepted_counts,
+        accepted_tokens=outcome.accepted_tokens,
         num_admitted=working.num_admitted,
         num_arrived=working.num_arrived,
         num_steps=working.previous.num_steps + 1,
@@ -144,12 +144,14 @@ def to_state(working: WorkingState) -> State:
     )
 
 
-def _join_accepted(parts: list[tuple[Ints, Ints, Ints]]) -> tuple[Ints, Ints, Ints]:
-    """Concatenate what several events accepted: admission ids, counts and tokens."""
+def find_outcome(working: WorkingState) -> Outcome:
+    """Return what requests got from the events that were applied."""
+    parts, ended = working.accepted, tuple(working.ended)
     if len(parts) < 2:
-        return parts[0] if parts else (NONE, NONE, NONE)
-    ids, counts, tokens = zip(*parts, strict=True)
-    return np.concatenate(ids), np.concatenate(counts), np.concatenate(tokens)
+        ids, counts, tokens = parts[0] if parts else (NONE, NONE, NONE)
+    else:
+        ids, counts, tokens = map(np.concatenate, zip(*parts, strict=True))
+    return Outcome(ids, counts, tokens, ended)
 
 
 def count_shareable_tokens(working: WorkingState) -> Ints:

@@ -1,0 +1,48 @@
+"""How many pages requests hold or wait for, for `--on-pressure reject`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from headstock.engine.in_flight import QueuedRequest
+from headstock.engine.output_tracker import OutputTracker
+from headstock.scheduler import Limits, State
+
+
+class PageDemand:
+    """The pages that requests hold or wait for, counted once a step on the engine's thread.
+
+    counted: pages by KV group, and the number of the last queued request that they include. One
+        tuple, so that another thread reads both of the same step.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.counted = np.zeros(len(limits.groups), np.int64), 0
+
+    def count(self, state: State, tracker: OutputTracker, arrived: Sequence[QueuedRequest]) -> None:
+        """Count the pages after a step in which these requests arrived."""
+        held = np.array([np.count_nonzero(refs) for refs in state.refs])
+        num_pages = tracker.unadmitted_pages + held
+        # Only preempted requests wait with more than their prompt; the walk over the queue is left
+        # out while there are none.
+        if len(state.waiting) > tracker.num_unadmitted:
+            for entry in state.waiting:
+                if entry.preemptions:
+                    num_pages = num_pages + self.limits.pages_by_group(len(entry.tokens))
+        numbers = (queued.number for queued in arrived)
+        self.counted = num_pages, max(numbers, default=self.counted[1])
+
+    def find_pressure(self, queued: Collection[QueuedRequest]) -> float:
+        """Return the share of pages in demand, in the KV group where it is largest.
+
+        queued: read before this is called, so that none is missed; a request in both is known by
+            its number
+        """
+        pages, counted = self.counted
+        for entry in queued:
+            if entry.number > counted:
+                pages = pages + self.limits.pages_by_group(len(entry.request.prompt))
+        return min(self.limits.largest_share(pages), 1.0)
