@@ -105,9 +105,9 @@ def whole_prompt(match_prefix: Any, state: Any, entry: Any) -> Any:
     )
 
 
-def without_promise(mark_logits: Any, state: Any, num_scheduled: np.ndarray, **more: Any) -> Any:
+def without_promise(mark_logits: Any, state: Any, num_scheduled: np.ndarray) -> Any:
     """The token that a launched step will sample is not counted."""
-    num_logits, samples, pooling = mark_logits(state, num_scheduled, **more)
+    num_logits, samples, pooling = mark_logits(state, num_scheduled)
     state.row_counters[RowCounter.NUM_TOKENS] -= samples
     return num_logits, samples, pooling
 

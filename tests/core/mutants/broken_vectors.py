@@ -46,9 +46,9 @@ def of_its_length(pool_hidden: Any, hidden: Tensor, batch: Any, record: Any) -> 
     return torch.where(record.is_mean[:, None], result * factor[:, None], result)
 
 
-def first_chunk(mark_logits: Any, state: Any, num_scheduled: Any, **more: Any) -> Any:
+def first_chunk(mark_logits: Any, state: Any, num_scheduled: Any) -> Any:
     """A prompt counts as computed with its first chunk."""
-    num_logits, samples, stages = mark_logits(state, num_scheduled, **more)
+    num_logits, samples, stages = mark_logits(state, num_scheduled)
     return num_logits, samples, np.minimum(stages, 1) * 2
 
 

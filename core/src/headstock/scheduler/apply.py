@@ -20,7 +20,14 @@ from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
 from headstock.scheduler.prefix_insert import insert_last_pages
 from headstock.scheduler.request import Request, RequestState
-from headstock.scheduler.row_counters import NONE, RowCounter, all_set, any_set, indices
+from headstock.scheduler.row_counters import (
+    NONE,
+    RowCounter,
+    all_set,
+    any_set,
+    count_drafts,
+    indices,
+)
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 
@@ -135,6 +142,8 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
     if state.limits.max_drafts and not state.limits.keeps_state:
         counters[RowCounter.HELD, rows] = event.hold[live] if len(event.hold) else 0
         _append_drafts(state, event, live, finished)
+        # Nothing else gives a row drafts, so steps after this need not look for any.
+        state.may_draft = any_set(counters[RowCounter.HELD]) or any_set(count_drafts(counters))
     # Last: ending a row clears its counters, which the calls above still read.
     insert_last_pages(state, rows[finished])
     for row, at in zip(rows[finished].tolist(), indices(finished).tolist(), strict=True):

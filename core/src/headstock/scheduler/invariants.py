@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.limits import Limits
-from headstock.scheduler.row_counters import NONE, RowCounter, is_special
+from headstock.scheduler.row_counters import NONE, RowCounter, count_drafts, is_special
 from headstock.scheduler.state import State
 
 
@@ -113,6 +113,9 @@ def _check_rows(state: State, limits: Limits) -> None:
             f"row {row} indexed more pages than it holds"
         )
     special = np.count_nonzero(is_special(counters))
+    assert state.may_draft or not (
+        count_drafts(counters).any() or counters[RowCounter.HELD].any()
+    ), "rows have drafts or are held, and no step looks for them"
     assert state.num_special == special, (
         f"{state.num_special} rows wait for a sample, report prompt logprobs or pool, and not "
         f"{special}"

@@ -28,10 +28,8 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     # Under overlap the index may take only what earlier plans computed: this one may still fail.
     counters[RowCounter.NUM_COMPUTED_BEFORE] = counters[RowCounter.NUM_COMPUTED]
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
-    # Most steps of a proposer's engine have no drafts, and cost what they do without a proposer.
-    drafted = bool(state.limits.max_drafts) and any_set(count_drafts(counters))
-    num_logits, samples, pooling = mark_logits(state, num_scheduled, has_drafts=drafted)
-    num_drafts, drafts = _list_drafts(state, rows) if drafted else (NONE, NONE)
+    num_logits, samples, pooling = mark_logits(state, num_scheduled)
+    num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
     counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
@@ -77,13 +75,10 @@ def _order_batch(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, 
     return rows, counts, starts, num_decode
 
 
-def mark_logits(
-    state: WorkingState, num_scheduled: Ints, *, has_drafts: bool
-) -> tuple[Ints, Ints, Ints]:
+def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, Ints]:
     """Return how many positions of each row get logits, which sample a token, and which pool.
 
     A row whose drafts do not all fit into the step loses the rest of them.
-    has_drafts: whether some row has drafts
     num_scheduled, returns: [rows] int32, the last as `Plan.pooling`, empty when no row pools
     writes: placeholders and tokens in the row counters
     """
@@ -94,7 +89,7 @@ def mark_logits(
     running = np.minimum(num_scheduled, 1)
     reached = (stops == tokens) * running
     # The usual step: no drafts and no prompt_logprobs, so whole columns need no case analysis.
-    if not (state.num_special or has_drafts):
+    if not (state.num_special or state.may_draft):
         counters[RowCounter.NUM_PLACEHOLDERS] += reached
         tokens += reached
         return running, reached, NONE

@@ -81,12 +81,11 @@ def _make_view(state: WorkingState, queue: WaitingQueue, free_rows: int) -> View
     num_new_tokens -= computed
     num_drafts = state.limits.no_drafts
     # The next token depends on one that is still in flight, or drafts will follow that one.
-    has_held = bool(state.limits.max_drafts) and any_set(counters[RowCounter.HELD])
-    if state.num_special or has_held:
+    if state.num_special or state.may_draft:
         waits = counters[RowCounter.WAIT_FOR_SAMPLE] | counters[RowCounter.HELD]
         num_new_tokens[(waits & counters[RowCounter.NUM_PLACEHOLDERS]) > 0] = 0
-    if state.limits.max_drafts and any_set(drafts := count_drafts(counters)):
-        num_drafts = read_only(np.minimum(drafts, num_new_tokens))
+    if state.may_draft:
+        num_drafts = read_only(np.minimum(count_drafts(counters), num_new_tokens))
     num_new_tokens.setflags(write=False)
     return View(
         rows_by_priority=state.rows_by_priority,

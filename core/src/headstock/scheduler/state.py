@@ -38,6 +38,7 @@ class State:
     ended, accepted: results of the last step's events
     num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
         pooling
+    may_draft: some row has drafts to verify, or is held for them; False is certain
     max_prompt_tokens: of a step with decode rows; 0: no bound but the step's
     milliseconds: the clock of the last step
 
@@ -78,6 +79,7 @@ class State:
     num_steps: int = 0
     num_preempted: int = 0
     num_special: int = 0
+    may_draft: bool = False
     max_prompt_tokens: int = 0
     milliseconds: int = 0
 

@@ -50,6 +50,7 @@ class WorkingState:
     num_arrived: int
     num_preempted: int
     num_special: int
+    may_draft: bool
     max_prompt_tokens: int
     milliseconds: int
     regions: tuple[Region, ...]
@@ -92,6 +93,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.num_arrived,
         state.num_preempted,
         state.num_special,
+        state.may_draft,
         state.max_prompt_tokens,
         state.milliseconds,
         state.regions,
@@ -139,6 +141,7 @@ def to_state(working: WorkingState) -> State:
         num_steps=working.previous.num_steps + 1,
         num_preempted=working.num_preempted,
         num_special=working.num_special,
+        may_draft=working.may_draft,
         max_prompt_tokens=working.max_prompt_tokens,
         milliseconds=working.milliseconds,
     )
