@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headstock import SamplingParams
 from headstock.execution.buffers import Buffers
@@ -63,3 +65,37 @@ def test_noise_is_another_at_each_place_and_for_each_seed_and_the_same_again() -
     assert len(set(whole)) > OUTPUT / 2
     assert answer(4, temperature=1.0, seed=7) == whole[4:]  # whatever was sampled before
     assert answer(temperature=1.0, seed=8) != whole
+
+
+@given(st.data())
+def test_the_device_has_the_settings_of_the_latest_requests(data: st.DataObject) -> None:
+    rows = 4
+    table = SamplingTable(rows, VOCAB)
+    buffers = Buffers(
+        device=torch.device("cpu"),
+        page_size=4,
+        groups=(),
+        pools=(),
+        page_tables=(),
+        tokens=torch.zeros((rows, 32), dtype=torch.int64),
+    )
+    settings = st.builds(
+        SamplingParams,
+        temperature=st.sampled_from([0.0, 0.5, 1.0]),
+        top_p=st.sampled_from([0.25, 1.0]),
+        min_p=st.sampled_from([0.0, 0.5]),
+        top_k=st.sampled_from([0, 1, 7]),
+        seed=st.sampled_from([0, 1, 2**62 + 1]),
+    )
+    wanted = [[0.0, 1.0, 0.0, VOCAB, 0] for _ in range(rows)]
+    for _ in range(data.draw(st.integers(1, 4))):
+        for row in data.draw(st.lists(st.integers(0, rows - 1), min_size=1, max_size=3)):
+            params = data.draw(settings)
+            prompt = np.array(PROMPT, np.int32)
+            table.write_row(row, Request(id="a", prompt=prompt, max_tokens=9, params=params))
+            top_k = params.top_k or VOCAB
+            wanted[row] = [params.temperature, params.top_p, params.min_p, top_k, params.seed]
+        table.select_kind(np.arange(rows), np.full(rows, 3), buffers)
+
+        columns = (*table.columns.floats.tolist(), *table.columns.integers.tolist())
+        assert [list(each) for each in zip(*columns, strict=True)] == wanted

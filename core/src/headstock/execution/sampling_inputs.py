@@ -77,6 +77,7 @@ class SamplingTable:
     """The settings by row; a row is written when a request is admitted to it.
 
     columns: on the device; those of `stale_rows` are not uploaded yet
+    uploaded: what the columns hold, [3, rows] float32 and [2, rows] int64
     logit_rules, rules_end: a row's rules, and the length from which they do nothing
     processors: what rows give logits processors
     masks: the tokens that rows may sample, where their answers follow a grammar
@@ -101,6 +102,10 @@ class SamplingTable:
             masks, rows=rows, places=max_drafts + 1, vocab=vocab, device=torch.device(device)
         )
         self.stale_rows: set[int] = set()
+        self.uploaded: tuple[Ints, Ints] = (
+            self.floats[:3].copy(),
+            np.array((vocab, 0), np.int64)[:, None].repeat(rows, 1),
+        )
         self.top_k = np.full(rows, vocab, np.int64)
         self.seeds = np.zeros(rows, np.int64)
         self.logprobs = np.full(rows, -1, np.int64)
@@ -182,19 +187,25 @@ class SamplingTable:
         return more | used | top_k
 
     def _upload_rows(self, rows: list[int], buffers: Buffers) -> None:
-        """Write the settings of these rows to the device.   writes: columns"""
+        """Write the settings of these rows to the device.   writes: columns, uploaded"""
         new = np.array(rows, np.int64)
-        floats, integers = self.floats[:3, new], np.stack((self.top_k[new], self.seeds[new]))
-        columns = self.columns
-        if len(rows) == 1:  # as arguments of kernels, which need no transfer
-            for column, value in zip(columns.floats, floats[:, 0].tolist(), strict=True):
-                column[rows[0]].fill_(value)
-            for column, value in zip(columns.integers, integers[:, 0].tolist(), strict=True):
-                column[rows[0]].fill_(value)
-            return
-        at, new_floats, new_integers = buffers.to_device_packed(new, floats, integers)
-        columns.floats[:, at] = new_floats
-        columns.integers[:, at] = new_integers
+        values: tuple[Ints, Ints] = (
+            self.floats[:3, new],
+            np.stack((self.top_k[new], self.seeds[new])),
+        )
+        columns = self.columns.floats, self.columns.integers
+        if len(rows) == 1:
+            # As arguments of kernels, which need no transfer, and mostly the seed alone: an idle
+            # engine's first token waits for this.
+            for column, value, known in zip(columns, values, self.uploaded, strict=True):
+                for k in (value[:, 0] != known[:, rows[0]]).nonzero()[0].tolist():
+                    column[k, rows[0]].fill_(value[k, 0].item())
+        else:
+            at, *uploaded = buffers.to_device_packed(new, *values)
+            for column, entries in zip(columns, uploaded, strict=True):
+                column[:, at] = entries
+        for known, value in zip(self.uploaded, values, strict=True):
+            known[:, new] = value
 
     def gather(self, row_ids: Tensor, positions: Tensor, kind: frozenset[str]) -> Sampling:
         """Gather the settings that `kind` names, for the tokens that come to these positions.
