@@ -178,8 +178,10 @@ def test_full_steps_have_a_graph_beside_the_short_ones(
 @pytest.fixture
 def counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """A device that always has as many bytes free."""
-    for name in ("empty_cache", "synchronize", "reset_peak_memory_stats"):
+    for name in ("empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
+    stream = SimpleNamespace(synchronize=lambda: None)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: stream)
     for name in ("memory_reserved", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda: 0)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1 << 30, 1 << 30))

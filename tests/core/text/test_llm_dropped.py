@@ -114,7 +114,7 @@ class SlowEngine:
         self.stepping = threading.Event()
         self.error: Exception | None = None
 
-    def step(self) -> tuple[()]:
+    def step(self, _deliver: Any) -> tuple[()]:
         self.stepping.set()
         self.go.wait(10)
         if self.error is not None:

@@ -195,9 +195,9 @@ class WatchedLoop:
         self.during: Any = lambda: None
         step, capture_next = self.engine.step, self.engine.capture_next
 
-        def noted_step() -> tuple[Update, ...]:
+        def noted_step(*deliver: Any) -> tuple[Update, ...]:
             self.events.append("step")
-            return step()
+            return step(*deliver)
 
         def noted_capture() -> None:
             self.events.append("capture" if not self.engine.has_work else "capture with work")
