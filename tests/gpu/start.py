@@ -124,10 +124,17 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             Path(model).mkdir()
             write_model_directory(MODEL_SHAPES[asked.shape], Path(model))
         found = measure_starts(asked, model, Path(folder))
+        write_findings(asked, found)  # what comes takes minutes, and may be cut off
         if asked.device == "cuda":
             found["late"] = check_late_captures(asked, model)
             found["ok"] = found["ok"] and found["late"]["ok"]
     return found
+
+
+def write_findings(asked: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what was found so far to the file that was asked for, if any."""
+    if asked.out is not None:
+        asked.out.write_text(json.dumps(found, indent=1))
 
 
 def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[str, Any]:
@@ -309,8 +316,6 @@ def summarize_memory(llm: LLM) -> dict[str, Any]:
 if __name__ == "__main__":
     asked = parse_words(sys.argv[1:])
     findings = measure(asked)
-    text = json.dumps(findings, indent=1)
-    if asked.out is not None:
-        asked.out.write_text(text)
-    sys.stdout.write(f"{text}\n")
+    write_findings(asked, findings)
+    sys.stdout.write(f"{json.dumps(findings, indent=1)}\n")
     sys.exit(0 if findings["ok"] else 1)
