@@ -4,7 +4,10 @@ a GPU.
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,6 +25,17 @@ window_size_left, int window_size_right, float softcap, bool is_rotary_interleav
 scheduler_metadata, int num_splits, bool? pack_gqa, int sm_margin, Tensor? s_aux, int cp_world_size,
 int cp_rank, Tensor? cp_tot_seqused_k) -> Tensor[]"""
 """The operator of vLLM 0.24 and 0.26, as its library registers it."""
+
+VLLM_SCHEDULER_SCHEMA = """get_scheduler_metadata(int batch_size, int max_seqlen_q, int
+max_seqlen_k, int num_heads, int num_heads_k, int headdim, int headdim_v, ScalarType qkv_dtype,
+Tensor seqused_k, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor?
+seqused_q, Tensor? leftpad_k, int? page_size, int max_seqlen_k_new, bool is_causal, int
+window_size_left, int window_size_right, bool has_softcap, int num_splits, bool? pack_gqa, int
+sm_margin) -> Tensor"""
+"""The operator that makes schedules for it."""
+
+
+NUMBERS = itertools.count()
 
 
 def attention(
@@ -99,6 +113,23 @@ def interface() -> SimpleNamespace:
     return SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
 
 
+def vllm_schedule(
+    batch_size, max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, headdim_v, qkv_dtype,
+    seqused_k, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q, leftpad_k, page_size,
+    max_seqlen_k_new, is_causal, window_size_left, window_size_right, has_softcap, num_splits,
+    pack_gqa, sm_margin,
+) -> Tensor:  # fmt: skip
+    """What the library would read off a step, and for how many processors; it fails for no rows."""
+    assert batch_size == len(seqused_k) == len(cu_seqlens_q) - 1 > 0 and num_splits > 1
+    numbers = [
+        max_seqlen_q, max_seqlen_k, num_heads, num_heads_k, headdim, headdim_v, page_size,
+        int(is_causal), window_size_left, window_size_right, int(has_softcap), num_splits,
+        qkv_dtype.itemsize,
+    ]  # fmt: skip
+    lens = [*seqused_k.tolist(), *cu_seqlens_q.tolist()]
+    return torch.tensor([sm_margin, *numbers, *lens], dtype=torch.int32)
+
+
 def vllm_forward(
     q, k, v, k_new, v_new, q_v, out, cu_seqlens_q, cu_seqlens_k, cu_seqlens_k_new, seqused_q,
     seqused_k, max_seqlen_q,
@@ -115,12 +146,36 @@ def vllm_forward(
     assert cu_seqlens_k is None and cp_world_size == 1 and out.stride(-1) == 1
     assert int(cu_seqlens_q.diff().max()) <= max_seqlen_q and int(seqused_k.max()) <= max_seqlen_k
     window = (window_size_left, window_size_right)
+    if scheduler_metadata is not None:
+        wanted = vllm_schedule(
+            len(seqused_k), max_seqlen_q, max_seqlen_k, q.shape[1], k.shape[2], q.shape[2],
+            v.shape[3], q.dtype, seqused_k, cu_seqlens_q, None, None, None, None, k.shape[1], 0,
+            is_causal, *window, softcap > 0, num_splits, None, 0,
+        )  # fmt: skip
+        # Whatever number of processors it was made for.
+        assert scheduler_metadata[1:].tolist() == wanted[1:].tolist(), "another step's schedule"
     answer, lse = attention(
         q, k, v, cu_seqlens_q, seqused_k, page_table, softmax_scale, window, softcap, is_causal, q_v
     )
     tokens = int(cu_seqlens_q[-1])
     out[:tokens].copy_(answer[:tokens])
     return [out, lse, q.new_empty(0), q.new_empty(0)]
+
+
+@contextmanager
+def vllm_operators() -> Iterator[tuple[Any, Any]]:
+    """The two operators of vLLM's library, registered under a name of their own."""
+    name = f"headstock_test_fa3_{next(NUMBERS)}"
+    library = torch.library.Library(name, "DEF")
+    library.define(VLLM_SCHEMA.replace("\n", " "))
+    library.define(VLLM_SCHEDULER_SCHEMA.replace("\n", " "))
+    library.impl("fwd", vllm_forward, "CPU")
+    library.impl("get_scheduler_metadata", vllm_schedule, "CPU")
+    found = getattr(torch.ops, name)
+    try:
+        yield found.fwd.default, found.get_scheduler_metadata.default
+    finally:
+        library._destroy()
 
 
 def flash_attn() -> SimpleNamespace:

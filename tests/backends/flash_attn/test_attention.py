@@ -5,8 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, cast
 
 import pytest
 import torch
@@ -29,24 +29,23 @@ LAYER = LayerInfo(index=0, group=0, scale=0.25)
 
 
 @pytest.fixture(scope="module")
-def vllm_operator() -> Iterator[object]:
-    library = torch.library.Library("headstock_test_fa3", "DEF")
-    library.define(fakes.VLLM_SCHEMA.replace("\n", " "))
-    library.impl("fwd", fakes.vllm_forward, "CPU")
-    yield torch.ops.headstock_test_fa3.fwd.default
-    library._destroy()
+def vllm_operators() -> Iterator[tuple[object, object]]:
+    with fakes.vllm_operators() as operators:
+        yield operators
 
 
 @pytest.fixture(params=PROVIDERS, ids=lambda each: each.name)
 def provider(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, vllm_operator: object
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+    vllm_operators: tuple[object, object],
 ) -> Provider:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fakes.interface())
     monkeypatch.setitem(sys.modules, "flash_attn", fakes.flash_attn())
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn_out", fakes.varlen_attn_out, raising=False
     )
-    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.vllm_kernel(vllm_operator))
+    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.VllmKernel(*vllm_operators))
     return request.param
 
 
@@ -207,6 +206,54 @@ def test_a_captured_step_serves_any_groups(provider: Provider) -> None:
     ]
     made.sort(key=lambda case: len(case.pool), reverse=True)
     shared_cases.check_replays(backend(made[0], provider), LAYER, made, rows=12)
+
+
+def count_schedules(backend: FlashAttentionBackend) -> Callable[[], int]:
+    """How many schedules the backend's kernel has made since it was asked last."""
+    kernel, made = backend.kernel, []
+    assert isinstance(kernel, kernels.VllmKernel) and kernel.scheduler is not None
+    make = kernel.scheduler
+
+    def counted(values: Mapping[str, object]) -> Any:
+        made.append(values)
+        return make(values)
+
+    kernel.scheduler = cast("kernels.PlacedOperator", counted)
+
+    def count() -> int:
+        found = len(made)
+        made.clear()
+        return found
+
+    return count
+
+
+def test_a_schedule_serves_all_layers_alike_and_every_step_has_its_own(
+    vllm_operators: tuple[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.VllmKernel(*vllm_operators))
+    (provider,) = (each for each in PROVIDERS if each.name == "vllm")
+    case, other = decode(40, 3, page_size=16), decode(9, 33, page_size=16)
+    served, out = backend(case, provider, num_splits=3), torch.empty_like(case.q)
+    count = count_schedules(served)
+    served.graph_init([2], cases.MAX_SEQ_LEN)
+    # The stand-in for the library refuses the schedule of another step.
+    for plan in (served.plan(case.step), served.graph_plan(2, case.step)):
+        for layer in (LAYER, LAYER, evolve(LAYER, scale=0.4)):
+            served.forward(case.q, layer, plan, out)
+        assert count() == 1
+        served.forward(case.q, evolve(LAYER, window=20), plan, out)
+        served.forward(case.q, evolve(LAYER, window=20), plan, out)
+        assert count() == 1
+    addresses = [each.tensor.data_ptr() for each in plan.schedules.values()]
+    served.graph_update(plan, other.step)
+    served.forward(case.q, LAYER, plan, out)
+    assert count() == 2
+    assert [each.tensor.data_ptr() for each in plan.schedules.values()] == addresses
+    one_part = backend(case, provider, num_splits=1)
+    count = count_schedules(one_part)
+    one_part.forward(case.q, LAYER, one_part.plan(case.step), out)
+    assert count() == 0
 
 
 def test_the_option_decides_whether_rows_are_grouped(provider: Provider) -> None:

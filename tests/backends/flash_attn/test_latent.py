@@ -37,13 +37,9 @@ THIRD = [each for each in PROVIDERS if each.generation == 3]
 @pytest.fixture(params=THIRD, ids=lambda each: each.name)
 def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Provider]:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", fakes.interface())
-    library = torch.library.Library("headstock_test_fa3_latent", "DEF")
-    library.define(fakes.VLLM_SCHEMA.replace("\n", " "))
-    library.impl("fwd", fakes.vllm_forward, "CPU")
-    operator = torch.ops.headstock_test_fa3_latent.fwd.default
-    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.vllm_kernel(operator))
-    yield request.param
-    library._destroy()
+    with fakes.vllm_operators() as operators:
+        monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.VllmKernel(*operators))
+        yield request.param
 
 
 def make(phase: Phase, lens: list[tuple[int, int]], page_size: int = 16) -> AttentionCase:

@@ -81,12 +81,9 @@ def check_with(
 
 
 @pytest.fixture
-def vllm_operator() -> Iterator[object]:
-    library = torch.library.Library("headstock_check_fa3", "DEF")
-    library.define(flash_attn.VLLM_SCHEMA.replace("\n", " "))
-    library.impl("fwd", flash_attn.vllm_forward, "CPU")
-    yield torch.ops.headstock_check_fa3.fwd.default
-    library._destroy()
+def vllm_operators() -> Iterator[tuple[object, object]]:
+    with flash_attn.vllm_operators() as operators:
+        yield operators
 
 
 @pytest.mark.full
@@ -96,14 +93,16 @@ def vllm_operator() -> Iterator[object]:
     ids=["flash_attn_3", "vllm", "flash_attn", "torch"],
 )
 def test_fa_passes_over_a_stand_in_for_each_provider(
-    distributions: dict[str, str], monkeypatch: pytest.MonkeyPatch, vllm_operator: object
+    distributions: dict[str, str],
+    monkeypatch: pytest.MonkeyPatch,
+    vllm_operators: tuple[object, object],
 ) -> None:
     monkeypatch.setitem(sys.modules, "flash_attn_interface", flash_attn.interface())
     monkeypatch.setitem(sys.modules, "flash_attn", flash_attn.flash_attn())
     monkeypatch.setattr(
         "torch.nn.attention.varlen.varlen_attn_out", flash_attn.varlen_attn_out, raising=False
     )
-    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.vllm_kernel(vllm_operator))
+    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.VllmKernel(*vllm_operators))
     env = make_env(**distributions)
     provider, _ = choose_provider(env)
     assert provider in PROVIDERS

@@ -95,7 +95,12 @@ class FlashAttentionBackend(AttentionBackend):
         """Both parts of a decode step; the groups' queries see all that their rows share."""
         splits = choose_prefix_splits(self.kv_heads, self.processors)
         return SharedPlan(
-            prefixes=FlashPlan.of(shared.prefixes, num_splits=splits, is_causal=False),
+            prefixes=FlashPlan.of(
+                shared.prefixes,
+                num_splits=splits,
+                is_causal=False,
+                rest_lens=shared.rest.context_lens,
+            ),
             rest=self.plan(shared.rest),
             shared_lens=shared.shared_lens,
         )
@@ -195,7 +200,11 @@ class FlashAttentionBackend(AttentionBackend):
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate buffers for the largest bucket, which the others share."""
         if self.device.type == "cuda":
-            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            # The rest of the rows would fill every processor first. What begins before it ends
+            # with it (`tile_schedule.choose_schedule`).
+            self.side = torch.cuda.Stream(  # type: ignore[no-untyped-call]
+                self.device, priority=-1
+            )
         self.static = StaticRows.new(max(buckets), max_seq_len, self.page_size, self.device)
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashPlan:
@@ -209,6 +218,7 @@ class FlashAttentionBackend(AttentionBackend):
         """Write the step to the plan's buffers, at the same addresses."""
         assert self.static is not None, "graph_init comes first"
         self.static.write(plan.num_rows, step)
+        plan.update_schedules()
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors.

@@ -10,16 +10,20 @@ returns: LSE [tokens, heads] float32, natural logarithm, a view of any strides; 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
 
+from headstock.nn.attention.device import count_processors
 from headstock.spi import LayerInfo
 from headstock_fa.step import FlashPlan
+from headstock_fa.tile_schedule import SharedWork, TileSchedule, choose_schedule, list_margins
 
 
 class Kernel(Protocol):
@@ -110,16 +114,37 @@ def load_vllm() -> Kernel:
             "--attn fi"
         )
     torch.ops.load_library(str(libraries[0]))  # type: ignore[no-untyped-call]
-    return vllm_kernel(torch.ops._vllm_fa3_C.fwd.default)
+    library = torch.ops._vllm_fa3_C
+    scheduler = getattr(library, "get_scheduler_metadata", None)
+    return VllmKernel(library.fwd.default, None if scheduler is None else scheduler.default)
 
 
-def vllm_kernel(operator: Any) -> Kernel:
-    """vLLM's operator, called by the places that its schema gives to the arguments."""
-    names = [argument.name for argument in operator._schema.arguments]
-    places = {name: place for place, name in enumerate(names)}
-    neutral: list[Any] = [VLLM_NEUTRAL.get(name) for name in names]
+class PlacedOperator:
+    """An operator, called by the places that its schema gives to the arguments."""
 
-    def kernel(
+    def __init__(self, operator: Any) -> None:
+        self.operator = operator
+        names = [argument.name for argument in operator._schema.arguments]
+        self.places = {name: place for place, name in enumerate(names)}
+        self.neutral: list[Any] = [VLLM_NEUTRAL.get(name) for name in names]
+
+    def __call__(self, values: Mapping[str, object]) -> Any:
+        """What the operator returns for these arguments and its neutral ones."""
+        arguments = self.neutral.copy()
+        for name, value in values.items():
+            arguments[self.places[name]] = value
+        return self.operator(*arguments)
+
+
+class VllmKernel:
+    """vLLM's operator; `scheduler` makes its schedules once a step, or each call makes its own."""
+
+    def __init__(self, operator: Any, scheduler: Any = None) -> None:
+        self.attend = PlacedOperator(operator)
+        self.scheduler = None if scheduler is None else PlacedOperator(scheduler)
+
+    def __call__(
+        self,
         q: Tensor,
         k: Tensor,
         v: Tensor,
@@ -129,8 +154,9 @@ def vllm_kernel(operator: Any) -> Kernel:
         needs_lse: bool,
         q_v: Tensor | None = None,
     ) -> Tensor | None:
-        arguments, (left, right) = neutral.copy(), _window(layer, plan)
-        values = {
+        """Attend, as this module says."""
+        left, right = _window(layer, plan)
+        values: dict[str, object] = {
             "q": q,
             "k": k,
             "v": v,
@@ -148,12 +174,74 @@ def vllm_kernel(operator: Any) -> Kernel:
             "softcap": layer.softcap,
             "num_splits": plan.num_splits,
         }
-        for name, value in values.items():
-            arguments[places[name]] = value
-        lse: Tensor = operator(*arguments)[1].t()
+        # Without parts to merge, the library sets a schedule back by a launch of its own, which
+        # costs what it spares. It makes none for no rows.
+        if self.scheduler is not None and plan.num_splits > 1 and plan.num_rows and q_v is None:
+            values["scheduler_metadata"] = self.find_schedule(q, k, v, plan, layer)
+        lse: Tensor = self.attend(values)[1].t()
         return lse
 
-    return kernel
+    def find_schedule(
+        self, q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo
+    ) -> Tensor:
+        """The plan's schedule for layers like this one, made for the first of them."""
+        key = (layer.window, layer.softcap > 0, q.shape[1:], k.shape[1:], v.shape[-1], q.dtype)
+        schedule = plan.schedules.get(key)
+        if schedule is None:
+            window, softcap = _window(layer, plan), layer.softcap > 0
+            shapes = (q.shape[1:], k.shape[1:], v.shape[-1])
+            make = partial(self.make_schedule, plan, *shapes, q.dtype, window, softcap)
+            schedule = plan.schedules[key] = TileSchedule(make(), make)
+        return schedule.tensor
+
+    def make_schedule(
+        self,
+        plan: FlashPlan,
+        query: torch.Size,
+        key: torch.Size,
+        v_dim: int,
+        dtype: torch.dtype,
+        window: tuple[int, int],
+        softcap: bool,
+    ) -> Tensor:
+        """The schedule of the step that the plan has now.
+
+        query: heads, head_dim    key: page_size, kv_heads, head_dim
+        returns: int32, of the library's own layout
+        """
+        assert self.scheduler is not None
+        values: dict[str, object] = {
+            "batch_size": plan.num_rows,
+            "max_seqlen_q": plan.max_query_len,
+            "max_seqlen_k": plan.max_context_len,
+            "num_heads": query[0],
+            "num_heads_k": key[1],
+            "headdim": query[1],
+            "headdim_v": v_dim,
+            "qkv_dtype": dtype,
+            "seqused_k": plan.context_lens,
+            "cu_seqlens_q": plan.query_start,
+            "page_size": key[0],
+            "max_seqlen_k_new": 0,
+            "is_causal": plan.is_causal,
+            "window_size_left": window[0],
+            "window_size_right": window[1],
+            "has_softcap": softcap,
+            "num_splits": plan.num_splits,
+        }
+        if plan.rest_lens is None:
+            return cast("Tensor", self.scheduler(values))
+        processors = count_processors(plan.context_lens.device)
+        schedules = [
+            self.scheduler(values | {"sm_margin": margin}) for margin in list_margins(processors)
+        ]
+        work = SharedWork(
+            query_start=plan.query_start,
+            prefix_lens=plan.context_lens,
+            rest_lens=plan.rest_lens,
+            group=query[0] // key[1],
+        )
+        return choose_schedule(schedules, work, processors)
 
 
 def load_flash_attn() -> Kernel:

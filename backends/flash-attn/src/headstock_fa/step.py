@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from attrs import frozen
+from collections.abc import Hashable
+
+from attrs import field, frozen
 from torch import Tensor
 
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import FullKV, GroupQuery
+from headstock_fa.tile_schedule import TileSchedule
 
 MOST_SPLITS = 32
 
@@ -27,11 +30,21 @@ class FlashPlan(PagedPlan):
     num_splits: in how many parts each row's keys are read; 0 leaves it to the library
     is_causal: False where a query sees its row's whole context
     shared: the same step cut in two, for layers without a window
+    rest_lens: of a plan of shared prefixes, the tokens of each row that are read meanwhile, [rows]
+        int32
+    schedules: by what a kernel tells layers apart by; made at first use
     """
 
     num_splits: int
     is_causal: bool = True
     shared: SharedPlan | None = None
+    rest_lens: Tensor | None = None
+    schedules: dict[Hashable, TileSchedule] = field(factory=dict, init=False)
+
+    def update_schedules(self) -> None:
+        """Make the schedules of the step anew, at the same addresses.   writes: them"""
+        for schedule in self.schedules.values():
+            schedule.update()
 
 
 @frozen(kw_only=True, eq=False)

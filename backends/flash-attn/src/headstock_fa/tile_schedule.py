@@ -1,0 +1,96 @@
+"""The library's schedule of a step's tiles, made once for all layers that are alike.
+
+FlashAttention-3 counts the tiles of a step by the lengths on the device, in a launch of its own
+before each call. What it finds depends on no query or key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from attrs import frozen
+from torch import Tensor
+
+TILE_QUERIES = 128
+"""Queries of a KV head that a processor takes at once."""
+KEYS_MEANWHILE = 80
+"""Keys of a KV head that a device reads while one of its processors does a tile of one key.
+
+On an H100 a tile of 2,048 keys took 26 us, in which it reads 168,000 keys of 128 numbers with their
+values. Types and sizes of heads change both times alike.
+"""
+SHARES = (4, 2, 1)
+"""Schedules are made for a fourth of the processors, for half and for all of them."""
+
+
+@frozen(eq=False)
+class TileSchedule:
+    """The tensor that the library reads, and what makes it from the step that a plan has now."""
+
+    tensor: Tensor
+    make: Callable[[], Tensor]
+
+    def update(self) -> None:
+        """Make it anew at the same address.   writes: the tensor"""
+        self.tensor.copy_(self.make())
+
+
+@frozen(kw_only=True, eq=False)
+class SharedWork:
+    """How much attention to shared prefixes computes, and how much is read beside it.
+
+    query_start: [groups + 1] int32, where the rows of each group begin
+    prefix_lens: [groups] int32, the tokens that they share    rest_lens: [rows] int32
+    group: query heads of a KV head
+    """
+
+    query_start: Tensor
+    prefix_lens: Tensor
+    rest_lens: Tensor
+    group: int
+
+
+def list_margins(processors: int) -> tuple[int, ...]:
+    """How many processors each of the schedules leaves to others."""
+    return tuple(processors - processors // share for share in SHARES)
+
+
+Choice = Callable[[Sequence[Tensor], SharedWork, int], Tensor]
+
+
+def choose_schedule(schedules: Sequence[Tensor], work: SharedWork, processors: int) -> Tensor:
+    """The schedule of the fewest processors that end before the rest of the rows is read.
+
+    Prefixes are products, the rest is memory: side by side, the one takes no time from the other
+    while enough processors read.
+
+    schedules: int32, all of one size, for as many processors each as `list_margins` leaves
+    """
+    # Prefixes that take every processor of an H100 hold up the rest: 256 rows of 2,048 shared
+    # tokens and 160 others took 87 us a layer so, and 79 with a fourth of the processors. With a
+    # fourth of them 32,768 shared tokens took 435 us for 187.
+    return _load_choice(schedules[0].device.type)(schedules, work, processors)
+
+
+@cache
+def _load_choice(device: str) -> Choice:
+    """One kernel where there is Triton, else operations of torch."""
+    if device != "cuda" or find_spec("triton") is None:
+        return choose_in_torch
+    # Not at the import of this module: without a GPU there need be no Triton.
+    from headstock_fa.schedule_kernel import choose_in_kernel
+
+    return choose_in_kernel
+
+
+def choose_in_torch(schedules: Sequence[Tensor], work: SharedWork, processors: int) -> Tensor:
+    """See `choose_schedule`."""
+    queries = work.query_start.diff() * work.group
+    tiles = -(-queries // TILE_QUERIES)
+    keys = (tiles.float() * work.prefix_lens).sum()
+    wanted = keys * KEYS_MEANWHILE / work.rest_lens.float().sum()
+    limits = wanted.new_tensor([processors // share for share in SHARES[:-1]])
+    return torch.stack(tuple(schedules)).index_select(0, (wanted > limits).sum()[None])[0]
