@@ -55,7 +55,7 @@ CLASSES = {
 """Parts of the lower-case names of kernels and operations; the first class that has one counts."""
 
 _OWN_KERNELS = {
-    "attention": "decode_kernel merge_kernel",
+    "attention": "decode_kernel merge_kernel schedule_kernel",
     "experts": "route_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
     "down_rows_kernel down_tiles_kernel combine_kernel",
     "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel",
