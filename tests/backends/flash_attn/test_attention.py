@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
@@ -254,6 +256,33 @@ def test_a_schedule_serves_all_layers_alike_and_every_step_has_its_own(
     count = count_schedules(one_part)
     one_part.forward(case.q, LAYER, one_part.plan(case.step), out)
     assert count() == 0
+
+
+def test_a_plan_is_gone_with_its_last_reference(
+    vllm_operators: tuple[object, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "load_vllm", lambda: kernels.VllmKernel(*vllm_operators))
+    (provider,) = (each for each in PROVIDERS if each.name == "vllm")
+    case = decode(40, 3, page_size=16)
+    served = backend(case, provider, num_splits=3)
+    plan = served.plan(case.step)
+    served.forward(case.q, LAYER, plan, torch.empty_like(case.q))
+    schedule = weakref.ref(next(iter(plan.schedules.values())).tensor)
+    gc.disable()
+    try:
+        del plan
+        assert schedule() is None
+    finally:
+        gc.enable()
+
+
+def test_a_scheduler_with_other_arguments_is_left_alone(
+    vllm_operators: tuple[object, object],
+) -> None:
+    forward, scheduler = vllm_operators
+    assert kernels.VllmKernel(forward, scheduler).scheduler is not None
+    # Any operator with another schema stands for a later version of the library.
+    assert kernels.VllmKernel(forward, torch.ops.aten.relu.default).scheduler is None
 
 
 def test_the_option_decides_whether_rows_are_grouped(provider: Provider) -> None:

@@ -200,8 +200,8 @@ class FlashAttentionBackend(AttentionBackend):
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate buffers for the largest bucket, which the others share."""
         if self.device.type == "cuda":
-            # The rest of the rows would fill every processor first. What begins before it ends
-            # with it (`tile_schedule.choose_schedule`).
+            # Prefixes begin first: a program of theirs needs a whole processor, and would wait
+            # until the rest of the rows has left one.
             self.side = torch.cuda.Stream(  # type: ignore[no-untyped-call]
                 self.device, priority=-1
             )

@@ -136,12 +136,29 @@ class PlacedOperator:
         return self.operator(*arguments)
 
 
+LayerKind = tuple[torch.Size, torch.Size, int, torch.dtype, tuple[int, int], bool]
+"""What schedules tell layers apart by: queries [heads, head_dim], keys [page_size, kv_heads,
+head_dim], numbers of a value, type of queries, window, whether scores have a soft cap."""
+
+SCHEDULER_ARGUMENTS = frozenset(
+    """batch_size max_seqlen_q max_seqlen_k num_heads num_heads_k headdim headdim_v qkv_dtype
+    seqused_k cu_seqlens_q cu_seqlens_k cu_seqlens_k_new seqused_q leftpad_k page_size
+    max_seqlen_k_new is_causal window_size_left window_size_right has_softcap num_splits pack_gqa
+    sm_margin""".split()
+)
+"""Of vLLM's scheduler. A schedule by one with others might not be what `fwd` wants."""
+
+
 class VllmKernel:
     """vLLM's operator; `scheduler` makes its schedules once a step, or each call makes its own."""
 
     def __init__(self, operator: Any, scheduler: Any = None) -> None:
         self.attend = PlacedOperator(operator)
-        self.scheduler = None if scheduler is None else PlacedOperator(scheduler)
+        self.scheduler: PlacedOperator | None = None
+        if scheduler is not None:
+            placed = PlacedOperator(scheduler)
+            if placed.places.keys() == SCHEDULER_ARGUMENTS:
+                self.scheduler = placed
 
     def __call__(
         self,
@@ -185,43 +202,33 @@ class VllmKernel:
         self, q: Tensor, k: Tensor, v: Tensor, plan: FlashPlan, layer: LayerInfo
     ) -> Tensor:
         """The plan's schedule for layers like this one, made for the first of them."""
-        key = (layer.window, layer.softcap > 0, q.shape[1:], k.shape[1:], v.shape[-1], q.dtype)
-        schedule = plan.schedules.get(key)
+        shapes = (q.shape[1:], k.shape[1:], v.shape[-1])
+        kind = (*shapes, q.dtype, _window(layer, plan), layer.softcap > 0)
+        schedule = plan.schedules.get(kind)
         if schedule is None:
-            window, softcap = _window(layer, plan), layer.softcap > 0
-            shapes = (q.shape[1:], k.shape[1:], v.shape[-1])
-            make = partial(self.make_schedule, plan, *shapes, q.dtype, window, softcap)
-            schedule = plan.schedules[key] = TileSchedule(make(), make)
+            make = partial(self.make_schedule, kind)
+            schedule = plan.schedules[kind] = TileSchedule(make(plan), make)
         return schedule.tensor
 
-    def make_schedule(
-        self,
-        plan: FlashPlan,
-        query: torch.Size,
-        key: torch.Size,
-        v_dim: int,
-        dtype: torch.dtype,
-        window: tuple[int, int],
-        softcap: bool,
-    ) -> Tensor:
-        """The schedule of the step that the plan has now.
+    def make_schedule(self, kind: LayerKind, plan: FlashPlan) -> Tensor:
+        """The schedule of the step that the plan has now, for layers of a kind.
 
-        query: heads, head_dim    key: page_size, kv_heads, head_dim
         returns: int32, of the library's own layout
         """
+        (heads, head_dim), (page_size, kv_heads, _), v_dim, dtype, window, softcap = kind
         assert self.scheduler is not None
         values: dict[str, object] = {
             "batch_size": plan.num_rows,
             "max_seqlen_q": plan.max_query_len,
             "max_seqlen_k": plan.max_context_len,
-            "num_heads": query[0],
-            "num_heads_k": key[1],
-            "headdim": query[1],
+            "num_heads": heads,
+            "num_heads_k": kv_heads,
+            "headdim": head_dim,
             "headdim_v": v_dim,
             "qkv_dtype": dtype,
             "seqused_k": plan.context_lens,
             "cu_seqlens_q": plan.query_start,
-            "page_size": key[0],
+            "page_size": page_size,
             "max_seqlen_k_new": 0,
             "is_causal": plan.is_causal,
             "window_size_left": window[0],
@@ -239,7 +246,7 @@ class VllmKernel:
             query_start=plan.query_start,
             prefix_lens=plan.context_lens,
             rest_lens=plan.rest_lens,
-            group=query[0] // key[1],
+            group=heads // kv_heads,
         )
         return choose_schedule(schedules, work, processors)
 

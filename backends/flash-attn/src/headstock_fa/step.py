@@ -44,7 +44,7 @@ class FlashPlan(PagedPlan):
     def update_schedules(self) -> None:
         """Make the schedules of the step anew, at the same addresses.   writes: them"""
         for schedule in self.schedules.values():
-            schedule.update()
+            schedule.update(self)
 
 
 @frozen(kw_only=True, eq=False)

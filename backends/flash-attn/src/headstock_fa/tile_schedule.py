@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import torch
 from attrs import frozen
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from headstock_fa.step import FlashPlan
 
 TILE_QUERIES = 128
 """Queries of a KV head that a processor takes at once."""
@@ -30,12 +34,14 @@ SHARES = (4, 2, 1)
 class TileSchedule:
     """The tensor that the library reads, and what makes it from the step that a plan has now."""
 
+    # `make` does not hold the plan, which holds this: a cycle would keep the memory of each step
+    # until a garbage collection, and a server has few.
     tensor: Tensor
-    make: Callable[[], Tensor]
+    make: Callable[[FlashPlan], Tensor]
 
-    def update(self) -> None:
+    def update(self, plan: FlashPlan) -> None:
         """Make it anew at the same address.   writes: the tensor"""
-        self.tensor.copy_(self.make())
+        self.tensor.copy_(self.make(plan))
 
 
 @frozen(kw_only=True, eq=False)
