@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from attrs import frozen
+from triton import next_power_of_2
 
 
 @frozen(kw_only=True)
@@ -48,8 +49,16 @@ class Tiles:
     down: Tile
 
 
-_RULES: tuple[tuple[float, RowTile | Tiles], ...] = (
-    (4, RowTile()),
+_ROW_TILES = (
+    RowTile(),
+    RowTile(gate_up=4, down=2, warps=4),
+    RowTile(gate_up=4, down=1, warps=4),
+    RowTile(gate_up=4, down=1, warps=8),
+    RowTile(gate_up=2, down=1, warps=16),
+)
+_MOST_REGISTERS = 160
+"""Registers of a thread that may hold numbers of pairs one by one; it has 255 in all."""
+_RULES: tuple[tuple[float, Tiles], ...] = (
     (16, Tiles(rows=16, gate_up=Tile(n=32, k=128, stages=3), down=Tile(n=64, k=128, stages=3))),
     (32, Tiles(rows=32, gate_up=Tile(n=64, k=64, stages=3), down=Tile(n=128, k=64, stages=3))),
     (
@@ -61,10 +70,58 @@ _RULES: tuple[tuple[float, RowTile | Tiles], ...] = (
         ),
     ),
 )
-"""The most pairs that an expert has on average -> the tiles, for any GPU.
-
-The first entry is by the number of tokens.
-"""
+"""The most pairs that an expert has on average -> the tiles, for any GPU."""
+_HOPPER_RULES: tuple[tuple[float, Tiles], ...] = (
+    (
+        4,
+        Tiles(
+            rows=16,
+            gate_up=Tile(n=32, k=256, stages=2, tma=True),
+            down=Tile(n=128, k=128, stages=3, tma=True),
+        ),
+    ),
+    (
+        8,
+        Tiles(
+            rows=16,
+            gate_up=Tile(n=64, k=128, stages=3, swap=True),
+            down=Tile(n=128, k=128, stages=3, tma=True),
+        ),
+    ),
+    (
+        16,
+        Tiles(
+            rows=32,
+            gate_up=Tile(n=64, k=128, stages=3, swap=True, tma=True),
+            down=Tile(n=256, k=64, warps=8, stages=3, swap=True, tma=True),
+        ),
+    ),
+    (
+        32,
+        Tiles(
+            rows=64,
+            gate_up=Tile(n=64, k=64, stages=3, tma=True),
+            down=Tile(n=128, k=64, stages=3, tma=True),
+        ),
+    ),
+    (
+        64,
+        Tiles(
+            rows=128,
+            gate_up=Tile(n=64, k=64, warps=8, stages=3, group=8, tma=True),
+            down=Tile(n=128, k=64, warps=8, stages=3, group=8),
+        ),
+    ),
+    (
+        float("inf"),
+        Tiles(
+            rows=128,
+            gate_up=Tile(n=128, k=64, warps=8, group=8, tma=True),
+            down=Tile(n=256, k=64, warps=8, group=8, tma=True),
+        ),
+    ),
+)
+"""The same for GPUs of sm_90: what was best on an H200 at the 30B-A3B shape, by its averages."""
 
 
 def choose_tiles(
@@ -79,10 +136,35 @@ def choose_tiles(
     measured = _read_measured(_name_gpu(device), shape)
     if measured:
         return next((tiles for most, tiles in measured if tokens <= most), measured[-1][1])
-    if tokens <= _RULES[0][0]:
-        return _RULES[0][1]
+    return choose_by_rule(tokens, shape, hopper=_is_hopper(device))
+
+
+def choose_by_rule(
+    tokens: int, shape: tuple[int, int, int, int], *, hopper: bool
+) -> RowTile | Tiles:
+    """The tiles for so many tokens of a shape that was not measured, on GPUs of sm_90 or others."""
+    most_tokens, rules = (1, _HOPPER_RULES) if hopper else (4, _RULES)
+    if tokens <= most_tokens and (row_tile := fit_row_tile(*shape[1:])) is not None:
+        return row_tile
     mean = tokens * shape[1] / shape[0]
-    return next(tiles for most, tiles in _RULES[1:] if mean <= most)
+    return next(tiles for most, tiles in rules if mean <= most)
+
+
+def fit_row_tile(per_token: int, hidden: int, inters: int) -> RowTile | None:
+    """The first tile whose rows fit the registers of their threads; None if none does."""
+    for tile in _ROW_TILES:
+        gate_up, down = (next_power_of_2(size) / (32 * tile.warps) for size in (hidden, inters))
+        # Weights are 16 bits wide, a token and sums 32. Down holds the weights of all experts.
+        held = max((tile.gate_up + 1) * gate_up, (per_token / 2 + 1) * tile.down * down)
+        if held <= _MOST_REGISTERS:
+            return tile
+    return None
+
+
+@cache
+def _is_hopper(device: torch.device) -> bool:
+    """Whether the device has Hopper's tensor cores and its tensor memory accelerator."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

@@ -19,7 +19,7 @@ from headstock.spi import Experts
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 from headstock_triton.routing import count_blocks, route_tokens
-from headstock_triton.tiles import RowTile, Tiles, choose_tiles
+from headstock_triton.tiles import RowTile, Tiles, choose_by_rule, choose_tiles, fit_row_tile
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 SIZES = [
@@ -201,3 +201,36 @@ def test_no_tokens() -> None:
 def test_few_tokens_are_taken_pair_by_pair_and_more_in_tiles(tokens: int, kind: type) -> None:
     tiles = choose_tiles(tokens, (128, 8, 2048, 768), torch.device("cpu"))
     assert isinstance(tiles, kind)
+
+
+@pytest.mark.parametrize(("tokens", "kind"), [(1, RowTile), (2, Tiles), (8192, Tiles)])
+def test_a_hopper_takes_pairs_one_by_one_for_one_token_only(tokens: int, kind: type) -> None:
+    tiles = choose_by_rule(tokens, (128, 8, 2048, 768), hopper=True)
+    assert isinstance(tiles, kind)
+
+
+def test_tiles_grow_with_the_pairs_that_an_expert_has() -> None:
+    # 8 experts, 2 of them for a token: a quarter of the tokens for each.
+    shape = (8, 2, 4096, 14336)
+    found = [choose_by_rule(tokens, shape, hopper=True) for tokens in (8, 64, 128, 256, 8192)]
+    assert [tiles.rows for tiles in found if isinstance(tiles, Tiles)] == [16, 32, 64, 128, 128]
+
+
+@pytest.mark.parametrize(
+    ("per_token", "hidden", "inters", "wanted"),
+    [
+        (8, 2048, 768, RowTile(gate_up=4, down=4, warps=4)),
+        (8, 4096, 1536, RowTile(gate_up=4, down=2, warps=4)),
+        (2, 4096, 14_336, RowTile(gate_up=4, down=1, warps=8)),
+        (8, 4096, 65_536, None),
+    ],
+)
+def test_rows_of_pairs_fit_the_registers_of_their_threads(
+    per_token: int, hidden: int, inters: int, wanted: RowTile | None
+) -> None:
+    assert fit_row_tile(per_token, hidden, inters) == wanted
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+def test_one_token_of_experts_too_wide_for_registers_is_taken_in_tiles(hopper: bool) -> None:
+    assert isinstance(choose_by_rule(1, (8, 8, 4096, 65_536), hopper=hopper), Tiles)
