@@ -13,6 +13,8 @@ from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 
 _CELLS = 4096
 """Cells (token, expert) that a program of many looks at."""
+_FEW_PROGRAMS = 128
+"""Programs up to which each has a multiprocessor of its own on a large GPU."""
 _ALONE_CELLS = 8192
 """Cells up to which one program routes and places: one launch, which waits for no other."""
 _TABLE_ROWS = 32
@@ -229,14 +231,16 @@ def place_kernel(
     program = tl.program_id(0)
     token = program * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, WIDTH)
-    total = tl.zeros((WIDTH,), tl.int32)
-    before = tl.zeros((WIDTH,), tl.int32)
+    # Summed over rows once, at the end: that takes all threads of the program, and a step none.
+    all_counts = tl.zeros((TABLE, WIDTH), tl.int32)
+    earlier = tl.zeros((TABLE, WIDTH), tl.int32)
     for step in range(COUNTS):
         counter = step * TABLE + tl.arange(0, TABLE)
         there = (counter < programs)[:, None]
         count = tl.load(counts + counter[:, None] * WIDTH + expert[None, :], there, other=0)
-        total += tl.sum(count, 0)
-        before += tl.sum(tl.where((counter < program)[:, None], count, 0), 0)
+        all_counts += count
+        earlier += tl.where((counter < program)[:, None], count, 0)
+    total, before = tl.sum(all_counts, 0), tl.sum(earlier, 0)
     slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
     for index in tl.static_range(CHOSEN):
         chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
@@ -280,7 +284,9 @@ def route_tokens(
     tokens, count, device = len(scores), experts.count, scores.device
     width = max(triton.next_power_of_2(count), 16)
     alone = triton.next_power_of_2(tokens) * width <= _ALONE_CELLS
-    part = triton.next_power_of_2(tokens) if alone else max(_CELLS // width, 1)
+    # Every program of `place_kernel` reads the counts of all: of twice the cells there are half.
+    cells = _CELLS if tokens * width <= _CELLS * _FEW_PROGRAMS else 2 * _CELLS
+    part = triton.next_power_of_2(tokens) if alone else max(cells // width, 1)
     programs = triton.cdiv(tokens, part)
     blocks = count_blocks(tokens * experts.per_token, count, rows) if rows else 0
     routes = Routes(

@@ -8,7 +8,7 @@ import pytest
 import torch
 from attrs import evolve
 from expert_cases import CASES, WAYS, Mixture
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from often import often
 from ops_cases import Shape
@@ -87,6 +87,8 @@ def test_padding_among_more_tokens_than_one_program_routes(tokens: int) -> None:
     padded=st.booleans(),
     seed=st.integers(0, 99),
 )
+# More programs than have their counts summed at once.
+@example(tokens=300, count=2000, chosen=3, rows=16, padded=True, seed=0)
 def test_blocks_hold_each_pair_once_in_order_with_its_expert(
     tokens: int, count: int, chosen: int, rows: int, padded: bool, seed: int
 ) -> None:
