@@ -125,10 +125,14 @@ def down_tiles_kernel(
 ):
     """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
     block, column = _locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
-    rows = tl.load(table + 2 * block + 1)
+    # All that the end needs is asked for at the beginning: sums of `INTERS` numbers are short.
+    expert, rows = tl.load(table + 2 * block), tl.load(table + 2 * block + 1)
+    row = tl.arange(0, BM)
+    pair = tl.load(order + block * BM + row)
     if rows > 0:
-        expert = tl.load(table + 2 * block)
-        row, k = tl.arange(0, BM), tl.arange(0, BK)
+        pair = tl.where(row < rows, pair, 0)
+        share = tl.load(weights + pair)
+        k = tl.arange(0, BK)
         lhs = inner + (block * BM + row).to(tl.int64)[:, None] * INTERS + k[None, :]
         source = tl.minimum(column * BN + tl.arange(0, BN), WIDTH - 1)
         if not TMA:
@@ -155,8 +159,6 @@ def down_tiles_kernel(
             sums = _add_product(w, a.T, sums) if SWAP else _add_product(a, w.T, sums)
         if SWAP:
             sums = sums.T
-        pair = tl.load(order + block * BM + row, row < rows, other=0)
-        share = tl.load(weights + pair, row < rows, other=0.0)
         to = column * BN + tl.arange(0, BN)
         place = pair.to(tl.int64)[:, None] * WIDTH + to[None, :]
         mask = (row < rows)[:, None] & (to < WIDTH)[None, :]
