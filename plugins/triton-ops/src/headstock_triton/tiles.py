@@ -143,8 +143,10 @@ def choose_by_rule(
     tokens: int, shape: tuple[int, int, int, int], *, hopper: bool
 ) -> RowTile | Tiles:
     """The tiles for so many tokens of a shape that was not measured, on GPUs of sm_90 or others."""
-    most_tokens, rules = (1, _HOPPER_RULES) if hopper else (4, _RULES)
-    if tokens <= most_tokens and (row_tile := fit_row_tile(*shape[1:])) is not None:
+    most_tokens, rules = (2, _HOPPER_RULES) if hopper else (4, _RULES)
+    row_tile = fit_row_tile(*shape[1:])
+    # Experts so wide that a row takes more warps are worth reading once for two tokens.
+    if row_tile is not None and tokens <= (most_tokens if row_tile.warps == 4 else 1):
         return row_tile
     mean = tokens * shape[1] / shape[0]
     return next(tiles for most, tiles in rules if mean <= most)

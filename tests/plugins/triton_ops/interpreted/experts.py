@@ -205,8 +205,8 @@ def test_few_tokens_are_taken_pair_by_pair_and_more_in_tiles(tokens: int, kind: 
     assert isinstance(tiles, kind)
 
 
-@pytest.mark.parametrize(("tokens", "kind"), [(1, RowTile), (2, Tiles), (8192, Tiles)])
-def test_a_hopper_takes_pairs_one_by_one_for_one_token_only(tokens: int, kind: type) -> None:
+@pytest.mark.parametrize(("tokens", "kind"), [(2, RowTile), (3, Tiles), (8192, Tiles)])
+def test_a_hopper_takes_pairs_one_by_one_for_two_tokens(tokens: int, kind: type) -> None:
     tiles = choose_by_rule(tokens, (128, 8, 2048, 768), hopper=True)
     assert isinstance(tiles, kind)
 
@@ -231,6 +231,12 @@ def test_rows_of_pairs_fit_the_registers_of_their_threads(
     per_token: int, hidden: int, inters: int, wanted: RowTile | None
 ) -> None:
     assert fit_row_tile(per_token, hidden, inters) == wanted
+
+
+@pytest.mark.parametrize("hopper", [False, True])
+@pytest.mark.parametrize(("tokens", "kind"), [(1, RowTile), (2, Tiles)])
+def test_wide_experts_are_read_once_for_two_tokens(tokens: int, kind: type, hopper: bool) -> None:
+    assert isinstance(choose_by_rule(tokens, (8, 2, 4096, 14_336), hopper=hopper), kind)
 
 
 @pytest.mark.parametrize("hopper", [False, True])
