@@ -51,6 +51,7 @@ class Subject:
         self.settings = {"memory_profiles": str(folder / "kept"), "device": "cuda"} | settings
         self.weight = torch.zeros(4, 8)
         self.spec = SimpleNamespace(name="fa", implementation="headstock_sdpa.backend:Backend")
+        self.tuned_options: tuple[str, ...] = ()
 
     def find(self) -> KeptProfile:
         """Its profile."""
@@ -58,7 +59,7 @@ class Subject:
         inputs: Any = SimpleNamespace(
             config=EngineConfig(**self.settings),  # type: ignore[arg-type]
             family=SimpleNamespace(forward=forward),
-            parts=SimpleNamespace(specs=[self.spec]),
+            parts=SimpleNamespace(specs=[self.spec], tuned_options=self.tuned_options),
             params={"norm": weight},
         )
         return find_kept_profile(inputs, self.env, self.folder, self.max_len)
@@ -90,6 +91,7 @@ CHANGES = {
     "graphs": change(cuda_graph_max_bs=4),
     "order of captures": change(defer_graphs=False),
     "option": change(opt=("fa.num_splits=2",)),
+    "tuned option": lambda subject: setattr(subject, "tuned_options", ("triton.pdl=off",)),
     "variable": lambda subject: os.environ.update({"PYTORCH_ALLOC_CONF": "x"}),
 }
 

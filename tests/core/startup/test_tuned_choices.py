@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
+from broken_plugins import Dist, write_installed
 
-from headstock import LLM, EngineConfig
+from headstock import LLM, EngineConfig, PluginBroken, UsageError
 from headstock.llm import get_session
 from headstock.selection.auto_choices import FastestChoices, move_to_front
 from headstock.startup.device import describe_device
+from headstock.startup.model_loading import locate_model, read_family
+from headstock.startup.operation_tuning import tune_operations
 from headstock.startup.summary import EngineSummary
 from headstock.startup.tuned_choices import (
     TunedCandidate,
@@ -131,3 +137,139 @@ def test_what_cannot_run_is_passed_over(tmp_path: Path) -> None:
 def test_the_front_takes_names_of_the_list_alone() -> None:
     assert move_to_front(("a", "b", "c"), "c") == ("c", "a", "b")
     assert move_to_front(("a", "b"), "other") == move_to_front(("a", "b"), None) == ("a", "b")
+
+
+# options that operations measured of themselves
+
+SPEEDY = """
+import attrs
+from headstock.builtin.specs import torch_ops
+from headstock.ops.torch_ops import TorchOps
+
+@attrs.frozen(kw_only=True)
+class Options:
+    width: int = 1
+    depth: int = 1
+
+class Speedy(TorchOps):
+    def __init__(self, options):
+        self.options = options
+
+    def configure(self, query, env):
+        print("options", self.options.width, self.options.depth)
+
+    def tune(self, query, env):
+        return {found}
+
+def spec():
+    return attrs.evolve(
+        torch_ops(), name="speedy", implementation="speedy:Speedy", options="speedy:Options"
+    )
+"""
+
+
+@pytest.fixture
+def install_speedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], EngineConfig]:
+    """Installs operations that find `found`; gives a configuration that names them."""
+
+    def install(found: str) -> EngineConfig:
+        text = SPEEDY.replace("{found}", found)
+        folder = tmp_path / "site"
+        folder.mkdir()
+        write_installed(folder, (Dist(name="speedy", plugin="speedy", module=text, kind="ops"),))
+        monkeypatch.syspath_prepend(str(folder))
+        monkeypatch.delitem(sys.modules, "speedy", raising=False)
+        return make_config(tmp_path / "kept", ops="speedy")
+
+    return install
+
+
+def keep_options(config: EngineConfig, *options: str) -> None:
+    """Keep choices by which these options of `speedy` are the fastest."""
+    choices = TunedChoices(
+        subject=read_subject(config, describe_device("cpu")),
+        date="2026-11-26",
+        steps=("decode 1",),
+        candidates=(
+            TunedCandidate(attn="sdpa", ops="speedy", milliseconds=(1.0,), options=options),
+        ),
+        fastest=FastestChoices(attn="sdpa", ops="speedy", options=options),
+    )
+    assert config.tuned_choices is not None
+    path = write_tuned_choices(config.tuned_choices, choices)
+    assert read_tuned_choices(path) == choices
+
+
+def test_operations_measure_their_own_options(
+    install_speedy: Callable[[str], EngineConfig],
+) -> None:
+    config = install_speedy("{'width': str(query.model.hidden), 'depth': '3'}")
+    hidden = read_family(locate_model(config.model), config.model_family, ()).config.hidden
+
+    found = tune_operations(config, describe_device("cpu"))
+
+    assert found == (f"speedy.width={hidden}", "speedy.depth=3")
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ("{}['lost']", "its tune raised KeyError: 'lost'"),
+        ("7", "its tune returned 7; wanted texts by option"),
+        ("{'width': 2}", "its tune returned {'width': 2}; wanted texts by option"),
+        ("{'height': '2'}", "its tune found options that it refuses: .*no such option"),
+        ("{'width': 'wide'}", "its tune found options that it refuses: .*wanted an integer"),
+    ],
+)
+def test_what_operations_find_wrongly_is_theirs(
+    install_speedy: Callable[[str], EngineConfig], found: str, says: str
+) -> None:
+    with pytest.raises(PluginBroken, match=f"--ops speedy: {says}"):
+        tune_operations(install_speedy(found), describe_device("cpu"))
+
+
+def test_operations_that_measure_nothing_keep_their_options() -> None:
+    assert tune_operations(EngineConfig(ops="torch", num_pages=16), describe_device("cpu")) == ()
+
+
+def test_operations_take_the_options_that_were_measured_but_what_the_user_gives(
+    install_speedy: Callable[[str], EngineConfig], capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = install_speedy("{}")
+    start_engine(config)
+    keep_options(config, "speedy.width=5", "speedy.depth=6")
+    summary = start_engine(config)
+    start_engine(evolve(config, opt=("speedy.width=9",)))
+    start_engine(evolve(config, tuned_choices=None))
+
+    assert capsys.readouterr().out.splitlines() == [
+        "options 1 1",
+        "options 5 6",
+        "options 9 6",
+        "options 1 1",
+    ]
+    (note,) = (note for note in summary.notes if "tune" in note)
+    assert "speedy.width, speedy.depth" in note and "2026-11-26" in note
+
+
+def test_other_operations_leave_the_options_alone(
+    install_speedy: Callable[[str], EngineConfig],
+) -> None:
+    config = install_speedy("{}")
+    keep_options(config, "speedy.width=5")
+
+    summary = start_engine(evolve(config, ops="torch"))
+
+    assert summary.ops == "torch" and not any("speedy" in note for note in summary.notes)
+
+
+def test_a_kept_option_that_is_no_more_is_refused_by_what_kept_it(
+    install_speedy: Callable[[str], EngineConfig],
+) -> None:
+    config = install_speedy("{}")
+    keep_options(config, "speedy.height=5")
+
+    with pytest.raises(UsageError, match=r"no such option.*'headstock tune' kept it: run it again"):
+        start_engine(config)

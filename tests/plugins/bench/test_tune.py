@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock import LLM, CannotRun, UsageError
+from headstock import LLM, CannotRun, EngineConfig, UsageError
 from headstock.llm import get_session
+from headstock.spi import DeviceEnv
 from headstock.startup.tuned_choices import TunedCandidate
 from headstock_bench import tune_command, tuning
 from headstock_bench.tuning import MARGIN, Step, choose_fastest, compare_times
@@ -40,6 +42,14 @@ def run(
 def candidate(times: list[float | None], ops: str = "torch") -> TunedCandidate:
     """A candidate that was measured."""
     return TunedCandidate(attn="sdpa", ops=ops, milliseconds=tuple(times))
+
+
+MEASURE = tuning._measure_candidate
+
+
+def measure_without_options(config: EngineConfig, *more: Any) -> TunedCandidate:
+    """Measures a candidate as if it had no options."""
+    return MEASURE(evolve(config, opt=()), *more)
 
 
 def test_what_is_measured_is_printed_kept_and_taken(
@@ -98,6 +108,36 @@ def test_no_more_steps_are_measured_of_what_cannot_win(
     times = [each["milliseconds"] for each in kept["candidates"] if each["milliseconds"]]
 
     assert times == [[2.0, 2.0, 2.0], [2.1, 6.1, None], [2.0, 5.9, 6.0]]
+
+
+@pytest.mark.parametrize(("with_options", "kept"), [(1.9, ["torch.width=2"]), (2.0, [])])
+def test_options_that_the_fastest_operations_measured_are_kept_where_they_are_faster(
+    with_options: float,
+    kept: list[str],
+    run: Callable[..., Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    measured = iter([2.0] * 3 + [with_options] * 3)
+    monkeypatch.setattr(tuning, "_time_step", lambda llm, step: next(measured))
+    asked = []
+
+    def tune_operations(config: EngineConfig, env: DeviceEnv) -> tuple[str, ...]:
+        asked.append((config.attn, config.ops, env.device))
+        return ("torch.width=2",)
+
+    monkeypatch.setattr(tuning.operation_tuning, "tune_operations", tune_operations)
+    # The torch operations have no options; what an engine does with some, other tests say.
+    monkeypatch.setattr(tuning, "_measure_candidate", measure_without_options)
+    _, out, err = run("--ops", "torch")
+    shown = json.loads(run("--ops", "torch", "--show", "--json")[1])
+
+    assert asked == [("sdpa", "torch", "cpu")]
+    assert shown["fastest"] == {"attn": "sdpa", "ops": "torch", "options": kept}
+    assert [each["options"] for each in shown["candidates"]] == [[], ["torch.width=2"]]
+    assert "measuring the options of --ops torch" in err
+    assert "measuring --attn sdpa --ops torch --opt torch.width=..." in err
+    assert "* with what was measured of it: --opt torch.width=..." in out
+    assert out.rstrip().endswith("--opt torch.width=...") == (kept != [])
 
 
 @given(TIMES, TIMES)

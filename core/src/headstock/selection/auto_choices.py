@@ -65,10 +65,18 @@ OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
 
 @frozen(kw_only=True)
 class FastestChoices:
-    """What `--attn auto` and `--ops auto` try before their lists, because it was measured."""
+    """What `--attn auto` and `--ops auto` try before their lists, because it was measured.
+
+    options: of these ops, each as `--opt` has it; the ops have them also where they are named
+    """
 
     attn: str
     ops: str
+    options: tuple[str, ...] = ()
+
+    def list_options(self, ops: str) -> tuple[str, ...]:
+        """The options that the ops of this name were measured with."""
+        return self.options if ops == self.ops else ()
 
 
 def list_attention_names(env: DeviceEnv) -> tuple[str, ...]:

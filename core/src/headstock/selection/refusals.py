@@ -1,16 +1,17 @@
-"""What chosen plugins say to the question whether they can serve; each kind may say no."""
+"""What chosen plugins say to the question whether they can serve, and what options they take."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from attrs import evolve
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import PluginBroken, describe_error, shorten
+from headstock.errors import PluginBroken, UsageError, describe_error, shorten
 from headstock.selection.model_needs import AttentionNeeds
-from headstock.spi import CannotRun, DeviceEnv, Ops, PartQuery, PluginSpec, Rejection
+from headstock.spi import CannotRun, DeviceEnv, Ops, OpsSpec, PartQuery, PluginSpec, Rejection
 
 _MAX_REASON = 300
 """Characters that a refusal shows of one plugin's reasons."""
@@ -102,3 +103,18 @@ def configure_operations(
             f"--ops {spec.name}: its configure raised {describe_error(error)}; report it to its "
             "author"
         ) from error
+
+
+def make_ops_options(spec: OpsSpec, tuned: Sequence[str], given: Sequence[str]) -> Any:
+    """Make the options of operations: those that were measured, but what the user gives.
+
+    raises: UsageError, PluginBroken
+    """
+    if tuned:
+        try:
+            registry.make_options(spec, tuned)
+        except UsageError as error:
+            raise UsageError(
+                f"{error}; 'headstock tune' kept it: run it again, or pass --tuned-choices off"
+            ) from error
+    return registry.make_options(spec, (*tuned, *given))

@@ -39,6 +39,7 @@ from headstock.selection.refusals import (
     check_claimed,
     check_resolve,
     configure_operations,
+    make_ops_options,
     make_part_query,
     note_part,
 )
@@ -87,7 +88,7 @@ class SelectedPlugins:
 
     `attention` has one entry when one backend serves all phases, else prefill and decode;
     `operations` are those of `ops`, and `executor` makes the executor over given buffers. Without a
-    proposer no row has drafts.
+    proposer no row has drafts. `tuned_options` are what was measured of `ops`, as `--opt` has it.
     """
 
     attention: tuple[SelectedBackend, ...]
@@ -97,6 +98,7 @@ class SelectedPlugins:
     ops: OpsSpec
     operations: Ops
     executor: MakeExecutor
+    tuned_options: tuple[str, ...] = ()
     proposer: SelectedProposer | None = None
     processors: tuple[SelectedProcessor, ...] = ()
     grammar: GrammarSpec | None = None
@@ -189,7 +191,8 @@ def select_plugins(
                 f"--ops {name} does not serve {needs.dtype}; use --ops torch or another --dtype"
             )
         check_layouts(needs, spec.capabilities.layouts, f"--ops {name} writes", "--ops torch")
-        options = () if spec.options is None else (registry.make_options(spec, config.opt),)
+        tuned = () if fastest is None else fastest.list_options(name)
+        options = () if spec.options is None else (make_ops_options(spec, tuned, config.opt),)
         check_resolve(spec, "--ops", query, env)
         operations: Ops = registry.make_part(spec, Ops, *options)
         configure_operations(spec, operations, query, env)
@@ -221,6 +224,7 @@ def select_plugins(
         ops=ops_spec,
         operations=operations,
         executor=find_executor(config.executor),
+        tuned_options=() if fastest is None else fastest.list_options(ops_spec.name),
         proposer=select_proposer(config, needs, query, env),
         processors=select_processors(config, query, env),
         grammar=select_grammar(config, query, env),

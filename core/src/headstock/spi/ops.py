@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
@@ -100,6 +100,15 @@ class Ops(ABC):
         raises: ValueError with the reason when this set cannot serve it
         """
         return
+
+    def tune(self, query: PartQuery, env: DeviceEnv) -> Mapping[str, str]:
+        """Measure this set's own options on the device: those that are best there, by field.
+
+        `headstock tune` calls it after `configure`, with no engine on the device. A value is text,
+        as `--opt NAME.FIELD=VALUE` has it. An engine takes the options from then on where it is
+        faster with them than without, and a user's own `--opt` comes first.
+        """
+        return {}
 
     @abstractmethod
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:

@@ -129,6 +129,7 @@ def find_kept_profile(
         "torch": f"{env.torch}, CUDA {env.cuda}",
         # What `auto` takes may change without a change of the settings.
         "parts": ", ".join(f"{spec.name} ({spec.implementation})" for spec in inputs.parts.specs),
+        "tuned options": ", ".join(inputs.parts.tuned_options),
         "code": _hash(list(_list_code(inputs))),
         "model": f"{hash_config(directory)}, {max_len} tokens",
         "weights": _hash(

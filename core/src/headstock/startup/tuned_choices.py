@@ -57,12 +57,14 @@ class TunedCandidate:
 
     milliseconds: of each step; None where the pool cannot hold it or an earlier one was hopeless;
         empty where the pair cannot run, for the reason in `refusal`
+    options: of the ops, each as `--opt` has it
     """
 
     attn: str
     ops: str
     milliseconds: tuple[float | None, ...] = ()
     refusal: str = ""
+    options: tuple[str, ...] = ()
 
 
 @frozen(kw_only=True)
@@ -144,7 +146,7 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
             subject=TuningSubject(**content.pop("subject")),
             steps=tuple(content.pop("steps")),
             candidates=tuple(map(_read_candidate, content.pop("candidates"))),
-            fastest=FastestChoices(**content.pop("fastest")),
+            fastest=FastestChoices(**_make_tuples(content.pop("fastest"), "options")),
             **content,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -174,12 +176,16 @@ def _describe_choices(config: EngineConfig, tuned: TunedChoices) -> str:
     fastest = tuned.fastest
     settings = (("--attn", config.attn, fastest.attn), ("--ops", config.ops, fastest.ops))
     taken = [f"{flag} {name}" for flag, value, name in settings if value == "auto"]
-    if not taken:
-        return ""
-    return (
-        f"auto begins with {' and '.join(taken)}, the fastest that 'headstock tune' measured on "
-        f"{tuned.date}"
-    )
+    notes = []
+    if taken:
+        notes.append(
+            f"auto begins with {' and '.join(taken)}, the fastest that 'headstock tune' measured "
+            f"on {tuned.date}"
+        )
+    if fastest.options and config.ops in ("auto", fastest.ops):
+        names = ", ".join(each.partition("=")[0] for each in fastest.options)
+        notes.append(f"'headstock tune' measured {names} on {tuned.date}")
+    return "; ".join(notes)
 
 
 def _read_choices_of(folder: str, subject: TuningSubject) -> TunedChoices | None:
@@ -206,7 +212,12 @@ def _explain_stale_choices(folder: str, subject: TuningSubject) -> str:
 
 
 def _read_candidate(fields: Mapping[str, Any]) -> TunedCandidate:
-    return TunedCandidate(**dict(fields) | {"milliseconds": tuple(fields["milliseconds"])})
+    return TunedCandidate(**_make_tuples(fields, "milliseconds", "options"))
+
+
+def _make_tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    """The fields of a record, those of these names as tuples; a file may lack one."""
+    return dict(fields) | {name: tuple(fields.get(name, ())) for name in names}
 
 
 def hash_config(directory: Path) -> str:

@@ -27,6 +27,9 @@ steps: a prompt's, and one that makes the next token of some rows. A pair that
 takes three times as long as the default is measured no further. A pair replaces
 the default when it is faster by 3 %, by the geometric mean.
 
+The fastest ops may measure options of their own, such as how triton cuts up the
+work of experts. They are kept where the steps are faster with them.
+
 The choices are kept for this model, device and software in --tuned-choices, and
 `--attn auto` and `--ops auto` take them from then on.
 """
@@ -75,8 +78,8 @@ def keep_choices(config: EngineConfig, options: Namespace) -> int:
     from headstock.startup import tuned_choices
     from headstock_bench.tuning import tune
 
-    def report(attn: str, ops: str) -> None:
-        print_note(f"measuring --attn {attn} --ops {ops}")
+    def report(what: str) -> None:
+        print_note(f"measuring {what}")
 
     assert config.tuned_choices is not None  # `main` has looked
     choices = tune(config, None if options.quiet else report)
@@ -104,13 +107,13 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
     if options.json:
         print(json.dumps(attrs.asdict(choices), ensure_ascii=False), flush=True)
         return
-    from headstock_bench.tuning import compare_times
+    from headstock_bench.tuning import compare_times, describe_options
 
     measured = [candidate for candidate in choices.candidates if candidate.milliseconds]
     rows = [
         (
             candidate.attn,
-            candidate.ops,
+            f"{candidate.ops} *" if candidate.options else candidate.ops,
             *("-" if time is None else f"{time:.2f}" for time in candidate.milliseconds),
             f"{compare_times(candidate, measured[0]):.2f}",
         )
@@ -125,4 +128,9 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
         if candidate.refusal:
             pair = f"--attn {candidate.attn} --ops {candidate.ops}"
             print(f"{pair} was not measured: {candidate.refusal}")
-    print(f"fastest: --attn {choices.fastest.attn} --ops {choices.fastest.ops}")
+    for candidate in measured:
+        if candidate.options:
+            print(f"* with what was measured of it:{describe_options(candidate.options)}")
+    fastest = choices.fastest
+    named = describe_options(fastest.options)
+    print(f"fastest: --attn {fastest.attn} --ops {fastest.ops}{named}")

@@ -16,7 +16,7 @@ from attrs import evolve, frozen
 from headstock import LLM, CannotRun, EngineConfig, SamplingParams
 from headstock.llm import get_session
 from headstock.selection import auto_choices
-from headstock.startup import device, tuned_choices
+from headstock.startup import device, operation_tuning, tuned_choices
 from headstock_bench.workloads import SEED, draw_tokens
 
 MARGIN = 0.03
@@ -51,8 +51,8 @@ STEPS = {
 }
 """What is timed, by kind of device."""
 
-OnCandidate = Callable[[str, str], None]
-"""Is called with a pair of choices before it is measured."""
+OnCandidate = Callable[[str], None]
+"""Is called with what is measured next."""
 
 
 def tune(
@@ -60,7 +60,8 @@ def tune(
 ) -> tuned_choices.TunedChoices:
     """Measure each choice of `--attn` and `--ops` that `auto` could make here.
 
-    A setting that is not `auto` stays as it is. The ops are measured with the fastest attention.
+    A setting that is not `auto` stays as it is. The ops are measured with the fastest attention,
+    and the fastest ops once more with those options that they found best here, if they found any.
 
     raises: UsageError, ModelError; CannotRun when no choice can run here
     """
@@ -75,13 +76,19 @@ def tune(
     )
     candidates: list[tuned_choices.TunedCandidate] = []
 
-    def measure(attn: str, ops: str) -> tuned_choices.TunedCandidate | None:
-        """Measure a pair; None where it cannot run here."""
+    def report(what: str) -> None:
         if on_candidate is not None:
-            on_candidate(attn, ops)
+            on_candidate(what)
+
+    def measure(
+        attn: str, ops: str, options: tuple[str, ...] = ()
+    ) -> tuned_choices.TunedCandidate | None:
+        """Measure a pair; None where it cannot run here."""
+        report(f"--attn {attn} --ops {ops}{describe_options(options)}")
+        asked = evolve(config, attn=attn, ops=ops, opt=(*options, *config.opt))
         try:
             default = next((each for each in candidates if each.milliseconds), None)
-            candidate = _measure_candidate(evolve(config, attn=attn, ops=ops), steps, default)
+            candidate = evolve(_measure_candidate(asked, steps, default), options=options)
         except CannotRun as error:
             candidates.append(tuned_choices.TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
             return None
@@ -102,13 +109,27 @@ def tune(
     if config.ops == "auto":
         by_ops = [each for name in others if (each := measure(fastest.attn, name))]
         fastest = choose_fastest([fastest, *by_ops])
+    report(f"the options of --ops {fastest.ops}")
+    named = evolve(config, attn=fastest.attn, ops=fastest.ops)
+    options = operation_tuning.tune_operations(named, env)
+    _free_memory()
+    if options and (tuned := measure(fastest.attn, fastest.ops, options)):
+        # No margin: each option was measured by itself, and most steps have little of it.
+        fastest = tuned if compare_times(tuned, fastest) < 1 else fastest
     return tuned_choices.TunedChoices(
         subject=tuned_choices.read_subject(config, env),
         date=date.today().isoformat(),
         steps=tuple(map(str, steps)),
         candidates=tuple(candidates),
-        fastest=auto_choices.FastestChoices(attn=fastest.attn, ops=fastest.ops),
+        fastest=auto_choices.FastestChoices(
+            attn=fastest.attn, ops=fastest.ops, options=fastest.options
+        ),
     )
+
+
+def describe_options(options: Sequence[str]) -> str:
+    """The names of the options, after their pair; their values may be long."""
+    return "".join(f" --opt {each.partition('=')[0]}=..." for each in options)
 
 
 def choose_fastest(
