@@ -78,3 +78,29 @@ def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> Non
         torch.testing.assert_close(
             found, mix_experts(x, *route(scores, EXPERTS), gate_up, down), rtol=0, atol=0
         )
+
+
+@pytest.mark.parametrize("tokens", [2, 300])
+def test_measured_tiles_are_as_near_to_float32_as_those_that_are_chosen_without(
+    tokens: int,
+) -> None:
+    from headstock_triton.experts import fused_mix_experts
+    from headstock_triton.tune_experts import make_layer, time_graph, tune_layer
+
+    layer = make_layer(EXPERTS, HIDDEN, torch.bfloat16, torch.device("cuda"), time_graph)
+    tables = {layer.shape: tuple(tune_layer(layer, (tokens,)).items())}
+    x, scores = noise(tokens, HIDDEN, seed=3), noise(tokens, EXPERTS.count, seed=4)
+    weights = layer.gate_up, layer.down
+    measured, chosen = (
+        fused_mix_experts(x, scores, EXPERTS, *weights, tables=each).float()
+        for each in (tables, None)
+    )
+    shares, ids = route(scores, EXPERTS)
+    order = ids.flatten().argsort(stable=True)
+    pairs = x.float()[order // EXPERTS.per_token]
+    exact = torch.empty(tokens * EXPERTS.per_token, HIDDEN, device="cuda")
+    exact[order] = run_experts_one_by_one(pairs, ids, *(each.float() for each in weights))
+    exact = (exact.view(tokens, EXPERTS.per_token, HIDDEN) * shares[..., None]).sum(1)
+    off, chosen_off = ((each - exact).square().mean().sqrt().item() for each in (measured, chosen))
+
+    assert off <= 1.1 * chosen_off

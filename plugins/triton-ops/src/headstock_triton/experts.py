@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -9,7 +11,7 @@ from headstock.spi import Experts
 from headstock_triton.expert_rows import mix_rows
 from headstock_triton.expert_tiles import mix_tiles
 from headstock_triton.routing import route_tokens
-from headstock_triton.tiles import RowTile, Tiles, choose_tiles
+from headstock_triton.tiles import RowTile, Shape, Table, Tiles, choose_tiles
 
 
 def fused_mix_experts(
@@ -22,6 +24,7 @@ def fused_mix_experts(
     slots: Tensor | None = None,
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
+    tables: Mapping[Shape, Table] | None = None,
     pdl: bool = False,
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts.
@@ -32,6 +35,7 @@ def fused_mix_experts(
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
     slots: [tokens] int64, where keys and values go. Tokens in the dummy page, below `page_size`,
     are padding: no expert takes them, and their result is 0.
+    tiles: how the work is cut up; by default as the tables say, or as `choose_tiles` without them
     """
     tokens, hidden = x.shape
     if not tokens:
@@ -39,7 +43,7 @@ def fused_mix_experts(
     x = x.contiguous()
     if tiles is None:
         shape = (experts.count, experts.per_token, hidden, experts.intermediate)
-        tiles = choose_tiles(tokens, shape, x.device)
+        tiles = choose_tiles(tokens, shape, x.device, tables)
     # Pairs one by one need no blocks, so none are laid out for them.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)

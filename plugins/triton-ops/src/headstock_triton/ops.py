@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from headstock.ops.fine_tier import find_conv_inputs
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
+    DeviceEnv,
     LayerConfig,
     ModelConfig,
     Params,
+    PartQuery,
     QkNorm,
     Sample,
     Sampling,
@@ -37,6 +40,8 @@ from headstock_triton.split_linear import (
     multiply_gated,
     multiply_in_parts,
 )
+from headstock_triton.tiles import read_tables
+from headstock_triton.tune_experts import tune_experts
 
 COMMON = frozenset((Variant.WIDE_NORM,))
 """What all fused operations do: the kernels widen what they load."""
@@ -81,12 +86,20 @@ class TritonOps(TorchOps):
         options = options or TritonOptions()
         self.small_linear = options.small_linear
         self.fused_experts = options.fused_experts
+        self.expert_tiles = read_tables(options.expert_tiles)
         # Terms that are summed over ranks first cannot be added where they are computed.
         is_alone = type(self).all_reduce is TorchOps.all_reduce
         self.fused_linear = options.fused_linear if is_alone else 0
         self.split_linear = options.split_linear if is_alone else 0
         self.large_linear = options.large_linear and is_alone
         self.pdl = options.pdl
+
+    def tune(self, query: PartQuery, env: DeviceEnv) -> Mapping[str, str]:
+        """Tiles of the model's experts, measured on the device."""
+        dtype = getattr(torch, query.dtype)
+        if not self.fused_experts or dtype.itemsize != 2 or env.device != "cuda":
+            return {}
+        return tune_experts(query.model, dtype, torch.device(env.device))
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel does all that the configuration asks of the operation."""
@@ -294,6 +307,7 @@ class TritonOps(TorchOps):
                 down.tensor,
                 slots=slots,
                 page_size=page_size,
+                tables=self.expert_tiles,
                 pdl=pdl,
             )
         else:

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from attrs import field, frozen
+from attrs import Attribute, field, frozen
 from attrs.validators import ge, instance_of, le
 
 MOST_TOKENS = 16
+
+
+def _check_tables(options: object, attribute: Attribute[str], text: str) -> None:
+    if text:
+        from headstock_triton.tiles import read_tables  # which imports torch and triton
+
+        read_tables(text)
 
 
 @frozen(kw_only=True)
@@ -21,6 +28,8 @@ class TritonOptions:
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
     `fused_experts`: mixtures of experts, in 16-bit types.
+    `expert_tiles`: how their work is cut up, by shape and tokens, as `headstock tune` measured it;
+    empty: as measured elsewhere, or by rule.
     """
 
     # 1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for
@@ -34,4 +43,5 @@ class TritonOptions:
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
     split_linear: int = field(default=128, validator=[instance_of(int), ge(0), le(128)])
     large_linear: bool = field(default=True, validator=instance_of(bool))
+    expert_tiles: str = field(default="", validator=_check_tables)
     pdl: bool = field(default=True, validator=instance_of(bool))

@@ -49,13 +49,14 @@ class Tiles:
     down: Tile
 
 
-_ROW_TILES = (
+ROW_TILES = (
     RowTile(),
     RowTile(gate_up=4, down=2, warps=4),
     RowTile(gate_up=4, down=1, warps=4),
     RowTile(gate_up=4, down=1, warps=8),
     RowTile(gate_up=2, down=1, warps=16),
 )
+"""Ways to take pairs one by one, the best of what fits first."""
 _MOST_REGISTERS = 160
 """Registers of a thread that may hold numbers of pairs one by one; it has 255 in all."""
 _RULES: tuple[tuple[float, Tiles], ...] = (
@@ -124,24 +125,25 @@ _HOPPER_RULES: tuple[tuple[float, Tiles], ...] = (
 """The same for GPUs of sm_90: what was best on an H200 at the 30B-A3B shape, by its averages."""
 
 
-def choose_tiles(
-    tokens: int, shape: tuple[int, int, int, int], device: torch.device
-) -> RowTile | Tiles:
-    """The tiles for so many tokens.
+Table = tuple[tuple[int, RowTile | Tiles], ...]
+"""Tiles by the most tokens that they are for, ascending."""
+Shape = tuple[int, int, int, int]
+"""Experts, experts per token, hidden, intermediate."""
 
-    shape: experts, experts per token, hidden, intermediate
-    """
+
+def choose_tiles(
+    tokens: int, shape: Shape, device: torch.device, tables: Mapping[Shape, Table] | None = None
+) -> RowTile | Tiles:
+    """The tiles for so many tokens: by one of the tables, else as measured before, else by rule."""
     # A table first: on an H200 at the 30B-A3B shape pairs one by one are faster at 1 token only,
     # where the rule takes them up to 4.
-    measured = _read_measured(_name_gpu(device), shape)
+    measured = (tables or {}).get(shape) or _read_measured(_name_gpu(device), shape)
     if measured:
         return next((tiles for most, tiles in measured if tokens <= most), measured[-1][1])
     return choose_by_rule(tokens, shape, hopper=_is_hopper(device))
 
 
-def choose_by_rule(
-    tokens: int, shape: tuple[int, int, int, int], *, hopper: bool
-) -> RowTile | Tiles:
+def choose_by_rule(tokens: int, shape: Shape, *, hopper: bool) -> RowTile | Tiles:
     """The tiles for so many tokens of a shape that was not measured, on GPUs of sm_90 or others."""
     most_tokens, rules = (2, _HOPPER_RULES) if hopper else (4, _RULES)
     row_tile = fit_row_tile(*shape[1:])
@@ -154,13 +156,16 @@ def choose_by_rule(
 
 def fit_row_tile(per_token: int, hidden: int, inters: int) -> RowTile | None:
     """The first tile whose rows fit the registers of their threads; None if none does."""
-    for tile in _ROW_TILES:
-        gate_up, down = (next_power_of_2(size) / (32 * tile.warps) for size in (hidden, inters))
-        # Weights are 16 bits wide, a token and sums 32. Down holds the weights of all experts.
-        held = max((tile.gate_up + 1) * gate_up, (per_token / 2 + 1) * tile.down * down)
-        if held <= _MOST_REGISTERS:
-            return tile
-    return None
+    fitting = (tile for tile in ROW_TILES if fits_registers(tile, per_token, hidden, inters))
+    return next(fitting, None)
+
+
+def fits_registers(tile: RowTile, per_token: int, hidden: int, inters: int) -> bool:
+    """Whether the rows of such a tile fit the registers of its threads."""
+    gate_up, down = (next_power_of_2(size) / (32 * tile.warps) for size in (hidden, inters))
+    # Weights are 16 bits wide, a token and sums 32. Down holds the weights of all experts.
+    held: float = max((tile.gate_up + 1) * gate_up, (per_token / 2 + 1) * tile.down * down)
+    return held <= _MOST_REGISTERS
 
 
 @cache
@@ -176,16 +181,36 @@ def _name_gpu(device: torch.device) -> str:
 
 
 @cache
-def _read_measured(
-    gpu: str, shape: tuple[int, int, int, int]
-) -> tuple[tuple[int, RowTile | Tiles], ...]:
-    """What was measured on that GPU for that shape, by the most tokens of each entry, ascending."""
+def _read_measured(gpu: str, shape: Shape) -> Table:
+    """What was measured on that GPU for that shape."""
     name = "-".join([gpu.replace(" ", "_"), *map(str, shape)])
     path = files("headstock_triton") / "measured" / f"{name}.json"
     if not gpu or not path.is_file():
         return ()
-    entries = json.loads(path.read_text())["tiles"]
-    return tuple((int(most), _read_tiles(each)) for most, each in entries.items())
+    return _read_table(json.loads(path.read_text())["tiles"])
+
+
+def read_tables(text: str) -> dict[Shape, Table]:
+    """Tables by shape, of the text that `tune_experts` makes of them; none of an empty text.
+
+    raises: ValueError
+    """
+    if not text:
+        return {}
+    try:
+        return {_read_shape(name): _read_table(each) for name, each in json.loads(text).items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise ValueError("expert_tiles: wanted what 'headstock tune' keeps") from error
+
+
+def _read_shape(name: str) -> Shape:
+    count, per_token, hidden, inters = map(int, name.split("-"))
+    return count, per_token, hidden, inters
+
+
+def _read_table(entries: Mapping[str, Any]) -> Table:
+    table = ((int(most), _read_tiles(each)) for most, each in entries.items())
+    return tuple(sorted(table, key=lambda entry: entry[0]))
 
 
 def _read_tiles(entry: Mapping[str, Any]) -> RowTile | Tiles:
