@@ -49,7 +49,13 @@ def test_many_tokens_at_once_have_the_text_of_one_by_one(
     parts = data.draw(st.lists(st.lists(ids, max_size=3 * WINDOW), max_size=4))
     detokenizer = Detokenizer(either, skip_special_tokens=skip)
     pieces = [*map(detokenizer.add_tokens, parts), detokenizer.flush()]
-    assert "".join(pieces) == "".join(streamed(either, [*chain(*parts)], skip))
+    singly = "".join(streamed(either, [*chain(*parts)], skip))
+    assert "".join(pieces) == singly
+
+    detokenizer = Detokenizer(either, skip_special_tokens=skip)
+    last = parts[-1] if parts else []
+    pieces = [*map(detokenizer.add_tokens, parts[:-1]), detokenizer.add_last_tokens(last)]
+    assert "".join(pieces) == singly
 
 
 @settings(max_examples=300)

@@ -96,10 +96,10 @@ class CompletionBuilder:
         count = len(update.tokens)
         self.num_tokens += count
         is_silent = count > 0 and update.stop_token is not None and not self.matcher.include
-        text = self.detokenizer.add_tokens(update.tokens[: count - is_silent])
+        tokens = update.tokens[: count - is_silent]
         if update.finish_reason is not None:
-            text += self.detokenizer.flush()
-        return text
+            return self.detokenizer.add_last_tokens(tokens)
+        return self.detokenizer.add_tokens(tokens)
 
     def _detokenize_until_stop(self, update: Update) -> tuple[str, int, str | None]:
         """The text that may go out, the number of tokens that it is of, and the stop string that

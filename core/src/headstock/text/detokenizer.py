@@ -82,6 +82,12 @@ class Detokenizer:
             self.num_emitted = len(self._decode_window()) - num_pending
         return piece
 
+    def add_last_tokens(self, tokens: Iterable[int]) -> str:
+        """The rest of the text, with that of `tokens`, when no token follows them."""
+        # One decoding in place of three: no window is kept, and what was held back comes with it.
+        self.window += [token for token in tokens if token not in self.skipped_ids]
+        return self.flush()
+
     def flush(self) -> str:
         """The rest of the text, when no token follows."""
         text = self._decode_window()
