@@ -99,7 +99,13 @@ class TritonOps(TorchOps):
         dtype = getattr(torch, query.dtype)
         if not self.fused_experts or dtype.itemsize != 2 or env.device != "cuda":
             return {}
-        return tune_experts(query.model, dtype, torch.device(env.device))
+        model = query.model
+        mixtures = [
+            layer.experts
+            for layer in model.layers
+            if layer.experts is not None and self.takes("moe", model, layer)
+        ]
+        return tune_experts(mixtures, model.hidden, dtype, torch.device(env.device))
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel does all that the configuration asks of the operation."""

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import median
 
 import torch
 from attrs import asdict, frozen
 from torch import Tensor
 
-from headstock.spi import Experts, ModelConfig
+from headstock.spi import Experts
 from headstock_triton.expert_tiles import multiply_down, multiply_gate_up
 from headstock_triton.experts import fused_mix_experts
 from headstock_triton.routing import Blocks, route_tokens
@@ -23,7 +23,9 @@ MARGIN = 0.03
 MOST_ROW_TOKENS = 8
 """Tokens up to which pairs are tried one by one."""
 MOST_STEPS = 8
-"""Different tokens that take turns, so that the weights of few of them come from memory."""
+"""Steps of different tokens that take turns: the weights of few tokens come from memory so, as in
+an engine, and not from a cache.
+"""
 RUNS = 5
 """Times that all of these are measured; the figure is the median."""
 
@@ -82,33 +84,27 @@ class Layer:
 
 
 def tune_experts(
-    model: ModelConfig, dtype: torch.dtype, device: torch.device, time_us: Timer | None = None
+    mixtures: Iterable[Experts],
+    hidden: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    time_us: Timer | None = None,
 ) -> dict[str, str]:
-    """The option `expert_tiles` for this model; nothing where its experts have measured tiles, or
-    none, or where those that are chosen without measuring are the fastest.
+    """The option `expert_tiles` for layers with these experts; nothing where what is chosen without
+    measuring is the fastest for all of them.
 
-    One layer of each shape of experts is made of random weights and freed again.
+    A layer of each shape is made of random weights and freed again.
     """
     tables: dict[str, dict[str, object]] = {}
-    for experts in list_experts(model):
-        if not _has_room(experts, model.hidden, dtype, device):
+    for experts in mixtures:
+        shape = (experts.count, experts.per_token, hidden, experts.intermediate)
+        name = "-".join(map(str, shape))
+        if name in tables or not _has_room(experts, hidden, dtype, device):
             continue
-        found = tune_layer(make_layer(experts, model.hidden, dtype, device, time_us or time_graph))
-        if found:
-            shape = (experts.count, experts.per_token, model.hidden, experts.intermediate)
-            name = "-".join(map(str, shape))
-            tables[name] = {str(most): asdict(tiles) for most, tiles in found.items()}
-    return {"expert_tiles": json.dumps(tables, separators=(",", ":"))} if tables else {}
-
-
-def list_experts(model: ModelConfig) -> list[Experts]:
-    """The mixtures of the model's layers, one of each shape."""
-    found = {
-        (each.count, each.per_token, each.intermediate): each
-        for layer in model.layers
-        if (each := layer.experts) is not None
-    }
-    return list(found.values())
+        found = tune_layer(make_layer(experts, hidden, dtype, device, time_us or time_graph))
+        tables[name] = {str(most): asdict(tiles) for most, tiles in found.items()}
+    kept = {name: table for name, table in tables.items() if table}
+    return {"expert_tiles": json.dumps(kept, separators=(",", ":"))} if kept else {}
 
 
 def _has_room(experts: Experts, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:

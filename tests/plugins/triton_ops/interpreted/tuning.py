@@ -35,9 +35,9 @@ SMALLEST = Tiles(
 )
 
 
-def config_of(experts: Experts | None = EXPERTS) -> ModelConfig:
+def config_of() -> ModelConfig:
     """A model of two layers with these experts."""
-    return ops_cases.config_of(evolve(SHAPE, experts=experts))
+    return ops_cases.config_of(evolve(SHAPE, experts=EXPERTS))
 
 
 def timer(cost: Callable[[RowTile | Tiles], float]) -> Timer:
@@ -112,7 +112,9 @@ def test_kernels_of_all_candidates_run() -> None:
 
 
 def test_what_is_found_is_an_option_that_chooses_the_tiles() -> None:
-    found = tune_experts(config_of(), torch.bfloat16, CPU, rows_or(50.0))
+    # The layers of a model mostly have the same shape.
+    mixtures = [EXPERTS, EXPERTS]
+    found = tune_experts(mixtures, SHAPE.hidden, torch.bfloat16, CPU, rows_or(50.0))
 
     options = make_options(spec(), [f"triton.{name}={text}" for name, text in found.items()])
     tables = read_tables(options.expert_tiles)
@@ -125,8 +127,9 @@ def test_what_is_found_is_an_option_that_chooses_the_tiles() -> None:
 
 
 def test_nothing_is_found_without_experts_or_where_nothing_is_faster() -> None:
-    assert tune_experts(config_of(None), torch.bfloat16, CPU, rows_or(50.0)) == {}
-    assert tune_experts(config_of(), torch.bfloat16, CPU, timer(lambda tiles: 1.0)) == {}
+    hidden, dtype = SHAPE.hidden, torch.bfloat16
+    assert tune_experts([], hidden, dtype, CPU, rows_or(50.0)) == {}
+    assert tune_experts([EXPERTS], hidden, dtype, CPU, timer(lambda tiles: 1.0)) == {}
 
 
 @pytest.mark.parametrize(
