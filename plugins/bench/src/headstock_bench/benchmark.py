@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import torch
+
 from headstock import LLM
+from headstock.spi import ModelConfig
 from headstock_bench.conditions import read_conditions
 from headstock_bench.headstock_engine import HeadstockEngine
+from headstock_bench.latency_workloads import LatencyWorkload
+from headstock_bench.limits import (
+    DeviceRates,
+    WorkloadLimit,
+    count_work,
+    limit_workload,
+    measure_rates,
+)
 from headstock_bench.profile import WorkloadProfile, profile_workload
 from headstock_bench.result import BenchmarkResult, make_peer_result
 from headstock_bench.turns import (
@@ -38,6 +49,23 @@ class Benchmark:
         self.runs = runs
         self.on_run = on_run
         self.peers: tuple[BenchmarkEngine, ...] = ()
+        self.rates: DeviceRates | None = None
+
+    @property
+    def model(self) -> ModelConfig:
+        """The model's configuration."""
+        model = self.ours.session.engine.model
+        assert isinstance(model, ModelConfig), "the engine is in this process"
+        return model
+
+    def add_limits(self) -> None:
+        """Have results say what the device would need at least.
+
+        raises: UsageError for a model whose layers are not counted
+        """
+        count_work(self.model)
+        device = self.ours.session.engine.summary.device
+        self.rates = measure_rates(device, getattr(torch, self.conditions.dtype))
 
     def add_transformers(self) -> None:
         """Have transformers run each workload too, in turns with headstock."""
@@ -89,6 +117,25 @@ class Benchmark:
                 for theirs in others
             ),
             notes=notes,
+            limit=self._limit(workload),
+        )
+
+    def _limit(self, workload: Workload) -> WorkloadLimit | None:
+        """The least that the device would need, if that is asked for.
+
+        It is known for requests that all run at once.
+        """
+        engine = self.ours.session.engine
+        if self.rates is None or isinstance(workload, LatencyWorkload):
+            return None
+        if len(workload.prompts) > engine.summary.max_running_requests:
+            return None
+        return limit_workload(
+            self.model,
+            workload,
+            self.rates,
+            weight_bytes=getattr(torch, self.conditions.dtype).itemsize,
+            kv_bytes=getattr(torch, self.conditions.kv_dtype).itemsize,
         )
 
     def profile(self, workload: Workload) -> WorkloadProfile:

@@ -118,6 +118,12 @@ def make_parser() -> FlagParser:
         help="the same work in this process with another engine, in turns",
     )
     section.add_argument(
+        "--limits",
+        action="store_true",
+        help="show the least time that the device would need, by a copy and a product that are "
+        "timed before",
+    )
+    section.add_argument(
         "--json", action="store_true", help="print one JSON object a workload in place of text"
     )
     section.add_argument(
@@ -220,6 +226,8 @@ def run_workloads(
         )
         if options.compare is not None:
             benchmark.add_transformers()
+        if options.limits:
+            benchmark.add_limits()
         # all of them first: the last one may not fit, and is refused before any is measured
         workloads = [benchmark.fit_workload(draw_workload(name)) for name in names]
         with _leave_out_of_collections():

@@ -11,6 +11,7 @@ from attrs import asdict, evolve, field, frozen
 
 from headstock.errors import format_count
 from headstock_bench.latency import collect_percentiles
+from headstock_bench.limits import WorkloadLimit
 from headstock_bench.turns import EngineTiming, TokenDifference
 from headstock_bench.workloads import Workload
 
@@ -75,6 +76,7 @@ class BenchmarkResult:
         cached_tokens: prompt tokens that came from the prefix index
         preemptions: times that a request lost its pages and was computed again
         drafts: what came of drafts; empty without a proposer
+    limit: the least that the device would need; None where it was not asked for
     """
 
     conditions: Conditions
@@ -88,6 +90,7 @@ class BenchmarkResult:
     seed: int
     peers: tuple[PeerResult, ...] = ()
     notes: tuple[str, ...] = ()
+    limit: WorkloadLimit | None = None
 
     @property
     def in_tok_s(self) -> float:
@@ -133,6 +136,7 @@ class BenchmarkResult:
             "preemptions": self.preemptions,
             **({"drafts": self.drafts} if self.conditions.proposer else {}),
             **self._latency_to_json(),
+            **self._limit_to_json(),
             "notes": list(self.notes),
             **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
             **({"peers": [asdict(peer) for peer in self.peers]} if self.peers else {}),
@@ -156,6 +160,32 @@ class BenchmarkResult:
             },
         }
 
+    def _limit_to_json(self) -> dict[str, Any]:
+        """Fields of the limit; empty where it was not asked for."""
+        limit = self.limit
+        if limit is None:
+            return {}
+        return {
+            "limit_s": round(limit.seconds, 4),
+            "limit_products_s": round(limit.products_s, 4),
+            "limit_attention_s": round(limit.attention_s, 4),
+            "copy_gb_s": round(limit.rates.bytes_s / 1e9, 1),
+            "product_tflop_s": round(limit.rates.flops_s / 1e12, 3),
+        }
+
+    def _format_limit(self) -> list[str]:
+        """A line about the limit; none where it was not asked for."""
+        limit = self.limit
+        if limit is None:
+            return []
+        return [
+            f"  limit     {limit.seconds:.3f} s, of which the median is "
+            f"{self.timing.median / limit.seconds:.2f} times as long: products "
+            f"{limit.products_s:.3f}, attention {limit.attention_s:.3f}, by a copy of "
+            f"{limit.rates.bytes_s / 1e9:,.0f} GB/s and products of "
+            f"{limit.rates.flops_s / 1e12:,.3g} TFLOP/s"
+        ]
+
     def format_lines(self) -> list[str]:
         """Lines of text for people."""
         s, work, times = self.conditions, self.workload, self.timing.seconds
@@ -169,6 +199,7 @@ class BenchmarkResult:
             f"median {self.timing.median:.3f} s of {format_count(len(times), 'run')} "
             f"({min(times):.3f} to {max(times):.3f})",
             *self._format_latency(),
+            *self._format_limit(),
             (
                 f"  work      {work.length_summary}, temperature {work.temperature:g}, "
                 f"EOS ignored, seed {self.seed}"

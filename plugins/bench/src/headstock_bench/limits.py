@@ -1,0 +1,169 @@
+"""The least time that a device needs for a workload, by what it must read and multiply."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import numpy as np
+import torch
+from attrs import frozen
+
+from headstock import UsageError
+from headstock.spi import Experts, ModelConfig
+from headstock_bench.workloads import Workload
+
+COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
+"""Bytes of the copy that is timed, by kind of device: more than any cache holds."""
+MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
+"""Rows and columns of the matrices that are multiplied."""
+RUNS = 5
+
+
+@frozen(kw_only=True)
+class DeviceRates:
+    """What the device was measured to do in a second.
+
+    bytes_s: bytes that a copy reads and writes    flops_s: multiplications and additions
+    """
+
+    bytes_s: float
+    flops_s: float
+
+
+@frozen(kw_only=True)
+class WorkloadLimit:
+    """The least seconds of a workload, were the device never idle and nothing read twice.
+
+    products_s: of the linear layers and the scores; a step either reads its weights or multiplies
+    attention_s: of keys and values, likewise
+    """
+
+    rates: DeviceRates
+    products_s: float
+    attention_s: float
+
+    @property
+    def seconds(self) -> float:
+        """Of all."""
+        return self.products_s + self.attention_s
+
+
+@frozen(kw_only=True)
+class ModelWork:
+    """What a model's tokens cost: elements of weights, of keys and values, and multiplications.
+
+    Of a layer's experts a token multiplies by `active` elements and a step reads more of them.
+    """
+
+    dense: int
+    mixtures: tuple[tuple[Experts, int], ...]
+    head: int
+    kv: int
+    attention: int
+
+    @property
+    def active(self) -> int:
+        """Elements of the layers that a token is multiplied by."""
+        return self.dense + sum(experts.per_token * size for experts, size in self.mixtures)
+
+    def count_read(self, rows: int) -> float:
+        """Elements of the layers that a step of so many random tokens reads."""
+        read = float(self.dense)
+        for experts, size in self.mixtures:
+            missed = (1 - experts.per_token / experts.count) ** rows
+            read += experts.count * size * (1 - missed)
+        return read
+
+
+def measure_rates(device: str, dtype: torch.dtype) -> DeviceRates:
+    """Time a copy and a product of large matrices of that type."""
+    source = torch.zeros(COPIED_BYTES[device], dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    size = MATRIX_SIZE[device]
+    # Random numbers: zeros take less power, and so more of them are multiplied.
+    one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
+    return DeviceRates(
+        bytes_s=2 * source.numel() / _time_seconds(lambda: target.copy_(source), device),
+        flops_s=2 * size**3 / _time_seconds(lambda: one @ other, device),
+    )
+
+
+def _time_seconds(work: Callable[[], object], device: str) -> float:
+    """The median seconds of the work, after one that warms up."""
+
+    def run() -> float:
+        begin = time.perf_counter()
+        work()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return time.perf_counter() - begin
+
+    run()
+    return median(run() for _ in range(RUNS))
+
+
+def count_work(model: ModelConfig) -> ModelWork:
+    """What a token costs.   raises: UsageError for layers that are not counted"""
+    if any(layer.latent is not None or layer.conv is not None for layer in model.layers):
+        raise UsageError(
+            f"--limits counts layers of attention over keys and values, and {model.architecture} "
+            "has others; leave --limits out"
+        )
+    heads = model.heads + model.kv_heads
+    attention = 2 * heads * model.head_dim * model.hidden
+    layers = len(model.layers)
+    mixtures = [layer.experts for layer in model.layers if layer.experts is not None]
+    gated = 3 * model.hidden
+    return ModelWork(
+        dense=layers * attention
+        + (layers - len(mixtures)) * gated * model.intermediate
+        + sum(each.count * model.hidden + gated * each.shared for each in mixtures),
+        mixtures=tuple((each, gated * each.intermediate) for each in mixtures),
+        head=model.vocab * model.hidden,
+        kv=2 * layers * model.kv_heads * model.head_dim,
+        attention=4 * layers * model.heads * model.head_dim,
+    )
+
+
+def limit_workload(
+    model: ModelConfig, workload: Workload, rates: DeviceRates, *, weight_bytes: int, kv_bytes: int
+) -> WorkloadLimit:
+    """The least time of a workload whose requests all run at once, on an empty prefix cache.
+
+    Tokens of common prefixes are computed once, and the prefix that all prompts share is read once
+    a step. Windows count as whole contexts.
+
+    weight_bytes, kv_bytes: of an element
+    raises: UsageError for a model whose layers are not counted
+    """
+    work = count_work(model)
+    prompts, outputs = sorted(workload.prompts), np.array(workload.outputs)
+    shared = [0, *map(count_shared, prompts[:-1], prompts[1:])]
+    positions = [np.arange(start, len(each)) for start, each in zip(shared, prompts, strict=True)]
+    computed = sum(map(len, positions))
+    contexts = sum(int((each + 1).sum()) for each in positions)
+    weights = weight_bytes * (work.count_read(computed) + work.head) / rates.bytes_s
+    flops = 2 * (work.active * computed + work.head * len(prompts))
+    products, attention = (
+        max(weights, flops / rates.flops_s),
+        work.attention * contexts / rates.flops_s,
+    )
+    lengths = np.array([len(each) for each in workload.prompts])
+    # The first and the last of sorted prompts share what all of them do.
+    common = count_shared(prompts[0], prompts[-1]) if len(prompts) > 1 else 0
+    for step in range(1, int(outputs.max())):
+        context = lengths[outputs > step] + step
+        rows, total = len(context), int(context.sum())
+        weights = weight_bytes * (work.count_read(rows) + work.head) / rates.bytes_s
+        products += max(weights, 2 * rows * (work.active + work.head) / rates.flops_s)
+        read = kv_bytes * work.kv * (total - (rows - 1) * common) / rates.bytes_s
+        attention += max(read, work.attention * total / rates.flops_s)
+    return WorkloadLimit(rates=rates, products_s=products, attention_s=attention)
+
+
+def count_shared(one: Sequence[int], other: Sequence[int]) -> int:
+    """How many tokens two prompts share at their beginnings."""
+    pairs = zip(one, other, strict=False)
+    return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
