@@ -11,6 +11,7 @@ import ops_cases
 import pytest
 import torch
 from attrs import asdict, evolve
+from often import often
 from ops_cases import Shape
 from torch import Tensor
 
@@ -97,7 +98,8 @@ def test_tiles_that_cannot_run_are_left_out() -> None:
     assert tune(out_of_resources, 2, 40) == {}
 
 
-def test_kernels_of_all_candidates_run() -> None:
+@pytest.mark.parametrize("tokens", [2, *often(0, [40, 300])])
+def test_kernels_of_all_candidates_run(tokens: int) -> None:
     failed = []
 
     def run(works: Works) -> float:
@@ -107,7 +109,7 @@ def test_kernels_of_all_candidates_run() -> None:
             failed.append(problem)
         return 1.0
 
-    assert tune(run, 2, 40) == {}
+    assert tune(run, tokens) == {}
     assert failed == []
 
 
