@@ -148,6 +148,17 @@ def test_rates_are_those_of_a_copy_and_a_product() -> None:
     assert 1e8 < rates.bytes_s < 1e13 and 1e8 < rates.flops_s < 1e14
 
 
+def test_a_device_without_room_is_a_line_with_the_next_move(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fill(*size: object, **more: object) -> torch.Tensor:
+        raise torch.OutOfMemoryError("out of memory")
+
+    monkeypatch.setattr(torch, "zeros", fill)
+    with pytest.raises(UsageError, match="leave more free by a lower --memory-ratio"):
+        measure_rates("cpu", torch.float32)
+
+
 def test_bench_shows_the_limit_beside_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

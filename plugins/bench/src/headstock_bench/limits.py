@@ -19,6 +19,8 @@ COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrices that are multiplied."""
 RUNS = 5
+REPEATS = 8
+"""Times that each is done in a run, so that starting it and waiting for it count little."""
 
 
 @frozen(kw_only=True)
@@ -78,7 +80,23 @@ class ModelWork:
 
 
 def measure_rates(device: str, dtype: torch.dtype) -> DeviceRates:
-    """Time a copy and a product of large matrices of that type."""
+    """Time a copy and a product of large matrices of that type.
+
+    raises: UsageError when the device has no room for them
+    """
+    try:
+        return _time_rates(device, dtype)
+    except torch.OutOfMemoryError as error:
+        raise UsageError(
+            f"--limits times a copy of {COPIED_BYTES[device] >> 20} MiB, and the engine has left "
+            "no room for it; leave more free by a lower --memory-ratio"
+        ) from error
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()  # what the engine may need for a step
+
+
+def _time_rates(device: str, dtype: torch.dtype) -> DeviceRates:
     source = torch.zeros(COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     size = MATRIX_SIZE[device]
@@ -95,10 +113,11 @@ def _time_seconds(work: Callable[[], object], device: str) -> float:
 
     def run() -> float:
         begin = time.perf_counter()
-        work()
+        for _ in range(REPEATS):
+            work()
         if device == "cuda":
             torch.cuda.synchronize()
-        return time.perf_counter() - begin
+        return (time.perf_counter() - begin) / REPEATS
 
     run()
     return median(run() for _ in range(RUNS))
