@@ -109,7 +109,7 @@ def tune(
     if config.ops == "auto":
         by_ops = [each for name in others if (each := measure(fastest.attn, name))]
         fastest = choose_fastest([fastest, *by_ops])
-    report(f"the options of --ops {fastest.ops}")
+    report(f"the options of --ops {fastest.ops}, if it has any to measure")
     named = evolve(config, attn=fastest.attn, ops=fastest.ops)
     options = operation_tuning.tune_operations(named, env)
     _free_memory()
