@@ -15,6 +15,7 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.portable import INTERPRETED, add_product, round_to
+from headstock_triton.tiles import is_hopper
 
 LEAST_TOKENS = 2048
 """Tokens from which the device is full of tiles, several for each processor."""
@@ -110,7 +111,7 @@ def choose_large_tile(x: Tensor, inters: int) -> GatedTile | None:
     tokens, width = x.shape
     fits = tokens >= LEAST_TOKENS and width <= MOST_WIDTH and inters % 128 == 0
     # Rows begin at whole 16 bytes, as the tensor memory accelerator wants them.
-    if not fits or width % 64 or not _has_accelerator(x.device):
+    if not fits or width % 64 or not is_hopper(x.device):
         return None
     return GatedTile() if width <= 1024 else GatedTile(depth=32, stages=6, group=16, flat=False)
 
@@ -144,12 +145,6 @@ def multiply_gated_tiles(x: Tensor, weight: Tensor, tile: GatedTile) -> Tensor:
         num_stages=tile.stages,
     )
     return out
-
-
-@cache
-def _has_accelerator(device: torch.device) -> bool:
-    """Whether the device has a tensor memory accelerator and Hopper's tensor cores."""
-    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 
 
 @cache

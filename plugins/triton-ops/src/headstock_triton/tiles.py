@@ -9,17 +9,24 @@ from importlib.resources import files
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import Attribute, field, frozen
+from attrs.validators import ge, instance_of
 from triton import next_power_of_2
+
+
+def _is_power_of_two(record: object, attribute: Attribute[int], value: int) -> None:
+    # Tables are a user's to give, and other sizes are none that a kernel can be compiled for.
+    if type(value) is not int or value < 1 or value & (value - 1):
+        raise ValueError(f"{attribute.name} is no power of two")
 
 
 @frozen(kw_only=True)
 class RowTile:
     """Pairs (token, expert) one by one: rows of gate (and as many of up) and of down a program."""
 
-    gate_up: int = 4
-    down: int = 4
-    warps: int = 4
+    gate_up: int = field(default=4, validator=_is_power_of_two)
+    down: int = field(default=4, validator=_is_power_of_two)
+    warps: int = field(default=4, validator=_is_power_of_two)
 
 
 @frozen(kw_only=True)
@@ -31,20 +38,20 @@ class Tile:
     tma: weights come by the tensor memory accelerator, from sm_90
     """
 
-    n: int
-    k: int
-    warps: int = 4
-    stages: int = 4
-    group: int = 1
-    swap: bool = False
-    tma: bool = False
+    n: int = field(validator=_is_power_of_two)
+    k: int = field(validator=_is_power_of_two)
+    warps: int = field(default=4, validator=_is_power_of_two)
+    stages: int = field(default=4, validator=[instance_of(int), ge(1)])
+    group: int = field(default=1, validator=[instance_of(int), ge(1)])
+    swap: bool = field(default=False, validator=instance_of(bool))
+    tma: bool = field(default=False, validator=instance_of(bool))
 
 
 @frozen(kw_only=True)
 class Tiles:
     """Both products of blocks of `rows` pairs."""
 
-    rows: int
+    rows: int = field(validator=_is_power_of_two)
     gate_up: Tile
     down: Tile
 
@@ -136,11 +143,11 @@ def choose_tiles(
 ) -> RowTile | Tiles:
     """The tiles for so many tokens: by one of the tables, else as measured before, else by rule."""
     # A table first: on an H200 at the 30B-A3B shape pairs one by one are faster at 1 token only,
-    # where the rule takes them up to 4.
+    # where the rules take more so.
     measured = (tables or {}).get(shape) or _read_measured(_name_gpu(device), shape)
     if measured:
         return next((tiles for most, tiles in measured if tokens <= most), measured[-1][1])
-    return choose_by_rule(tokens, shape, hopper=_is_hopper(device))
+    return choose_by_rule(tokens, shape, hopper=is_hopper(device))
 
 
 def choose_by_rule(tokens: int, shape: Shape, *, hopper: bool) -> RowTile | Tiles:
@@ -169,7 +176,7 @@ def fits_registers(tile: RowTile, per_token: int, hidden: int, inters: int) -> b
 
 
 @cache
-def _is_hopper(device: torch.device) -> bool:
+def is_hopper(device: torch.device) -> bool:
     """Whether the device has Hopper's tensor cores and its tensor memory accelerator."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] == 9
 

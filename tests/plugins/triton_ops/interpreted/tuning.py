@@ -144,6 +144,11 @@ def test_nothing_is_found_without_experts_or_where_nothing_is_faster() -> None:
         '{"5-2-48-24": 1}',
         '{"5-2-48-24": {"1": {}, "x": {}}}',
         '{"5-2-48-24": {"1": {"width": 2}}}',
+        # Sizes by which a kernel would read what is not there, or is not compiled.
+        '{"5-2-48-24": {"1": {"down": 3}}}',
+        '{"5-2-48-24": {"1": {"warps": true}}}',
+        '{"5-2-48-24": {"1": {"rows": 16, "gate_up": {"n": 16, "k": 32, "group": 0}, '
+        '"down": {"n": 16, "k": 32}}}}',
     ],
 )
 def test_a_table_that_is_none_is_refused(text: str) -> None:
