@@ -191,8 +191,8 @@ def right_cases() -> dict[str, Callable[[], Any]]:
             if outs % 256 == 0 and width % 64 == 0:
                 case = f"gated, {label}, {tokens} tokens"
                 put(case, cases.gated_case, tokens, outs // 2, width, *where, GatedTile())
-                flat = GatedTile(depth=32, stages=6, group=16, flat=False)
-                put(f"{case}, deep", cases.gated_case, tokens, outs // 2, width, *where, flat)
+                wide, sizes = GatedTile(group=16), (tokens, outs // 2, width)
+                put(f"{case}, groups of 16", cases.gated_case, *sizes, *where, wide)
     for tokens in (1, 8, 32, 64, 100):
         put(f"layers in a graph, {tokens} tokens", layers_in_a_graph, tokens)
     return found

@@ -15,24 +15,14 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.portable import INTERPRETED, add_product, round_to
-from headstock_triton.tiles import is_hopper
 
-LEAST_TOKENS = 2048
+LEAST_TOKENS = 1024
 """Tokens from which the device is full of tiles, several for each processor."""
-MOST_WIDTH = 2048
-"""Numbers of a token up to which the activation's traffic outweighs torch's faster product.
-
-On an H200 8,192 tokens of 1,024 numbers take 152 us for 177, of 2,048 numbers 583 for 618, and of
-4,096 the same.
-"""
 
 
 @frozen(kw_only=True)
 class GatedTile:
-    """Tokens, rows of gate (and of up) and depth of a tile, and tiles of tokens a group of them.
-
-    flat: the loop over tiles and that over their depth are one
-    """
+    """Tokens, rows of gate (and of up) and depth of a tile, and tiles of tokens a group of them."""
 
     tokens: int = 128
     rows: int = 128
@@ -40,7 +30,6 @@ class GatedTile:
     warps: int = 8
     stages: int = 3
     group: int = 8
-    flat: bool = True
 
 
 @triton.jit
@@ -94,26 +83,26 @@ def gated_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
-    FLAT: tl.constexpr,
 ):
-    """All tiles, several for each program; FLAT loads the next one while it ends one."""
+    """All tiles, several for each program, which loads the next one while it ends one."""
     blocks = tl.cdiv(tokens, BM)
     tiles = blocks * ((INTERS + BN - 1) // BN)
     if INTERPRETED:  # which knows no loops over what a program computes: a program for each tile
         _multiply_tile(tl.program_id(0), blocks, x, weight, out, INTERS, WIDTH, BM, BN, BK, GROUP)
     else:
-        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=FLAT):
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             _multiply_tile(tile, blocks, x, weight, out, INTERS, WIDTH, BM, BN, BK, GROUP)
 
 
-def choose_large_tile(x: Tensor, inters: int) -> GatedTile | None:
-    """The tile for these tokens; None where torch's product and a kernel are as fast."""
-    tokens, width = x.shape
-    fits = tokens >= LEAST_TOKENS and width <= MOST_WIDTH and inters % 128 == 0
+def choose_large_tile(tokens: int, width: int, inters: int) -> GatedTile | None:
+    """The tile for so many tokens; None where torch's product and a kernel are as fast.
+
+    Measured with clocks held down by the limit of power, as in prompts of thousands of tokens.
+    """
     # Rows begin at whole 16 bytes, as the tensor memory accelerator wants them.
-    if not fits or width % 64 or not is_hopper(x.device):
+    if tokens < LEAST_TOKENS or inters % 128 or width % 64:
         return None
-    return GatedTile() if width <= 1024 else GatedTile(depth=32, stages=6, group=16, flat=False)
+    return GatedTile(group=8 if width <= 1024 else 16)
 
 
 def multiply_gated_tiles(x: Tensor, weight: Tensor, tile: GatedTile) -> Tensor:
@@ -140,7 +129,6 @@ def multiply_gated_tiles(x: Tensor, weight: Tensor, tile: GatedTile) -> Tensor:
         BN=tile.rows,
         BK=tile.depth,
         GROUP=tile.group,
-        FLAT=tile.flat,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
