@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from headstock.spi import ModelConfig
 from headstock.startup.model_loading import read_family
 from headstock_bench import command
 from headstock_bench.limits import (
+    SECONDS,
     DeviceRates,
     count_shared,
     count_work,
     limit_workload,
     measure_rates,
+    time_settled,
 )
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_bench.workloads import WORKLOADS, Workload
@@ -175,3 +178,12 @@ def test_bench_shows_the_limit_beside_the_figure(
     parts = figure["limit_products_s"] + figure["limit_attention_s"]
     assert figure["limit_s"] == pytest.approx(parts, abs=2e-4)
     assert not any(name.startswith("limit") for name in latency)
+
+
+def test_a_rate_is_that_of_settled_clocks() -> None:
+    begin = time.perf_counter()
+
+    def tire() -> None:
+        time.sleep(1e-4 if time.perf_counter() - begin < SECONDS / 20 else 4e-3)
+
+    assert time_settled(tire, "cpu") >= 4e-3

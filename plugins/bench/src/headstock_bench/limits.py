@@ -18,14 +18,15 @@ COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 """Bytes of the copy that is timed, by kind of device: more than any cache holds."""
 MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrices that are multiplied."""
-RUNS = 5
+SECONDS = 1.0
+"""Time that each is done for: clocks sink, within tenths of a second, to what power allows."""
 REPEATS = 8
 """Times that each is done in a run, so that starting it and waiting for it count little."""
 
 
 @frozen(kw_only=True)
 class DeviceRates:
-    """What the device was measured to do in a second.
+    """What the device was measured to do in a second of hard work.
 
     bytes_s: bytes that a copy reads and writes    flops_s: multiplications and additions
     """
@@ -103,13 +104,13 @@ def _time_rates(device: str, dtype: torch.dtype) -> DeviceRates:
     # Random numbers: zeros take less power, and so more of them are multiplied.
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return DeviceRates(
-        bytes_s=2 * source.numel() / _time_seconds(lambda: target.copy_(source), device),
-        flops_s=2 * size**3 / _time_seconds(lambda: one @ other, device),
+        bytes_s=2 * source.numel() / time_settled(lambda: target.copy_(source), device),
+        flops_s=2 * size**3 / time_settled(lambda: one @ other, device),
     )
 
 
-def _time_seconds(work: Callable[[], object], device: str) -> float:
-    """The median seconds of the work, after one that warms up."""
+def time_settled(work: Callable[[], object], device: str) -> float:
+    """The seconds of the work at settled clocks: the median of the second half of its runs."""
 
     def run() -> float:
         begin = time.perf_counter()
@@ -119,8 +120,12 @@ def _time_seconds(work: Callable[[], object], device: str) -> float:
             torch.cuda.synchronize()
         return (time.perf_counter() - begin) / REPEATS
 
+    end = time.perf_counter() + SECONDS
     run()
-    return median(run() for _ in range(RUNS))
+    times = [run()]
+    while time.perf_counter() < end:
+        times.append(run())
+    return median(times[len(times) // 2 :])
 
 
 def count_work(model: ModelConfig) -> ModelWork:
