@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from headstock_triton.portable import INTERPRETED, add_product, round_to
 
 LEAST_TOKENS = 1024
-"""Tokens from which the device is full of tiles, several for each processor."""
+"""Tokens from which large products take in what follows them: they fill the device with tiles."""
 
 
 @frozen(kw_only=True)

@@ -27,7 +27,7 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul
 from headstock_triton.conv import convolve_gated_
 from headstock_triton.experts import fused_mix_experts
-from headstock_triton.gated_linear import choose_large_tile, multiply_gated_tiles
+from headstock_triton.gated_linear import LEAST_TOKENS, choose_large_tile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import can_add, can_fuse, small_linear
 from headstock_triton.norm import add_norm, embed_norm
@@ -57,9 +57,6 @@ FUSED: Mapping[str, frozenset[Variant]] = {
     "lm_head_sample": frozenset(),
 }
 """Operations with kernels of their own -> what they do beyond a plain decoder."""
-
-LEAST_SUM_TOKENS = 2048
-"""Tokens from which the library's product adds to the stream."""
 
 
 def _normalize(x: Stream, weight: Weight, eps: float, *, pdl: bool) -> Tensor:
@@ -183,7 +180,7 @@ class TritonOps(TorchOps):
                 if tile is not None:
                     pdl = self.overlaps(term)
                     return _add_pending(x, multiply_in_parts(term, weight.tensor, tile, pdl=pdl))
-            if self.large_linear and tokens >= LEAST_SUM_TOKENS:
+            if self.large_linear and tokens >= LEAST_TOKENS:
                 # The library adds in the product's own type, float32: one rounding less.
                 x.settle().addmm_(term, weight.tensor.t())
                 return x

@@ -11,10 +11,10 @@ from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Experts, Stream, Weight
-from headstock_triton.gated_linear import GatedTile, choose_large_tile
+from headstock_triton.gated_linear import LEAST_TOKENS, GatedTile, choose_large_tile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
-from headstock_triton.ops import LEAST_SUM_TOKENS, TritonOps
+from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 from headstock_triton.split_linear import SplitTile
 
@@ -127,17 +127,23 @@ def test_steps_of_tens_of_tokens_have_products_in_parts() -> None:
 
 def test_gate_and_up_of_many_tokens_have_a_tile_at_every_width() -> None:
     groups = [
-        tile.group for width in (1024, 2048, 5120) if (tile := choose_large_tile(1024, width, 3072))
+        tile.group
+        for width in (1024, 2048, 5120)
+        if (tile := choose_large_tile(LEAST_TOKENS, width, 3072))
     ]
     assert groups == [8, 16, 16]
-    for tokens, width, inters in ((1023, 1024, 3072), (1024, 1000, 3072), (1024, 1024, 3000)):
+    for tokens, width, inters in (
+        (LEAST_TOKENS - 1, 1024, 3072),
+        (2048, 1000, 3072),
+        (2048, 1024, 3000),
+    ):
         assert choose_large_tile(tokens, width, inters) is None
 
 
 def test_sums_of_many_tokens_are_made_by_their_product() -> None:
-    term = cases.noise(LEAST_SUM_TOKENS, 16, dtype=torch.bfloat16, device="cpu")
+    term = cases.noise(LEAST_TOKENS, 16, dtype=torch.bfloat16, device="cpu")
     weight = Weight(tensor=cases.noise(8, 16, dtype=torch.bfloat16, device="cpu", scale=0.25))
-    total = cases.noise(LEAST_SUM_TOKENS, 8, dtype=torch.bfloat16, device="cpu", seed=1)
+    total = cases.noise(LEAST_TOKENS, 8, dtype=torch.bfloat16, device="cpu", seed=1)
     expected = (total.float() + term.float() @ weight.tensor.float().T).bfloat16()
     for options in ({}, {"large_linear": False}):
         stream = Stream(total.clone())
