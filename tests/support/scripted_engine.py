@@ -62,6 +62,8 @@ SUMMARY = {
     "grammar": "",
     "page_size": 16,
     "kv_tokens": 4096,
+    "options": [],
+    "overlap": True,
     "max_seq_len": 4096,
     "max_running_requests": 64,
     "table": [["device", "none", "the script"]],

@@ -100,6 +100,31 @@ def test_a_figure_has_everything_that_it_depends_on(
     )
     assert record["out_tok_s"] == pytest.approx(18 / record["median_s"], rel=0.01)
     assert record["threads"] >= 1 and record["peak_kv_pages"] >= 3 and record["cached_tokens"] == 0
+    assert (record["options"], record["settings"], record["batch_tokens"]) == (
+        [],
+        {"num_pages": 256},
+        8192,
+    )
+
+
+@pytest.mark.feature("T20", "G14")
+def test_a_figure_names_the_options_and_settings_that_were_given(run: Callable[..., Any]) -> None:
+    option, more = "sdpa.shared_prefix=on", ("--max-itl-ms", "50", "--max-batch-tokens", "512")
+    code, out, err = run("small", "--json", "--runs", "1", "--opt", option, *more)
+    assert code == 0, err
+    record = json.loads(out)
+    assert (record["options"], record["settings"]) == (
+        [option],
+        {"num_pages": 256, "max_itl_ms": 50.0},
+    )
+    assert (record["batch_tokens"], record["overlap"]) == (512, False)
+
+    code, out, err = run("small", "--runs", "1", "--opt", option, "--overlap", *more)
+    assert code == 0, err
+    assert "steps up to 512 tokens, overlap on" in out
+    assert (
+        f"options   {option}" in out and "settings  {'num_pages': 256, 'max_itl_ms': 50.0}" in out
+    )
 
 
 @pytest.mark.feature("T20", "G14")

@@ -217,7 +217,14 @@ def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() ->
     )
     names = "version cpu torch python shape weights dtype attn cache scheduler runner ops kv_dtype"
     conditions = Conditions(
-        **dict.fromkeys(names.split(), "x"), commit=None, gpu=None, threads=1, batch=8, page_size=16
+        **dict.fromkeys(names.split(), "x"),
+        commit=None,
+        gpu=None,
+        threads=1,
+        batch=8,
+        batch_tokens=64,
+        overlap=True,
+        page_size=16,
     )
     result = BenchmarkResult(
         conditions=conditions,

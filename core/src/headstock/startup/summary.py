@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class EngineSummary:
     """What was selected and negotiated at start-up; `proposer` is empty without one.
 
+    options: of plugins, as `--opt` has them: what was tuned, and then what was given
     start: names and seconds of the start's parts, in order
     """
 
@@ -34,10 +35,12 @@ class EngineSummary:
     proposer: str
     logits_processors: tuple[str, ...]
     grammar: str
+    options: tuple[str, ...]
     page_size: int
     kv_tokens: int
     max_seq_len: int
     max_running_requests: int
+    overlap: bool
     table: tuple[tuple[str, str, str], ...]
     memory: tuple[str, ...]
     notes: tuple[str, ...]
@@ -87,10 +90,12 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         proposer="" if parts.proposer is None else parts.proposer.spec.name,
         logits_processors=tuple(each.spec.name for each in parts.processors),
         grammar="" if build.grammars is None or parts.grammar is None else parts.grammar.name,
+        options=(*parts.tuned_options, *build.config.opt),
         page_size=build.memory.page_size,
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
+        overlap=build.limits.overlap,
         table=tuple(
             (what, text, build.config.spell(who))
             for what, text, who in (

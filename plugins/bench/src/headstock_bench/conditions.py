@@ -5,19 +5,31 @@ from __future__ import annotations
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
+
+import attrs
 
 import headstock
-from headstock import LLM
+from headstock import LLM, EngineConfig
 from headstock.llm import get_session
 from headstock.startup import device
 from headstock_bench.result import Conditions
+
+NO_CONDITIONS = frozenset(
+    "model revision load_format device attn cache_type scheduler runner ops opt proposer dtype "
+    "kv_dtype page_size max_batch_tokens max_running_requests overlap tuned_choices "
+    "memory_profiles defer_graphs record record_overwrite record_prompts log_level faults "
+    "surface".split()
+)
+"""Settings that are fields of `Conditions` themselves, or that change no figure."""
 
 
 def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Conditions:
     """The conditions of an engine in this process."""
     import torch
 
-    summary = get_session(llm).engine.summary
+    session = get_session(llm)
+    summary = session.engine.summary
     return Conditions(
         version=version,
         # Of the source that runs, not of the folder where the command was given.
@@ -35,11 +47,25 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
         scheduler=summary.scheduler,
         runner=summary.runner,
         ops=summary.ops,
+        options=summary.options,
         batch=summary.max_running_requests,
+        batch_tokens=session.config.max_batch_tokens,
+        overlap=summary.overlap,
         page_size=summary.page_size,
         kv_dtype=summary.kv_dtype,
         proposer=summary.proposer,
+        settings=list_settings(session.config),
     )
+
+
+def list_settings(config: EngineConfig) -> dict[str, Any]:
+    """The other settings that are not the default."""
+    default = EngineConfig()
+    return {
+        name: value
+        for name, value in attrs.asdict(config, recurse=False).items()
+        if name not in NO_CONDITIONS and value != getattr(default, name)
+    }
 
 
 def read_commit(file: Path) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from statistics import median
 from typing import Any
 
 from attrs import asdict, evolve, field, frozen
 
-from headstock.errors import format_count
+from headstock.errors import format_count, shorten
 from headstock_bench.latency import collect_percentiles
 from headstock_bench.limits import WorkloadLimit
 from headstock_bench.turns import EngineTiming, TokenDifference
@@ -22,7 +22,10 @@ class Conditions:
 
     commit: None outside a checkout    gpu: None on a CPU
     shape: name of the architecture, or of the model where a checkpoint was loaded
-    weights: "checkpoint" or "dummy"    batch: the most requests that run at once
+    weights: "checkpoint" or "dummy"
+    options: of plugins, as `--opt` has them, with those that were tuned
+    batch, batch_tokens: the most requests that run at once, and the most tokens of a step
+    settings: the other settings that are not the default, by name
     """
 
     engine: str = "headstock"
@@ -41,10 +44,14 @@ class Conditions:
     scheduler: str
     runner: str
     ops: str
+    options: tuple[str, ...] = ()
     batch: int
+    batch_tokens: int
+    overlap: bool
     page_size: int
     kv_dtype: str
     proposer: str = ""
+    settings: Mapping[str, Any] = field(factory=dict)
 
 
 @frozen(kw_only=True)
@@ -206,12 +213,15 @@ class BenchmarkResult:
             ),
             (
                 f"  model     {s.shape}, {s.weights} weights, {s.dtype}, KV {s.kv_dtype}, batch "
-                f"up to {s.batch}"
+                f"up to {s.batch}, steps up to {s.batch_tokens:,} tokens, "
+                f"overlap {'on' if s.overlap else 'off'}"
             ),
             (
                 f"  plugins   attn {s.attn} | cache {s.cache} | scheduler {s.scheduler} | runner "
                 f"{s.runner} | ops {s.ops}{f' | proposer {s.proposer}' if s.proposer else ''}"
             ),
+            *([f"  options   {shorten(', '.join(s.options), 160)}"] if s.options else []),
+            *([f"  settings  {shorten(dict(s.settings), 160)}"] if s.settings else []),
             *([f"  drafts    {self.drafts or 'none'}"] if s.proposer else []),
             f"  KV pool   pages of {s.page_size}, {self.peak_kv_pages} held at most; {counts}",
             (
