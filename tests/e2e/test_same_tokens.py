@@ -83,9 +83,16 @@ def assert_same(
 @pytest.mark.parametrize(
     "settings",
     often(
-        4,
+        5,
         [
             {"max_batch_tokens": 7},
+            {
+                "opt": ("sdpa.shared_prefix=on",),
+                "proposer": "ngram",
+                "max_batch_tokens": 64,
+                "max_itl_ms": 20.0,
+                "overlap": True,
+            },
             {"scheduler": "prefill-first"},
             {"scheduler": "equal-length"},
             {"ops": "torch"},

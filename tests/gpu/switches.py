@@ -1,0 +1,53 @@
+"""Every option of the kernels at its other value, alone and together: the demo model's answers stay
+right, and each run has the graphs and cached tokens that it should have.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from typing import Any
+
+import torch
+from gpu.tokens import answer
+
+SWITCHES = (
+    "triton.small_linear=0",
+    "triton.fused_linear=0",
+    "triton.split_linear=0",
+    "triton.large_linear=off",
+    "triton.pdl=off",
+    "fa.triton_rows=0",
+    "fa.shared_prefix=off",
+)
+"""What is on by itself, turned off."""
+SETTINGS: tuple[dict[str, Any], ...] = (
+    {},
+    *({"opt": (switch,)} for switch in SWITCHES),
+    {"opt": ("fa.shared_prefix=on",)},
+    {"opt": ("fa.num_splits=1",)},
+    {"ops": "torch"},
+    {"proposer": "ngram"},
+    {"max_itl_ms": 5.0},
+    {"cuda_graph_max_tokens": 0},
+    {"defer_graphs": False},
+    {"opt": SWITCHES},
+    {"opt": SWITCHES, "proposer": "ngram", "max_itl_ms": 5.0},
+    {"opt": ("fa.shared_prefix=on",), "proposer": "ngram", "max_itl_ms": 5.0},
+)
+STEPS: tuple[dict[str, Any], ...] = (
+    {"overlap": True, "max_batch_tokens": 256},
+    {"overlap": False, "max_batch_tokens": 8192},
+)
+COMMON: dict[str, Any] = {"page_size": 64, "cache_type": "radix", "runner": "cudagraph"}
+
+
+def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
+    """The answers with each of the settings, in small steps and in large ones."""
+    runs: dict[str, Any] = {}
+    for settings in SETTINGS:
+        for step in STEPS:
+            run = answer("fa", **COMMON, **step, **settings)
+            run["ok"] = run["wrong"] == [] and "refused" not in run
+            runs[f"{settings} {step}"] = run
+            torch.cuda.synchronize()  # raises when a kernel has broken the device for good
+    return {"ok": all(run["ok"] for run in runs.values()), "runs": runs}
