@@ -35,6 +35,7 @@ def weights() -> tuple[Tensor, Tensor]:
     return gate_up, noise(EXPERTS.count, HIDDEN, INTERMEDIATE, seed=2, scale=INTERMEDIATE**-0.5)
 
 
+@pytest.mark.feature("V4")
 @pytest.mark.parametrize("tokens", [1, 2, 7, 64, 300])
 def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> None:
     x, scores, (gate_up, down) = (
@@ -57,6 +58,7 @@ def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> N
     assert mix_experts(x, chosen, ids, gate_up, down).isfinite().all()
 
 
+@pytest.mark.feature("V4")
 def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> None:
     gate_up, down = weights()
     x, scores = noise(16, HIDDEN, seed=5), noise(16, EXPERTS.count, seed=6)
@@ -80,6 +82,7 @@ def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> Non
         )
 
 
+@pytest.mark.feature("V3")
 @pytest.mark.parametrize("tokens", [2, 300])
 def test_measured_tiles_are_as_near_to_float32_as_those_that_are_chosen_without(
     tokens: int,

@@ -169,6 +169,7 @@ SHARING = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.feature("V5")
 @SHARING
 @pytest.mark.parametrize("layout", range(len(shared_cases.LAYOUTS)))
 @pytest.mark.parametrize("softcap", [0.0, 2.0])

@@ -172,6 +172,7 @@ def test_nothing_is_held_after_the_end() -> None:
     assert not one.rows
 
 
+@pytest.mark.feature("V5")
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
 @pytest.mark.parametrize("layout", shared_cases.LAYOUTS, ids=range(len(shared_cases.LAYOUTS)))

@@ -54,6 +54,7 @@ def fitted(rng: np.random.Generator, noise: float = 0.0, most: int = 4096) -> St
     return times
 
 
+@pytest.mark.feature("V1")
 @settings(max_examples=30)
 @given(seed=st.integers(0, 2**32 - 1), tokens=st.integers(0, 4096), context=st.integers(0, 20_000))
 def test_a_step_is_predicted_from_others(seed: int, tokens: int, context: int) -> None:
@@ -61,6 +62,7 @@ def test_a_step_is_predicted_from_others(seed: int, tokens: int, context: int) -
     assert times.predict(work) == pytest.approx(milliseconds(work), rel=0.03, abs=0.2)
 
 
+@pytest.mark.feature("V1")
 @settings(max_examples=30)
 @given(
     seed=st.integers(0, 2**32 - 1),
@@ -198,6 +200,7 @@ def serve(toys: Toys, bound: float | None, record: Path | None = None) -> list[t
     return steps
 
 
+@pytest.mark.feature("V1")
 def test_steps_beside_decode_rows_keep_the_bound(toys: Toys) -> None:
     beside = {
         bound: [time for decode, time in serve(toys, bound) if decode] for bound in (None, 10.0)
@@ -206,6 +209,7 @@ def test_steps_beside_decode_rows_keep_the_bound(toys: Toys) -> None:
     assert max(beside[10.0]) <= 10
 
 
+@pytest.mark.feature("V1")
 def test_a_bounded_schedule_replays(toys: Toys, tmp_path: Path) -> None:
     serve(toys, 10.0, tmp_path / "steps.recording")
     recording = read_recording(tmp_path / "steps.recording")

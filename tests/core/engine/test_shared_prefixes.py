@@ -73,7 +73,7 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> tuple[EngineHar
     return harness, counts
 
 
-@pytest.mark.feature("P11", "G2")
+@pytest.mark.feature("P11", "G2", "V5")
 @pytest.mark.parametrize(
     ("runner", "overlap"),
     often(2, [("rerun", True), ("eager", False), ("rerun", False), ("eager", True)]),
@@ -136,6 +136,7 @@ def test_each_row_keeps_its_own_settings_where_rows_move(
     assert outputs[0] == outputs[1]
 
 
+@pytest.mark.feature("V5")
 @pytest.mark.parametrize(
     ("settings", "is_tracked"),
     [

@@ -20,6 +20,7 @@ def prompt_tokens(drive: Drive) -> list[tuple[int, int]]:
     ]
 
 
+@pytest.mark.feature("V1")
 def test_a_prompt_beside_decode_rows_is_cut_and_one_alone_is_not() -> None:
     rng = np.random.default_rng(1)
     drive = Drive(limits(max_batch_tokens=64))
@@ -45,6 +46,7 @@ def test_a_later_bound_replaces_an_earlier_one() -> None:
     assert prompt_tokens(drive)[-3:] == [(1, 8), (1, 4), (1, 16)]
 
 
+@pytest.mark.feature("V1")
 @pytest.mark.parametrize("scheduler", ["mixed", "decode-first"])
 @settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1))

@@ -96,6 +96,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.feature("V7")
 def test_the_next_start_of_the_same_engine_knows_what_was_measured(tmp_path: Path) -> None:
     profile = Subject(tmp_path).find()
     assert profile.read() is None
@@ -105,6 +106,7 @@ def test_the_next_start_of_the_same_engine_knows_what_was_measured(tmp_path: Pat
     assert again is not None and again[0] == evolve(USE, is_kept=True)
 
 
+@pytest.mark.feature("V7")
 @pytest.mark.parametrize("what", CHANGES)
 def test_whatever_may_change_the_figures_has_them_measured_again(
     tmp_path: Path, what: str, monkeypatch: pytest.MonkeyPatch

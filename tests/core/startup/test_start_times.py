@@ -16,6 +16,7 @@ from headstock.startup.start_times import StartTimes, format_parts
 PARTS = ["plugins", "weights", "memory", "graphs"]
 
 
+@pytest.mark.feature("V7")
 def test_the_summary_has_the_time_of_each_part_and_their_sum() -> None:
     begin = time.monotonic()
     with LLM(num_pages=16) as llm:

@@ -62,6 +62,7 @@ def start_engine(config: EngineConfig) -> EngineSummary:
         return get_session(llm).engine.summary
 
 
+@pytest.mark.feature("V2")
 def test_auto_takes_what_was_measured_and_says_so(tmp_path: Path) -> None:
     before = start_engine(make_config(tmp_path))
     keep_choices(tmp_path)
@@ -73,6 +74,7 @@ def test_auto_takes_what_was_measured_and_says_so(tmp_path: Path) -> None:
     assert 'ops="torch"' in note and "2026-11-23" in note
 
 
+@pytest.mark.feature("V2")
 def test_a_named_choice_and_off_leave_it_alone(tmp_path: Path) -> None:
     keep_choices(tmp_path)
 
@@ -90,6 +92,7 @@ def test_figures_of_another_type_do_not_count(tmp_path: Path) -> None:
         assert choices is None and "has no choices for this model" in reason
 
 
+@pytest.mark.feature("V2")
 @pytest.mark.parametrize("name", ["torch", "cuda"])
 def test_other_software_ends_its_use_and_is_named(name: str, tmp_path: Path) -> None:
     path = keep_choices(tmp_path)
@@ -125,6 +128,7 @@ def test_a_file_of_another_format_is_left_alone(tmp_path: Path) -> None:
     assert start_engine(make_config(tmp_path)).ops != "torch"
 
 
+@pytest.mark.feature("V2")
 def test_what_cannot_run_is_passed_over(tmp_path: Path) -> None:
     keep_choices(tmp_path, ops="triton")
 
@@ -202,6 +206,7 @@ def keep_options(config: EngineConfig, *options: str) -> None:
     assert read_tuned_choices(path) == choices
 
 
+@pytest.mark.feature("V3")
 def test_operations_measure_their_own_options(
     install_speedy: Callable[[str], EngineConfig],
 ) -> None:
@@ -234,6 +239,7 @@ def test_operations_that_measure_nothing_keep_their_options() -> None:
     assert tune_operations(EngineConfig(ops="torch", num_pages=16), describe_device("cpu")) == ()
 
 
+@pytest.mark.feature("V3")
 def test_operations_take_the_options_that_were_measured_but_what_the_user_gives(
     install_speedy: Callable[[str], EngineConfig], capsys: pytest.CaptureFixture[str]
 ) -> None:

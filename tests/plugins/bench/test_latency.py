@@ -133,6 +133,7 @@ def test_a_request_that_failed_is_not_finished_and_its_tokens_count() -> None:
     assert (latency.finished, latency.num_tokens, latency.error) == (1, 2, "refused")
 
 
+@pytest.mark.feature("V8")
 def test_a_request_is_late_from_the_moment_that_it_was_due() -> None:
     async def answer(number: int) -> AsyncIterator[RequestOutput]:
         if number == 0:
@@ -199,6 +200,7 @@ def test_some_failed_requests_leave_a_figure_and_all_of_them_none() -> None:
         run_in_turns([HeadstockEngine(llm, "1")], make_workload((0.0, 0.0)), 1)
 
 
+@pytest.mark.feature("V8")
 def test_a_figure_has_the_median_of_each_percentile_and_the_fewest_finished() -> None:
     def latency(base: float, finished: int) -> Latency:
         return Latency(

@@ -12,6 +12,7 @@ from headstock_bench.latency_workloads import (
 )
 
 
+@pytest.mark.feature("V8")
 def test_online_draws_the_arrivals_prompts_and_lengths_that_peers_are_measured_on() -> None:
     work = draw_latency_workload("online:16:200")
     assert work.arrivals is not None

@@ -56,6 +56,7 @@ def work_of(prompts: list[list[int]], outputs: list[int]) -> Workload:
     )
 
 
+@pytest.mark.feature("V9")
 # By hand, on 2026-11-20, from tokens, bytes and multiplications of these models: to 5 %, but for
 # prefills, where attention was counted with whole contexts.
 @pytest.mark.parametrize(
@@ -162,6 +163,7 @@ def test_a_device_without_room_is_a_line_with_the_next_move(
         measure_rates("cpu", torch.float32)
 
 
+@pytest.mark.feature("V9")
 def test_bench_shows_the_limit_beside_the_figure(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -180,6 +182,7 @@ def test_bench_shows_the_limit_beside_the_figure(
     assert not any(name.startswith("limit") for name in latency)
 
 
+@pytest.mark.feature("V9")
 def test_a_rate_is_that_of_settled_clocks() -> None:
     begin = time.perf_counter()
 

@@ -55,6 +55,7 @@ def test_each_kernel_of_this_project_has_a_class() -> None:
     assert {name for name in functions if name.endswith("_kernel")} == set(OWN_KERNELS)
 
 
+@pytest.mark.feature("V9")
 def test_times_are_summed_by_class_and_divided_by_steps() -> None:
     device = [("nvjet_a", 300.0, 4), ("gemv_b", 100.0, 2), ("flash_c", 500.0, 2)]
     host = [("aten::mm", 50.0, 4), ("cudaGraphLaunch", 150.0, 2)]
@@ -74,6 +75,7 @@ def test_overlapping_work_leaves_nothing_idle() -> None:
     assert make_profile("w", 1, 0.001, [], [], on_gpu=False).idle_us is None
 
 
+@pytest.mark.feature("V9")
 def test_a_profile_is_shown_and_kept(run: Callable[..., Any], tmp_path: Path) -> None:
     file = tmp_path / "profile.jsonl"
     code, out, err = run("small", "--runs", "1", "--profile", str(file))

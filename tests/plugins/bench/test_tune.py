@@ -52,6 +52,7 @@ def measure_without_options(config: EngineConfig, *more: Any) -> TunedCandidate:
     return MEASURE(evolve(config, opt=()), *more)
 
 
+@pytest.mark.feature("V2")
 def test_what_is_measured_is_printed_kept_and_taken(
     run: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -110,6 +111,7 @@ def test_no_more_steps_are_measured_of_what_cannot_win(
     assert times == [[2.0, 2.0, 2.0], [2.1, 6.1, None], [2.0, 5.9, 6.0]]
 
 
+@pytest.mark.feature("V3")
 @pytest.mark.parametrize(("with_options", "kept"), [(1.9, ["torch.width=2"]), (2.0, [])])
 def test_options_that_the_fastest_operations_measured_are_kept_where_they_are_faster(
     with_options: float,
@@ -140,6 +142,7 @@ def test_options_that_the_fastest_operations_measured_are_kept_where_they_are_fa
     assert out.rstrip().endswith("--opt torch.width=...") == (kept != [])
 
 
+@pytest.mark.feature("V2")
 @given(TIMES, TIMES)
 def test_the_default_stays_unless_another_is_faster_by_the_margin(
     default: list[float], other: list[float]

@@ -59,6 +59,7 @@ def capture_all(engine: Engine) -> int:
     return count
 
 
+@pytest.mark.feature("V7")
 def test_a_start_captures_the_largest_sizes_and_a_step_the_ones_that_it_needs(toys: Toys) -> None:
     engine = deferring(toys)
     runner = runner_of(engine)
@@ -234,6 +235,7 @@ def watched(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedLoop
     watched.engine.close()
 
 
+@pytest.mark.feature("V7")
 def test_a_request_that_arrives_while_graphs_are_captured_waits_for_one(
     watched: WatchedLoop,
 ) -> None:
@@ -253,6 +255,7 @@ def test_a_request_that_arrives_while_graphs_are_captured_waits_for_one(
     assert set(answered[3:]) == {"step"}
 
 
+@pytest.mark.feature("V7")
 def test_graphs_are_captured_while_there_is_no_work_until_all_are(watched: WatchedLoop) -> None:
     done = threading.Event()
 

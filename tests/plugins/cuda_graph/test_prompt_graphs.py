@@ -62,7 +62,7 @@ def watch(engine: Engine) -> Counter[str]:
     return counts
 
 
-@pytest.mark.feature("G2")
+@pytest.mark.feature("G2", "V6")
 @pytest.mark.parametrize(("backend", "overlap", "budget"), often(2, MODES))
 def test_replayed_prompts_give_the_tokens_of_eager_ones(
     toys: Toys, backend: int, overlap: bool, budget: int
@@ -107,6 +107,7 @@ def test_only_steps_within_the_largest_token_count_are_replayed(
     engine.close()
 
 
+@pytest.mark.feature("V6")
 def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     toys: Toys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -135,6 +136,7 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     engine.close()
 
 
+@pytest.mark.feature("V6")
 def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("headstock_cuda_graph.prompt_graphs.WHOLE_CONTEXT", 24)
     engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False)

@@ -13,6 +13,7 @@ SAMPLING = {"families", "sampling", "truncation"}
 """The parts that take as long together as the others do."""
 
 
+@pytest.mark.feature("V4")
 @pytest.mark.long
 @pytest.mark.parametrize("sampling", [False, True])
 def test_interpreted(sampling: bool) -> None:
