@@ -97,7 +97,9 @@ def make_parser() -> FlagParser:
         "workloads",
         nargs="*",
         metavar="WORKLOAD",
-        help="what to measure, by the names below (default: by the device)",
+        help="what to measure, by the names below (default: "
+        + "; ".join(f"{' '.join(names)} on {device}" for device, names in DEFAULT_WORKLOADS.items())
+        + ")",
     )
     section = root.add_argument_group("measuring and output")
     section.add_argument(
