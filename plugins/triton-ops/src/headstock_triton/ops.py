@@ -27,7 +27,12 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul
 from headstock_triton.conv import convolve_gated_
 from headstock_triton.experts import fused_mix_experts
-from headstock_triton.gated_linear import LEAST_TOKENS, choose_large_tile, multiply_gated_tiles
+from headstock_triton.gated_linear import (
+    LEAST_TOKENS,
+    choose_large_tile,
+    count_processors,
+    multiply_gated_tiles,
+)
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import can_add, can_fuse, small_linear
 from headstock_triton.norm import add_norm, embed_norm
@@ -162,7 +167,8 @@ class TritonOps(TorchOps):
                 if small is not None:
                     return multiply_gated(normed, weight.tensor, small, pdl=pdl)
             if self.large_linear and is_hopper(normed.device):
-                large = choose_large_tile(tokens, normed.shape[1], inters)
+                processors = count_processors(normed.device)
+                large = choose_large_tile(tokens, normed.shape[1], inters, processors=processors)
                 if large is not None:
                     return multiply_gated_tiles(normed, weight.tensor, large)
         return fused_silu_and_mul(self.linear(normed, weight, batch), pdl=pdl)

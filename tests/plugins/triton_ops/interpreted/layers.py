@@ -126,18 +126,17 @@ def test_steps_of_tens_of_tokens_have_products_in_parts() -> None:
 
 
 def test_gate_and_up_of_many_tokens_have_a_tile_at_every_width() -> None:
-    groups = [
-        tile.group
-        for width in (1024, 2048, 5120)
-        if (tile := choose_large_tile(LEAST_TOKENS, width, 3072))
-    ]
-    assert groups == [8, 16, 16]
-    for tokens, width, inters in (
-        (LEAST_TOKENS - 1, 1024, 3072),
-        (2048, 1000, 3072),
-        (2048, 1024, 3000),
-    ):
-        assert choose_large_tile(tokens, width, inters) is None
+    def group(tokens: int, width: int, inters: int) -> int | None:
+        tile = choose_large_tile(tokens, width, inters, processors=132)
+        return None if tile is None else tile.group
+
+    assert [group(LEAST_TOKENS, width, 3072) for width in (1024, 2048, 5120)] == [8, 16, 16]
+    assert group(2048, 1000, 3072) is None and group(2048, 1024, 3000) is None
+    # Fewer tokens where whole tiles fill 132 processors: 384 in three rounds, 256 in two.
+    assert group(512, 4096, 12_288) == group(512, 2048, 8192) == 16
+    # 448 in four rounds, and 400 tokens of 512.
+    assert group(512, 4096, 14_336) is group(400, 4096, 12_288) is None
+    assert group(128, 2048, 16_384) is None
 
 
 def test_sums_of_many_tokens_are_made_by_their_product() -> None:
