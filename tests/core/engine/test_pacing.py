@@ -20,6 +20,7 @@ from headstock.engine.pacing import (
     StepTimes,
     StepWork,
     choose_prompt_tokens,
+    list_prompt_tokens,
 )
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Paced, Plan
@@ -86,6 +87,26 @@ def test_the_most_tokens_that_fit_are_chosen(seed: int, bound: float, context: i
     assert tokens >= LEAST_TOKENS
 
 
+@pytest.mark.feature("V1")
+@given(
+    sizes=st.sets(st.integers(1, 8192), max_size=30),
+    rows=st.integers(0, 512),
+    most=st.integers(0, 16_384),
+)
+def test_prompt_tokens_fill_graphs_and_go_on_past_the_largest(
+    sizes: set[int], rows: int, most: int
+) -> None:
+    found = list_prompt_tokens(tuple(sizes), rows, most)
+    assert found == sorted(set(found))
+    filling = [tokens for tokens in found if tokens + rows in sizes]
+    assert filling == [size - rows for size in sorted(sizes) if LEAST_TOKENS <= size - rows <= most]
+    largest = max(sizes, default=0) - rows
+    powers = [LEAST_TOKENS << shift for shift in range(10)]
+    assert [tokens for tokens in found if tokens + rows not in sizes] == [
+        power for power in powers if largest < power <= most
+    ]
+
+
 def test_long_contexts_leave_less() -> None:
     times = fitted(np.random.default_rng(1))
     chosen = [
@@ -149,7 +170,7 @@ def plan_of(prompt_tokens: int) -> Any:
 
 def test_overlapped_steps_are_timed_from_the_end_of_the_one_before() -> None:
     clock = Clock()
-    pacer = StepPacer(10.0, 4096, clock)
+    pacer = StepPacer(10.0, 4096, clock=clock)
     seen = []
     pacer.times = SimpleNamespace(observe=lambda work, time: seen.append(time) or pacer.times)
     for now, action in [(1, None), (1.5, None), (2, 10), (3, None), (4.25, 20), (6, 30)]:
@@ -167,8 +188,26 @@ def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:
     engine.close()
 
 
-def serve(toys: Toys, bound: float | None, record: Path | None = None) -> list[tuple[int, float]]:
-    """Decode rows and milliseconds of each step, on a device of 1 ms and 0.1 ms a prompt token."""
+GRAPHS = (256, 192, 160, 128, 112, 96, 80)
+"""Tokens of steps that have graphs, as a runner lists them."""
+
+
+def pad(tokens: int) -> int:
+    """The tokens of the graph that serves so many."""
+    return min(size for size in GRAPHS if tokens <= size)
+
+
+def serve(
+    toys: Toys,
+    bound: float | None,
+    record: Path | None = None,
+    *,
+    graphs: bool = False,
+) -> list[tuple[int, float]]:
+    """Decode rows and milliseconds of each step, on a device of 1 ms and 0.1 ms a prompt token.
+
+    graphs: steps with prompt tokens are padded, decode rows and all, to the sizes of graphs
+    """
     rng = np.random.default_rng(5)
     engine = toys.engine(
         max_batch_tokens=256,
@@ -180,11 +219,16 @@ def serve(toys: Toys, bound: float | None, record: Path | None = None) -> list[t
     )
     clock, steps = Clock(), []
     engine.pacer.clock = clock
+    if graphs:
+        engine.pacer.graph_sizes = GRAPHS
     execute = engine.executor.execute
 
     def timed(plan: Plan, *arguments: Any) -> Any:
         work = StepWork.of(plan)
-        steps.append((plan.num_decode, 1 + 0.1 * work.prompt_tokens))
+        tokens = work.prompt_tokens
+        if graphs and tokens:
+            tokens = pad(tokens + plan.num_decode)
+        steps.append((plan.num_decode, 1 + 0.1 * tokens))
         clock.now += steps[-1][1] / 1000
         return execute(plan, *arguments)
 
@@ -207,6 +251,17 @@ def test_steps_beside_decode_rows_keep_the_bound(toys: Toys) -> None:
     }
     assert max(beside[None]) > 20
     assert max(beside[10.0]) <= 10
+
+
+@pytest.mark.feature("V1")
+@pytest.mark.parametrize(
+    ("bound", "longest"), [(12.0, 10.6), (13.5, 12.2), (15.0, 13.8), (18.0, 17.0), (21.0, 20.2)]
+)
+def test_prompts_fill_the_largest_graph_that_keeps_the_bound(
+    toys: Toys, bound: float, longest: float
+) -> None:
+    beside = [time for decode, time in serve(toys, bound, graphs=True) if decode]
+    assert max(beside) == pytest.approx(longest)
 
 
 @pytest.mark.feature("V1")

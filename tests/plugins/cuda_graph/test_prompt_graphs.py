@@ -152,6 +152,8 @@ def test_the_summary_says_how_many_token_counts_are_captured(toys: Toys) -> None
     assert any("and 4 token counts up to 64" in note for note in engine.summary.notes), (
         engine.summary.notes
     )
+    # Prompts beside decode rows are cut to these.
+    assert engine.pacer.graph_sizes == (64, 48, 32, 16)
     engine.close()
 
 

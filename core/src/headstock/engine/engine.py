@@ -105,7 +105,7 @@ class Engine:
         self.in_flight: deque[InFlightStep] = deque()
         self.stall_check = StallCheck(self.limits.scheduler)
         self.start_time = time.monotonic()
-        self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens)
+        self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens, parts.graph_sizes.tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
     @property

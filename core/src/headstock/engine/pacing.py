@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -96,13 +96,13 @@ class StepTimes:
 
     def predict(self, work: StepWork) -> float:
         """Milliseconds of a step; no term makes it shorter."""
-        return float(self._coefficients() @ work.terms())
+        return float(self.fit() @ work.terms())
 
     def margin(self) -> float:
         """Milliseconds by which one step of twenty takes longer than predicted."""
         return max(float(np.quantile(self.errors, _MARGIN_QUANTILE)), 0.0) if self.errors else 0.0
 
-    def _coefficients(self) -> np.ndarray:
+    def fit(self) -> np.ndarray:
         """The fit's coefficients, [4], none negative."""
         is_kept = np.ones(4, bool)
         while True:
@@ -114,29 +114,52 @@ class StepTimes:
             is_kept &= solution >= 0
 
 
+def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
+    """Prompt tokens that fill a step, ascending: those that a graph has room for beside the rows.
+
+    Past the largest graph, and without graphs, they are `LEAST_TOKENS` times a power of two.
+    """
+    filling = [size - decode_rows for size in sorted(graph_sizes)]
+    largest = max(filling, default=0)
+    powers = (LEAST_TOKENS << shift for shift in range(max(most, 1).bit_length()))
+    candidates = [*filling, *(power for power in powers if power > largest)]
+    return [tokens for tokens in candidates if LEAST_TOKENS <= tokens <= most]
+
+
 def choose_prompt_tokens(
-    times: StepTimes, *, decode_context: int, context: int, bound: float, most: int
+    times: StepTimes,
+    *,
+    decode_context: int,
+    context: int,
+    bound: float,
+    most: int,
+    decode_rows: int = 0,
+    graph_sizes: Sequence[int] = (),
 ) -> int:
     """The most prompt tokens with which a step is predicted to take no more than `bound`.
 
     decode_context: tokens that the next step's decode rows read
     context: tokens computed of the prompt that goes on
     bound: milliseconds
-    returns: `LEAST_TOKENS` times a power of two, and no more than `most`
+    decode_rows: rows beside which the prompt tokens are computed
+    graph_sizes: tokens of the steps that have graphs, to which smaller steps are padded
+    returns: one of `list_prompt_tokens`, and `LEAST_TOKENS` where none of them fits
     """
     # No more than twice what was ever timed: the fit knows nothing of what lies beyond.
     most = min(most, max(2 * times.largest, LEAST_TOKENS))
-    solution, tokens = LEAST_TOKENS, 2 * LEAST_TOKENS
-    while tokens <= most:
-        work = StepWork(
+    candidates = list_prompt_tokens(graph_sizes, decode_rows, most)
+    terms = [
+        StepWork(
             prompt_tokens=tokens,
             decode_context=decode_context,
             prompt_pairs=tokens * (context + tokens / 2),
-        )
-        if times.predict(work) + times.margin() > bound:
-            break
-        solution, tokens = tokens, 2 * tokens
-    return solution
+        ).terms()
+        for tokens in candidates
+    ]
+    predicted = np.array(terms).reshape(-1, 4) @ times.fit() + times.margin()
+    # More tokens never take less by the fit, so that those which fit come first.
+    num_fitting = int((predicted <= bound).sum())
+    return candidates[num_fitting - 1] if num_fitting else LEAST_TOKENS
 
 
 class StepPacer:
@@ -144,13 +167,18 @@ class StepPacer:
 
     bound: milliseconds that such a step may take; None: no step is timed
     most: the most tokens of a step
+    graph_sizes: tokens of the steps that have graphs
     clock: seconds
     """
 
     def __init__(
-        self, bound: float | None, most: int, clock: Callable[[], float] = time.monotonic
+        self,
+        bound: float | None,
+        most: int,
+        graph_sizes: Sequence[int] = (),
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.bound, self.most, self.clock = bound, most, clock
+        self.bound, self.most, self.graph_sizes, self.clock = bound, most, graph_sizes, clock
         self.times = StepTimes()
         self.launched: deque[float] = deque()
         self.ended = 0.0
@@ -182,5 +210,8 @@ class StepPacer:
             context=int(computed[~decoding].max(initial=0)),
             bound=self.bound,
             most=self.most,
+            # Free rows pass for decode rows, but know no token.
+            decode_rows=int((decoding & (state.row_counters[RowCounter.NUM_KNOWN] > 0)).sum()),
+            graph_sizes=self.graph_sizes,
         )
         return [] if tokens == state.max_prompt_tokens else [Paced(tokens)]

@@ -44,7 +44,12 @@ from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, reclaim_free_bytes
-from headstock.startup.graph_captures import LateCaptures, capture_runner_graphs
+from headstock.startup.graph_captures import (
+    GraphSizes,
+    LateCaptures,
+    capture_runner_graphs,
+    graph_sizes,
+)
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
     MemoryPlan,
@@ -85,6 +90,7 @@ class EngineBuild:
     weights: what loading made of quantized weights; empty for others
     grammars: follows the answers that a grammar rules; None where none can be ruled
     notes: lines for the user
+    graph_sizes: the steps that have graphs, those of later captures too
     late_captures: the graphs that are still to be captured
     kept_profile: where the profile run's figures are kept
     start: names and seconds of the start's parts, in order
@@ -104,6 +110,7 @@ class EngineBuild:
     executor: Executor
     grammars: GrammarRows | None
     notes: tuple[str, ...]
+    graph_sizes: GraphSizes
     late_captures: LateCaptures
     kept_profile: KeptProfile
     start: tuple[tuple[str, float], ...]
@@ -230,6 +237,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         ),
         grammars=grammars,
         notes=(*notes, *graphs.notes),
+        graph_sizes=graph_sizes(assembled.runner, inputs),
         late_captures=graphs.late,
         kept_profile=kept,
         start=tuple(times.parts),
