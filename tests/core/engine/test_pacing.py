@@ -93,18 +93,39 @@ def test_the_most_tokens_that_fit_are_chosen(seed: int, bound: float, context: i
     rows=st.integers(0, 512),
     most=st.integers(0, 16_384),
 )
-def test_prompt_tokens_fill_graphs_and_go_on_past_the_largest(
+def test_prompt_tokens_fill_graphs_or_steps_far_from_any(
     sizes: set[int], rows: int, most: int
 ) -> None:
     found = list_prompt_tokens(tuple(sizes), rows, most)
     assert found == sorted(set(found))
-    filling = [tokens for tokens in found if tokens + rows in sizes]
-    assert filling == [size - rows for size in sorted(sizes) if LEAST_TOKENS <= size - rows <= most]
-    largest = max(sizes, default=0) - rows
-    powers = [LEAST_TOKENS << shift for shift in range(10)]
-    assert [tokens for tokens in found if tokens + rows not in sizes] == [
-        power for power in powers if largest < power <= most
-    ]
+    rows = rows if sizes else 0
+    steps = {tokens + rows for tokens in found}
+    room = range(LEAST_TOKENS + rows, most + rows + 1)
+    assert {size for size in sizes if size in room} <= steps
+    # Nowhere is the next step more than three times as large as the one before.
+    for step in (step for step in steps if 3 * step in room):
+        assert any(step < other <= 3 * step for other in steps)
+    if not sizes:
+        assert found == [LEAST_TOKENS << n for n in range(10) if LEAST_TOKENS << n <= most]
+
+
+@pytest.mark.feature("V1")
+def test_steps_between_the_graphs_and_the_whole_budget_are_tried() -> None:
+    # As with --max-batch-tokens 16384: graphs up to 4,096 tokens, and one of full steps.
+    graphs, times, chosen = (16_384, 4096, 2048, 1024, 512, 256, 128), StepTimes(), []
+    for _ in range(9):
+        tokens = choose_prompt_tokens(
+            times,
+            decode_context=0,
+            context=0,
+            bound=1e4,
+            most=16_384,
+            decode_rows=40,
+            graph_sizes=graphs,
+        )
+        chosen.append(tokens)
+        times = times.observe(prompt_work(tokens), 1.0)
+    assert chosen == [64, 88, 216, 472, 984, 2008, 4056, 8152, 16_344]
 
 
 def test_long_contexts_leave_less() -> None:

@@ -115,15 +115,20 @@ class StepTimes:
 
 
 def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
-    """Prompt tokens that fill a step, ascending: those that a graph has room for beside the rows.
+    """Prompt tokens that fill a step beside the rows, ascending.
 
-    Past the largest graph, and without graphs, they are `LEAST_TOKENS` times a power of two.
+    Steps have the size of a graph, or where none is near `LEAST_TOKENS` times a power of two.
+    Without graphs the rows do not count.
     """
-    filling = [size - decode_rows for size in sorted(graph_sizes)]
-    largest = max(filling, default=0)
-    powers = (LEAST_TOKENS << shift for shift in range(max(most, 1).bit_length()))
-    candidates = [*filling, *(power for power in powers if power > largest)]
-    return [tokens for tokens in candidates if LEAST_TOKENS <= tokens <= most]
+    rows = decode_rows if graph_sizes else 0
+    powers = {LEAST_TOKENS << shift for shift in range((most + rows).bit_length())}
+    far = {
+        power
+        for power in powers
+        if not any(2 * power <= 3 * size <= 4.5 * power for size in graph_sizes)
+    }
+    filling = (size - rows for size in sorted({*graph_sizes, *far}))
+    return [tokens for tokens in filling if LEAST_TOKENS <= tokens <= most]
 
 
 def choose_prompt_tokens(
@@ -145,8 +150,9 @@ def choose_prompt_tokens(
     graph_sizes: tokens of the steps that have graphs, to which smaller steps are padded
     returns: one of `list_prompt_tokens`, and `LEAST_TOKENS` where none of them fits
     """
-    # No more than twice what was ever timed: the fit knows nothing of what lies beyond.
-    most = min(most, max(2 * times.largest, LEAST_TOKENS))
+    # No more than twice the step that was ever timed: the fit knows nothing of what lies beyond.
+    rows = decode_rows if graph_sizes else 0
+    most = min(most, max(2 * times.largest + rows, LEAST_TOKENS))
     candidates = list_prompt_tokens(graph_sizes, decode_rows, most)
     terms = [
         StepWork(
