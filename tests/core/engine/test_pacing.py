@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -93,18 +94,16 @@ def test_the_most_tokens_that_fit_are_chosen(seed: int, bound: float, context: i
     rows=st.integers(0, 512),
     most=st.integers(0, 16_384),
 )
-def test_prompt_tokens_fill_graphs_or_steps_far_from_any(
+def test_prompt_tokens_fill_graphs_and_no_gap_is_too_wide_to_cross(
     sizes: set[int], rows: int, most: int
 ) -> None:
     found = list_prompt_tokens(tuple(sizes), rows, most)
-    assert found == sorted(set(found))
+    assert found == sorted(set(found)) and all(LEAST_TOKENS <= tokens <= most for tokens in found)
     rows = rows if sizes else 0
-    steps = {tokens + rows for tokens in found}
-    room = range(LEAST_TOKENS + rows, most + rows + 1)
-    assert {size for size in sizes if size in room} <= steps
-    # Nowhere is the next step more than three times as large as the one before.
-    for step in (step for step in steps if 3 * step in room):
-        assert any(step < other <= 3 * step for other in steps)
+    steps = [tokens + rows for tokens in found]
+    assert {size for size in sizes if LEAST_TOKENS + rows <= size <= most + rows} <= set(steps)
+    assert all(after <= 2 * step for step, after in pairwise(steps))
+    assert not steps or 2 * steps[-1] > most + rows
     if not sizes:
         assert found == [LEAST_TOKENS << n for n in range(10) if LEAST_TOKENS << n <= most]
 

@@ -115,20 +115,20 @@ class StepTimes:
 
 
 def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
-    """Prompt tokens that fill a step beside the rows, ascending.
+    """Prompt tokens that fill a step beside the rows, ascending, from `LEAST_TOKENS` on.
 
-    Steps have the size of a graph, or where none is near `LEAST_TOKENS` times a power of two.
+    Steps have the size of a graph. Where there is none, each is twice as large as the one before.
     Without graphs the rows do not count.
     """
     rows = decode_rows if graph_sizes else 0
-    powers = {LEAST_TOKENS << shift for shift in range((most + rows).bit_length())}
-    far = {
-        power
-        for power in powers
-        if not any(2 * power <= 3 * size <= 4.5 * power for size in graph_sizes)
-    }
-    filling = (size - rows for size in sorted({*graph_sizes, *far}))
-    return [tokens for tokens in filling if LEAST_TOKENS <= tokens <= most]
+    steps = [LEAST_TOKENS + rows]
+    for size in sorted({*graph_sizes, most + rows + 1}):
+        # A larger gap could never be tried: see `choose_prompt_tokens`.
+        while 2 * steps[-1] < size:
+            steps.append(2 * steps[-1])
+        if size > steps[-1]:
+            steps.append(size)
+    return [step - rows for step in steps if step <= most + rows]
 
 
 def choose_prompt_tokens(
