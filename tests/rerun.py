@@ -25,6 +25,7 @@ from headstock_cuda_graph.capture import (
     PiecewiseWork,
     skip_attention,
 )
+from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ def spec() -> RunnerSpec:
         spi=SpiRange(0, 2),
         summary="replays by computing again",
         implementation="rerun:RerunRunner",
+        options="headstock_cuda_graph.options:GraphOptions",
         capabilities=RunnerCapabilities(
             devices=(DeviceRange("cpu"),),
             needs_graph=GraphSupport.DECODE,
@@ -49,8 +51,8 @@ def spec() -> RunnerSpec:
 class RerunRunner(CudaGraphRunner):
     """The runner, with graphs that a CPU can make."""
 
-    def __init__(self, program: Program) -> None:
-        super().__init__(program, RerunCapturer())
+    def __init__(self, program: Program, options: GraphOptions) -> None:
+        super().__init__(program, options, RerunCapturer())
 
 
 class RerunCapturer:

@@ -134,11 +134,17 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
         def attend(q: torch.Tensor, index: int, out: torch.Tensor) -> None:
             attention(q[:tokens], index, out[:tokens])
 
-        whole = prompts.is_whole(bucket, step)
+        graph = prompts.whole_for(bucket, step)
+        whole = graph is not None
         in_pieces = prompts.forward(bucket.inputs, attend)[last_tokens[:rows]]
-        again = prompts.forward_whole(bucket.inputs)[:rows] if whole else in_pieces
+        if graph is not None:
+            inputs = bucket.inputs.first_rows(len(graph.result))
+            again = prompts.forward_whole(inputs)[:rows]
+        else:
+            again = in_pieces
         counts["whole" if whole else "in pieces"] += 1
         counts["mixed"] += step.num_decode > 0
+        counts["whole, mixed"] += whole and step.num_decode > 0
         counts["differ"] += not torch.equal(out[:rows], again)
         counts["not finite"] += not again.isfinite().all().item()
         counts["whole unlike pieces"] += bool(

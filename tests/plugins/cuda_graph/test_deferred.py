@@ -162,10 +162,11 @@ def test_a_capture_that_fails_at_the_start_turns_graphs_off(
 def test_a_size_that_is_not_worth_a_graph_is_judged_once(
     toys: Toys, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    judged = []
+    judged: list[object] = []
 
     def judge(capturer: RerunCapturer, work: object, hidden: float) -> bool:
-        judged.append(work)
+        if work not in judged:  # a size that is worth it is judged again, for decode rows
+            judged.append(work)
         return len(judged) == 1  # the largest alone
 
     monkeypatch.setattr(RerunCapturer, "is_worthwhile", judge)

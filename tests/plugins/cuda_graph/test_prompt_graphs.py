@@ -49,9 +49,9 @@ def watch(engine: Engine) -> Counter[str]:
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
             prompts: Any = runner.prompts
-            counts[
-                "whole" if prompts.is_whole(prompts.bucket_for(step), step) else "in pieces"
-            ] += 1
+            is_whole = prompts.whole_for(prompts.bucket_for(step), step) is not None
+            counts["whole" if is_whole else "in pieces"] += 1
+            counts["whole, mixed"] += is_whole and step.num_decode > 0
         if sample is not None:
             assert len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
             counts["mixed"] += step.num_decode > 0
@@ -85,7 +85,10 @@ def test_replayed_prompts_give_the_tokens_of_eager_ones(
             assert (
                 counts["replayed"] > 5 and counts["mixed"] and (counts["chunks"] or budget == 300)
             )
-            assert counts["in pieces"] > 1 and bool(counts["whole"]) == (attn != "toy-planned")
+            # Whole: no step; all; those without decode rows, which are another backend's.
+            whole, mixed = counts["whole"], counts["whole, mixed"]
+            assert (whole > 1) == (attn != "toy-planned") and (mixed > 1) == (attn == "toy")
+            assert (counts["in pieces"] > 1) == (attn != "toy")
 
     assert outputs[0] == outputs[1]
 
@@ -121,8 +124,10 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     sizes = {"max_batch_tokens": 4640, "num_pages": 1500, "max_running_requests": 9}
     sizes["max_seq_len"] = 700
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
-    assert hidden == [3.0, 3.0, *[1.5] * (len(hidden) - 2)]
     prompts = runner_of(engine).prompts
+    assert prompts is not None
+    small = len(prompts.captured) - 2
+    assert hidden == [3.0, 1.1, 3.0, 1.1, *[1.5, 1.1] * small]
     assert prompts is not None and list(prompts.captured)[-3:] == [3584, 4096, 4640]
     replayed = []
     for count in (4640, 4128, 4127, 4097, 4096, 2176):
@@ -137,13 +142,57 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
 
 
 @pytest.mark.feature("V6")
-def test_long_contexts_are_replayed_in_pieces(toys: Toys, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("headstock_cuda_graph.prompt_graphs.WHOLE_CONTEXT", 24)
-    engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False)
+def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
+    opt = ("rerun.whole_context=24",)
+    engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False, opt=opt)
     counts = watch(engine)
     EngineHarness(engine).run([request("a", range(40), 1)])
 
     assert (counts["whole"], counts["in pieces"]) == (1, 2)  # 16, 32 and 40 tokens
+    engine.close()
+
+
+@pytest.mark.feature("V6")
+@pytest.mark.parametrize("hidden", [1.5, 1.1])
+def test_decode_rows_are_in_one_graph_with_prompts_where_the_host_bounds_the_step(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, hidden: float
+) -> None:
+    def is_worthwhile(capturer: RerunCapturer, work: object, most_hidden: float) -> bool:
+        return most_hidden >= hidden
+
+    monkeypatch.setattr(RerunCapturer, "is_worthwhile", is_worthwhile)
+    engine = toys.engine(runner="rerun", max_batch_tokens=50, num_pages=300)
+    counts = watch(engine)
+    EngineHarness(engine).run(random_requests(np.random.default_rng(8), 20))
+    engine.close()
+
+    in_one = hidden == 1.1
+    assert counts["mixed"] > 1 and counts["whole"] > counts["whole, mixed"]
+    assert counts["whole, mixed"] == (counts["mixed"] if in_one else 0)
+
+
+@pytest.mark.feature("V6")
+@pytest.mark.parametrize(
+    ("rows", "graphs", "whole"),
+    [(0, set(), {}), (2, {2}, {1: True, 2: True, 3: False}), (20, {16, 20}, {3: True, 20: True})],
+)
+def test_steps_of_few_enough_rows_are_one_graph(
+    toys: Toys, rows: int, graphs: set[int], whole: dict[int, bool]
+) -> None:
+    opt = (f"rerun.whole_rows={rows}",)
+    sizes = {"max_batch_tokens": 64, "max_running_requests": 32}
+    engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, opt=opt, **sizes)
+    prompts = runner_of(engine).prompts
+    assert prompts is not None and set(prompts.captured[64].wholes) == graphs
+    for count in whole or (1, 3):
+        counts = watch(engine)
+        EngineHarness(engine).run([request(f"{count} {i}", [i, 1, 2], 1) for i in range(count)])
+        replayed = Counter({"whole": 1} if whole.get(count) else {"in pieces": 1})
+        assert counts["replayed"] == 1
+        assert {kind: counts[kind] for kind in ("whole", "in pieces")} == {
+            "whole": replayed["whole"],
+            "in pieces": replayed["in pieces"],
+        }
     engine.close()
 
 

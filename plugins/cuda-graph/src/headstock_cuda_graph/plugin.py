@@ -19,6 +19,7 @@ def spec() -> RunnerSpec:
         spi=SpiRange(0, 2),
         summary="replays decode steps as CUDA graphs, and runs others operation by operation",
         implementation="headstock_cuda_graph.runner:CudaGraphRunner",
+        options="headstock_cuda_graph.options:GraphOptions",
         capabilities=RunnerCapabilities(
             devices=(DeviceRange("cuda"),),
             needs_graph=GraphSupport.DECODE,

@@ -10,18 +10,12 @@ from torch import Tensor
 
 from headstock.spi import AttendInto, Program, PromptInputs, PromptStep
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
+from headstock_cuda_graph.options import GraphOptions
 
-WHOLE_ROWS = 16
-"""The most rows of a step that is replayed whole; a step with more is replayed in pieces.
+FEW_ROWS = 16
+"""Rows of the smaller one of a size's whole graphs.
 
-The launch of attention in a whole graph is sized for so many rows of full length, whatever the step
-has.
-"""
-WHOLE_CONTEXT = 2048
-"""The longest context of a step that is replayed whole.
-
-Inside a graph attention is launched alike for any lengths, so backends read keys in one part, as is
-best for short contexts. In pieces they see the lengths.
+A program of attention looks for its tiles among all rows of a graph, whatever the step has.
 """
 
 MOST_PADDING = 512
@@ -43,19 +37,30 @@ interpreter. Steps of 8,192 tokens of the 0.6B shape, whose launches alone take 
 device's time, left an H200 idle for a quarter of `prefix256`.
 """
 
+MIXED_HIDDEN = 1.1
+"""The same of whole graphs for steps in which rows decode: the launches must bound the step.
+
+A replay in pieces launches attention twice a layer, which takes the host about as long as all other
+launches take it operation by operation. Where the device needs longer than that, pieces are as
+fast, and decode rows read their keys in as many parts as is best.
+"""
+
 
 @frozen(eq=False)
 class PromptBucket:
     """Captured forward passes of `size` tokens, which read one input.
 
     pieces: its result is the hidden states of all tokens, [size, hidden]
-    whole: its result is those of each row's last token, [WHOLE_ROWS, hidden]; or None
+    wholes: by number of rows, ascending; the result of each is the hidden states of each row's last
+        token, [rows, hidden]
+    mixes: whether these serve steps in which rows decode
     """
 
     size: int
     inputs: PromptInputs
     pieces: PiecewiseGraph
-    whole: CapturedGraph[Tensor] | None
+    wholes: dict[int, CapturedGraph[Tensor]]
+    mixes: bool
 
 
 class PromptGraphs:
@@ -64,18 +69,24 @@ class PromptGraphs:
     In pieces, attention is called between the graphs for the tokens that the step has, with a plan
     of its own. So any backend serves, and any mix of rows.
 
-    A whole graph has the calls of attention in it. It serves steps of a few short rows, none of
-    which decodes, with a backend that reads all lengths on the device.
+    A whole graph has the calls of attention in it. It serves steps of short rows, with a backend
+    that reads all lengths on the device; where the host bounds a step, also those that decode.
 
     What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
 
     def __init__(
-        self, program: Program, capturer: GraphCapturer, max_rows: int, sizes: Sequence[int]
+        self,
+        program: Program,
+        capturer: GraphCapturer,
+        max_rows: int,
+        sizes: Sequence[int],
+        options: GraphOptions,
     ) -> None:
         self.program = program
         self.capturer = capturer
-        self.max_rows = max(max_rows, WHOLE_ROWS)
+        self.max_rows = max_rows
+        self.options = options
         self.sizes = sorted(sizes)
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
@@ -86,8 +97,7 @@ class PromptGraphs:
         It stops after each graph. The largest size comes first: smaller ones share its output.
         """
         # A row of a step has a token, so no step has more rows than tokens.
-        rows = max(min(size, self.max_rows), WHOLE_ROWS)
-        inputs = self.program.row_tables.prompt_inputs(rows, size)
+        inputs = self.program.row_tables.prompt_inputs(min(size, self.max_rows), size)
 
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
@@ -96,24 +106,39 @@ class PromptGraphs:
         if not self.capturer.is_worthwhile(work, hidden):
             return
         yield
-        whole = self.capture_whole(inputs)
-        if whole is not None:
+        wholes, mixes = {}, self.can_mix() and self.capturer.is_worthwhile(work, MIXED_HIDDEN)
+        for rows in self.list_whole_rows(size, mixes=mixes):
+            wholes[rows] = self.capture_whole(inputs.first_rows(rows))
             yield
         pieces = self.capturer.capture_pieces(work)
-        bucket = PromptBucket(size, inputs, pieces, whole)
+        bucket = PromptBucket(size, inputs, pieces, wholes, mixes)
         self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
-    def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor] | None:
-        """The whole forward pass; None when a graph cannot have the backend's calls in it."""
-        if self.program.prompt_attention is None:
-            return None
+    def can_mix(self) -> bool:
+        """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
+        program = self.program
+        return program.prompt_attention is program.attention.backend and (
+            self.options.whole_rows > 0
+        )
+
+    def list_whole_rows(self, size: int, *, mixes: bool) -> list[int]:
+        """Rows of the whole graphs of a size, ascending; none where no graph can have the backend's
+        calls in it.
+        """
+        if self.program.prompt_attention is None or not self.options.whole_rows:
+            return []
+        most = min(size, self.max_rows, self.options.whole_rows)
+        few = min(FEW_ROWS, most)
+        return sorted({few, most}) if mixes else [few]
+
+    def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor]:
+        """The whole forward pass of the inputs' rows."""
         return self.capturer(lambda: self.forward_whole(inputs), warm=False)
 
     def forward_whole(self, inputs: PromptInputs) -> Tensor:
-        """The hidden states of each row's last token. [WHOLE_ROWS, hidden]   writes: the pools"""
+        """The hidden states of each row's last token. [rows, hidden]   writes: the pools"""
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
-        inputs = inputs.first_rows(WHOLE_ROWS)
         step = program.row_tables.prompt_attention_step(inputs, program.attention.max_seq_len)
         plan, layers = backend.capture_plan(step), program.attention.layers
 
@@ -154,6 +179,8 @@ class PromptGraphs:
 
     def size_for(self, step: PromptStep) -> int | None:
         """The smallest size with room for the step's tokens, unless that is far too large."""
+        if len(step.row_ids) > self.max_rows:
+            return None
         count = step.num_tokens
         size = next((size for size in self.sizes if size >= count), None)
         return size if size is not None and size - count <= MOST_PADDING else None
@@ -163,14 +190,15 @@ class PromptGraphs:
         size = self.size_for(step)
         return None if size is None else self.captured.get(size)
 
-    def is_whole(self, bucket: PromptBucket, step: PromptStep) -> bool:
-        """Whether the step is replayed as one graph."""
-        if bucket.whole is None or step.num_decode or len(step.row_ids) > WHOLE_ROWS:
-            return False
-        # Its result has one token a row.
-        if step.num_logits is not None:
-            return False
-        return int(step.stops.max()) <= WHOLE_CONTEXT
+    def whole_for(self, bucket: PromptBucket, step: PromptStep) -> CapturedGraph[Tensor] | None:
+        """The smallest graph that has all of the step in it; None where it goes in pieces."""
+        if step.num_decode and not bucket.mixes:
+            return None
+        # The result of a whole graph has one token a row.
+        if step.num_logits is not None or step.stops.max() > self.options.whole_context:
+            return None
+        rows = len(step.row_ids)
+        return next((graph for most, graph in bucket.wholes.items() if rows <= most), None)
 
     def replay(
         self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
@@ -181,11 +209,11 @@ class PromptGraphs:
         writes: out [n, hidden], the hidden states of the scored tokens; the pools
         """
         self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
-        if self.is_whole(bucket, step):
-            assert bucket.whole is not None
-            bucket.whole.replay()
+        whole = self.whole_for(bucket, step)
+        if whole is not None:
+            whole.replay()
             rows = len(step.row_ids)
-            out[:rows].copy_(bucket.whole.result[:rows])
+            out[:rows].copy_(whole.result[:rows])
             return
         count = step.num_tokens
         attention: list[AttendInto] = []

@@ -27,6 +27,7 @@ from headstock.spi import (
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.capture_tasks import CaptureTasks, TaskKey
+from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prompt_graphs import PromptBucket, PromptGraphs
 from headstock_cuda_graph.sampling_graphs import Bucket, SamplingGraphs, pad_lines
 from headstock_cuda_graph.uploads import upload
@@ -55,8 +56,14 @@ class CudaGraphRunner(Runner):
     `RowTables` on the device (docs/decisions/0015, 0016).
     """
 
-    def __init__(self, program: Program, capturer: GraphCapturer | None = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        options: GraphOptions | None = None,
+        capturer: GraphCapturer | None = None,
+    ) -> None:
         self.program = program
+        self.options = options or GraphOptions()
         self.attention = program.attention
         self.injected_capturer = capturer
         self.capturer: GraphCapturer | None = None
@@ -124,7 +131,9 @@ class CudaGraphRunner(Runner):
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         self.sampling.capturer = self.capturer
         program, tasks = self.program, self.waiting.tasks
-        self.prompts = PromptGraphs(program, self.capturer, max(buckets), prompt_buckets)
+        self.prompts = PromptGraphs(
+            program, self.capturer, max(buckets), prompt_buckets, self.options
+        )
         for size in prompt_buckets:
             tasks[TaskKey(size, "prompt", size)] = self.prompts.capture(size)
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)

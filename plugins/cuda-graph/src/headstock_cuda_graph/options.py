@@ -1,0 +1,20 @@
+"""The options of `cudagraph`."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs.validators import ge, instance_of, le
+
+
+@frozen(kw_only=True)
+class GraphOptions:
+    """Which steps with prompt tokens are replayed as one graph; the others go in pieces.
+
+    `whole_rows`: those of up to so many rows. 0: none.
+
+    `whole_context`: those whose rows have up to so many tokens. In one graph a row's keys are read
+    in one part, as is best for short rows; in pieces attention sees the lengths.
+    """
+
+    whole_rows: int = field(default=256, validator=[instance_of(int), ge(0), le(512)])
+    whole_context: int = field(default=2048, validator=[instance_of(int), ge(1)])
