@@ -127,6 +127,18 @@ def test_steps_between_the_graphs_and_the_whole_budget_are_tried() -> None:
     assert chosen == [64, 88, 216, 472, 984, 2008, 4056, 8152, 16_344]
 
 
+@pytest.mark.feature("V1")
+@pytest.mark.parametrize(("bound", "tokens"), [(5.0, 1024), (9.9, 1024), (10.1, 64), (13.0, 1024)])
+def test_a_bound_that_no_step_keeps_does_not_starve_prompts(bound: float, tokens: int) -> None:
+    # A host that takes 9.84 ms a step, and 2.5 us a prompt token: 64 tokens take 10.
+    times = StepTimes()
+    for count in (0, 64, 128, 512, 1024, 4096) * 10:
+        work = StepWork(prompt_tokens=count)
+        times = times.observe(work, 9.84 + 0.0025 * count)
+    chosen = choose_prompt_tokens(times, decode_context=0, context=0, bound=bound, most=4096)
+    assert chosen == tokens
+
+
 def test_long_contexts_leave_less() -> None:
     times = fitted(np.random.default_rng(1))
     chosen = [

@@ -19,10 +19,19 @@ from headstock.scheduler.row_counters import find_decode_rows
 LEAST_TOKENS = 64
 """Prompt tokens that a step may always have: with fewer, prompts would starve."""
 
+WORTHWHILE_CUT = 1.25
+"""Where no step keeps the bound, how many times the time of the shortest one a step may take.
+
+On a slow host that launches attention layer by layer, a step took 10 ms whatever it had. Chunks of
+64 tokens spared streams nothing then, and prompts waited for four seconds.
+"""
+
 _KEPT = 0.98
 """The weight that a step has left after one more."""
 _RIDGE = 1e-3
 _NUM_ERRORS = 64
+_NUM_SHORT = 8
+"""Short steps that are timed before it is believed that none of them keeps a bound."""
 _MARGIN_QUANTILE = 0.95
 _OUTLIER = 4.0
 """A step that took so many times what was predicted says nothing: a kernel was compiled, or the
@@ -70,12 +79,14 @@ class StepTimes:
     gram: [4, 4], moment: [4], of terms and milliseconds
     errors: milliseconds by which the last steps took longer than predicted
     largest: the most prompt tokens that a timed step had
+    num_short: timed steps with no more prompt tokens than are always allowed, and some
     """
 
     gram: np.ndarray = field(factory=lambda: np.zeros((4, 4)))
     moment: np.ndarray = field(factory=lambda: np.zeros(4))
     errors: tuple[float, ...] = ()
     largest: int = 0
+    num_short: int = 0
     count: int = 0
 
     def observe(self, work: StepWork, milliseconds: float) -> StepTimes:
@@ -91,6 +102,7 @@ class StepTimes:
             if is_known
             else self.errors,
             largest=max(self.largest, work.prompt_tokens),
+            num_short=self.num_short + (0 < work.prompt_tokens <= LEAST_TOKENS),
             count=self.count + 1,
         )
 
@@ -143,12 +155,14 @@ def choose_prompt_tokens(
 ) -> int:
     """The most prompt tokens with which a step is predicted to take no more than `bound`.
 
+    Where no step does, the most with which it takes hardly longer than with the fewest.
+
     decode_context: tokens that the next step's decode rows read
     context: tokens computed of the prompt that goes on
     bound: milliseconds
     decode_rows: rows beside which the prompt tokens are computed
     graph_sizes: tokens of the steps that have graphs, to which smaller steps are padded
-    returns: one of `list_prompt_tokens`, and `LEAST_TOKENS` where none of them fits
+    returns: one of `list_prompt_tokens`, and `LEAST_TOKENS` where there is none
     """
     # No more than twice the step that was ever timed: the fit knows nothing of what lies beyond.
     rows = decode_rows if graph_sizes else 0
@@ -162,9 +176,16 @@ def choose_prompt_tokens(
         ).terms()
         for tokens in candidates
     ]
-    predicted = np.array(terms).reshape(-1, 4) @ times.fit() + times.margin()
+    predicted = np.array(terms).reshape(-1, 4) @ times.fit()
+    limit = bound - times.margin()
+    if len(predicted) and predicted[0] > limit and times.num_short >= _NUM_SHORT:
+        # Uneven steps do not starve prompts either: no margin is left then.
+        worthwhile = WORTHWHILE_CUT * predicted[0]
+        limit = min(bound, worthwhile) if predicted[0] <= bound else worthwhile
     # More tokens never take less by the fit, so that those which fit come first.
-    num_fitting = int((predicted <= bound).sum())
+    if len(predicted) and predicted[0] > bound:
+        bound = WORTHWHILE_CUT * predicted[0]
+    num_fitting = int((predicted <= limit).sum())
     return candidates[num_fitting - 1] if num_fitting else LEAST_TOKENS
 
 
