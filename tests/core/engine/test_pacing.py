@@ -162,6 +162,12 @@ def test_uneven_steps_leave_a_margin() -> None:
     assert even.margin() < 0.5 < 2 < uneven.margin()
 
 
+@given(errors=st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=64))
+def test_the_margin_is_a_quantile_of_the_errors(errors: list[float]) -> None:
+    margin = StepTimes(errors=tuple(errors)).margin()
+    assert margin == pytest.approx(max(np.quantile(errors, 0.95), 0.0))
+
+
 def test_a_stall_does_not_spoil_the_fit() -> None:
     times = fitted(np.random.default_rng(3))
     before = times.predict(DECODE)
