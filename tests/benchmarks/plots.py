@@ -24,6 +24,8 @@ OURS = {
 """Names of lines, and how the fields of their values begin."""
 MOST_BUSY = 1.1
 """Of the time of kernels and that of a step; the profiler makes kernels a little slower."""
+H200_COPY_BYTES_S = 4.27e12
+"""The rate of records that do not name theirs."""
 PARTS = ("attention", "linear", "head", "sampling", "rest")
 COLORS = {
     "attention": "#0072b2",
@@ -66,12 +68,13 @@ class StreamPoint:
 
 @dataclass(frozen=True, kw_only=True)
 class StepBar:
-    """A decode step: microseconds of the device by part, and what memory allows."""
+    """A decode step: microseconds of the device by part, and what memory allows at a rate."""
 
     rows: int
     context: int
     parts: dict[str, float]
     limit_us: float
+    copy_bytes_s: float = H200_COPY_BYTES_S
 
 
 def main() -> None:
@@ -138,6 +141,7 @@ def read_steps(record: dict[str, Any]) -> list[StepBar]:
             context=each["context"],
             parts=divide_step(each["classes_us"], each["head_us"]),
             limit_us=each["limit_us"],
+            copy_bytes_s=record.get("copy_bytes_s", H200_COPY_BYTES_S),
         )
         for each in record["classes"]
     ]
@@ -203,7 +207,8 @@ def draw_steps(title: str, bars: list[StepBar]) -> Figure:
                 label=LABELS[part] if bar is bars[0] else None,
             )
             bottom += bar.parts[part]
-        label = "limit: weights and KV at 4.27 TB/s" if bar is bars[0] else None
+        limit = f"limit: weights and KV at {bar.copy_bytes_s / 1e12:.2f} TB/s"
+        label = limit if bar is bars[0] else None
         axes.bar(1, bar.limit_us, width=0.8, color=COLORS["limit"], label=label)
         for place, value in ((0, bottom), (1, bar.limit_us)):
             axes.annotate(

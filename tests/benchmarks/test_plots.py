@@ -30,6 +30,8 @@ def test_the_parts_of_a_step_sum_up_to_its_time_on_the_device() -> None:
     parts = {"attention": 100, "linear": 320, "head": 80, "sampling": 20, "rest": 35}
     bar = StepBar(rows=1, context=500, parts=parts, limit_us=290)
     assert read_steps({"classes": [step]}) == [bar]
+    (other,) = read_steps({"classes": [step], "copy_bytes_s": 2.9e12})
+    assert (other.copy_bytes_s, bar.copy_bytes_s) == (2.9e12, 4.27e12)
     assert sum(parts.values()) == sum(classes.values())
     with pytest.raises(ValueError, match="1 rows take 555 us of a step of 400: they overlap"):
         read_steps({"classes": [step | {"step_us": 400}]})

@@ -67,8 +67,10 @@ def test_the_head_is_the_longest_product_between_attention_and_sampling() -> Non
 def test_the_limit_is_the_time_to_read_weights_and_keys_and_values() -> None:
     # docs/benchmarks counts 1.19 GB of weights and 114,688 bytes a token.
     shape = MODEL_SHAPES["qwen3-0.6b"]
-    alone, more = limit_step(shape, 1, 0), limit_step(shape, 256, 1000)
+    alone, more = (
+        limit_step(shape, rows, context, 4.27e12) for rows, context in ((1, 0), (256, 1000))
+    )
     assert alone == pytest.approx(1.19e9 / 4.27e6, rel=0.01)
     assert more is not None and alone is not None
     assert more - alone == pytest.approx(256_000 * 114_688 / 4.27e6, rel=1e-3)
-    assert limit_step(MODEL_SHAPES["qwen3-30b-a3b"], 1, 0) is None
+    assert limit_step(MODEL_SHAPES["qwen3-30b-a3b"], 1, 0, 4.27e12) is None

@@ -24,6 +24,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+import torch
 from attrs import asdict
 from gpu.step_time import draw_prompt, end_requests, split, start_decoding
 
@@ -33,6 +34,7 @@ from headstock.engine.engine import Engine
 from headstock_bench.conditions import read_conditions
 from headstock_bench.latency import StreamTimes
 from headstock_bench.latency_workloads import LatencyWorkload
+from headstock_bench.limits import measure_rates
 from headstock_bench.model_shapes import MODEL_SHAPES, ModelShape, write_model_directory
 from headstock_bench.streams import stream_requests
 from headstock_bench.workloads import Workload, draw_tokens
@@ -49,8 +51,6 @@ TIMED_STEPS = 20
 STEPS = ((1, 460), (8, 640), (32, 640), (256, 840))
 """Rows and contexts whose steps are divided by class of kernel."""
 HEAD_DIM = 128
-COPY_BYTES_PER_SECOND = 4.27e12
-"""What a copy reaches on an H200."""
 
 Note = Callable[[dict[str, Any]], None]
 """Writes a finding down."""
@@ -81,13 +81,15 @@ def note(text: str, began: float, finding: dict[str, Any]) -> None:
 def measure(name: str, shape: ModelShape, settings: dict[str, Any], note: Note) -> dict[str, Any]:
     """All findings of one shape with random weights."""
     settings = {"load_format": "dummy", "max_seq_len": MAX_SEQ_LEN} | settings
+    rate = measure_rates("cuda", torch.bfloat16).bytes_s  # before an engine takes the memory
+    note({"copy_bytes_s": rate})
     with tempfile.TemporaryDirectory() as folder:
         write_model_directory(shape, Path(folder))
         with LLM(folder, **settings) as llm:
             found = measure_workloads(llm, name, note)
         engine = Engine(EngineConfig(model=folder, **settings))
         try:
-            return found | measure_steps(engine, shape, note)
+            return found | {"copy_bytes_s": rate} | measure_steps(engine, shape, rate, note)
         finally:
             engine.close()
 
@@ -213,8 +215,13 @@ def make_params(workload: Workload) -> list[SamplingParams]:
     ]
 
 
-def measure_steps(engine: Engine, shape: ModelShape, note: Note) -> dict[str, Any]:
-    """A decode step by context, and by class of kernel."""
+def measure_steps(
+    engine: Engine, shape: ModelShape, copy_rate: float, note: Note
+) -> dict[str, Any]:
+    """A decode step by context, and by class of kernel.
+
+    copy_rate: bytes a second, read and written
+    """
     contexts, classes = [], []
     for rows in ROWS:
         # A context's prompts begin with those of the context before: the prefix index has these.
@@ -225,7 +232,7 @@ def measure_steps(engine: Engine, shape: ModelShape, note: Note) -> dict[str, An
             note({"contexts": contexts[-1]})
     for rows, context in STEPS:
         found = split(engine, rows, context)
-        limit = limit_step(shape, rows, found["context"])
+        limit = limit_step(shape, rows, found["context"], copy_rate)
         classes.append({"rows": rows, "limit_us": limit, **found})
         note({"classes": classes[-1]})
     return {"contexts": contexts, "classes": classes}
@@ -248,10 +255,11 @@ def time_step(engine: Engine, prompts: Sequence[np.ndarray]) -> dict[str, Any]:
     return found | {"step_us": round(1e6 * statistics.median(times), 1)}
 
 
-def limit_step(shape: ModelShape, rows: int, context: int) -> float | None:
+def limit_step(shape: ModelShape, rows: int, context: int, copy_rate: float) -> float | None:
     """Microseconds in which a copy reads the weights, and the keys and values, in 16 bits.
 
-    None for experts: how many of them a step reads depends on its tokens.
+    copy_rate: bytes a second, read and written
+    returns: None for experts: how many of them a step reads depends on its tokens.
     """
     if shape.experts is not None:
         return None
@@ -260,7 +268,7 @@ def limit_step(shape: ModelShape, rows: int, context: int) -> float | None:
     layer = attention + 3 * shape.hidden * shape.intermediate
     weights = shape.layers * layer + shape.vocab * shape.hidden
     kv = rows * context * shape.layers * 2 * shape.kv_heads * HEAD_DIM
-    return round(1e6 * 2 * (weights + kv) / COPY_BYTES_PER_SECOND, 1)
+    return round(1e6 * 2 * (weights + kv) / copy_rate, 1)
 
 
 if __name__ == "__main__":
