@@ -184,8 +184,6 @@ def choose_prompt_tokens(
         worthwhile = WORTHWHILE_CUT * predicted[0]
         limit = min(bound, worthwhile) if predicted[0] <= bound else worthwhile
     # More tokens never take less by the fit, so that those which fit come first.
-    if len(predicted) and predicted[0] > bound:
-        bound = WORTHWHILE_CUT * predicted[0]
     num_fitting = int((predicted <= limit).sum())
     return candidates[num_fitting - 1] if num_fitting else LEAST_TOKENS
 

@@ -10,7 +10,8 @@ from attrs.validators import ge, instance_of, le
 class GraphOptions:
     """Which steps with prompt tokens are replayed as one graph; the others go in pieces.
 
-    `whole_rows`: those of up to so many rows. 0: none.
+    `whole_rows`: those of up to so many rows; of up to 16 of these where the device bounds a step,
+    or another backend attends for rows that decode. 0: none.
 
     `whole_context`: those whose rows have up to so many tokens. In one graph a row's keys are read
     in one part, as is best for short rows; in pieces attention sees the lengths.

@@ -40,9 +40,8 @@ device's time, left an H200 idle for a quarter of `prefix256`.
 MIXED_HIDDEN = 1.1
 """The same of whole graphs for steps in which rows decode: the launches must bound the step.
 
-A replay in pieces launches attention twice a layer, which takes the host about as long as all other
-launches take it operation by operation. Where the device needs longer than that, pieces are as
-fast, and decode rows read their keys in as many parts as is best.
+A replay in pieces launches attention twice a layer. Where the device bounds a step anyway, that
+costs nothing, and decode rows read their keys in as many parts as is best.
 """
 
 
@@ -116,10 +115,8 @@ class PromptGraphs:
 
     def can_mix(self) -> bool:
         """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
-        program = self.program
-        return program.prompt_attention is program.attention.backend and (
-            self.options.whole_rows > 0
-        )
+        is_one = self.program.prompt_attention is self.program.attention.backend
+        return is_one and self.options.whole_rows > 0
 
     def list_whole_rows(self, size: int, *, mixes: bool) -> list[int]:
         """Rows of the whole graphs of a size, ascending; none where no graph can have the backend's
