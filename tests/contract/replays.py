@@ -33,6 +33,7 @@ from headstock.spi import (
     Sample,
     Sampling,
 )
+from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.runner import Bucket
 
 from .vary import Case
@@ -45,9 +46,9 @@ class ChangedRunner(RerunRunner):
 
     change: Callable[[Any], Any] = staticmethod(lambda record: record)
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, options: GraphOptions) -> None:
         attention = type(self).change(program.attention)
-        super().__init__(type(self).change(attrs.evolve(program, attention=attention)))
+        super().__init__(type(self).change(attrs.evolve(program, attention=attention)), options)
 
     def run(self, batch: Batch, attend: Attend) -> Sample:
         """The step without a graph."""
@@ -110,7 +111,11 @@ def run(change: Callable[[Any], Any]) -> object:
         installed(Path(folder)) as toys,
     ):
         try:
-            engine = toys.engine(window=9, runner="rerun", max_batch_tokens=12, overlap=False)
+            # Some steps with prompt tokens are one graph, and some go in pieces.
+            opt = ("rerun.whole_rows=2",)
+            engine = toys.engine(
+                window=9, runner="rerun", max_batch_tokens=12, overlap=False, opt=opt
+            )
         except HeadstockError as error:
             return type(error).__name__, str(error).replace(folder, "")
         harness = UncheckedHarness(engine)
