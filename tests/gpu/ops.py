@@ -1,9 +1,14 @@
 """The operations `triton` beside torch's on the GPU: right in every shape of the shipped models,
 and how fast.
+
+With `GPU_SHARE`, as in `gpu.share`, no times are taken.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -12,6 +17,7 @@ import sampling_cases
 import torch
 from attrs import evolve
 from gpu.op_times import DEVICE, LINEAR_TOKENS, SHAPES, VOCAB, products, replayed, timed_cases
+from gpu.share import take_share
 from sampling_cases import SETTINGS
 
 from headstock.nn import sampler as torch_sampler
@@ -46,9 +52,10 @@ def main(builds: list[object]) -> dict[str, Any]:
             worst[kind] = max(worst.get(kind, 0.0), found)
         return found
 
-    for name, work in right_cases().items():
+    for name, work in take_share(list(right_cases().items())):
         attempt(name, work)
-    microseconds = {name: attempt(f"time {name}", work) for name, work in timed_cases().items()}
+    timed = {} if "GPU_SHARE" in os.environ else timed_cases()
+    microseconds = {name: attempt(f"time {name}", work) for name, work in timed.items()}
     return {
         "ok": not failed,
         "failed": failed,
@@ -283,3 +290,7 @@ def layers_in_a_graph(tokens: int) -> float:
             assert torch.equal(found, expected)
             assert all(torch.equal(*pair) for pair in zip(pools, batch.pools, strict=True))
     return 0.0
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main([]), indent=1, default=str))

@@ -1,13 +1,19 @@
 """Every option of the kernels at its other value, alone and together: the demo model's answers stay
 right, and each run has the graphs and cached tokens that it should have.
+
+`GPU_SHARE` as in `gpu.share`.
 """
 
 from __future__ import annotations
 
+import json
 import subprocess
+import sys
+from itertools import product
 from typing import Any
 
 import torch
+from gpu.share import take_share
 from gpu.tokens import answer
 
 SWITCHES = (
@@ -18,6 +24,7 @@ SWITCHES = (
     "triton.pdl=off",
     "fa.triton_rows=0",
     "fa.shared_prefix=off",
+    "cudagraph.whole_rows=0",
 )
 """What is on by itself, turned off."""
 SETTINGS: tuple[dict[str, Any], ...] = (
@@ -25,6 +32,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     *({"opt": (switch,)} for switch in SWITCHES),
     {"opt": ("fa.shared_prefix=on",)},
     {"opt": ("fa.num_splits=1",)},
+    {"opt": ("cudagraph.whole_context=64",)},
     {"ops": "torch"},
     {"proposer": "ngram"},
     {"max_itl_ms": 5.0},
@@ -44,10 +52,13 @@ COMMON: dict[str, Any] = {"page_size": 64, "cache_type": "radix", "runner": "cud
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     """The answers with each of the settings, in small steps and in large ones."""
     runs: dict[str, Any] = {}
-    for settings in SETTINGS:
-        for step in STEPS:
-            run = answer("fa", **COMMON, **step, **settings)
-            run["ok"] = run["wrong"] == [] and "refused" not in run
-            runs[f"{settings} {step}"] = run
-            torch.cuda.synchronize()  # raises when a kernel has broken the device for good
+    for settings, step in take_share(list(product(SETTINGS, STEPS))):
+        run = answer("fa", **COMMON, **step, **settings)
+        run["ok"] = run["wrong"] == [] and "refused" not in run
+        runs[f"{settings} {step}"] = run
+        torch.cuda.synchronize()  # raises when a kernel has broken the device for good
     return {"ok": all(run["ok"] for run in runs.values()), "runs": runs}
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(main([]), indent=1, default=str))
