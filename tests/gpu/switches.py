@@ -22,7 +22,7 @@ SWITCHES = (
     "triton.split_linear=0",
     "triton.large_linear=off",
     "triton.pdl=off",
-    "fa.triton_rows=0",
+    "fa.triton_rows=off",
     "fa.shared_prefix=off",
     "cudagraph.whole_rows=0",
 )

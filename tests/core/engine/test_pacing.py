@@ -24,7 +24,7 @@ from headstock.engine.pacing import (
     list_prompt_tokens,
 )
 from headstock.record import read_recording, replay_recording, restore_limits
-from headstock.scheduler import Paced, Plan
+from headstock.scheduler import Paced, Plan, State
 
 __all__ = ["crash_reports", "toys"]
 
@@ -200,9 +200,12 @@ class Clock:
 
 
 def plan_of(prompt_tokens: int) -> Any:
-    """What a pacer reads of a plan of one chunk and no decode row."""
+    """What a pacer reads of a plan of one chunk and no decode row, or of one decode row alone."""
     return SimpleNamespace(
-        starts=np.array([0]), stops=np.array([prompt_tokens]), num_decode=0, rows=np.array([0])
+        starts=np.array([0]),
+        stops=np.array([prompt_tokens or 1]),
+        num_decode=int(not prompt_tokens),
+        rows=np.array([0]),
     )
 
 
@@ -216,6 +219,53 @@ def test_overlapped_steps_are_timed_from_the_end_of_the_one_before() -> None:
         pacer.note_launch() if action is None else pacer.note_end(plan_of(action))
     # Launched at 1, 1.5 and 3; ended at 2, 4.25 and 6.
     assert seen == [1000.0, 2250.0, 1750.0]
+
+
+def test_one_of_eight_steps_without_prompts_is_timed() -> None:
+    clock, seen = Clock(), []
+    pacer = StepPacer(10.0, 4096, clock=clock)
+    pacer.times = SimpleNamespace(
+        observe=lambda work, time: seen.append((work.prompt_tokens, time)) or pacer.times
+    )
+    for number, tokens in enumerate([5, *[0] * 17, 6, *[0] * 8]):
+        pacer.note_launch()
+        clock.now += (number + 1) / 1000
+        pacer.note_end(plan_of(tokens))
+    # Each with its own time, whether or not those before it were timed.
+    assert [(tokens, round(time, 6)) for tokens, time in seen] == [
+        (5, 1), (0, 9), (0, 17), (6, 19), (0, 27),
+    ]  # fmt: skip
+
+
+@pytest.mark.feature("V1")
+def test_nothing_is_chosen_for_steps_without_prompts(toys: Toys) -> None:
+    engine = toys.engine(max_itl_ms=10.0, max_batch_tokens=8, overlap=False)
+    harness, chosen = EngineHarness(engine), []
+    make_events = engine.pacer.make_events
+
+    def noted(state: State, *, has_arrivals: bool) -> list[Paced]:
+        events = make_events(state, has_arrivals=has_arrivals)
+        chosen.append((has_arrivals, bool(events)))
+        return events
+
+    engine.pacer.make_events = noted
+    fits = engine.pacer.times
+    harness.submit(request("a", [1, 2, 3], 12))
+    for _ in range(6):
+        harness.step()
+    assert chosen[0] == (True, True)
+    # A fit that cannot be read: to choose would raise.
+    engine.pacer.times = None
+    for _ in range(3):
+        engine.pacer.note_end = lambda plan: None
+        harness.step()
+    assert chosen[-3:] == [(False, False)] * 3
+    engine.pacer.times = fits
+    harness.submit(request("b", list(range(1, 21)), 2))
+    harness.step()
+    assert chosen[-1][0]
+    harness.drain()
+    engine.close()
 
 
 def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:

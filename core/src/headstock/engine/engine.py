@@ -228,7 +228,8 @@ class Engine:
         while self.inbox:
             later.append(self.inbox.popleft())
             self._track_arrival(later[-1])
-        later.extend(self.pacer.make_events(self.state))
+        has_arrivals = any(isinstance(event, Arrived) for event in later)
+        later.extend(self.pacer.make_events(self.state, has_arrivals=has_arrivals))
         state, next_plan = self.planning.finish(working, [clock, *results], later)
         # Ends come last: whoever learns of one finds a state in which the request is gone.
         updates += self.output_tracker.finish_requests(state.ended, errors)
