@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from headstock.scheduler import Paced, Plan, RowCounter, State
 from headstock.scheduler.row_counters import find_decode_rows
@@ -44,8 +44,13 @@ _OUTLIER = 4.0
 """A step that took so many times what was predicted says nothing: a kernel was compiled, or the
 process was stopped.
 """
-_SCALES = np.array([1.0, 256.0, 65_536.0, 1_048_576.0])
+_SCALES = (1.0, 256.0, 65_536.0, 1_048_576.0)
 """What the terms are divided by, so that the ridge holds them alike."""
+
+Numbers = tuple[float, ...]
+"""Plain numbers. numpy's linear algebra lets the interpreter go, and an event loop with tokens to
+hand out keeps it for longer than all of this takes.
+"""
 
 
 @frozen(kw_only=True)
@@ -72,11 +77,10 @@ class StepWork:
             prompt_pairs=float((counts * (starts + counts / 2)).sum()),
         )
 
-    def terms(self) -> np.ndarray:
-        """The model's terms, [4] float64."""
-        terms = [1.0, self.prompt_tokens, self.decode_context, self.prompt_pairs]
-        scaled: np.ndarray = np.array(terms) / _SCALES
-        return scaled
+    def terms(self) -> Numbers:
+        """The model's terms, [4]."""
+        terms = (1.0, self.prompt_tokens, self.decode_context, self.prompt_pairs)
+        return tuple(term / scale for term, scale in zip(terms, _SCALES, strict=True))
 
 
 @frozen(kw_only=True, eq=False)
@@ -89,8 +93,8 @@ class StepTimes:
     num_short: timed steps with no more prompt tokens than are always allowed, and some
     """
 
-    gram: np.ndarray = field(factory=lambda: np.zeros((4, 4)))
-    moment: np.ndarray = field(factory=lambda: np.zeros(4))
+    gram: tuple[Numbers, ...] = ((0.0,) * 4,) * 4
+    moment: Numbers = (0.0,) * 4
     errors: tuple[float, ...] = ()
     largest: int = 0
     num_short: int = 0
@@ -103,8 +107,14 @@ class StepTimes:
         if is_known and milliseconds > _OUTLIER * max(predicted, 0.1):
             return evolve(self, errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:])
         return StepTimes(
-            gram=_KEPT * self.gram + np.outer(terms, terms),
-            moment=_KEPT * self.moment + terms * milliseconds,
+            gram=tuple(
+                tuple(_KEPT * old + one * other for old, other in zip(line, terms, strict=True))
+                for line, one in zip(self.gram, terms, strict=True)
+            ),
+            moment=tuple(
+                _KEPT * old + term * milliseconds
+                for old, term in zip(self.moment, terms, strict=True)
+            ),
             errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:]
             if is_known
             else self.errors,
@@ -115,7 +125,7 @@ class StepTimes:
 
     def predict(self, work: StepWork) -> float:
         """Milliseconds of a step; no term makes it shorter."""
-        return float(self.fit @ work.terms())
+        return sum(a * b for a, b in zip(self.fit, work.terms(), strict=True))
 
     def margin(self) -> float:
         """Milliseconds by which one step of twenty takes longer than predicted."""
@@ -128,16 +138,34 @@ class StepTimes:
         return max(ordered[below] + (place - below) * (above - ordered[below]), 0.0)
 
     @cached_property
-    def fit(self) -> np.ndarray:
+    def fit(self) -> Numbers:
         """The fit's coefficients, [4], none negative."""
-        is_kept = np.ones(4, bool)
+        kept = [0, 1, 2, 3]
         while True:
-            solution = np.zeros(4)
-            gram = self.gram[np.ix_(is_kept, is_kept)] + _RIDGE * np.eye(int(is_kept.sum()))
-            solution[is_kept] = np.linalg.solve(gram, self.moment[is_kept])
-            if not (solution < 0).any():
-                return solution
-            is_kept &= solution >= 0
+            lines = [[self.gram[i][j] + _RIDGE * (i == j) for j in kept] for i in kept]
+            solution = _solve_positive(lines, [self.moment[i] for i in kept])
+            if all(number >= 0 for number in solution):
+                found = dict(zip(kept, solution, strict=True))
+                return tuple(found.get(i, 0.0) for i in range(4))
+            kept = [i for i, number in zip(kept, solution, strict=True) if number >= 0]
+
+
+def _solve_positive(lines: list[list[float]], right: list[float]) -> list[float]:
+    """The solution of a few linear equations; their matrix is symmetric and positive definite.
+
+    writes: lines, right
+    """
+    count = len(lines)
+    for i in range(count):  # such a matrix needs no exchange of lines
+        for j in range(i + 1, count):
+            factor = lines[j][i] / lines[i][i]
+            for k in range(i, count):
+                lines[j][k] -= factor * lines[i][k]
+            right[j] -= factor * right[i]
+    for i in reversed(range(count)):
+        known = sum(lines[i][k] * right[k] for k in range(i + 1, count))
+        right[i] = (right[i] - known) / lines[i][i]
+    return right
 
 
 def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
@@ -182,7 +210,9 @@ def choose_prompt_tokens(
     rows = decode_rows if graph_sizes else 0
     most = min(most, max(2 * times.largest + rows, LEAST_TOKENS))
     candidates = list_prompt_tokens(graph_sizes, decode_rows, most)
-    fixed, by_token, by_context, by_pair = times.fit / _SCALES
+    fixed, by_token, by_context, by_pair = (
+        number / scale for number, scale in zip(times.fit, _SCALES, strict=True)
+    )
     tokens = np.array(candidates, float)
     predicted = fixed + by_context * decode_context + by_token * tokens
     predicted += by_pair * tokens * (context + tokens / 2)
