@@ -293,4 +293,6 @@ def layers_in_a_graph(tokens: int) -> float:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main([]), indent=1, default=str))
+    found = main([])
+    sys.stdout.write(json.dumps(found, indent=1, default=str))
+    sys.exit(0 if found["ok"] else 1)

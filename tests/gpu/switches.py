@@ -61,4 +61,6 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(json.dumps(main([]), indent=1, default=str))
+    found = main([])
+    sys.stdout.write(json.dumps(found, indent=1, default=str))
+    sys.exit(0 if found["ok"] else 1)

@@ -131,7 +131,7 @@ class StepTimes:
         """Milliseconds by which one step of twenty takes longer than predicted."""
         if not self.errors:
             return 0.0
-        # numpy takes as long for this as for the rest of a choice, and this is in every step.
+        # numpy takes as long for this as for the rest of a choice.
         place = _MARGIN_QUANTILE * (len(self.errors) - 1)
         below, ordered = int(place), sorted(self.errors)
         above = ordered[min(below + 1, len(ordered) - 1)]
