@@ -87,7 +87,7 @@ def test_replayed_prompts_give_the_tokens_of_eager_ones(
             )
             # Whole: no step; all; those without decode rows, which are another backend's.
             whole, mixed = counts["whole"], counts["whole, mixed"]
-            assert (whole > 1) == (attn != "toy-planned") and (mixed > 1) == (attn == "toy")
+            assert (whole > 0) == (attn != "toy-planned") and (mixed > 0) == (attn == "toy")
             assert (counts["in pieces"] > 1) == (attn != "toy")
 
     assert outputs[0] == outputs[1]
