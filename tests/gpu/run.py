@@ -10,12 +10,12 @@
 Parts (`--parts a,b`): kernels and trtllm (each backend against float32), checks (`plugins check`),
 ops (operations against torch's), tokens (the demo model's answers for each pair of backends),
 switches (the same with every option alone and together), speed (attention alone), bench
-(workloads), step_time (a step by kernels), sweep (streams, contexts, other workloads), prompts
-(replayed steps with prompt tokens), shared_prefix (decode rows that share pages), drafts (what a
-proposer gains and costs), rules (masks and logits processors), serve (a server beside the engine in
-process), start (a process to its first token, and late captures), tests (pytest: tests/backends,
-and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json; one that fails does
-not stop the others.
+(workloads), step_time (a step by kernels), sweep (streams, contexts, other workloads), bounds (long
+prompts beside streams), prompts (replayed steps with prompt tokens), shared_prefix (decode rows
+that share pages), drafts (what a proposer gains and costs), rules (masks and logits processors),
+serve (a server beside the engine in process), start (a process to its first token, and late
+captures), tests (pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each
+writes OUT/PART.json; one that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -46,6 +46,7 @@ PARTS = (
     "bench",
     "step_time",
     "sweep",
+    "bounds",
     "prompts",
     "shared_prefix",
     "drafts",
