@@ -50,15 +50,20 @@ def open_page(
     )
     address = path.as_uri()
     page.goto(address + fragment)
-    wait_for_frame(page)
+    if settings.get("java_script_enabled", True):
+        wait_for_frame(page)
     yield page
     opened.close()
     assert [each for each in complaints if fine not in each] == []
 
 
 def wait_for_frame(page: Page) -> None:
-    """Wait until what was arrivals for is drawn; a page without scripts is."""
+    """Wait until what was asked for is drawn."""
     page.wait_for_timeout(60)
+    # Beside other work a frame may take longer than that.
+    page.evaluate(
+        "() => new Promise(done => requestAnimationFrame(() => requestAnimationFrame(done)))"
+    )
 
 
 def press_keys(page: Page, *keys: str) -> None:
