@@ -32,8 +32,8 @@ _KEPT = 0.98
 _DECODE_STRIDE = 8
 """One of so many steps without prompt tokens is timed.
 
-They are nine of ten steps, and the bound is on the others. Timed each, they took the host longer
-than a small device, and the fit knew only the last few steps with prompts.
+They are nine of ten steps, and the bound is on the others. Timed each, they cost the host more than
+they tell, and the fit forgot all but the last few steps with prompts.
 """
 _RIDGE = 1e-3
 _NUM_ERRORS = 64
