@@ -3,9 +3,9 @@
     PYTHONPATH=tests:tests/support GPU_OUT=OUT python -m gpu.bounds
 
 Streams decode; long prompts arrive among them one by one. A finding has the time between tokens of
-the streams, from the first arrival on, and the time to first token of the long prompts, each
-prompt's and gap's percentiles over all runs. Each finding is a line of OUT/bounds.jsonl and of
-standard error as soon as it is made.
+the streams while long prompts arrive or are computed, and the time to first token of these.
+Percentiles are over all runs. Each finding is a line of OUT/bounds.jsonl and of standard error as
+soon as it is made.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from attrs import asdict, field, frozen
+from attrs import asdict, frozen
 
 from headstock import LLM, SamplingParams, __version__
+from headstock.llm import get_session
 from headstock_bench.conditions import read_conditions
 from headstock_bench.latency import StreamTimes
 from headstock_bench.latency_workloads import LatencyWorkload
@@ -49,7 +50,7 @@ class Load:
     prompt: int = 512
     answer: int = 1200
     count: int = 6
-    first: float = field(default=0.4)
+    first: float = 0.4
 
 
 LOADS = (Load(long=8_000, interval=0.3), Load(long=30_000, interval=0.5))
@@ -114,7 +115,7 @@ def run(llm: LLM, load: Load, seed: int) -> list[StreamTimes]:
         outputs=outputs,
         temperature=0.6,
         arrivals=tuple(arrivals),
-    ).fit_vocab(llm._session.engine.model.vocab)
+    ).fit_vocab(get_session(llm).engine.model.vocab)
     params = [
         SamplingParams(temperature=0.6, seed=number, max_tokens=count, ignore_eos=True)
         for number, count in enumerate(outputs)
