@@ -70,6 +70,7 @@ OTHER_VALUES: dict[str, object] = {
     "cuda_graph_max_tokens": 512,
     "defer_graphs": False,
     "overlap": False,
+    "late_planning": False,
     "tp": 2,
     "engine_seed": 14,
     "debug_invariants": True,

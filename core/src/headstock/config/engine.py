@@ -219,6 +219,13 @@ class EngineConfig(PartSettings):
         default_text="auto: on with a GPU",
         group="running",
     )
+    late_planning: bool = setting_field(
+        "--late-planning",
+        Switch(),
+        True,
+        "with overlap, schedule a step as late as the device allows, so that arrivals are in it",
+        group="running",
+    )
     tp: int = setting_field(
         "--tp",
         Integer(least=1),

@@ -13,6 +13,7 @@ from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.drafting import make_drafting
 from headstock.engine.in_flight import InFlightStep, QueuedRequest
+from headstock.engine.late_planning import LatePlanner
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import StepPacer
 from headstock.engine.page_demand import PageDemand
@@ -105,6 +106,7 @@ class Engine:
         self.in_flight: deque[InFlightStep] = deque()
         self.stall_check = StallCheck(self.limits.scheduler)
         self.start_time = time.monotonic()
+        self.late_planner = LatePlanner(enabled=self.limits.overlap and config.late_planning)
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens, parts.graph_sizes.tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
@@ -222,6 +224,11 @@ class Engine:
         if deliver is not None and updates:
             deliver(updates)
             updates = ()
+        # Ends are told once the next step is planned. Where requests wait already, none that comes
+        # would be admitted before them.
+        is_urgent = bool(find_outcome(working).ended or self.state.waiting)
+        running = self.in_flight[0].plan if len(self.in_flight) == 1 else None
+        self.late_planner.wait(running, is_urgent=is_urgent)
         # After the results: a request that its last token ends has ended, even if an abort is
         # queued.
         later: list[Event] = []
@@ -312,6 +319,7 @@ class Engine:
             return False
         plan, self.plan = self.plan, None
         self.pacer.note_launch()
+        self.late_planner.note_launch()
         try:
             self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
         except PLUGIN_FAILURES as error:
@@ -338,6 +346,7 @@ class Engine:
             return CollectedStep(oldest.plan, None, self._fail_step(oldest.plan, error))
         finally:
             self.pacer.note_end(oldest.plan)
+            self.late_planner.note_end(oldest.plan)
 
     def _fail_step(self, plan: Plan, error: BaseException) -> str:
         """Log a step that failed, and return why it did; raise EngineDied for a lost device."""

@@ -35,6 +35,7 @@ _OTHER_FIELDS = frozenset(
         *("chat_template", "tool_parser", "reasoning_parser", "log_level", "faults"),
         *("record", "record_overwrite", "record_prompts"),
         *("max_queued_requests", "on_pressure", "memory_threshold", "max_itl_ms"),
+        "late_planning",
     }
 )
 """Settings that change nothing of what a step takes. The model counts by what it holds."""

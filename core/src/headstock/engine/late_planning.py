@@ -1,0 +1,104 @@
+"""When the next step is planned: as late as the device allows, so that arrivals are in it.
+
+With overlap a step is planned and launched while the one before runs. Planned at its beginning, a
+request that arrives later waits for all of that step and for the whole next one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from attrs import evolve, frozen
+
+from headstock.scheduler import Plan
+
+_NUM_STEPS = 8
+_NUM_LEADS = 16
+_LEAST_SEEN = 4
+"""Steps and launches that are timed before anything waits."""
+_SURE = 0.95
+"""The share of the shortest of the last steps that the present one is trusted to take."""
+_LEADS = 2.0
+"""How many times the longest of the last leads is left for planning and launching."""
+_MARGIN = 0.001
+"""Seconds beside: a thread wakes up late."""
+_LEAST_DELAY = 0.0005
+"""Seconds that are worth a sleep."""
+
+
+@frozen(kw_only=True)
+class HostTimes:
+    """What was seen of the last steps, in seconds.
+
+    steps: how long those took the device in which rows decode alone
+    leads: from the beginning of planning to the launch of the plan
+    """
+
+    steps: tuple[float, ...] = ()
+    leads: tuple[float, ...] = ()
+
+    def add_step(self, seconds: float) -> HostTimes:
+        """The times with one more step."""
+        return evolve(self, steps=(*self.steps, seconds)[-_NUM_STEPS:])
+
+    def add_lead(self, seconds: float) -> HostTimes:
+        """The times with one more launch."""
+        return evolve(self, leads=(*self.leads, seconds)[-_NUM_LEADS:])
+
+
+def choose_delay(times: HostTimes, running: float) -> float:
+    """Seconds for which planning may wait while the device runs a step since `running` seconds.
+
+    0 where too little was seen, or the wait would be too short.
+    """
+    if min(len(times.steps), len(times.leads)) < _LEAST_SEEN:
+        return 0.0
+    left = _SURE * min(times.steps) - running
+    delay = left - _LEADS * max(times.leads) - _MARGIN
+    return delay if delay >= _LEAST_DELAY else 0.0
+
+
+class LatePlanner:
+    """Times launches and steps, and waits before a step is planned."""
+
+    def __init__(
+        self,
+        *,
+        enabled: bool,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        self.enabled, self.clock, self.sleep = enabled, clock, sleep
+        self.times = HostTimes()
+        self.launched: deque[float] = deque()
+        self.ended = 0.0
+        self.planned_at: float | None = None
+
+    def note_launch(self) -> None:
+        """A step is about to be launched."""
+        now = self.clock()
+        if self.planned_at is not None:
+            self.times, self.planned_at = self.times.add_lead(now - self.planned_at), None
+        self.launched.append(now)
+
+    def note_end(self, plan: Plan) -> None:
+        """The oldest step in flight has ended; the next one began then, or when it was launched."""
+        began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
+        if plan.num_decode == len(plan.rows):
+            self.times = self.times.add_step(self.ended - began)
+
+    def wait(self, running: Plan | None, *, is_urgent: bool) -> None:
+        """Wait as long as the device surely works on `running`, the step in flight.
+
+        is_urgent: the plan must not wait; something would be told only after it, or requests wait
+        """
+        now = self.clock()
+        if self.enabled and running is not None and not is_urgent:
+            decodes = running.num_decode == len(running.rows)
+            delay = choose_delay(self.times, now - max(self.launched[-1], self.ended))
+            if decodes and delay:
+                self.sleep(delay)
+                now = self.clock()
+        self.planned_at = now
