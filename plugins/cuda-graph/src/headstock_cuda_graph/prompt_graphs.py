@@ -24,17 +24,13 @@ MOST_PADDING = 512
 Only a size far above the others has more room than that below it: full steps' own. There the
 device, not the host, bounds a step, so that padding costs what it adds.
 """
-HIDDEN = 1.5
+HIDDEN = 4.0
 """A step is captured while the device needs less than this times what its launches take.
 
-Above that the launches are hidden: the host runs ahead of the device, and padding only adds work.
-"""
-FULL_HIDDEN = 3.0
-"""The same of steps that are hardly padded, which cost nothing to replay.
-
-The host has other work than launches: it schedules, admits and hands out tokens, in turns at one
-interpreter. Steps of 8,192 tokens of the 0.6B shape, whose launches alone take two thirds of the
-device's time, left an H200 idle for a quarter of `prefix256`.
+A host that overlaps launches a step when the one before is nearly over, and reads that one's tokens
+when the launches are done: decode rows wait for them. Beside them it schedules, admits and hands
+out tokens, in turns at one interpreter. Where the device takes far longer than all that, padding
+only adds work.
 """
 
 MIXED_HIDDEN = 1.1
@@ -101,8 +97,7 @@ class PromptGraphs:
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
 
-        hidden = HIDDEN if size < 8 * MOST_PADDING else FULL_HIDDEN
-        if not self.capturer.is_worthwhile(work, hidden):
+        if not self.capturer.is_worthwhile(work, HIDDEN):
             return
         yield
         wholes, mixes = {}, self.can_mix() and self.capturer.is_worthwhile(work, MIXED_HIDDEN)
