@@ -243,6 +243,27 @@ def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) ->
     assert [seen[at] for at in told] == ["1 None 1", "1 None 1", "1 length 0"]
 
 
+def test_what_passes_tokens_on_is_called_before_the_next_step_is_planned(engine: Engine) -> None:
+    seen: list[str] = []
+    schedule = engine.limits.schedule
+
+    def planned(view: View, budget: Budget) -> ScheduleDecision:
+        seen.append("plan")
+        return schedule(view, budget)
+
+    engine.limits = evolve(engine.limits, schedule=planned)
+    loop = Loop(engine, after_step=lambda: seen.append("told"))
+    loop.submit(request("a", 10, 3), lambda update: seen.append(update.finish_reason or "token"))
+    for _ in range(500):
+        if "length" in seen:
+            break
+        loop.thread.join(0.02)
+    loop.close()
+
+    after = [seen[at + 1] for at, each in enumerate(seen[:-1]) if each in ("token", "length")]
+    assert after == ["told"] * 3
+
+
 def test_closing_a_loop_tells_everyone(engine: Engine) -> None:
     loop = Loop(engine)
     seen: list[Update] = []

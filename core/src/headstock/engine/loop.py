@@ -36,8 +36,8 @@ class Loop:
     an interrupt within `with` of a Condition or an Event, which is Python code, may leave its lock
     taken for good; that of a Lock is one C call.
 
-    `after_step` is called on the thread when the sinks have had a step's updates, before the thread
-    sleeps, each second of its sleep, and at its end.
+    `after_step` is called on the thread when the sinks have had tokens of a step, and again when
+    they have had its ends; before the thread sleeps, each second of its sleep, and at its end.
     """
 
     def __init__(self, engine: Engine, after_step: Callable[[], None] | None = None) -> None:
@@ -121,8 +121,7 @@ class Loop:
         """
         try:
             while self._wait_for_work():
-                self._emit(self.engine.step(self._emit))
-                self._report_step()
+                self._tell(self.engine.step(self._tell))
             self._emit(self.engine.final_updates())
         except BaseException as error:
             # Even SystemExit, from a plugin: the callers wait for updates of this thread alone.
@@ -155,6 +154,11 @@ class Loop:
                     continue
             self.wakeup.acquire(timeout=seconds)
         return not self.closing
+
+    def _tell(self, updates: Sequence[Update]) -> None:
+        """Call the sinks, and report it: tokens are passed on before the next step is planned."""
+        self._emit(updates)
+        self._report_step()
 
     def _report_step(self) -> None:
         """Note that the thread lives, and call `after_step`."""
