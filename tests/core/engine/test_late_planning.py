@@ -124,6 +124,7 @@ def test_what_arrives_meanwhile_is_in_the_plan_unless_an_end_is_to_be_told(toys:
     engine.close()
 
 
+@pytest.mark.feature("S18")
 @pytest.mark.parametrize("late", [True, False])
 def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     requests, slept = random_requests(np.random.default_rng(3), 20), list[float]()

@@ -397,3 +397,88 @@ def test_a_bounded_schedule_replays(toys: Toys, tmp_path: Path) -> None:
     assert any(isinstance(event, Paced) for event in events)
     result = replay_recording(recording, restore_limits(recording.header))
     assert result.divergence is None and result.steps > 60
+
+
+def floor_milliseconds(work: StepWork) -> float:
+    """A device that takes no less than 6.5 ms where chunks go on behind 2,048 tokens."""
+    device = 1.8 + 3.3e-3 * work.prompt_tokens + 5e-7 * work.prompt_pairs
+    device += 1e-5 * work.decode_context
+    is_long = work.prompt_tokens and work.prompt_pairs > 2048 * work.prompt_tokens
+    return max(device, 6.5) if is_long else device
+
+
+def cut_prompts(bound: float, prompts: int, seed: int, noise: float) -> list[tuple[int, float]]:
+    """Chunks and milliseconds of prompts of 8,000 tokens beside 16 rows that decode."""
+    rng, times, steps = np.random.default_rng(seed), StepTimes(), list[tuple[int, float]]()
+
+    def run(work: StepWork) -> float:
+        nonlocal times
+        taken = floor_milliseconds(work) * float(rng.uniform(1, 1 + noise))
+        times = times.observe(work, taken)
+        return taken
+
+    run(StepWork(prompt_tokens=8192, prompt_pairs=16 * 512 * 256))
+    for _ in range(prompts):
+        done = 0
+        while done < 8000:
+            tokens = choose_prompt_tokens(
+                times, decode_context=20_000, context=done, bound=bound, most=8192
+            )
+            tokens = min(tokens, 8000 - done)
+            steps.append((tokens, run(prompt_work(tokens, done, 20_000))))
+            done += tokens
+        run(StepWork(decode_context=20_000))
+    return steps
+
+
+@pytest.mark.feature("V1")
+@settings(max_examples=10)
+@given(seed=st.integers(0, 2**32 - 1), noise=st.floats(0, 0.15))
+@pytest.mark.parametrize(("bound", "most"), [(4.0, 6.5 * 1.25), (8.0, 8.0)])
+def test_what_launches_take_is_not_laid_to_tokens(
+    bound: float, most: float, seed: int, noise: float
+) -> None:
+    steps = cut_prompts(bound, 60, seed, noise)
+    # 1,024 tokens behind 4,000 take 7.6 ms, and 512 no less than the floor.
+    assert np.mean([tokens for tokens, _ in steps]) >= 400
+    assert np.quantile([taken for _, taken in steps], 0.9) <= most * (1 + noise) + 0.5
+
+
+def short_steps(taken: list[float], largest: int = 4096) -> StepTimes:
+    times = StepTimes().observe(prompt_work(largest, decode_context=0), 20.0)
+    times = times.observe(StepWork(), 2.0)
+    for each in taken:
+        times = times.observe(prompt_work(64, decode_context=0), each)
+    return times
+
+
+def test_a_floor_is_what_short_steps_evenly_take_beyond_their_terms() -> None:
+    asked = prompt_work(64, decode_context=0)
+    assert short_steps([6.5, 7.0] * 8).find_floor(asked) == 6.5
+    assert short_steps([6.5] * 7).find_floor(asked) == 0.0  # few were seen
+    assert short_steps([2.3, 6.5] * 8).find_floor(asked) == 0.0
+    assert short_steps([2.3] * 16).find_floor(asked) == 0.0
+    assert short_steps([6.5] * 16, largest=1000).find_floor(asked) == 0.0
+    assert short_steps([6.5] * 16).find_floor(StepWork()) == 0.0
+
+
+def test_a_floor_is_forgotten_where_no_short_step_shows_it() -> None:
+    times, asked = short_steps([6.5] * 16), prompt_work(64, decode_context=0)
+    for _ in range(200):
+        times = times.observe(prompt_work(1024, decode_context=0), 8.0)
+    assert times.find_floor(asked) == 6.5
+    for _ in range(60):
+        times = times.observe(prompt_work(1024, decode_context=0), 8.0)
+    assert times.find_floor(asked) == 0.0
+
+
+@pytest.mark.feature("V1")
+def test_short_steps_that_tokens_explain_show_no_floor() -> None:
+    # 64 tokens behind 15,000 take 14 ms on this device, all alike.
+    times = fitted(np.random.default_rng(6))
+    for number in range(20):
+        work = prompt_work(64, 15_000 + 64 * number)
+        times = times.observe(work, milliseconds(work))
+    assert times.find_floor(prompt_work(64)) == 0.0
+    chosen = choose_prompt_tokens(times, decode_context=50_000, context=0, bound=8.0, most=4096)
+    assert chosen == 128

@@ -1,7 +1,8 @@
 """How many prompt tokens a step may have beside decode rows, by the steps that were timed.
 
 The model of a step's time is linear: a + b * tokens of prompts + c * tokens that decode rows read +
-d * pairs of prompt tokens, fitted by least squares in which old steps fade.
+d * pairs of prompt tokens, fitted by least squares in which old steps fade. A step with prompts
+takes no less than a floor: what its launches take, however few its tokens are.
 """
 
 from __future__ import annotations
@@ -34,6 +35,23 @@ _DECODE_STRIDE = 8
 
 They are nine of ten steps, and the bound is on the others. Timed each, they cost the host more than
 they tell, and the fit forgot all but the last few steps with prompts.
+"""
+_FEW_TOKENS = 2 * LEAST_TOKENS
+"""Prompt tokens of a short step, which may show the floor."""
+_LEAST_LARGEST = 8 * _FEW_TOKENS
+"""Prompt tokens of a step that was seen, from which on the fit does without short steps.
+
+With them, after some hundred chunks of 112 tokens at 6.5 ms the fit laid these to tokens and pairs,
+so that no larger chunk seemed to fit.
+"""
+_NUM_SHORTS = 16
+_FLOOR_AGE = 256
+"""Timed steps after which a floor that none of them has shown is forgotten."""
+_EVEN = 1.3
+"""How many times the shorter ones the longer ones may take for a floor to be seen in them."""
+_ABOVE_FLOOR = 1.2
+"""How many times its terms a step takes that shows the floor, and how many times the floor one that
+says nothing of its terms.
 """
 _RIDGE = 1e-3
 _NUM_ERRORS = 64
@@ -83,6 +101,19 @@ class StepWork:
         return tuple(term / scale for term, scale in zip(terms, _SCALES, strict=True))
 
 
+@frozen
+class ShortStep:
+    """A step with few prompt tokens.
+
+    by_terms: milliseconds that its terms were predicted to take
+    decode_context: tokens that decode rows read
+    """
+
+    milliseconds: float
+    by_terms: float
+    decode_context: int
+
+
 @frozen(kw_only=True, eq=False)
 class StepTimes:
     """The fit after some steps.
@@ -91,6 +122,8 @@ class StepTimes:
     errors: milliseconds by which the last steps took longer than predicted
     largest: the most prompt tokens that a timed step had
     num_short: timed steps with no more prompt tokens than are always allowed, and some
+    shorts: the last steps with few prompt tokens
+    shown: the count when a step last showed the floor, or could have
     """
 
     gram: tuple[Numbers, ...] = ((0.0,) * 4,) * 4
@@ -98,15 +131,39 @@ class StepTimes:
     errors: tuple[float, ...] = ()
     largest: int = 0
     num_short: int = 0
+    shorts: tuple[ShortStep, ...] = ()
+    shown: int = 0
     count: int = 0
 
     def observe(self, work: StepWork, milliseconds: float) -> StepTimes:
         """The fit with one more step."""
-        terms, predicted = work.terms(), self.predict(work)
+        terms, by_terms, floor = work.terms(), self.predict(work), self.find_floor(work)
+        predicted = max(by_terms, floor)
         is_known = self.count >= 8 and work.prompt_tokens <= self.largest
-        if is_known and milliseconds > _OUTLIER * max(predicted, 0.1):
-            return evolve(self, errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:])
-        return StepTimes(
+        errors = self.errors
+        if is_known:
+            errors = (*errors, milliseconds - predicted)[-_NUM_ERRORS:]
+            if milliseconds > _OUTLIER * max(predicted, 0.1):
+                return evolve(self, errors=errors)
+        shorts = self.shorts
+        is_short = 0 < work.prompt_tokens <= _FEW_TOKENS
+        if is_short:
+            short = ShortStep(milliseconds, by_terms, work.decode_context)
+            shorts = (*shorts, short)[-_NUM_SHORTS:]
+        is_floor = by_terms <= milliseconds <= _ABOVE_FLOOR * floor
+        noted = evolve(
+            self,
+            errors=errors,
+            largest=max(self.largest, work.prompt_tokens),
+            num_short=self.num_short + (0 < work.prompt_tokens <= LEAST_TOKENS),
+            shorts=shorts,
+            shown=self.count if is_floor or is_short else self.shown,
+            count=self.count + 1,
+        )
+        if is_floor or (is_short and self.largest >= _LEAST_LARGEST):
+            return noted
+        return evolve(
+            noted,
             gram=tuple(
                 tuple(_KEPT * old + one * other for old, other in zip(line, terms, strict=True))
                 for line, one in zip(self.gram, terms, strict=True)
@@ -115,17 +172,27 @@ class StepTimes:
                 _KEPT * old + term * milliseconds
                 for old, term in zip(self.moment, terms, strict=True)
             ),
-            errors=(*self.errors, milliseconds - predicted)[-_NUM_ERRORS:]
-            if is_known
-            else self.errors,
-            largest=max(self.largest, work.prompt_tokens),
-            num_short=self.num_short + (0 < work.prompt_tokens <= LEAST_TOKENS),
-            count=self.count + 1,
         )
 
     def predict(self, work: StepWork) -> float:
-        """Milliseconds of a step; no term makes it shorter."""
+        """Milliseconds of a step by its terms, none of which makes it shorter."""
         return sum(a * b for a, b in zip(self.fit, work.terms(), strict=True))
+
+    def find_floor(self, work: StepWork) -> float:
+        """Milliseconds that a step takes however few its prompt tokens are.
+
+        0 where it has none: the last short steps took unevenly long, or what their terms take.
+        """
+        by_context = self.fit[2] / _SCALES[2]
+        seen, is_fresh = self.shorts, self.count - self.shown <= _FLOOR_AGE
+        is_shown = len(seen) >= _NUM_SHORTS // 2 and self.largest >= _LEAST_LARGEST
+        if not (work.prompt_tokens and is_shown and is_fresh):
+            return 0.0
+        taken = sorted(short.milliseconds - by_context * short.decode_context for short in seen)
+        low, high = taken[len(seen) // 4], taken[3 * len(seen) // 4]
+        longer = sorted(short.milliseconds / max(short.by_terms, 0.01) for short in seen)
+        is_floor = high <= _EVEN * low and longer[len(seen) // 4] > _ABOVE_FLOOR
+        return low + by_context * work.decode_context if is_floor else 0.0
 
     def margin(self) -> float:
         """Milliseconds by which one step of twenty takes longer than predicted."""
@@ -216,8 +283,12 @@ def choose_prompt_tokens(
     tokens = np.array(candidates, float)
     predicted = fixed + by_context * decode_context + by_token * tokens
     predicted += by_pair * tokens * (context + tokens / 2)
+    shortest = StepWork(prompt_tokens=LEAST_TOKENS, decode_context=decode_context)
+    floor = times.find_floor(shortest)
+    predicted = np.maximum(predicted, floor)
     limit = bound - times.margin()
-    if len(predicted) and predicted[0] > limit and times.num_short >= _NUM_SHORT:
+    is_shown = floor > 0 or times.num_short >= _NUM_SHORT
+    if candidates and predicted[0] > limit and is_shown:
         # Uneven steps do not starve prompts either: no margin is left then.
         worthwhile = WORTHWHILE_CUT * predicted[0]
         limit = min(bound, worthwhile) if predicted[0] <= bound else worthwhile
