@@ -42,17 +42,31 @@ RUN = "import sys; from headstock.cli.main import main; sys.exit(main())"
 KERNELS = """
 import atexit, json, sys
 seen = {"from disk": 0, "compiled": 0, "from disk, s": 0.0, "compiled, s": 0.0}
+compiled = []
 atexit.register(lambda: print("kernels", json.dumps(seen), file=sys.stderr, flush=True))
+atexit.register(lambda: print("compiled", json.dumps(compiled), file=sys.stderr, flush=True))
 from triton import knobs
 
-def note(*, cache_hit, times, **more):
+def describe(src):
+    types = "".join(f" {name}:{type}" for name, type in src.signature.items())
+    constants = " ".join(str(value)[:20] for _, value in sorted(src.constants.items()))
+    aligned = ",".join(str(place[0]) for place in sorted(src.attrs))
+    return f"{src.name}{types} | {constants} | {aligned}"[:500]
+
+def note(*, src, cache_hit, times, **more):
     name = "from disk" if cache_hit else "compiled"
+    if not cache_hit:
+        compiled.append(describe(src))
     seen[name] += 1
     seen[f"{name}, s"] += times.total / 1e6
 
 knobs.compilation.listener = note
 """
-"""Has Triton say which kernels it loads and compiles, and for how long."""
+"""Has Triton say how many kernels it loads and compiles, for how long, and which it compiles: types
+of arguments, constants, places of what 16 divides.
+"""
+NOTED = ("graph", "memory", " ms")
+"""What lines of the summary have that are kept."""
 WANTED_SECONDS = 8.0
 START_SECONDS = 300
 LATE_SECONDS = 120
@@ -184,6 +198,7 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
     seconds = {
         name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+)(?= \+| =)", parts)
     }
+    compiled = next((line for line in lines if line.startswith("compiled ")), "compiled []")
     result = {
         "code": exit_code,
         "first_token_s": round(first_token, 2) if first else None,
@@ -194,8 +209,10 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
         "notes": [
             line
             for line in lines
-            if "graph" in line or "memory" in line or " ms" in line or line.startswith("kernels ")
+            if not line.startswith("compiled ")
+            and (line.startswith("kernels ") or any(word in line for word in NOTED))
         ],
+        "compiled": json.loads(compiled.removeprefix("compiled ")),
     }
     sys.stderr.write(f"{' '.join(words[-6:])}: {result}\n")
     if exit_code:
