@@ -126,8 +126,7 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
     prompts = runner_of(engine).prompts
     assert prompts is not None
-    small = len(prompts.captured) - 2
-    assert hidden == [3.0, 1.1, 3.0, 1.1, *[1.5, 1.1] * small]
+    assert hidden == [4.0, 1.1] * len(prompts.captured)
     assert prompts is not None and list(prompts.captured)[-3:] == [3584, 4096, 4640]
     replayed = []
     for count in (4640, 4128, 4127, 4097, 4096, 2176):
@@ -153,7 +152,7 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
 
 
 @pytest.mark.feature("V6")
-@pytest.mark.parametrize("hidden", [1.5, 1.1])
+@pytest.mark.parametrize("hidden", [4.0, 1.1])
 def test_decode_rows_are_in_one_graph_with_prompts_where_the_host_bounds_the_step(
     toys: Toys, monkeypatch: pytest.MonkeyPatch, hidden: float
 ) -> None:
