@@ -36,6 +36,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"ops": "torch"},
     {"proposer": "ngram"},
     {"max_itl_ms": 5.0},
+    {"late_planning": False},
     {"cuda_graph_max_tokens": 0},
     {"defer_graphs": False},
     {"opt": SWITCHES},
