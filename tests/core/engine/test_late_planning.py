@@ -17,8 +17,16 @@ from headstock.scheduler import Plan
 
 __all__ = ["crash_reports", "toys"]
 
-DECODES: Any = SimpleNamespace(num_decode=2, rows=[0, 1])
-PROMPTS: Any = SimpleNamespace(num_decode=1, rows=[0, 1])
+
+def plan(decodes: int, *prompts: int) -> Any:
+    stops = np.array([*[9] * decodes, *prompts], np.int32)
+    starts = np.array([*[8] * decodes, *[0] * len(prompts)], np.int32)
+    return SimpleNamespace(num_decode=decodes, rows=stops, starts=starts, stops=stops)
+
+
+DECODES = plan(2)
+PROMPTS = plan(0, 300)
+MIXED = plan(1, 300, 100)
 SECONDS = st.floats(0.0, 0.1)
 
 
@@ -68,7 +76,7 @@ def planner(device: Device, **settings: Any) -> LatePlanner:
     return made
 
 
-def test_only_steps_of_decode_rows_alone_are_waited_for() -> None:
+def test_only_steps_in_which_rows_decode_are_waited_for() -> None:
     device = Device()
     made = planner(device)
     made.wait(DECODES, is_urgent=True)
@@ -139,3 +147,27 @@ def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     wanted = EngineHarness(plain).run(requests)
     plain.close()
     assert (harness.outputs, harness.reasons) == (wanted.outputs, wanted.reasons)
+
+
+def test_a_step_with_prompts_is_waited_for_by_what_their_tokens_took_before() -> None:
+    device = Device()
+    made = planner(device)
+    made.wait(MIXED, is_urgent=False)  # no step with prompts was seen: it takes no less than others
+    decoding = 0.95 * 0.0095 - 2 * 0.0005 - 0.001
+    assert device.slept == [pytest.approx(decoding)]
+    for taken in (0.0175, 0.0135, 0.0175, 0.0175):  # 8 or 4 ms more, of 400 tokens
+        made.times = made.times.add_step(taken, 400)
+    device.now = made.launched[-1]
+    made.wait(MIXED, is_urgent=False)
+    assert device.slept[1:] == [pytest.approx(decoding + 0.8 * 0.004)]
+
+
+def test_steps_that_end_are_timed_by_their_kind() -> None:
+    device = Device()
+    made = planner(device)
+    for kind, taken in ((MIXED, 0.0135), (PROMPTS, 0.03), (DECODES, 0.009)):
+        device.now += taken
+        made.note_end(kind)
+        made.note_launch()
+    assert made.times.by_token == (pytest.approx(0.004 / 400),)
+    assert made.times.steps[-2:] == (pytest.approx(0.0095), pytest.approx(0.009))

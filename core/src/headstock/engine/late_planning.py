@@ -20,6 +20,8 @@ _LEAST_SEEN = 4
 """Steps and launches that are timed before anything waits."""
 _SURE = 0.95
 """The share of the shortest of the last steps that the present one is trusted to take."""
+_SURE_OF_PROMPTS = 0.8
+"""The same of what prompt tokens add."""
 _LEADS = 2.0
 """How many times the longest of the last leads is left for planning and launching."""
 _MARGIN = 0.001
@@ -33,29 +35,37 @@ class HostTimes:
     """What was seen of the last steps, in seconds.
 
     steps: how long those took the device in which rows decode alone
+    by_token: how much longer steps with prompts took for each of these tokens
     leads: from the beginning of planning to the launch of the plan
     """
 
     steps: tuple[float, ...] = ()
+    by_token: tuple[float, ...] = ()
     leads: tuple[float, ...] = ()
 
-    def add_step(self, seconds: float) -> HostTimes:
-        """The times with one more step."""
-        return evolve(self, steps=(*self.steps, seconds)[-_NUM_STEPS:])
+    def add_step(self, seconds: float, prompt_tokens: int = 0) -> HostTimes:
+        """The times with one more step in which rows decode."""
+        if not prompt_tokens:
+            return evolve(self, steps=(*self.steps, seconds)[-_NUM_STEPS:])
+        more = max(seconds - min(self.steps, default=seconds), 0.0) / prompt_tokens
+        return evolve(self, by_token=(*self.by_token, more)[-_NUM_STEPS:])
 
     def add_lead(self, seconds: float) -> HostTimes:
         """The times with one more launch."""
         return evolve(self, leads=(*self.leads, seconds)[-_NUM_LEADS:])
 
 
-def choose_delay(times: HostTimes, running: float) -> float:
+def choose_delay(times: HostTimes, running: float, prompt_tokens: int = 0) -> float:
     """Seconds for which planning may wait while the device runs a step since `running` seconds.
 
-    0 where too little was seen, or the wait would be too short.
+    prompt_tokens: of that step, beside rows that decode
+    returns: 0 where too little was seen, or the wait would be too short.
     """
     if min(len(times.steps), len(times.leads)) < _LEAST_SEEN:
         return 0.0
     left = _SURE * min(times.steps) - running
+    if len(times.by_token) >= _LEAST_SEEN:
+        left += _SURE_OF_PROMPTS * min(times.by_token) * prompt_tokens
     delay = left - _LEADS * max(times.leads) - _MARGIN
     return delay if delay >= _LEAST_DELAY else 0.0
 
@@ -86,8 +96,8 @@ class LatePlanner:
     def note_end(self, plan: Plan) -> None:
         """The oldest step in flight has ended; the next one began then, or when it was launched."""
         began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
-        if plan.num_decode == len(plan.rows):
-            self.times = self.times.add_step(self.ended - began)
+        if plan.num_decode:
+            self.times = self.times.add_step(self.ended - began, _count_prompt_tokens(plan))
 
     def wait(self, running: Plan | None, *, is_urgent: bool) -> None:
         """Wait as long as the device surely works on `running`, the step in flight.
@@ -95,10 +105,16 @@ class LatePlanner:
         is_urgent: the plan must not wait; something would be told only after it, or requests wait
         """
         now = self.clock()
-        if self.enabled and running is not None and not is_urgent:
-            decodes = running.num_decode == len(running.rows)
-            delay = choose_delay(self.times, now - max(self.launched[-1], self.ended))
-            if decodes and delay:
+        if self.enabled and running is not None and running.num_decode and not is_urgent:
+            since = max(self.launched[-1], self.ended)
+            delay = choose_delay(self.times, now - since, _count_prompt_tokens(running))
+            if delay:
                 self.sleep(delay)
                 now = self.clock()
         self.planned_at = now
+
+
+def _count_prompt_tokens(plan: Plan) -> int:
+    """Tokens of the plan's rows that do not decode."""
+    prompts = slice(plan.num_decode, None)
+    return int((plan.stops[prompts] - plan.starts[prompts]).sum())
