@@ -12,7 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_engine import EngineHarness, Toys, random_requests, request
 
+from headstock.engine.engine import Engine
 from headstock.engine.late_planning import HostTimes, LatePlanner, choose_delay
+from headstock.outputs import Update
 from headstock.scheduler import Plan
 
 __all__ = ["crash_reports", "toys"]
@@ -42,76 +44,200 @@ def test_what_is_left_is_enough_to_plan_and_launch(
     assert delay >= 0.0
     if delay:
         assert min(len(steps), len(leads)) >= 4
-        assert running + delay + 2 * max(leads) + 0.001 <= 0.951 * min(steps)
+        assert running + delay + 1.25 * max(leads) + 0.0005 <= 0.951 * min(steps)
 
 
 def test_a_long_step_is_waited_for_and_a_short_one_is_not() -> None:
     def times(step: float) -> HostTimes:
-        return HostTimes(steps=(step,) * 8, leads=(0.0005,) * 8)
+        return HostTimes(steps=(step,) * 8, leads=(0.0008,) * 8)
 
-    assert choose_delay(times(0.007), 0.0005) == pytest.approx(0.95 * 0.007 - 0.0025)
-    assert choose_delay(times(0.0025), 0.0002) == 0.0
+    assert choose_delay(times(0.007), 0.0005) == pytest.approx(0.95 * 0.007 - 0.002)
+    assert choose_delay(times(0.0025), 0.0004) == 0.0
 
 
-class Device:
-    """Time that passes where it is asked to."""
+def test_only_the_last_steps_and_launches_count() -> None:
+    times = HostTimes()
+    for _ in range(8):
+        times = times.add_step(0.001).add_step(0.041, 400).add_lead(0.02)
+    for _ in range(8):
+        times = times.add_step(0.01).add_lead(0.001)
+    for _ in range(8):
+        times = times.add_step(0.014, 400)
+    assert times.steps == (0.01,) * 8 and times.by_token == (pytest.approx(1e-5),) * 8
+    for _ in range(8):
+        times = times.add_lead(0.001)
+    assert times.leads == (0.001,) * 16
 
-    def __init__(self) -> None:
-        self.now, self.slept = 1.0, list[float]()
+
+class Host:
+    """A host that plans and launches steps of a device, one behind the other, as an engine does.
+
+    Planning takes `plan_s` and launching `launch_s` seconds.
+    """
+
+    def __init__(
+        self, *, plan_s: float = 0.0005, launch_s: float = 0.0005, **settings: Any
+    ) -> None:
+        self.now, self.plan_s, self.launch_s = 1.0, plan_s, launch_s
+        self.slept, self.ends, self.queue = list[float](), [0.0], list[tuple[Any, float]]()
+        self.planner = LatePlanner(
+            clock=lambda: self.now, sleep=self.sleep, **{"enabled": True} | settings
+        )
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
         self.now += seconds
 
+    def launch(self, kind: Any, device_s: float) -> None:
+        """A step that the device runs behind those that were launched."""
+        self.planner.note_launch()
+        # Its kernels run as they are launched.
+        began, self.now = max(self.now, self.ends[-1]), self.now + self.launch_s
+        self.ends.append(max(began + device_s, self.now))
+        self.planner.note_launched()
+        self.queue.append((kind, self.ends[-1]))
 
-def planner(device: Device, **settings: Any) -> LatePlanner:
-    made = LatePlanner(clock=lambda: device.now, sleep=device.sleep, **{"enabled": True} | settings)
-    for _ in range(8):  # steps of 10 ms, planned and launched in 0.5 at their beginning
-        made.note_launch()
-        device.now += 0.0095
-        made.note_end(DECODES)
-        made.wait(None, is_urgent=False)
-        device.now += 0.0005
-    made.note_launch()
-    return made
+    def collect(self) -> None:
+        kind, end = self.queue.pop(0)
+        began, self.now = self.now, max(self.now, end)
+        self.planner.note_end(kind, self.now - began)
+
+    def step(self, kind: Any, device_s: float, *, is_urgent: bool = False) -> None:
+        """Launch a step, collect the one before, and plan the next one."""
+        self.launch(kind, device_s)
+        if len(self.queue) > 1:
+            self.collect()
+        self.planner.wait(self.queue[0][0], is_urgent=is_urgent)
+        self.now += self.plan_s
 
 
-def test_only_steps_in_which_rows_decode_are_waited_for() -> None:
-    device = Device()
-    made = planner(device)
-    made.wait(DECODES, is_urgent=True)
-    made.wait(PROMPTS, is_urgent=False)
-    made.wait(None, is_urgent=False)
-    assert device.slept == []
-    made.wait(DECODES, is_urgent=False)
-    assert device.slept == [pytest.approx(0.95 * 0.0095 - 2 * 0.0005 - 0.001)]
-    off = planner(device, enabled=False)
-    off.wait(DECODES, is_urgent=False)
-    assert len(device.slept) == 1
+def busy_host(**settings: Any) -> Host:
+    """A host that has seen a dozen steps of 10 ms, and waits for none of the next ones yet."""
+    host = Host(**settings)
+    for _ in range(12):
+        host.step(DECODES, 0.01)
+    host.slept.clear()
+    return host
+
+
+WAITED = 0.95 * 0.01 - 1.25 * 0.001 - 0.0005
+"""Seconds into a step of 10 ms at which planning begins."""
+
+
+def test_a_step_in_which_rows_decode_is_waited_for_unless_something_is_urgent() -> None:
+    host = busy_host()
+    for _ in range(5):
+        host.step(DECODES, 0.01)
+    # The device is never idle: a step begins when the one before ends, not at its launch.
+    assert host.slept == [pytest.approx(WAITED, abs=1e-6)] * 5
+    host.step(DECODES, 0.01, is_urgent=True)
+    host.step(PROMPTS, 0.01)  # collects the last of the others
+    host.step(DECODES, 0.01)  # behind prompts alone
+    assert len(host.slept) == 6
+    off = busy_host(enabled=False)
+    off.step(DECODES, 0.01)
+    assert off.slept == []
+
+
+def test_nothing_that_runs_is_not_waited_for() -> None:
+    host = busy_host()
+    host.planner.wait(None, is_urgent=False)
+    assert host.slept == []
 
 
 def test_a_step_that_is_nearly_over_is_not_waited_for() -> None:
-    device = Device()
-    made = planner(device)
-    device.now += 0.008
-    made.wait(DECODES, is_urgent=False)
-    assert device.slept == []
+    host = busy_host()
+    host.launch(DECODES, 0.01)
+    host.collect()
+    host.now += 0.008
+    host.planner.wait(DECODES, is_urgent=False)
+    assert host.slept == []
 
 
-def test_one_shorter_step_or_longer_launch_is_enough_to_wait_less() -> None:
-    device = Device()
-    made = planner(device)
-    made.times = made.times.add_step(0.004)
-    made.wait(DECODES, is_urgent=False)
-    assert device.slept == [pytest.approx(0.95 * 0.004 - 0.002)]
-    device.now += 0.003
-    made.note_launch()
-    made.note_end(DECODES)
-    assert max(made.times.leads) == pytest.approx(0.003)
+@pytest.mark.parametrize(
+    ("launch", "device", "lead"),
+    [
+        (0.006, 0.0015, 0.0004),  # launched operation by operation: the host is what bounds a step
+        (0.008, 0.007, 0.0005),
+        (0.008, 0.012, 0.0005),
+        (0.0025, 0.0068, 0.0005),
+        (0.0003, 0.0068, 0.0004),  # replayed
+    ],
+)
+@pytest.mark.parametrize("kind", [DECODES, MIXED])
+def test_waiting_makes_no_step_longer(launch: float, device: float, lead: float, kind: Any) -> None:
+    seconds = {}
+    for enabled in (False, True):
+        host = Host(plan_s=lead, launch_s=launch, enabled=enabled)
+        for number in range(400):
+            host.step(DECODES if number < 20 else kind, device)
+        seconds[enabled] = host.now - 1.0
+        assert enabled or not host.slept
+    assert seconds[True] <= 1.01 * seconds[False]
+    if launch < 0.001:
+        assert len(host.slept) > 300
+
+
+def test_steps_that_become_shorter_are_waited_for_too_long_once() -> None:
+    host = busy_host()
+    before = host.now
+    for _ in range(40):
+        host.step(DECODES, 0.004)
+    # The wait behind which the first one had ended, and no other, left the device idle.
+    assert host.now - before <= 40 * 0.004 + 0.02
+    assert host.slept[-1] == pytest.approx(0.95 * 0.004 - 1.25 * 0.001 - 0.0005, abs=1e-6)
+
+
+def test_one_longer_launch_is_enough_to_wait_less() -> None:
+    host = busy_host()
+    host.step(DECODES, 0.01)
+    host.launch_s = 0.0012
+    host.step(DECODES, 0.01)
+    host.launch_s = 0.0005
+    host.step(DECODES, 0.01)
+    assert host.slept[-1] == pytest.approx(0.95 * 0.01 - 1.25 * 0.0017 - 0.0005, abs=1e-6)
+
+
+def test_a_lead_is_from_planning_to_its_own_launch() -> None:
+    host = Host()
+    host.step(DECODES, 0.01)
+    host.launch(DECODES, 0.01)
+    host.now += 0.5
+    host.launch(DECODES, 0.01)  # nothing was planned since
+    assert host.planner.times.leads == (pytest.approx(0.001),)
+
+
+def test_a_step_with_prompts_is_waited_for_by_what_their_tokens_took_before() -> None:
+    host = busy_host()
+    host.step(MIXED, 0.02)
+    host.step(
+        MIXED, 0.02
+    )  # none was seen when the first is waited for: it takes no less than others
+    assert host.slept[1:] == [pytest.approx(WAITED, abs=1e-6)]
+    for taken in (0.018, 0.014, 0.018, 0.018):  # 8 or 4 ms more, of 400 tokens
+        host.step(MIXED, taken)
+    host.slept.clear()
+    host.step(MIXED, 0.018)
+    host.step(MIXED, 0.018)
+    assert host.slept[-1] == pytest.approx(WAITED + 0.8 * 0.004, abs=1e-4)
+    assert min(host.planner.times.steps) == pytest.approx(0.01)
+
+
+def tell_at_once(engine: Engine) -> None:
+    """Have the engine's tokens told before the next step is planned, as its loop does."""
+    step = engine.step
+
+    def told_step() -> tuple[Update, ...]:
+        told: list[Update] = []
+        ends = step(told.extend)
+        return (*told, *ends)
+
+    engine.step = told_step  # type: ignore[method-assign, assignment]
 
 
 def test_what_arrives_meanwhile_is_in_the_plan_unless_an_end_is_to_be_told(toys: Toys) -> None:
     engine = toys.engine()
+    tell_at_once(engine)
     harness, seen = EngineHarness(engine), list[tuple[bool, bool]]()
 
     def wait(running: Plan | None, *, is_urgent: bool) -> None:
@@ -139,7 +265,8 @@ def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     engine = toys.engine(late_planning=late)
     engine.late_planner.sleep = slept.append
     engine.late_planner.times = HostTimes(steps=(10.0,) * 8, leads=(0.001,) * 16)
-    engine.late_planner.note_end = lambda plan: engine.late_planner.launched.popleft()
+    engine.late_planner.note_end = lambda plan, waited: engine.late_planner.launched.popleft()
+    tell_at_once(engine)
     harness = EngineHarness(engine).run(requests)
     engine.close()
     assert bool(slept) == late
@@ -149,25 +276,36 @@ def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     assert (harness.outputs, harness.reasons) == (wanted.outputs, wanted.reasons)
 
 
-def test_a_step_with_prompts_is_waited_for_by_what_their_tokens_took_before() -> None:
-    device = Device()
-    made = planner(device)
-    made.wait(MIXED, is_urgent=False)  # no step with prompts was seen: it takes no less than others
-    decoding = 0.95 * 0.0095 - 2 * 0.0005 - 0.001
-    assert device.slept == [pytest.approx(decoding)]
-    for taken in (0.0175, 0.0135, 0.0175, 0.0175):  # 8 or 4 ms more, of 400 tokens
-        made.times = made.times.add_step(taken, 400)
-    device.now = made.launched[-1]
-    made.wait(MIXED, is_urgent=False)
-    assert device.slept[1:] == [pytest.approx(decoding + 0.8 * 0.004)]
+@pytest.mark.parametrize("late", ["an abort", "a request that waits", "tokens", "nothing"])
+def test_what_would_be_told_or_freed_later_is_urgent(toys: Toys, late: str) -> None:
+    engine = toys.engine(max_running_requests=1)
+    seen, updates = list[bool](), list[Update]()
+    engine.submit(request("a", [1, 2, 3], 20))
+    for _ in range(4):
+        engine.step(updates.extend)
+    engine.late_planner.wait = lambda running, *, is_urgent: seen.append(is_urgent)
+    if late == "a request that waits":
+        engine.submit(request("b", [1, 2, 3], 20))
+        engine.step(updates.extend)
+        seen.clear()
+    if late == "an abort":
+        engine.abort("a")
+    engine.step(None if late == "tokens" else updates.extend)
+    assert seen == [late != "nothing"]
+    engine.close()
 
 
-def test_steps_that_end_are_timed_by_their_kind() -> None:
-    device = Device()
-    made = planner(device)
-    for kind, taken in ((MIXED, 0.0135), (PROMPTS, 0.03), (DECODES, 0.009)):
-        device.now += taken
-        made.note_end(kind)
-        made.note_launch()
-    assert made.times.by_token == (pytest.approx(0.004 / 400),)
-    assert made.times.steps[-2:] == (pytest.approx(0.0095), pytest.approx(0.009))
+def test_a_step_that_failed_at_its_launch_is_not_waited_for(toys: Toys) -> None:
+    engine = toys.engine()
+    seen = list[Plan | None]()
+    engine.late_planner.wait = lambda running, *, is_urgent: seen.append(running)
+    engine.submit(request("a", [1, 2, 3], 20))
+
+    def execute(*arguments: Any) -> Any:
+        raise RuntimeError("no")
+
+    engine.executor.execute = execute
+    for _ in range(2):
+        engine.step(lambda updates: None)
+    assert seen == [None, None]
+    engine.close()

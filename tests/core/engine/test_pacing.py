@@ -458,7 +458,7 @@ def test_a_floor_is_what_short_steps_evenly_take_beyond_their_terms() -> None:
     assert short_steps([6.5] * 7).find_floor(asked) == 0.0  # few were seen
     assert short_steps([2.3, 6.5] * 8).find_floor(asked) == 0.0
     assert short_steps([2.3] * 16).find_floor(asked) == 0.0
-    assert short_steps([6.5] * 16, largest=1000).find_floor(asked) == 0.0
+    assert short_steps([6.5] * 16, largest=500).find_floor(asked) == 0.0
     assert short_steps([6.5] * 16).find_floor(StepWork()) == 0.0
 
 
@@ -482,3 +482,69 @@ def test_short_steps_that_tokens_explain_show_no_floor() -> None:
     assert times.find_floor(prompt_work(64)) == 0.0
     chosen = choose_prompt_tokens(times, decode_context=50_000, context=0, bound=8.0, most=4096)
     assert chosen == 128
+
+
+def chosen_chunks(times: StepTimes, count: int, slower: float = 1.0) -> tuple[StepTimes, list[int]]:
+    """The fit after so many chunks under a bound of 8 ms, and their tokens; decode steps between.
+
+    A device without a floor, so many times slower.
+    """
+
+    def taken(work: StepWork) -> float:
+        device = 1.8 + 3.3e-3 * work.prompt_tokens + 5e-7 * work.prompt_pairs
+        return slower * (device + 1e-5 * work.decode_context)
+
+    chunks = []
+    for number in range(count):
+        context = 1000 * (number % 8)
+        tokens = choose_prompt_tokens(
+            times, decode_context=20_000, context=context, bound=8.0, most=8192
+        )
+        chunks.append(tokens)
+        for work in (prompt_work(tokens, context, 20_000), StepWork(decode_context=20_000)):
+            times = times.observe(work, taken(work))
+    return times, chunks
+
+
+@pytest.mark.feature("V1")
+@pytest.mark.parametrize("first", [60.0, 500.0, 2250.0])
+def test_a_kernel_that_was_compiled_at_first_keeps_no_chunk_short(first: float) -> None:
+    times = StepTimes().observe(prompt_work(2048, decode_context=0), first)
+    _, chunks = chosen_chunks(times, 1200)
+    assert np.mean(chunks[-100:]) > 600
+
+
+@pytest.mark.feature("V1")
+def test_a_slow_phase_keeps_no_chunk_short() -> None:
+    times, chunks = chosen_chunks(StepTimes(), 200)
+    times, slow = chosen_chunks(times, 500, slower=3.5)
+    _, after = chosen_chunks(times, 400)
+    assert np.mean(slow[-100:]) < 200 and np.mean(after[-100:]) >= 0.95 * np.mean(chunks[-100:])
+
+
+def test_a_floor_follows_what_decode_rows_read() -> None:
+    times = StepTimes()
+    for number in range(40):
+        for work in (prompt_work(1024, 0, 1000 * number), StepWork(decode_context=1000 * number)):
+            times = times.observe(work, 2 + 0.003 * work.prompt_tokens + 1e-4 * work.decode_context)
+    for number in range(16):
+        times = times.observe(prompt_work(64, 0, 5000 * number), 6.0 + 1e-4 * 5000 * number)
+    for context in (0, 60_000):
+        floor = times.find_floor(prompt_work(64, 0, context))
+        assert floor == pytest.approx(6.0 + 1e-4 * context, rel=0.03)
+
+
+def test_a_step_that_took_its_floor_is_no_error() -> None:
+    times = short_steps([6.5] * 16)
+    errors = times.errors
+    for _ in range(64):
+        times = times.observe(prompt_work(64, decode_context=0), 6.5)
+    assert max(errors) > 1 and max(times.errors) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize("tokens", [64, 1024])
+def test_a_floor_lasts_as_long_as_steps_show_it(tokens: int) -> None:
+    times, asked = short_steps([6.5] * 16), prompt_work(64, decode_context=0)
+    for _ in range(600):
+        times = times.observe(prompt_work(tokens, decode_context=0), 6.6)
+    assert times.find_floor(asked) == pytest.approx(6.5, abs=0.11)

@@ -226,9 +226,13 @@ class Engine:
             updates = ()
         # Ends are told once the next step is planned. Where requests wait already, none that comes
         # would be admitted before them.
-        is_urgent = bool(find_outcome(working).ended or self.state.waiting)
-        running = self.in_flight[0].plan if len(self.in_flight) == 1 else None
-        self.late_planner.wait(running, is_urgent=is_urgent)
+        has_aborts = any(isinstance(event, Aborted) for event in tuple(self.inbox))
+        has_news = bool(updates or find_outcome(working).ended or has_aborts)
+        running = self.in_flight[0] if self.in_flight else None
+        self.late_planner.wait(
+            running.plan if running is not None and running.pending is not None else None,
+            is_urgent=has_news or bool(self.state.waiting),
+        )
         # After the results: a request that its last token ends has ended, even if an abort is
         # queued.
         later: list[Event] = []
@@ -322,6 +326,7 @@ class Engine:
         self.late_planner.note_launch()
         try:
             self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
+            self.late_planner.note_launched()
         except PLUGIN_FAILURES as error:
             # It takes its turn as a step without a result, so that failures keep the plans' order.
             self.in_flight.append(InFlightStep(plan, None, self._fail_step(plan, error)))
@@ -332,11 +337,13 @@ class Engine:
 
         A failed step has no sample: its requests fail, and the engine goes on.
         """
-        oldest = self.in_flight.popleft()
+        oldest, waited = self.in_flight.popleft(), 0.0
         try:
             if oldest.pending is None:
                 return CollectedStep(oldest.plan, None, oldest.failure)
+            began = time.monotonic()
             sample = oldest.pending.wait()
+            waited = time.monotonic() - began
             self.output_tracker.count_step(oldest.pending)
             if self.drafting is not None:
                 self.drafting.count_step(oldest.plan, oldest.pending)
@@ -346,7 +353,7 @@ class Engine:
             return CollectedStep(oldest.plan, None, self._fail_step(oldest.plan, error))
         finally:
             self.pacer.note_end(oldest.plan)
-            self.late_planner.note_end(oldest.plan)
+            self.late_planner.note_end(oldest.plan, waited)
 
     def _fail_step(self, plan: Plan, error: BaseException) -> str:
         """Log a step that failed, and return why it did; raise EngineDied for a lost device."""

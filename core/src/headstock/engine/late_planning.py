@@ -22,10 +22,16 @@ _SURE = 0.95
 """The share of the shortest of the last steps that the present one is trusted to take."""
 _SURE_OF_PROMPTS = 0.8
 """The same of what prompt tokens add."""
-_LEADS = 2.0
+_LEADS = 1.25
 """How many times the longest of the last leads is left for planning and launching."""
-_MARGIN = 0.001
-"""Seconds beside: a thread wakes up late."""
+_MARGIN = 0.0005
+"""Seconds left besides: a thread wakes up late."""
+_LEAST_WAITED = 0.0002
+"""Seconds that the host has to wait for a step whose end it sees.
+
+Where it comes later, the step has ended before, and the time would be the host's own. Taken for the
+device's, a wait made steps look longer, and so the next wait.
+"""
 _LEAST_DELAY = 0.0005
 """Seconds that are worth a sleep."""
 
@@ -36,7 +42,7 @@ class HostTimes:
 
     steps: how long those took the device in which rows decode alone
     by_token: how much longer steps with prompts took for each of these tokens
-    leads: from the beginning of planning to the launch of the plan
+    leads: from the beginning of planning until all of the plan is launched
     """
 
     steps: tuple[float, ...] = ()
@@ -85,18 +91,29 @@ class LatePlanner:
         self.launched: deque[float] = deque()
         self.ended = 0.0
         self.planned_at: float | None = None
+        self.has_slept = False
 
     def note_launch(self) -> None:
         """A step is about to be launched."""
-        now = self.clock()
-        if self.planned_at is not None:
-            self.times, self.planned_at = self.times.add_lead(now - self.planned_at), None
-        self.launched.append(now)
+        self.launched.append(self.clock())
 
-    def note_end(self, plan: Plan) -> None:
-        """The oldest step in flight has ended; the next one began then, or when it was launched."""
+    def note_launched(self) -> None:
+        """All of it is launched."""
+        if self.planned_at is not None:
+            lead, self.planned_at = self.clock() - self.planned_at, None
+            self.times = self.times.add_lead(lead)
+
+    def note_end(self, plan: Plan, waited: float) -> None:
+        """The oldest step in flight has ended; the next one began then, or when it was launched.
+
+        waited: seconds that the host waited for it
+        """
         began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
-        if plan.num_decode:
+        has_slept, self.has_slept = self.has_slept, False
+        if waited < _LEAST_WAITED:
+            if has_slept:  # for too long: what was seen is no more
+                self.times = HostTimes(leads=self.times.leads)
+        elif plan.num_decode:
             self.times = self.times.add_step(self.ended - began, _count_prompt_tokens(plan))
 
     def wait(self, running: Plan | None, *, is_urgent: bool) -> None:
@@ -110,7 +127,7 @@ class LatePlanner:
             delay = choose_delay(self.times, now - since, _count_prompt_tokens(running))
             if delay:
                 self.sleep(delay)
-                now = self.clock()
+                now, self.has_slept = self.clock(), True
         self.planned_at = now
 
 

@@ -38,7 +38,7 @@ they tell, and the fit forgot all but the last few steps with prompts.
 """
 _FEW_TOKENS = 2 * LEAST_TOKENS
 """Prompt tokens of a short step, which may show the floor."""
-_LEAST_LARGEST = 8 * _FEW_TOKENS
+_LEAST_LARGEST = 4 * _FEW_TOKENS
 """Prompt tokens of a step that was seen, from which on the fit does without short steps.
 
 With them, after some hundred chunks of 112 tokens at 6.5 ms the fit laid these to tokens and pairs,
@@ -160,7 +160,9 @@ class StepTimes:
             shown=self.count if is_floor or is_short else self.shown,
             count=self.count + 1,
         )
-        if is_floor or (is_short and self.largest >= _LEAST_LARGEST):
+        # What takes less than its terms always counts: a fit that is too slow keeps chunks short.
+        is_left_out = is_short and self.largest >= _LEAST_LARGEST and by_terms <= milliseconds
+        if is_floor or is_left_out:
             return noted
         return evolve(
             noted,

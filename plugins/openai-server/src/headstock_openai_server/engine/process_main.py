@@ -61,7 +61,7 @@ EXIT_SECONDS = 20
 
 
 class StepReporter:
-    """Sends one message a step: the sinks of all requests only add to it.
+    """Sends a step's tokens in one message, and its ends in another: sinks only add to it.
 
     It is called on the engine's thread alone.
     """
@@ -83,7 +83,7 @@ class StepReporter:
         self.updates.append(pack_update(update))
 
     def send_step(self) -> None:
-        """Send the updates of a step, and the engine's counts now and then."""
+        """Send what the sinks have had, and the engine's counts now and then."""
         updates, self.updates = self.updates, []
         loop = self.loop
         try:
