@@ -309,3 +309,12 @@ def test_a_step_that_failed_at_its_launch_is_not_waited_for(toys: Toys) -> None:
         engine.step(lambda updates: None)
     assert seen == [None, None]
     engine.close()
+
+
+def test_only_steps_that_were_waited_for_and_in_which_rows_decode_are_timed() -> None:
+    host = busy_host(enabled=False)
+    before = host.planner.times
+    for kind, waited in ((DECODES, 0.0001), (PROMPTS, 0.005)):
+        host.planner.note_launch()
+        host.planner.note_end(kind, waited)
+        assert host.planner.times == before

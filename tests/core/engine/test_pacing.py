@@ -485,7 +485,7 @@ def test_short_steps_that_tokens_explain_show_no_floor() -> None:
 
 
 def chosen_chunks(times: StepTimes, count: int, slower: float = 1.0) -> tuple[StepTimes, list[int]]:
-    """The fit after so many chunks under a bound of 8 ms, and their tokens; decode steps between.
+    """The fit after so many chunks under a bound of 8 ms, and their tokens.
 
     A device without a floor, so many times slower.
     """
@@ -501,8 +501,8 @@ def chosen_chunks(times: StepTimes, count: int, slower: float = 1.0) -> tuple[St
             times, decode_context=20_000, context=context, bound=8.0, most=8192
         )
         chunks.append(tokens)
-        for work in (prompt_work(tokens, context, 20_000), StepWork(decode_context=20_000)):
-            times = times.observe(work, taken(work))
+        work = prompt_work(tokens, context, 20_000)
+        times = times.observe(work, taken(work))
     return times, chunks
 
 
