@@ -548,3 +548,14 @@ def test_a_floor_lasts_as_long_as_steps_show_it(tokens: int) -> None:
     for _ in range(600):
         times = times.observe(prompt_work(tokens, decode_context=0), 6.6)
     assert times.find_floor(asked) == pytest.approx(6.5, abs=0.11)
+
+
+@pytest.mark.feature("V1")
+def test_a_floor_above_the_bound_is_known_from_steps_of_more_than_the_fewest_tokens() -> None:
+    times = StepTimes().observe(prompt_work(4096, decode_context=0), 15.5)
+    times = times.observe(StepWork(), 2.0)
+    for _ in range(16):
+        times = times.observe(prompt_work(112, decode_context=0), 6.5)
+    assert times.num_least == 0
+    chosen = choose_prompt_tokens(times, decode_context=0, context=0, bound=4.0, most=8192)
+    assert chosen == 2048  # by its terms some 8 ms, 1.25 times the floor

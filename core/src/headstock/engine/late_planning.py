@@ -27,10 +27,10 @@ _LEADS = 1.25
 _MARGIN = 0.0005
 """Seconds left besides: a thread wakes up late."""
 _LEAST_WAITED = 0.0002
-"""Seconds that the host has to wait for a step whose end it sees.
+"""Seconds that the host waits for the result of a step that is timed.
 
-Where it comes later, the step has ended before, and the time would be the host's own. Taken for the
-device's, a wait made steps look longer, and so the next wait.
+Where the result is there already, the step ended earlier, and the host cannot tell when. Times of
+such steps held the wait before them, so that each wait made the next one longer.
 """
 _LEAST_DELAY = 0.0005
 """Seconds that are worth a sleep."""

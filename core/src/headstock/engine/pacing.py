@@ -39,23 +39,24 @@ they tell, and the fit forgot all but the last few steps with prompts.
 _FEW_TOKENS = 2 * LEAST_TOKENS
 """Prompt tokens of a short step, which may show the floor."""
 _LEAST_LARGEST = 4 * _FEW_TOKENS
-"""Prompt tokens of a step that was seen, from which on the fit does without short steps.
+"""Once a step had so many prompt tokens, the fit does without short steps.
 
-With them, after some hundred chunks of 112 tokens at 6.5 ms the fit laid these to tokens and pairs,
-so that no larger chunk seemed to fit.
+A hundred chunks of 112 tokens took 6.5 ms each, for their launches. The fit laid that to tokens and
+pairs, and no larger chunk was tried.
 """
-_NUM_SHORTS = 16
+_NUM_SHORT_STEPS = 16
 _FLOOR_AGE = 256
 """Timed steps after which a floor that none of them has shown is forgotten."""
 _EVEN = 1.3
-"""How many times the shorter ones the longer ones may take for a floor to be seen in them."""
+"""Short steps show a floor where their upper quartile is at most so many times the lower one."""
 _ABOVE_FLOOR = 1.2
-"""How many times its terms a step takes that shows the floor, and how many times the floor one that
-says nothing of its terms.
+"""They do where they take more than so many times what their terms take.
+
+A longer step that takes at most so many floors says nothing of its terms.
 """
 _RIDGE = 1e-3
 _NUM_ERRORS = 64
-_NUM_SHORT = 8
+_LEAST_SEEN = 8
 """Short steps that are timed before it is believed that none of them keeps a bound."""
 _MARGIN_QUANTILE = 0.95
 _OUTLIER = 4.0
@@ -121,8 +122,8 @@ class StepTimes:
     gram: [4, 4], moment: [4], of terms and milliseconds
     errors: milliseconds by which the last steps took longer than predicted
     largest: the most prompt tokens that a timed step had
-    num_short: timed steps with no more prompt tokens than are always allowed, and some
-    shorts: the last steps with few prompt tokens
+    num_least: timed steps with no more prompt tokens than are always allowed, and some
+    short_steps: the last steps with few prompt tokens
     shown: the count when a step last showed the floor, or could have
     """
 
@@ -130,8 +131,8 @@ class StepTimes:
     moment: Numbers = (0.0,) * 4
     errors: tuple[float, ...] = ()
     largest: int = 0
-    num_short: int = 0
-    shorts: tuple[ShortStep, ...] = ()
+    num_least: int = 0
+    short_steps: tuple[ShortStep, ...] = ()
     shown: int = 0
     count: int = 0
 
@@ -145,18 +146,18 @@ class StepTimes:
             errors = (*errors, milliseconds - predicted)[-_NUM_ERRORS:]
             if milliseconds > _OUTLIER * max(predicted, 0.1):
                 return evolve(self, errors=errors)
-        shorts = self.shorts
+        short_steps = self.short_steps
         is_short = 0 < work.prompt_tokens <= _FEW_TOKENS
         if is_short:
             short = ShortStep(milliseconds, by_terms, work.decode_context)
-            shorts = (*shorts, short)[-_NUM_SHORTS:]
+            short_steps = (*short_steps, short)[-_NUM_SHORT_STEPS:]
         is_floor = by_terms <= milliseconds <= _ABOVE_FLOOR * floor
         noted = evolve(
             self,
             errors=errors,
             largest=max(self.largest, work.prompt_tokens),
-            num_short=self.num_short + (0 < work.prompt_tokens <= LEAST_TOKENS),
-            shorts=shorts,
+            num_least=self.num_least + (0 < work.prompt_tokens <= LEAST_TOKENS),
+            short_steps=short_steps,
             shown=self.count if is_floor or is_short else self.shown,
             count=self.count + 1,
         )
@@ -185,11 +186,11 @@ class StepTimes:
 
         0 where it has none: the last short steps took unevenly long, or what their terms take.
         """
-        by_context = self.fit[2] / _SCALES[2]
-        seen, is_fresh = self.shorts, self.count - self.shown <= _FLOOR_AGE
-        is_shown = len(seen) >= _NUM_SHORTS // 2 and self.largest >= _LEAST_LARGEST
+        seen, is_fresh = self.short_steps, self.count - self.shown <= _FLOOR_AGE
+        is_shown = len(seen) >= _NUM_SHORT_STEPS // 2 and self.largest >= _LEAST_LARGEST
         if not (work.prompt_tokens and is_shown and is_fresh):
             return 0.0
+        by_context = self.fit[2] / _SCALES[2]
         taken = sorted(short.milliseconds - by_context * short.decode_context for short in seen)
         low, high = taken[len(seen) // 4], taken[3 * len(seen) // 4]
         longer = sorted(short.milliseconds / max(short.by_terms, 0.01) for short in seen)
@@ -289,7 +290,7 @@ def choose_prompt_tokens(
     floor = times.find_floor(shortest)
     predicted = np.maximum(predicted, floor)
     limit = bound - times.margin()
-    is_shown = floor > 0 or times.num_short >= _NUM_SHORT
+    is_shown = floor > 0 or times.num_least >= _LEAST_SEEN
     if candidates and predicted[0] > limit and is_shown:
         # Uneven steps do not starve prompts either: no margin is left then.
         worthwhile = WORTHWHILE_CUT * predicted[0]
