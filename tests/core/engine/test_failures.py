@@ -215,19 +215,25 @@ def test_a_loop_says_when_the_sinks_have_had_a_step(engine: Engine) -> None:
     assert sorted(set(batches)) == [0, 1, 2, 3, 4, 5]
 
 
-def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) -> None:
-    seen: list[str] = []
+def note_plans(engine: Engine, seen: list[str]) -> None:
+    """Have `seen` told of each plan."""
     schedule = engine.limits.schedule
 
     def planned(view: View, budget: Budget) -> ScheduleDecision:
         seen.append("plan")
         return schedule(view, budget)
 
+    engine.limits = evolve(engine.limits, schedule=planned)
+
+
+def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) -> None:
+    seen: list[str] = []
+
     def sink(update: Update) -> None:
         running = engine.state.num_running
         seen.append(f"{len(update.tokens)} {update.finish_reason} {running}")
 
-    engine.limits = evolve(engine.limits, schedule=planned)
+    note_plans(engine, seen)
     loop = Loop(engine)
     loop.submit(request("a", 10, 3), sink)
     for _ in range(500):
@@ -245,13 +251,7 @@ def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) ->
 
 def test_what_passes_tokens_on_is_called_before_the_next_step_is_planned(engine: Engine) -> None:
     seen: list[str] = []
-    schedule = engine.limits.schedule
-
-    def planned(view: View, budget: Budget) -> ScheduleDecision:
-        seen.append("plan")
-        return schedule(view, budget)
-
-    engine.limits = evolve(engine.limits, schedule=planned)
+    note_plans(engine, seen)
     loop = Loop(engine, after_step=lambda: seen.append("told"))
     loop.submit(request("a", 10, 3), lambda update: seen.append(update.finish_reason or "token"))
     for _ in range(500):
