@@ -7,13 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock.nn.short_conv import ConvInputs
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 BLOCK = 512
 
 
-@triton.jit
+@device_function
 def load_gated(projected, token, width, at, mask):
     """The input of the convolution at a token: the gate before times what is between.
 
@@ -25,7 +26,7 @@ def load_gated(projected, token, width, at, mask):
     return round_to(gate.to(tl.float32) * inner.to(tl.float32), gate.dtype)
 
 
-@triton.jit
+@device_function
 def store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS: tl.constexpr):
     """Write the sum behind the gate after it; each is rounded, as torch does."""
     if HAS_BIAS:
@@ -76,7 +77,7 @@ def step_kernel(
     store_result(total, bias, projected, out, row, width, at, mask, HAS_BIAS)
 
 
-@triton.jit
+@device_function
 def load_source(
     source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask,
     TAPS: tl.constexpr,

@@ -9,12 +9,13 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headstock_triton.device_function import device_function
 from headstock_triton.portable import INTERPRETED, round_to
 from headstock_triton.routing import Blocks
 from headstock_triton.tiles import Tile, Tiles
 
 
-@triton.jit
+@device_function
 def _add_product(lhs, rhs, sums):
     """sums + lhs @ rhs in float32; float32 factors are not shortened."""
     if INTERPRETED:
@@ -24,7 +25,7 @@ def _add_product(lhs, rhs, sums):
     return tl.dot(lhs, rhs, sums)
 
 
-@triton.jit
+@device_function
 def _locate_block(blocks, columns, GROUP: tl.constexpr):
     """The block and the column of a program; neighbours share weights and tokens in the cache."""
     program = tl.program_id(0)

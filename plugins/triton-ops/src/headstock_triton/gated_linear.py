@@ -14,6 +14,7 @@ from attrs import frozen
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from headstock_triton.device_function import device_function
 from headstock_triton.portable import INTERPRETED, add_product, round_to
 
 LEAST_TOKENS = 1024
@@ -40,7 +41,7 @@ class GatedTile:
     group: int = 8
 
 
-@triton.jit
+@device_function
 def _multiply_tile(
     tile,
     blocks,

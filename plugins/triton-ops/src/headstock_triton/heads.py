@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
@@ -14,7 +15,7 @@ FEW_TOKENS = 64
 """Up to here more and smaller programs make use of the device."""
 
 
-@triton.jit
+@device_function
 def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.
 

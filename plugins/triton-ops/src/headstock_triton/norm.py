@@ -7,11 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 
-@triton.jit
+@device_function
 def _rms_normalize(x, gain, width, eps, dtype: tl.constexpr):
     """One row over the root of its mean square, times the weight.
 

@@ -12,22 +12,22 @@ from functools import cache
 from typing import Any
 
 import torch
-import triton
 import triton.language as tl
 
+from headstock_triton.device_function import device_function
 from headstock_triton.portable import INTERPRETED
 
 LEAST_CAPABILITY = (9, 0)
 
 
-@triton.jit
+@device_function
 def begin_next(PDL: tl.constexpr):
     """Let the next kernel begin once all programs of this one came here or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
 
-@triton.jit
+@device_function
 def wait_for_previous(PDL: tl.constexpr):
     """Wait until all kernels before this one have ended.
 

@@ -6,10 +6,12 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
+from headstock_triton.device_function import device_function
+
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
-@triton.jit
+@device_function
 def round_to(x, dtype: tl.constexpr):
     """`x` in the dtype, rounded to nearest even.
 
@@ -25,7 +27,7 @@ def round_to(x, dtype: tl.constexpr):
     return x.to(dtype)
 
 
-@triton.jit
+@device_function
 def _eight_bits(x):
     """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.
 
@@ -38,7 +40,7 @@ def _eight_bits(x):
     return tl.where(x == x, code | tl.where(x < 0, 0x80, 0), 0x7F).to(tl.uint8)
 
 
-@triton.jit
+@device_function
 def log1p(x):
     """ln(1 + x) as torch has it on the device; the interpreter has float64 in its place."""
     if INTERPRETED:
@@ -46,7 +48,7 @@ def log1p(x):
     return libdevice.log1p(x)
 
 
-@triton.jit
+@device_function
 def fast_log2(x):
     """log2(x) of normal numbers by the device's own instruction: within 2^-22, of the result where
     that is above 1.
@@ -58,12 +60,12 @@ def fast_log2(x):
     )
 
 
-@triton.jit
+@device_function
 def _greater_or_nan(left, right):
     return tl.maximum(left, right, propagate_nan=tl.PropagateNan.ALL)
 
 
-@triton.jit
+@device_function
 def max_or_nan(x):
     """The maximum of a block; NaN where there is one. The interpreter is slow to combine by a
     function.
@@ -74,7 +76,7 @@ def max_or_nan(x):
     return tl.reduce(x, 0, _greater_or_nan)
 
 
-@triton.jit
+@device_function
 def add_product(lhs, rhs, sums):
     """sums + lhs @ rhs, in float32; the interpreter takes bfloat16 for whole numbers there."""
     if INTERPRETED:

@@ -9,6 +9,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Experts
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 
 _CELLS = 4096
@@ -49,13 +50,13 @@ class Blocks:
     rows: int
 
 
-@triton.jit
+@device_function
 def _sortable_bits(bits):
     """float32 bits as integers that sort as the numbers do, and such integers as bits again."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
-@triton.jit
+@device_function
 def _place_pairs(
     chosen,
     slot,

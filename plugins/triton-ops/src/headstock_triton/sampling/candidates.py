@@ -20,6 +20,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock.spi import Sampling
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.noise import gumbel_of, philox_word
@@ -68,7 +69,7 @@ UNALIGNED = (
 )
 
 
-@triton.jit
+@device_function
 def _sum_mass(row, peak, heat, VOCAB: tl.constexpr):
     """The sum of exp(score) of a row, in float64."""
     block: tl.constexpr = 2048
@@ -82,7 +83,7 @@ def _sum_mass(row, peak, heat, VOCAB: tl.constexpr):
     return tl.sum(mass, 0)
 
 
-@triton.jit
+@device_function
 def _collect(
     row,
     listed,
@@ -134,7 +135,7 @@ def _collect(
     return count, mass
 
 
-@triton.jit
+@device_function
 def _load_codes(scores, ids, at, count):
     """Scores of candidates, and numbers that order them: the lower, the better."""
     exists = at < count
@@ -143,7 +144,7 @@ def _load_codes(scores, ids, at, count):
     return s, (order_keys(s).to(tl.int64) << 32) | token.to(tl.int64)
 
 
-@triton.jit
+@device_function
 def _compare(scores, ids, ranks, befores, count, k, TOP_P: tl.constexpr):
     """Write how many candidates are better than each, and what these weigh.
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 
-import triton
 import triton.language as tl
+
+from headstock_triton.device_function import device_function
 
 INFINITY = tl.constexpr(math.inf)
 FEW_ROWS = 16
 """Up to here a row is shared out among more programs."""
 
 
-@triton.jit
+@device_function
 def forbid(x, mask, start, vocab, words, BLOCK: tl.constexpr):
     """The scores of the tokens start, start + 1, ..., minus infinity where the mask forbids them.
 

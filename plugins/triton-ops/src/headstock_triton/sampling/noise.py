@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-import triton
 import triton.language as tl
 
 from headstock.nn import noise
+from headstock_triton.device_function import device_function
 from headstock_triton.portable import fast_log2, log1p
 
 MULTIPLIER_0 = tl.constexpr(noise.MULTIPLIERS[0])
@@ -22,7 +22,7 @@ times what `guess_gumbel` (3e-5) and a quotient by a product with the inverse (1
 """
 
 
-@triton.jit
+@device_function
 def _philox(c0, c1, c2, c3, k0, k1):
     """The four random words of each counter; all are uint32."""
     for _ in tl.static_range(ROUNDS):
@@ -38,7 +38,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
     return c0, c1, c2, c3
 
 
-@triton.jit
+@device_function
 def philox_words(seed, position, start, BLOCK: tl.constexpr):
     """A random word for each of the token ids start, start + 1, ...; `start` is a multiple of 4.
 
@@ -54,7 +54,7 @@ def philox_words(seed, position, start, BLOCK: tl.constexpr):
     return tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), (BLOCK,))
 
 
-@triton.jit
+@device_function
 def philox_word(seed, position, token):
     """The random words of token ids.   seed, position: int64    returns: uint32 of their shape"""
     zero = tl.zeros((), tl.uint32)
@@ -70,7 +70,7 @@ def philox_word(seed, position, token):
     return tl.where(place < 2, tl.where(place == 0, w0, w1), tl.where(place == 2, w2, w3))
 
 
-@triton.jit
+@device_function
 def gumbel_of(words):
     """Standard Gumbel noise of random words.   words: uint32    returns: float32"""
     u = (words.to(tl.float32) + 0.5) * 2.0**-32
@@ -79,7 +79,7 @@ def gumbel_of(words):
     return -tl.log(-log1p(-u))
 
 
-@triton.jit
+@device_function
 def guess_gumbel(words):
     """`gumbel_of` within `SLACK` / 4, in a fifth of its instructions.   returns: float32"""
     u = tl.minimum(words.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)

@@ -7,6 +7,7 @@ import math
 import triton
 import triton.language as tl
 
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, wait_for_previous
 from headstock_triton.portable import max_or_nan
 from headstock_triton.sampling.masks import forbid
@@ -40,7 +41,7 @@ UNALIGNED = (
 """Arrays that may begin anywhere, and are not compiled anew for each place."""
 
 
-@triton.jit
+@device_function
 def _load_part(row, mask, start, vocab, words, MASK: tl.constexpr, BLOCK: tl.constexpr):
     """Logits of the tokens start, start + 1, ... in float32; minus infinity where there is none."""
     at = start + tl.arange(0, BLOCK)
@@ -48,14 +49,14 @@ def _load_part(row, mask, start, vocab, words, MASK: tl.constexpr, BLOCK: tl.con
     return forbid(x, mask, start, vocab, words, BLOCK) if MASK else x
 
 
-@triton.jit
+@device_function
 def _cut_off(scores, start, edge, last, BLOCK: tl.constexpr):
     """Scores, with minus infinity for what a cut drops."""
     at = start + tl.arange(0, BLOCK)
     return tl.where((scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY)
 
 
-@triton.jit
+@device_function
 def _draw_exactly(
     row,
     mask,
@@ -88,7 +89,7 @@ def _draw_exactly(
     return value, place
 
 
-@triton.jit
+@device_function
 def _sample_part(
     logits,
     mask,

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from headstock_triton.device_function import device_function
 from headstock_triton.sampling.streams import Beside
 
 MOST_ROWS = tl.constexpr(8)
 """Rows up to which some are sampled apart: with more, torch's operations do as well."""
 
 
-@triton.jit
+@device_function
 def is_listed(row, some, count):
     """Whether the row is among those that are sampled apart.   some: `count` row numbers"""
     each = tl.arange(0, MOST_ROWS)

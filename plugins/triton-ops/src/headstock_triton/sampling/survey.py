@@ -11,6 +11,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Sampling
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.sampling.masks import FEW_ROWS
 from headstock_triton.sampling.step_part import StepPart, is_listed
@@ -39,7 +40,7 @@ class Survey:
     masses: Tensor
 
 
-@triton.jit
+@device_function
 def _forbid(x, mask, source, at, vocab):
     """Scores, minus infinity where the mask forbids their tokens; so are the logits from now on."""
     word = tl.load(mask + at // 32, at < vocab, other=-1)
@@ -129,13 +130,13 @@ def survey_kernel(
             tl.store(masses + out, tl.sum(tl.exp2(below * by), 1), exists)
 
 
-@triton.jit
+@device_function
 def order_keys(scores):
     """Whole numbers that rise as scores, which are 0 or less, fall."""
     return tl.abs(scores).to(tl.int32, bitcast=True)
 
 
-@triton.jit
+@device_function
 def find_bound(keys, weights, target):
     """A key such that what has it or a lower one weighs at least the target.
 

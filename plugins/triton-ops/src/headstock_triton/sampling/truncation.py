@@ -20,6 +20,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Sampling
+from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.sampling.candidates import LEAST_MASS, UNDECIDED, WHOLE, choose_tokens_
 from headstock_triton.sampling.step_part import StepPart
@@ -44,19 +45,19 @@ class Cut:
     picks: Tensor
 
 
-@triton.jit
+@device_function
 def _load(row, at, VOCAB: tl.constexpr):
     """Logits of the tokens `at` in float32; minus infinity past the vocabulary."""
     return tl.load(row + at, at < VOCAB, other=-INFINITY).to(tl.float32)
 
 
-@triton.jit
+@device_function
 def _scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
     """Scores of the tokens `at`; minus infinity past the vocabulary."""
     return apply_temperature(_load(row, at, VOCAB), peak, heat)
 
 
-@triton.jit
+@device_function
 def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
     least = tl.full((BLOCK,), INFINITY, tl.float32)
@@ -69,7 +70,7 @@ def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
     return tl.min(least, 0), tl.max(peak, 0)
 
 
-@triton.jit
+@device_function
 def _lowest_of(
     row,
     peak,
@@ -87,7 +88,7 @@ def _lowest_of(
     return tl.min(lowest, 0)
 
 
-@triton.jit
+@device_function
 def _mass_of(
     row,
     peak,
@@ -107,7 +108,7 @@ def _mass_of(
     return tl.sum(mass, 0)
 
 
-@triton.jit
+@device_function
 def _search_edge(
     row,
     peak,
@@ -166,7 +167,7 @@ def _search_edge(
     return tl.where(least <= most, least, high), above, count
 
 
-@triton.jit
+@device_function
 def _nth_at(
     row,
     peak,
@@ -190,7 +191,7 @@ def _nth_at(
     return edge_id
 
 
-@triton.jit
+@device_function
 def _cut_row(
     index,
     logits,
