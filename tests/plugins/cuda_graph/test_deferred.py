@@ -165,8 +165,7 @@ def test_a_size_that_is_not_worth_a_graph_is_judged_once(
     judged: list[object] = []
 
     def judge(capturer: RerunCapturer, work: object, hidden: float) -> bool:
-        if work not in judged:  # a size that is worth it is judged again, for decode rows
-            judged.append(work)
+        judged.append(work)
         return len(judged) == 1  # the largest alone
 
     monkeypatch.setattr(RerunCapturer, "is_worthwhile", judge)

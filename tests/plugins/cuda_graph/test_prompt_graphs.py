@@ -126,7 +126,7 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
     prompts = runner_of(engine).prompts
     assert prompts is not None
-    assert hidden == [4.0, 1.1] * len(prompts.captured)
+    assert hidden == [4.0] * len(prompts.captured)
     assert prompts is not None and list(prompts.captured)[-3:] == [3584, 4096, 4640]
     replayed = []
     for count in (4640, 4128, 4127, 4097, 4096, 2176):
@@ -141,8 +141,21 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
 
 
 @pytest.mark.feature("V6")
+def test_full_steps_of_many_rows_are_not_one_graph(toys: Toys) -> None:
+    sizes = {"max_batch_tokens": 4640, "num_pages": 1500, "max_running_requests": 32}
+    engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
+    prompts = runner_of(engine).prompts
+    assert prompts is not None
+    assert {size: set(prompts.captured[size].wholes) for size in (4096, 4640)} == {
+        4096: {16, 32},
+        4640: {16},
+    }
+    engine.close()
+
+
+@pytest.mark.feature("V6")
 def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
-    opt = ("rerun.whole_context=24",)
+    opt = ("rerun.whole_context=24", "rerun.mixed_context=32")
     engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False, opt=opt)
     counts = watch(engine)
     EngineHarness(engine).run([request("a", range(40), 1)])
@@ -152,22 +165,32 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
 
 
 @pytest.mark.feature("V6")
-@pytest.mark.parametrize("hidden", [4.0, 1.1])
-def test_decode_rows_are_in_one_graph_with_prompts_where_the_host_bounds_the_step(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch, hidden: float
+@pytest.mark.parametrize(("context", "whole"), [(31, 0), (32, 1)])
+def test_long_contexts_beside_decode_rows_have_a_limit_of_their_own(
+    toys: Toys, context: int, whole: int
 ) -> None:
-    def is_worthwhile(capturer: RerunCapturer, work: object, most_hidden: float) -> bool:
-        return most_hidden >= hidden
+    opt = ("rerun.whole_context=24", f"rerun.mixed_context={context}")
+    engine = toys.engine(runner="rerun", max_batch_tokens=40, overlap=False, opt=opt)
+    harness, counts = EngineHarness(engine), watch(engine)
+    harness.submit(request("a", range(8), 20))
+    harness.step()
+    harness.step()  # the row decodes
+    harness.submit(request("b", range(10, 42), 1))  # 32 tokens
+    harness.run([])
 
-    monkeypatch.setattr(RerunCapturer, "is_worthwhile", is_worthwhile)
+    assert (counts["mixed"], counts["whole, mixed"]) == (1, whole)
+    engine.close()
+
+
+@pytest.mark.feature("V6")
+def test_decode_rows_are_in_one_graph_with_prompts(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", max_batch_tokens=50, num_pages=300)
     counts = watch(engine)
     EngineHarness(engine).run(random_requests(np.random.default_rng(8), 20))
     engine.close()
 
-    in_one = hidden == 1.1
     assert counts["mixed"] > 1 and counts["whole"] > counts["whole, mixed"]
-    assert counts["whole, mixed"] == (counts["mixed"] if in_one else 0)
+    assert counts["whole, mixed"] == counts["mixed"]
 
 
 @pytest.mark.feature("V6")

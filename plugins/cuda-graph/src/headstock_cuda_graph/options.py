@@ -10,12 +10,16 @@ from attrs.validators import ge, instance_of, le
 class GraphOptions:
     """Which steps with prompt tokens are replayed as one graph; the others go in pieces.
 
-    `whole_rows`: those of up to so many rows; of up to 16 of these where the device bounds a step,
-    or another backend attends for rows that decode. 0: none.
+    `whole_rows`: those of up to so many rows; of up to 16 of these where another backend attends
+    for rows that decode. 0: none.
 
-    `whole_context`: those whose rows have up to so many tokens. In one graph a row's keys are read
-    in one part, as is best for short rows; in pieces attention sees the lengths.
+    `whole_context`: those whose rows have up to so many tokens, where none decodes. In one graph a
+    row's keys are read in one part, as is best for short rows; in pieces attention sees the
+    lengths.
+
+    `mixed_context`: the same where rows decode. Their tokens wait while the host launches pieces.
     """
 
     whole_rows: int = field(default=256, validator=[instance_of(int), ge(0), le(512)])
     whole_context: int = field(default=2048, validator=[instance_of(int), ge(1)])
+    mixed_context: int = field(default=8192, validator=[instance_of(int), ge(1)])

@@ -18,6 +18,13 @@ FEW_ROWS = 16
 A program of attention looks for its tiles among all rows of a graph, whatever the step has.
 """
 
+MOST_MIXED_TOKENS = 4096
+"""The largest size with a whole graph for steps of many rows.
+
+In larger steps the device works far longer than the host launches pieces, so that decode rows gain
+nothing, and lose by keys that are read in one part.
+"""
+
 MOST_PADDING = 512
 """The most tokens that a step is padded by.
 
@@ -33,13 +40,6 @@ out tokens, in turns at one interpreter. Where the device takes far longer than 
 only adds work.
 """
 
-MIXED_HIDDEN = 1.1
-"""The same of whole graphs for steps in which rows decode: the launches must bound the step.
-
-A replay in pieces launches attention twice a layer. Where the device bounds a step anyway, that
-costs nothing, and decode rows read their keys in as many parts as is best.
-"""
-
 
 @frozen(eq=False)
 class PromptBucket:
@@ -48,14 +48,12 @@ class PromptBucket:
     pieces: its result is the hidden states of all tokens, [size, hidden]
     wholes: by number of rows, ascending; the result of each is the hidden states of each row's last
         token, [rows, hidden]
-    mixes: whether these serve steps in which rows decode
     """
 
     size: int
     inputs: PromptInputs
     pieces: PiecewiseGraph
     wholes: dict[int, CapturedGraph[Tensor]]
-    mixes: bool
 
 
 class PromptGraphs:
@@ -65,7 +63,7 @@ class PromptGraphs:
     of its own. So any backend serves, and any mix of rows.
 
     A whole graph has the calls of attention in it. It serves steps of short rows, with a backend
-    that reads all lengths on the device; where the host bounds a step, also those that decode.
+    that reads all lengths on the device; rows that decode too, where that backend attends for them.
 
     What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
@@ -100,20 +98,19 @@ class PromptGraphs:
         if not self.capturer.is_worthwhile(work, HIDDEN):
             return
         yield
-        wholes, mixes = {}, self.can_mix() and self.capturer.is_worthwhile(work, MIXED_HIDDEN)
-        for rows in self.list_whole_rows(size, mixes=mixes):
+        wholes = {}
+        for rows in self.list_whole_rows(size):
             wholes[rows] = self.capture_whole(inputs.first_rows(rows))
             yield
         pieces = self.capturer.capture_pieces(work)
-        bucket = PromptBucket(size, inputs, pieces, wholes, mixes)
+        bucket = PromptBucket(size, inputs, pieces, wholes)
         self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
     def can_mix(self) -> bool:
         """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
-        is_one = self.program.prompt_attention is self.program.attention.backend
-        return is_one and self.options.whole_rows > 0
+        return self.program.prompt_attention is self.program.attention.backend
 
-    def list_whole_rows(self, size: int, *, mixes: bool) -> list[int]:
+    def list_whole_rows(self, size: int) -> list[int]:
         """Rows of the whole graphs of a size, ascending; none where no graph can have the backend's
         calls in it.
         """
@@ -121,7 +118,7 @@ class PromptGraphs:
             return []
         most = min(size, self.max_rows, self.options.whole_rows)
         few = min(FEW_ROWS, most)
-        return sorted({few, most}) if mixes else [few]
+        return sorted({few, most}) if self.can_mix() and size <= MOST_MIXED_TOKENS else [few]
 
     def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor]:
         """The whole forward pass of the inputs' rows."""
@@ -184,13 +181,17 @@ class PromptGraphs:
 
     def whole_for(self, bucket: PromptBucket, step: PromptStep) -> CapturedGraph[Tensor] | None:
         """The smallest graph that has all of the step in it; None where it goes in pieces."""
-        if step.num_decode and not bucket.mixes:
+        if step.num_decode and not self.can_mix():
             return None
         # The result of a whole graph has one token a row.
-        if step.num_logits is not None or step.stops.max() > self.options.whole_context:
+        if step.num_logits is not None or step.stops.max() > self.context_for(step):
             return None
         rows = len(step.row_ids)
         return next((graph for most, graph in bucket.wholes.items() if rows <= most), None)
+
+    def context_for(self, step: PromptStep) -> int:
+        """The most tokens of a row that one graph is worth it for."""
+        return self.options.mixed_context if step.num_decode else self.options.whole_context
 
     def replay(
         self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
