@@ -14,6 +14,7 @@ from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock.engine.engine import Engine
 from headstock.engine.late_planning import HostTimes, LatePlanner, choose_delay
+from headstock.engine.step_clock import StepClock
 from headstock.outputs import Update
 from headstock.scheduler import Plan
 
@@ -80,9 +81,8 @@ class Host:
     ) -> None:
         self.now, self.plan_s, self.launch_s = 1.0, plan_s, launch_s
         self.slept, self.ends, self.queue = list[float](), [0.0], list[tuple[Any, float]]()
-        self.planner = LatePlanner(
-            clock=lambda: self.now, sleep=self.sleep, **{"enabled": True} | settings
-        )
+        self.clock = StepClock(lambda: self.now)
+        self.planner = LatePlanner(self.clock, sleep=self.sleep, **{"enabled": True} | settings)
 
     def sleep(self, seconds: float) -> None:
         self.slept.append(seconds)
@@ -90,7 +90,7 @@ class Host:
 
     def launch(self, kind: Any, device_s: float) -> None:
         """A step that the device runs behind those that were launched."""
-        self.planner.note_launch()
+        self.clock.note_launch()
         # Its kernels run as they are launched.
         began, self.now = max(self.now, self.ends[-1]), self.now + self.launch_s
         self.ends.append(max(began + device_s, self.now))
@@ -100,7 +100,7 @@ class Host:
     def collect(self) -> None:
         kind, end = self.queue.pop(0)
         began, self.now = self.now, max(self.now, end)
-        self.planner.note_end(kind, self.now - began)
+        self.planner.note_end(kind, self.clock.note_end(), self.now - began)
 
     def step(self, kind: Any, device_s: float, *, is_urgent: bool = False) -> None:
         """Launch a step, collect the one before, and plan the next one."""
@@ -265,7 +265,7 @@ def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     engine = toys.engine(late_planning=late)
     engine.late_planner.sleep = slept.append
     engine.late_planner.times = HostTimes(steps=(10.0,) * 8, leads=(0.001,) * 16)
-    engine.late_planner.note_end = lambda plan, waited: engine.late_planner.launched.popleft()
+    engine.late_planner.note_end = lambda plan, seconds, waited: None
     tell_at_once(engine)
     harness = EngineHarness(engine).run(requests)
     engine.close()
@@ -315,6 +315,5 @@ def test_only_steps_that_were_waited_for_and_in_which_rows_decode_are_timed() ->
     host = busy_host(enabled=False)
     before = host.planner.times
     for kind, waited in ((DECODES, 0.0001), (PROMPTS, 0.005)):
-        host.planner.note_launch()
-        host.planner.note_end(kind, waited)
+        host.planner.note_end(kind, 0.01, waited)
         assert host.planner.times == before

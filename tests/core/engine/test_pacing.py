@@ -23,6 +23,7 @@ from headstock.engine.pacing import (
     choose_prompt_tokens,
     list_prompt_tokens,
 )
+from headstock.engine.step_clock import StepClock
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Paced, Plan, State
 
@@ -219,26 +220,24 @@ def plan_of(prompt_tokens: int) -> Any:
 
 def test_overlapped_steps_are_timed_from_the_end_of_the_one_before() -> None:
     clock = Clock()
-    pacer = StepPacer(10.0, 4096, clock=clock)
-    seen = []
-    pacer.times = SimpleNamespace(observe=lambda work, time: seen.append(time) or pacer.times)
-    for now, action in [(1, None), (1.5, None), (2, 10), (3, None), (4.25, 20), (6, 30)]:
+    step_clock, seen, running = StepClock(clock), [], []
+    for now, is_launch in [(1, 1), (1.5, 1), (2, 0), (3, 1), (4.25, 0), (6, 0), (8, 1)]:
         clock.now = now
-        pacer.note_launch() if action is None else pacer.note_end(plan_of(action))
-    # Launched at 1, 1.5 and 3; ended at 2, 4.25 and 6.
-    assert seen == [1000.0, 2250.0, 1750.0]
+        step_clock.note_launch() if is_launch else seen.append(step_clock.note_end())
+        clock.now += 0.25
+        running.append(step_clock.measure_running() if step_clock.launched else None)
+    # Launched at 1, 1.5, 3 and 8; ended at 2, 4.25 and 6.
+    assert seen == [1.0, 2.25, 1.75]
+    assert running == [0.25, 0.25, 0.25, 0.25, 0.25, None, 0.25]
 
 
 def test_one_of_eight_steps_without_prompts_is_timed() -> None:
-    clock, seen = Clock(), []
-    pacer = StepPacer(10.0, 4096, clock=clock)
+    pacer, seen = StepPacer(10.0, 4096), []
     pacer.times = SimpleNamespace(
         observe=lambda work, time: seen.append((work.prompt_tokens, time)) or pacer.times
     )
     for number, tokens in enumerate([5, *[0] * 17, 6, *[0] * 8]):
-        pacer.note_launch()
-        clock.now += (number + 1) / 1000
-        pacer.note_end(plan_of(tokens))
+        pacer.note_end(plan_of(tokens), (number + 1) / 1000)
     # Each with its own time, whether or not those before it were timed.
     assert [(tokens, round(time, 6)) for tokens, time in seen] == [
         (5, 1), (0, 9), (0, 17), (6, 19), (0, 27),
@@ -265,7 +264,7 @@ def test_nothing_is_chosen_for_steps_without_prompts(toys: Toys) -> None:
     # A fit that cannot be read: to choose would raise.
     engine.pacer.times = None
     for _ in range(3):
-        engine.pacer.note_end = lambda plan: None
+        engine.pacer.note_end = lambda plan, seconds: None
         harness.step()
     assert chosen[-3:] == [(False, False)] * 3
     engine.pacer.times = fits
@@ -286,7 +285,7 @@ def test_a_prompt_that_goes_on_alone_gets_less_as_its_context_grows(toys: Toys) 
             pairs = tokens * (context + tokens / 2)
             work = StepWork(prompt_tokens=tokens, decode_context=100, prompt_pairs=pairs)
             times = times.observe(work, 1 + 0.01 * tokens + 1e-4 * pairs)
-    engine.pacer.times, engine.pacer.note_end = times, lambda plan: None
+    engine.pacer.times, engine.pacer.note_end = times, lambda plan, seconds: None
     harness, make_events, paced = EngineHarness(engine), engine.pacer.make_events, list[int]()
 
     def noted(state: State, *, has_arrivals: bool) -> list[Paced]:
@@ -308,7 +307,7 @@ def test_a_prompt_that_goes_on_alone_gets_less_as_its_context_grows(toys: Toys) 
 def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:
     engine = toys.engine()
     EngineHarness(engine).run([request("a", [1, 2, 3], 4)])
-    assert engine.pacer.times.count == 0 and not engine.pacer.launched
+    assert engine.pacer.times.count == 0 and not engine.step_clock.launched
     assert engine.state.max_prompt_tokens == 0
     engine.close()
 
@@ -343,7 +342,7 @@ def serve(
         record_prompts=record is not None,
     )
     clock, steps = Clock(), []
-    engine.pacer.clock = clock
+    engine.step_clock.now = clock
     if graphs:
         engine.pacer.graph_sizes = GRAPHS
     execute = engine.executor.execute

@@ -21,6 +21,7 @@ from headstock.engine.planning import RecordedPlanning
 from headstock.engine.preparation import make_preparation
 from headstock.engine.stall_check import StallCheck
 from headstock.engine.stats import EngineStats, collect_stats
+from headstock.engine.step_clock import StepClock
 from headstock.engine.step_events import make_step_events
 from headstock.engine.step_failures import (
     LINE,
@@ -106,7 +107,10 @@ class Engine:
         self.in_flight: deque[InFlightStep] = deque()
         self.stall_check = StallCheck(self.limits.scheduler)
         self.start_time = time.monotonic()
-        self.late_planner = LatePlanner(enabled=self.limits.overlap and config.late_planning)
+        self.step_clock = StepClock()
+        self.late_planner = LatePlanner(
+            self.step_clock, enabled=self.limits.overlap and config.late_planning
+        )
         self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens, parts.graph_sizes.tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
@@ -322,8 +326,7 @@ class Engine:
         if self.plan is None or not len(self.plan.rows):
             return False
         plan, self.plan = self.plan, None
-        self.pacer.note_launch()
-        self.late_planner.note_launch()
+        self.step_clock.note_launch()
         try:
             self.in_flight.append(InFlightStep(plan, self.executor.execute(plan, self.new_rows)))
             self.late_planner.note_launched()
@@ -352,8 +355,9 @@ class Engine:
         except PLUGIN_FAILURES as error:
             return CollectedStep(oldest.plan, None, self._fail_step(oldest.plan, error))
         finally:
-            self.pacer.note_end(oldest.plan)
-            self.late_planner.note_end(oldest.plan, waited)
+            seconds = self.step_clock.note_end()
+            self.pacer.note_end(oldest.plan, seconds)
+            self.late_planner.note_end(oldest.plan, seconds, waited)
 
     def _fail_step(self, plan: Plan, error: BaseException) -> str:
         """Log a step that failed, and return why it did; raise EngineDied for a lost device."""

@@ -7,11 +7,11 @@ request that arrives later waits for all of that step and for the whole next one
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 
 from attrs import evolve, frozen
 
+from headstock.engine.step_clock import StepClock
 from headstock.scheduler import Plan
 
 _NUM_STEPS = 8
@@ -77,58 +77,51 @@ def choose_delay(times: HostTimes, running: float, prompt_tokens: int = 0) -> fl
 
 
 class LatePlanner:
-    """Times launches and steps, and waits before a step is planned."""
+    """Times launches, and waits before a step is planned."""
 
     def __init__(
         self,
+        step_clock: StepClock,
         *,
         enabled: bool,
-        clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        self.enabled, self.clock, self.sleep = enabled, clock, sleep
+        self.step_clock, self.enabled, self.sleep = step_clock, enabled, sleep
         self.times = HostTimes()
-        self.launched: deque[float] = deque()
-        self.ended = 0.0
         self.planned_at: float | None = None
         self.has_slept = False
 
-    def note_launch(self) -> None:
-        """A step is about to be launched."""
-        self.launched.append(self.clock())
-
     def note_launched(self) -> None:
-        """All of it is launched."""
+        """All of a step is launched."""
         if self.planned_at is not None:
-            lead, self.planned_at = self.clock() - self.planned_at, None
+            lead, self.planned_at = self.step_clock.now() - self.planned_at, None
             self.times = self.times.add_lead(lead)
 
-    def note_end(self, plan: Plan, waited: float) -> None:
-        """The oldest step in flight has ended; the next one began then, or when it was launched.
+    def note_end(self, plan: Plan, seconds: float, waited: float) -> None:
+        """The oldest step in flight has ended.
 
+        seconds: that it took
         waited: seconds that the host waited for it
         """
-        began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
         has_slept, self.has_slept = self.has_slept, False
         if waited < _LEAST_WAITED:
             if has_slept:  # for too long: what was seen is no more
                 self.times = HostTimes(leads=self.times.leads)
         elif plan.num_decode:
-            self.times = self.times.add_step(self.ended - began, _count_prompt_tokens(plan))
+            self.times = self.times.add_step(seconds, _count_prompt_tokens(plan))
 
     def wait(self, running: Plan | None, *, is_urgent: bool) -> None:
         """Wait as long as the device surely works on `running`, the step in flight.
 
         is_urgent: the plan must not wait; something would be told only after it, or requests wait
         """
-        now = self.clock()
         if self.enabled and running is not None and running.num_decode and not is_urgent:
-            since = max(self.launched[-1], self.ended)
-            delay = choose_delay(self.times, now - since, _count_prompt_tokens(running))
+            since = self.step_clock.measure_running()
+            delay = choose_delay(self.times, since, _count_prompt_tokens(running))
             if delay:
                 self.sleep(delay)
-                now, self.has_slept = self.clock(), True
-        self.planned_at = now
+                self.has_slept = True
+        self.planned_at = self.step_clock.now()
 
 
 def _count_prompt_tokens(plan: Plan) -> int:

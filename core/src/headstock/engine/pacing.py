@@ -7,9 +7,7 @@ takes no less than a floor: what its launches take, however few its tokens are.
 
 from __future__ import annotations
 
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
@@ -301,45 +299,27 @@ def choose_prompt_tokens(
 
 
 class StepPacer:
-    """Times steps, and bounds the prompt tokens of those with decode rows.
+    """Fits the times of steps, and bounds the prompt tokens of those with decode rows.
 
     bound: milliseconds that such a step may take; None: no step is timed
     most: the most tokens of a step
     graph_sizes: tokens of the steps that have graphs
-    clock: seconds
     """
 
-    def __init__(
-        self,
-        bound: float | None,
-        most: int,
-        graph_sizes: Sequence[int] = (),
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.bound, self.most, self.graph_sizes, self.clock = bound, most, graph_sizes, clock
+    def __init__(self, bound: float | None, most: int, graph_sizes: Sequence[int] = ()) -> None:
+        self.bound, self.most, self.graph_sizes = bound, most, graph_sizes
         self.times = StepTimes()
-        self.launched: deque[float] = deque()
-        self.ended = 0.0
         self.num_untimed = 0
 
-    def note_launch(self) -> None:
-        """A step is about to be launched."""
-        if self.bound is not None:
-            self.launched.append(self.clock())
-
-    def note_end(self, plan: Plan) -> None:
-        """The oldest step in flight has ended.
-
-        The device runs steps one after another, so a step begins when the one before it ends.
-        """
+    def note_end(self, plan: Plan, seconds: float) -> None:
+        """A step has ended, which took so many seconds."""
         if self.bound is None:
             return
-        began, self.ended = max(self.launched.popleft(), self.ended), self.clock()
         if plan.num_decode == len(plan.rows) and self.num_untimed < _DECODE_STRIDE - 1:
             self.num_untimed += 1
             return
         self.num_untimed = 0
-        self.times = self.times.observe(StepWork.of(plan), 1000 * (self.ended - began))
+        self.times = self.times.observe(StepWork.of(plan), 1000 * seconds)
 
     def make_events(self, state: State, *, has_arrivals: bool) -> list[Paced]:
         """The scheduler's event where the bound on prompt tokens changes.
