@@ -15,22 +15,39 @@ KEYS = """
 import importlib, json, pkgutil, sys
 from triton.runtime.jit import JITFunction
 
-name, is_reversed = sys.argv[1], sys.argv[2] == "reversed"
+name, order = sys.argv[1:]
 package = importlib.import_module(name)
 found = pkgutil.walk_packages(package.__path__, name + ".")
 modules = [importlib.import_module(module.name) for module in found]
-kernels = {
-    f"{kernel.__module__}.{kernel.__name__}": kernel
+functions = {
+    f"{function.__module__}.{function.__name__}": function
     for module in modules
-    for kernel in vars(module).values()
-    if isinstance(kernel, JITFunction) and kernel.__name__.endswith("_kernel")
+    for function in vars(module).values()
+    if isinstance(function, JITFunction)
 }
-print(json.dumps({name: kernels[name].cache_key for name in sorted(kernels, reverse=is_reversed)}))
+imported = {name: function.hash for name, function in functions.items() if function.hash}
+if order == "imported":
+    print(json.dumps(imported))
+    sys.exit()
+if order == "again":
+    for _ in range(9):  # each time one more call deep
+        for function in functions.values():
+            function.hash, function.used_global_vals = None, {}
+            function.cache_key
+    print(json.dumps({name: functions[name].hash for name in imported}))
+    sys.exit()
+kernels = [name for name in sorted(functions) if name.endswith("_kernel")]
+chosen = reversed(kernels) if order == "reversed" else kernels
+print(json.dumps({name: functions[name].cache_key for name in chosen}))
 """
 
 
 def list_keys(package: str, order: str) -> dict[str, str]:
-    """The cache key of each kernel of a package, asked for in that order by a new process."""
+    """The cache keys of a package in a new process.
+
+    order: "sorted" or "reversed", in which those of kernels are asked for; "imported": those that
+        are known after an import; "again": the same, computed after it
+    """
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     words = [sys.executable, "-c", KEYS, package, order]
     done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
@@ -43,3 +60,9 @@ def test_a_kernels_key_does_not_depend_on_those_before_it(package: str) -> None:
     keys = list_keys(package, "sorted")
     assert len(keys) > 1
     assert list_keys(package, "reversed") == keys
+
+
+def test_keys_have_all_that_a_function_calls() -> None:
+    keys = list_keys("headstock_triton", "imported")
+    assert len(keys) > 40
+    assert list_keys("headstock_triton", "again") == keys

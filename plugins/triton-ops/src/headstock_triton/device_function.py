@@ -15,6 +15,9 @@ def device_function(function: Callable[..., Any]) -> Any:
     Triton 3.6 makes the constants of a callee part of its caller's key only where the callee has a
     key already, which it has once any kernel that calls it was launched. So a kernel would be
     compiled anew by a process that launches others before it. Here a callee always has its key.
+
+    What the function uses, functions and constants, stands before it in its module: its key has
+    nothing of what is defined later.
     """
     compiled = triton.jit(function)
     if isinstance(compiled, JITFunction):  # the interpreter's functions have no keys

@@ -12,6 +12,19 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 
 @device_function
+def _eight_bits(x):
+    """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.
+
+    returns: uint8
+    """
+    bits = tl.abs(x).to(tl.uint32, bitcast=True)
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
+    small = (tl.abs(x) * 2.0**9 + 2.0**23).to(tl.uint32, bitcast=True) & 0xFF  # a multiple of 2^-9
+    code = tl.where(tl.abs(x) < 2.0**-6, small, normal)
+    return tl.where(x == x, code | tl.where(x < 0, 0x80, 0), 0x7F).to(tl.uint8)
+
+
+@device_function
 def round_to(x, dtype: tl.constexpr):
     """`x` in the dtype, rounded to nearest even.
 
@@ -25,19 +38,6 @@ def round_to(x, dtype: tl.constexpr):
         if dtype == tl.float8e4nv:
             return _eight_bits(x).to(dtype, bitcast=True)
     return x.to(dtype)
-
-
-@device_function
-def _eight_bits(x):
-    """float32 up to 448 as e4m3: four bits of exponent (bias 7), three of fraction.
-
-    returns: uint8
-    """
-    bits = tl.abs(x).to(tl.uint32, bitcast=True)
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - ((127 - 7) << 3)
-    small = (tl.abs(x) * 2.0**9 + 2.0**23).to(tl.uint32, bitcast=True) & 0xFF  # a multiple of 2^-9
-    code = tl.where(tl.abs(x) < 2.0**-6, small, normal)
-    return tl.where(x == x, code | tl.where(x < 0, 0x80, 0), 0x7F).to(tl.uint8)
 
 
 @device_function
