@@ -165,21 +165,38 @@ def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
 
 
 @pytest.mark.feature("V6")
+@pytest.mark.parametrize(("decoding", "prompt"), [(8, 32), (30, 8)])
 @pytest.mark.parametrize(("context", "whole"), [(31, 0), (32, 1)])
-def test_long_contexts_beside_decode_rows_have_a_limit_of_their_own(
-    toys: Toys, context: int, whole: int
+def test_contexts_in_steps_with_decode_rows_have_a_limit_of_their_own(
+    toys: Toys, decoding: int, prompt: int, context: int, whole: int
 ) -> None:
     opt = ("rerun.whole_context=24", f"rerun.mixed_context={context}")
     engine = toys.engine(runner="rerun", max_batch_tokens=40, overlap=False, opt=opt)
-    harness, counts = EngineHarness(engine), watch(engine)
-    harness.submit(request("a", range(8), 20))
+    harness = EngineHarness(engine)
+    harness.submit(request("a", range(decoding), 20))
     harness.step()
-    harness.step()  # the row decodes
-    harness.submit(request("b", range(10, 42), 1))  # 32 tokens
-    harness.run([])
+    harness.step()
+    counts = watch(engine)
+    harness.submit(request("b", range(10, 10 + prompt), 1))
+    harness.step()
+    harness.step()  # beside the second token that the first row decodes
 
     assert (counts["mixed"], counts["whole, mixed"]) == (1, whole)
+    harness.drain()
     engine.close()
+
+
+@pytest.mark.feature("V6")
+def test_steps_go_in_pieces_where_another_backend_attends_for_decode_rows(toys: Toys) -> None:
+    sizes = {"max_batch_tokens": 64, "max_running_requests": 32, "num_pages": 300}
+    engine = toys.engine(attn="toy,toy-planned", runner="rerun", **sizes)
+    counts, prompts = watch(engine), runner_of(engine).prompts
+    assert prompts is not None and {*prompts.captured[64].wholes} == {16}
+    EngineHarness(engine).run(random_requests(np.random.default_rng(8), 20))
+    engine.close()
+
+    assert counts["whole"] > 0 and counts["mixed"] > 1
+    assert counts["whole, mixed"] == 0
 
 
 @pytest.mark.feature("V6")
