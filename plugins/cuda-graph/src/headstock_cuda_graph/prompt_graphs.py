@@ -21,8 +21,8 @@ A program of attention looks for its tiles among all rows of a graph, whatever t
 MOST_MIXED_TOKENS = 4096
 """The largest size with a whole graph for steps of many rows.
 
-Larger steps come where prompts queue, and throughput counts: with a graph of 256 rows for them
-`offline256` of the 0.6B shape took 0.3 to 0.8 % longer on an H100.
+Larger steps come where prompts queue, and throughput counts: with one graph at all sizes
+`offline256` of the 0.6B shape took 0.3 and 0.7 % longer on an H100 than in pieces.
 """
 
 MOST_PADDING = 512
