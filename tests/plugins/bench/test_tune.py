@@ -75,6 +75,21 @@ def test_what_is_measured_is_printed_kept_and_taken(
     assert any("headstock tune" in note for note in summary.notes)
 
 
+@pytest.mark.parametrize("longer", [0.0, -0.001])
+def test_decode_steps_that_a_busy_machine_hides_are_not_compared(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, longer: float
+) -> None:
+    def time_answers(llm: LLM, prompts: list[list[int]], num_tokens: int) -> float:
+        return 0.01 + longer * num_tokens if num_tokens > 1 else 0.02
+
+    monkeypatch.setattr(tuning, "_time_answers", time_answers)
+    kept = json.loads(run("--json", "--quiet")[1])
+
+    times = [each["milliseconds"] for each in kept["candidates"] if each["milliseconds"]]
+    assert times == [[20.0, None, None]] * 3
+    assert kept["fastest"]["ops"] == kept["candidates"][0]["ops"]
+
+
 def test_a_named_setting_stays_and_nothing_is_kept_for_another_model(
     run: Callable[..., Any],
 ) -> None:

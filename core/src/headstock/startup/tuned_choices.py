@@ -55,8 +55,8 @@ class TuningSubject:
 class TunedCandidate:
     """One pair of choices.
 
-    milliseconds: of each step; None where the pool cannot hold it or an earlier one was hopeless;
-        empty where the pair cannot run, for the reason in `refusal`
+    milliseconds: of each step; None where the pool cannot hold it, a busy machine hid it, or an
+        earlier one was hopeless; empty where the pair cannot run, for the reason in `refusal`
     options: of the ops, each as `--opt` has it
     """
 

@@ -179,7 +179,9 @@ def _is_hopeless(time: float | None, default: float | None) -> bool:
 
 
 def _time_step(llm: LLM, step: Step) -> float | None:
-    """The step's median milliseconds; None where a request or the pool cannot hold it."""
+    """The step's median milliseconds; None where a request or the pool cannot hold it, or a busy
+    machine hides it.
+    """
     engine = get_session(llm).engine
     length = step.tokens or DECODE_CONTEXT
     needed = length + 2 * DECODE_STEPS
@@ -203,7 +205,9 @@ def _time_step(llm: LLM, step: Step) -> float | None:
         _time_answers(llm, held, 2 * DECODE_STEPS) - _time_answers(llm, held, DECODE_STEPS)
         for _ in range(RUNS)
     ]
-    return 1e3 * median(differences) / DECODE_STEPS
+    difference = median(differences)
+    # Where other work slowed the shorter answers down, it may come out below zero.
+    return 1e3 * difference / DECODE_STEPS if difference > 0 else None
 
 
 def _time_answers(llm: LLM, prompts: Sequence[list[int]], num_tokens: int) -> float:
