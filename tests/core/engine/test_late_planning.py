@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from core.faults.conftest import crash_reports, toys
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,6 +55,13 @@ def test_a_long_step_is_waited_for_and_a_short_one_is_not() -> None:
 
     assert choose_delay(times(0.007), 0.0005) == pytest.approx(0.95 * 0.007 - 0.002)
     assert choose_delay(times(0.0025), 0.0004) == 0.0
+
+
+def test_prompts_are_not_waited_for_where_steps_without_them_are_too_short() -> None:
+    times = HostTimes(steps=(0.002,) * 8, by_token=(1e-5,) * 8, leads=(0.0008,) * 8)
+    assert choose_delay(times, 0.0, prompt_tokens=1000) == 0.0
+    longer = evolve(times, steps=(0.0027,) * 8)
+    assert choose_delay(longer, 0.0, prompt_tokens=1000) == pytest.approx(0.001065 + 0.008)
 
 
 def test_only_the_last_steps_and_launches_count() -> None:
