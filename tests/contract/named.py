@@ -148,7 +148,7 @@ SHOWN: Mapping[str, str] = {
     "GraphSupport.NEVER": "tests/plugins/cuda_graph/test_replay.py::"
     "test_a_decode_backend_without_graphs_is_refused_by_name",
     "PromptStep.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
-    "test_long_contexts_are_replayed_in_pieces",
+    "test_contexts_in_larger_steps_with_decode_rows_have_a_limit",
     "DecodeAttention.shares_prefixes": _GROUPED
     + "test_rows_are_followed_only_where_they_can_share_pages",
     **dict.fromkeys(

@@ -26,6 +26,8 @@ from headstock_cuda_graph.prompt_graphs import PromptBucket
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 LENGTHS = (16, 128, 512, 2048)
+SHORT = 128
+"""Tokens of a row up to which a whole graph for short contexts serves."""
 TURNS = 15
 
 
@@ -48,6 +50,8 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         write_model_directory(MODEL_SHAPES[shape], Path(folder))
         settings = {"load_format": "dummy", "device": "cuda", "attn": attn, "max_seq_len": 5120}
+        # Lower than by default, so that the requests of `bits` have longer contexts too.
+        settings["opt"] = (f"cudagraph.short_context={SHORT}",)
         settings["defer_graphs"] = False
         for most in (None, 0):
             with LLM(folder, cuda_graph_max_tokens=most, **settings) as llm:
@@ -60,7 +64,9 @@ def attempt(shape: str, attn: str) -> dict[str, Any]:
                     found["bits"] = bits(llm)
     seen = Counter(found["bits"])
     found["ok"] = (
-        not seen["differ"] + seen["not finite"] + seen["whole unlike pieces"] and seen["whole"] > 10
+        not seen["differ"] + seen["not finite"] + seen["whole unlike pieces"]
+        and seen["whole"] > 10
+        and seen["whole, long"] > 10
     )
     return found
 
@@ -138,13 +144,14 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
         whole = graph is not None
         in_pieces = prompts.forward(bucket.inputs, attend)[last_tokens[:rows]]
         if graph is not None:
-            inputs = bucket.inputs.first_rows(len(graph.result))
-            again = prompts.forward_whole(inputs)[:rows]
+            inputs = bucket.inputs.first_rows(graph.rows)
+            again = prompts.forward_whole(inputs, graph.longest)[:rows]
         else:
             again = in_pieces
         counts["whole" if whole else "in pieces"] += 1
         counts["mixed"] += step.num_decode > 0
         counts["whole, mixed"] += whole and step.num_decode > 0
+        counts["whole, long"] += graph is not None and graph.longest != SHORT
         counts["differ"] += not torch.equal(out[:rows], again)
         counts["not finite"] += not again.isfinite().all().item()
         counts["whole unlike pieces"] += bool(

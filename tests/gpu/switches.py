@@ -32,7 +32,7 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     *({"opt": (switch,)} for switch in SWITCHES),
     {"opt": ("fa.shared_prefix=on",)},
     {"opt": ("fa.num_splits=1",)},
-    {"opt": ("cudagraph.whole_context=64", "cudagraph.mixed_context=64")},
+    {"opt": ("cudagraph.short_context=64", "cudagraph.mixed_context=64")},
     {"ops": "torch"},
     {"proposer": "ngram"},
     {"max_itl_ms": 5.0},

@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -19,12 +20,17 @@ from often import often
 from headstock.conformance import attention as cases
 from headstock.conformance.attention import AttentionCase
 from headstock.conformance.attention import shared_prefix_cases as shared_cases
-from headstock.spi import Feature, GraphSupport, LayerInfo, Phase
+from headstock.spi import AttentionStep, Feature, GraphSupport, LayerInfo, Phase
 from headstock_fa import kernels
 from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions
 from headstock_fa.providers import PROVIDERS, Provider
-from headstock_fa.step import WORTHWHILE_BYTES, choose_num_splits
+from headstock_fa.step import (
+    ONE_PART_TOKENS,
+    WORTHWHILE_BYTES,
+    choose_num_splits,
+    choose_prompt_splits,
+)
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
@@ -151,14 +157,49 @@ def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(
 @pytest.mark.parametrize(
     "provider", [each for each in PROVIDERS if each.graph is GraphSupport.ALWAYS], indirect=True
 )
-def test_a_captured_plan_serves_prompts_of_any_lengths(provider: Provider) -> None:
-    shapes = [(1, 1), (2, 90), (5, 6), (20, 20)], [(9, 40), (3, 3), (1, 17)], [(30, 30)]
+@pytest.mark.parametrize(("longest", "parts"), [(ONE_PART_TOKENS, 1), (ONE_PART_TOKENS + 1, 16)])
+def test_a_captured_plan_serves_prompts_of_any_lengths(
+    provider: Provider, longest: int, parts: int
+) -> None:
+    long = [(1, 1000), (20, 800), (3, 3), (1, 700)]
+    shapes = long, [(1, 1), (2, 90), (5, 6), (20, 20)], [(9, 40), (3, 3), (1, 17)], [(30, 30)]
     made = [
         cases.make(Phase.EXTEND, rows, page_size=16, head_dim=16, dtype=torch.float16)
         for rows in shapes
     ]
+    one = backend(made[0], provider)
 
-    cases.replayed_prompts(backend(made[0], provider), LAYER, 32, made)
+    cases.replayed_prompts(one, LAYER, 32, made, longest=longest)
+    assert one.capture_plan(bounded_step(32, longest)).num_splits == parts
+
+
+def bounded_step(tokens: int, longest: int) -> AttentionStep:
+    """A step of prompts in a graph, of up to so many tokens and contexts of up to `longest`."""
+    return AttentionStep(
+        phase=Phase.EXTEND,
+        query_start=torch.zeros(2, dtype=torch.int32),
+        context_lens=torch.ones(1, dtype=torch.int32),
+        page_tables=(torch.zeros(1, 1, dtype=torch.int32),),
+        host_query_lens=np.full(1, tokens, np.int32),
+        host_context_lens=np.full(1, longest, np.int32),
+    )
+
+
+@pytest.mark.parametrize(
+    ("tokens", "longest", "width", "parts"),
+    [
+        (64, 1024, 2048, 1),
+        (64, 1025, 2048, 16),
+        (1024, 40_000, 2048, 16),
+        (1024, 40_000, 4096, 8),
+        (1024, 40_000, 65_536, 1),
+        (1280, 40_000, 2048, 1),
+    ],
+)
+def test_prompts_in_graphs_read_long_contexts_in_as_many_parts_as_their_memory_allows(
+    tokens: int, longest: int, width: int, parts: int
+) -> None:
+    assert choose_prompt_splits(bounded_step(tokens, longest), width) == parts
 
 
 SHARING = pytest.mark.parametrize(

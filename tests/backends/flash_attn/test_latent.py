@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from attrs import evolve
@@ -97,6 +98,15 @@ def test_decode_rows_are_split_and_prompts_are_read_in_one_part(provider: Provid
     assert backend(prompt, provider, num_splits=5).plan(prompt.step).num_splits == 1
     few = make(Phase.EXTEND, [(3, 20), (3, 9)])
     assert backend(few, provider, num_splits=5).capture_plan(few.step).num_splits == 5
+
+
+@pytest.mark.parametrize(("longest", "parts"), [(1024, 1), (1025, 16)])
+def test_prompts_in_graphs_for_long_contexts_are_read_in_parts(
+    provider: Provider, longest: int, parts: int
+) -> None:
+    case = make(Phase.EXTEND, [(16, 20), (3, 9)])
+    step = evolve(case.step, host_context_lens=np.full(2, longest, np.int32))
+    assert backend(case, provider).capture_plan(step).num_splits == parts
 
 
 def query(dim: int = 576, rope_dim: int = 64, **changes: Any) -> Any:

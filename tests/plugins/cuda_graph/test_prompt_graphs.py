@@ -19,6 +19,8 @@ from toy_engine import EngineHarness, Toys, random_requests, request
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.spi import PromptStep, Sample
+from headstock_cuda_graph import prompt_graphs
+from headstock_cuda_graph.prompt_graphs import PromptBucket, WholeGraph
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 BACKENDS = ("toy", "toy-planned", "toy,toy-planned")
@@ -62,13 +64,36 @@ def watch(engine: Engine) -> Counter[str]:
     return counts
 
 
+def list_wholes(engine: Engine, size: int) -> list[tuple[int, int]]:
+    """The most rows and the longest context of each whole graph of a size."""
+    prompts = runner_of(engine).prompts
+    assert prompts is not None
+    return [(whole.rows, whole.longest) for whole in prompts.captured[size].wholes]
+
+
+def note_wholes(engine: Engine) -> list[tuple[int, int]]:
+    """The same of each whole graph that is chosen from now on."""
+    prompts, seen = runner_of(engine).prompts, []
+    assert prompts is not None
+    choose = prompts.whole_for
+
+    def chosen(bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
+        whole = choose(bucket, step)
+        if whole is not None:
+            seen.append((whole.rows, whole.longest))
+        return whole
+
+    prompts.whole_for = chosen  # type: ignore[method-assign]
+    return seen
+
+
 @pytest.mark.feature("G2", "V6")
 @pytest.mark.parametrize(("backend", "overlap", "budget"), often(2, MODES))
 def test_replayed_prompts_give_the_tokens_of_eager_ones(
     toys: Toys, backend: int, overlap: bool, budget: int
 ) -> None:
     attn, requests = BACKENDS[backend], random_requests(np.random.default_rng(8), 60)
-    sizes = {
+    sizes: dict[str, Any] = {
         "max_running_requests": 17,
         "max_batch_tokens": budget,
         "num_pages": 300,
@@ -76,7 +101,8 @@ def test_replayed_prompts_give_the_tokens_of_eager_ones(
     }
     outputs = []
     for runner in ("eager", "rerun"):
-        engine = toys.engine(attn=attn, runner=runner, debug_canary=True, **sizes)
+        opt = ("rerun.short_context=24",) if runner == "rerun" else ()
+        engine = toys.engine(attn=attn, runner=runner, debug_canary=True, opt=opt, **sizes)
         counts = watch(engine) if runner == "rerun" else None
         harness = EngineHarness(engine).run(requests)
         outputs.append((harness.outputs, harness.reasons))
@@ -146,43 +172,81 @@ def test_full_steps_of_many_rows_are_not_one_graph(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
     prompts = runner_of(engine).prompts
     assert prompts is not None
-    assert {size: set(prompts.captured[size].wholes) for size in (4096, 4640)} == {
-        4096: {16, 32},
-        4640: {16},
-    }
+    assert list_wholes(engine, 4096) == [(16, 160), (32, 160)]
+    assert list_wholes(engine, 4640) == [(16, 160)]
     engine.close()
 
 
 @pytest.mark.feature("V6")
-def test_long_contexts_are_replayed_in_pieces(toys: Toys) -> None:
-    opt = ("rerun.whole_context=24", "rerun.mixed_context=32")
-    engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False, opt=opt)
-    counts = watch(engine)
+def test_short_contexts_have_a_graph_of_their_own(toys: Toys) -> None:
+    opt, sizes = ("rerun.short_context=24",), {"max_batch_tokens": 16, "max_running_requests": 16}
+    engine = toys.engine(runner="rerun", overlap=False, opt=opt, **sizes)
+    most, prompts = engine.config.max_seq_len, runner_of(engine).prompts
+    assert prompts is not None
+    assert list_wholes(engine, 16) == [(16, 24), (16, most)]
+    seen = note_wholes(engine)
     EngineHarness(engine).run([request("a", range(40), 1)])
 
-    assert (counts["whole"], counts["in pieces"]) == (1, 2)  # 16, 32 and 40 tokens
+    assert seen == [(16, 24), (16, most), (16, most)]  # 16, 32 and 40 tokens
+    engine.close()
+
+
+@pytest.mark.feature("V6")
+def test_all_kinds_of_whole_graphs_of_a_size(toys: Toys) -> None:
+    opt, sizes = ("rerun.short_context=24",), {"max_batch_tokens": 64, "max_running_requests": 32}
+    engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, opt=opt, **sizes)
+    most = engine.config.max_seq_len
+    kinds = [(16, 24), (32, 24), (32, most)]
+    assert list_wholes(engine, 64) == kinds
+    for kind, count, length in ((0, 16, 2), (1, 20, 3), (2, 1, 60), (2, 2, 25), (0, 2, 24)):
+        seen = note_wholes(engine)
+        EngineHarness(engine).run(
+            [request(f"{i}", [(i + j) % 50 for j in range(length)], 1) for i in range(count)]
+        )
+        assert seen == [kinds[kind]]
     engine.close()
 
 
 @pytest.mark.feature("V6")
 @pytest.mark.parametrize(("decoding", "prompt"), [(8, 32), (30, 8)])
 @pytest.mark.parametrize(("context", "whole"), [(31, 0), (32, 1)])
-def test_contexts_in_steps_with_decode_rows_have_a_limit_of_their_own(
-    toys: Toys, decoding: int, prompt: int, context: int, whole: int
+def test_contexts_in_larger_steps_with_decode_rows_have_a_limit(
+    toys: Toys,
+    monkeypatch: pytest.MonkeyPatch,
+    decoding: int,
+    prompt: int,
+    context: int,
+    whole: int,
 ) -> None:
-    opt = ("rerun.whole_context=24", f"rerun.mixed_context={context}")
-    engine = toys.engine(runner="rerun", max_batch_tokens=40, overlap=False, opt=opt)
-    harness = EngineHarness(engine)
-    harness.submit(request("a", range(decoding), 20))
-    harness.step()
-    harness.step()
-    counts = watch(engine)
-    harness.submit(request("b", range(10, 10 + prompt), 1))
-    harness.step()
-    harness.step()  # beside the second token that the first row decodes
+    for most in (0, 48):  # as small as the steps of a toy
+        monkeypatch.setattr(prompt_graphs, "FEW_TOKENS", most)
+        opt = (f"rerun.mixed_context={context}",)
+        engine = toys.engine(runner="rerun", max_batch_tokens=40, overlap=False, opt=opt)
+        harness = EngineHarness(engine)
+        harness.submit(request("a", range(decoding), 20))
+        harness.step()
+        harness.step()
+        counts = watch(engine)
+        harness.submit(request("b", range(10, 10 + prompt), 1))
+        harness.step()
+        harness.step()  # beside the second token that the first row decodes
 
-    assert (counts["mixed"], counts["whole, mixed"]) == (1, whole)
-    harness.drain()
+        assert (counts["mixed"], counts["whole, mixed"]) == (1, whole or most == 48)
+        harness.drain()
+        engine.close()
+
+
+@pytest.mark.feature("V6")
+def test_contexts_in_larger_steps_without_decode_rows_have_no_limit(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prompt_graphs, "FEW_TOKENS", 0)
+    opt = ("rerun.short_context=8", "rerun.mixed_context=8")
+    engine = toys.engine(runner="rerun", max_batch_tokens=16, overlap=False, opt=opt)
+    seen = note_wholes(engine)
+    EngineHarness(engine).run([request("a", range(40), 1)])
+
+    assert seen == [(8, engine.config.max_seq_len)] * 3
     engine.close()
 
 
@@ -191,7 +255,7 @@ def test_steps_go_in_pieces_where_another_backend_attends_for_decode_rows(toys: 
     sizes = {"max_batch_tokens": 64, "max_running_requests": 32, "num_pages": 300}
     engine = toys.engine(attn="toy,toy-planned", runner="rerun", **sizes)
     counts, prompts = watch(engine), runner_of(engine).prompts
-    assert prompts is not None and {*prompts.captured[64].wholes} == {16}
+    assert prompts is not None and {rows for rows, _ in list_wholes(engine, 64)} == {16}
     EngineHarness(engine).run(random_requests(np.random.default_rng(8), 20))
     engine.close()
 
@@ -222,7 +286,7 @@ def test_steps_of_few_enough_rows_are_one_graph(
     sizes = {"max_batch_tokens": 64, "max_running_requests": 32}
     engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, opt=opt, **sizes)
     prompts = runner_of(engine).prompts
-    assert prompts is not None and set(prompts.captured[64].wholes) == graphs
+    assert prompts is not None and {rows for rows, _ in list_wholes(engine, 64)} == graphs
     for count in whole or (1, 3):
         counts = watch(engine)
         EngineHarness(engine).run([request(f"{count} {i}", [i, 1, 2], 1) for i in range(count)])

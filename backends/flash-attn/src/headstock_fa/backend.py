@@ -32,6 +32,7 @@ from headstock_fa.step import (
     SharedPlan,
     choose_num_splits,
     choose_prefix_splits,
+    choose_prompt_splits,
     count_worthwhile_tokens,
 )
 from headstock_fa.triton_decode import TritonDecode, load_triton_decode
@@ -70,6 +71,7 @@ class FlashAttentionBackend(AttentionBackend):
         self.group = context.query.groups[0]
         assert isinstance(self.group.layout, FullKV), self.group.layout
         self.kv_heads = self.group.layout.kv_heads
+        self.out_width = self.group.heads * self.group.layout.v_dim
         self.eight_bit = self.group.kv_dtype == EIGHT_BIT
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
@@ -221,17 +223,15 @@ class FlashAttentionBackend(AttentionBackend):
         plan.update_schedules()
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors.
-
-        Keys of prompts are read in one part: more cost 165 us a step of short rows (28 layers).
-        """
+        """The step's own tensors."""
         if step.phase is Phase.DECODE:
             return self.plan(step)
         # Rows that verify drafts are decode rows but for a few more queries, which the same blocks
         # serve. Not measured.
         if step.max_query_len < FEW_QUERIES:
             return FlashPlan.of(step, num_splits=self.num_splits_for(step.num_rows))
-        return FlashPlan.of(step, num_splits=self.options.num_splits or 1)
+        splits = self.options.num_splits or choose_prompt_splits(step, self.out_width)
+        return FlashPlan.of(step, num_splits=splits)
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs, and what parts of a row's keys leave for their merge."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.attention.device import count_processors
@@ -20,7 +21,7 @@ from headstock_fa import kernels
 from headstock_fa.backend import FEW_QUERIES, find_provider
 from headstock_fa.options import FlashOptions
 from headstock_fa.providers import Provider
-from headstock_fa.step import FlashPlan, choose_num_splits
+from headstock_fa.step import FlashPlan, choose_num_splits, choose_prompt_splits
 
 _BLOCK_QUERIES = 64
 """Query heads that a block of the kernel serves; all of them read the one vector of a token."""
@@ -55,6 +56,7 @@ class LatentBackend(AttentionBackend):
         self.values = {index: pool[..., : self.rank] for index, pool in pools.items()}
         self.options: FlashOptions = context.options
         self.processors = count_processors(context.device)
+        self.heads = group.heads
         self.blocks_per_row = -(-group.heads // _BLOCK_QUERIES)
         self.static: StaticRows | None = None
 
@@ -105,8 +107,11 @@ class LatentBackend(AttentionBackend):
         self.static.write(plan.num_rows, step)
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors, as `plan` takes them."""
-        return self.plan(step)
+        """The step's own tensors, as `plan` takes them, but for prompts with long contexts."""
+        plan = self.plan(step)
+        if plan.num_splits > 1 or self.options.num_splits:
+            return plan
+        return evolve(plan, num_splits=choose_prompt_splits(step, self.heads * self.rank))
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs."""

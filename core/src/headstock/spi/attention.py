@@ -362,8 +362,9 @@ class AttentionBackend(ABC):
         """A plan for a graph that has the calls of `forward` in it, made during its capture.
 
         The step's tensors are overwritten before each replay and are all that may be read. Its
-        host lengths are upper bounds. Rows without query tokens pad the step. It is a decode step
-        if it has `shared`, for backends with `Feature.SHARED_PREFIX` and `Planning.NONE`.
+        host lengths are upper bounds: a runner may keep a graph for short contexts and another for
+        all. Rows without query tokens pad the step. It is a decode step if it has `shared`, for
+        backends with `Feature.SHARED_PREFIX` and `Planning.NONE`.
         """
         raise TypeError(
             f"{type(self).__name__} declares graph support ALWAYS or shared prefixes but has no "

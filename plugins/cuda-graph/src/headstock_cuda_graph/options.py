@@ -13,14 +13,13 @@ class GraphOptions:
     `whole_rows`: those of up to so many rows; of up to 16 of these in steps of more than 4,096
     tokens, and where another backend attends for rows that decode. 0: none.
 
-    `whole_context`: those whose rows have up to so many tokens, where none decodes. In one graph a
-    row's keys are read in one part, as is best for short rows; in pieces attention sees the
-    lengths.
+    `short_context`: where all rows have up to so many tokens, steps of up to 1,024 tokens have a
+    graph of their own. A backend that reads a row's keys in parts may read short rows in one.
 
-    `mixed_context`: the same, of all rows, where some decode. Tokens of the step before wait while
-    the host launches pieces.
+    `mixed_context`: steps of more tokens, in which rows decode, where all rows have up to so many.
+    They read long rows in one part, which takes longer than pieces then.
     """
 
     whole_rows: int = field(default=256, validator=[instance_of(int), ge(0), le(512)])
-    whole_context: int = field(default=2048, validator=[instance_of(int), ge(1)])
+    short_context: int = field(default=1024, validator=[instance_of(int), ge(1)])
     mixed_context: int = field(default=8192, validator=[instance_of(int), ge(1)])

@@ -25,6 +25,13 @@ Larger steps come where prompts queue, and throughput counts: with one graph at 
 `offline256` of the 0.6B shape took 0.3 and 0.7 % longer on an H100 than in pieces.
 """
 
+FEW_TOKENS = 1024
+"""The largest size with whole graphs of two kinds, for short contexts and for all.
+
+So few queries leave processors idle, unless a backend reads keys in parts; and parts are a loss
+where contexts are short.
+"""
+
 MOST_PADDING = 512
 """The most tokens that a step is padded by.
 
@@ -42,18 +49,29 @@ only adds work.
 
 
 @frozen(eq=False)
+class WholeGraph:
+    """A forward pass with attention in it, of up to `rows` rows with up to `longest` tokens each.
+
+    graph: its result is the hidden states of each row's last token, [rows, hidden]
+    """
+
+    rows: int
+    longest: int
+    graph: CapturedGraph[Tensor]
+
+
+@frozen(eq=False)
 class PromptBucket:
     """Captured forward passes of `size` tokens, which read one input.
 
     pieces: its result is the hidden states of all tokens, [size, hidden]
-    wholes: by number of rows, ascending; the result of each is the hidden states of each row's last
-        token, [rows, hidden]
+    wholes: in the order in which they are looked through
     """
 
     size: int
     inputs: PromptInputs
     pieces: PiecewiseGraph
-    wholes: dict[int, CapturedGraph[Tensor]]
+    wholes: tuple[WholeGraph, ...]
 
 
 class PromptGraphs:
@@ -63,8 +81,7 @@ class PromptGraphs:
     of its own. So any backend serves, and any mix of rows.
 
     A whole graph has the calls of attention in it, of a backend that reads all lengths on the
-    device. It serves steps whose contexts are short enough for keys to be read in one part; rows
-    that decode too, where that backend attends for them.
+    device. It serves rows that decode too, where that backend attends for them.
 
     What pads a step to its bucket gets zeros for attention and writes to the dummy page.
     """
@@ -99,37 +116,45 @@ class PromptGraphs:
         if not self.capturer.is_worthwhile(work, HIDDEN):
             return
         yield
-        wholes = {}
-        for rows in self.list_whole_rows(size):
-            wholes[rows] = self.capture_whole(inputs.first_rows(rows))
+        wholes = []
+        for rows, longest in self.list_wholes(size):
+            wholes.append(self.capture_whole(inputs.first_rows(rows), longest))
             yield
         pieces = self.capturer.capture_pieces(work)
-        bucket = PromptBucket(size, inputs, pieces, wholes)
+        bucket = PromptBucket(size, inputs, pieces, tuple(wholes))
         self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
     def can_mix(self) -> bool:
         """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
         return self.program.prompt_attention is self.program.attention.backend
 
-    def list_whole_rows(self, size: int) -> list[int]:
-        """Rows of the whole graphs of a size, ascending; none where no graph can have the backend's
-        calls in it.
+    def list_wholes(self, size: int) -> list[tuple[int, int]]:
+        """The most rows and the longest context of each whole graph of a size, in the order in
+        which they are tried; none where no graph can have the backend's calls in it.
         """
         if self.program.prompt_attention is None or not self.options.whole_rows:
             return []
         most = min(size, self.max_rows, self.options.whole_rows)
         few = min(FEW_ROWS, most)
-        return sorted({few, most}) if self.can_mix() and size <= MOST_MIXED_TOKENS else [few]
+        if not self.can_mix() or size > MOST_MIXED_TOKENS:
+            most = few
+        longest = self.program.attention.max_seq_len
+        short = min(self.options.short_context, longest) if size <= FEW_TOKENS else longest
+        return list(dict.fromkeys([(few, short), (most, short), (most, longest)]))
 
-    def capture_whole(self, inputs: PromptInputs) -> CapturedGraph[Tensor]:
-        """The whole forward pass of the inputs' rows."""
-        return self.capturer(lambda: self.forward_whole(inputs), warm=False)
+    def capture_whole(self, inputs: PromptInputs, longest: int) -> WholeGraph:
+        """The whole forward pass of the inputs' rows, with contexts of up to `longest` tokens."""
+        graph = self.capturer(lambda: self.forward_whole(inputs, longest), warm=False)
+        return WholeGraph(len(inputs.row_ids), longest, graph)
 
-    def forward_whole(self, inputs: PromptInputs) -> Tensor:
-        """The hidden states of each row's last token. [rows, hidden]   writes: the pools"""
+    def forward_whole(self, inputs: PromptInputs, longest: int) -> Tensor:
+        """The hidden states of each row's last token. [rows, hidden]   writes: the pools
+
+        longest: the most tokens of a context
+        """
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
-        step = program.row_tables.prompt_attention_step(inputs, program.attention.max_seq_len)
+        step = program.row_tables.prompt_attention_step(inputs, longest)
         plan, layers = backend.capture_plan(step), program.attention.layers
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
@@ -180,19 +205,17 @@ class PromptGraphs:
         size = self.size_for(step)
         return None if size is None else self.captured.get(size)
 
-    def whole_for(self, bucket: PromptBucket, step: PromptStep) -> CapturedGraph[Tensor] | None:
-        """The smallest graph that has all of the step in it; None where it goes in pieces."""
+    def whole_for(self, bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
+        """The first graph that has all of the step in it; None where it goes in pieces."""
+        if step.num_logits is not None:  # the result of a whole graph has one token a row
+            return None
+        rows, longest = len(step.row_ids), step.stops.max()
         if step.num_decode and not self.can_mix():
             return None
-        # The result of a whole graph has one token a row.
-        if step.num_logits is not None or step.stops.max() > self.context_for(step):
+        if step.num_decode and bucket.size > FEW_TOKENS and longest > self.options.mixed_context:
             return None
-        rows = len(step.row_ids)
-        return next((graph for most, graph in bucket.wholes.items() if rows <= most), None)
-
-    def context_for(self, step: PromptStep) -> int:
-        """The most tokens of a row that one graph is worth it for."""
-        return self.options.mixed_context if step.num_decode else self.options.whole_context
+        fitting = (w for w in bucket.wholes if rows <= w.rows and longest <= w.longest)
+        return next(fitting, None)
 
     def replay(
         self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
@@ -205,9 +228,9 @@ class PromptGraphs:
         self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
         whole = self.whole_for(bucket, step)
         if whole is not None:
-            whole.replay()
+            whole.graph.replay()
             rows = len(step.row_ids)
-            out[:rows].copy_(whole.result[:rows])
+            out[:rows].copy_(whole.graph.result[:rows])
             return
         count = step.num_tokens
         attention: list[AttendInto] = []

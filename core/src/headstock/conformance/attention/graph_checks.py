@@ -48,14 +48,15 @@ def capture(device: str, work: Callable[[], None]) -> Callable[[], object]:
 
 
 def check_prompts(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> None:
-    """One captured plan serves steps with prompt tokens, padded."""
-    made = [
-        make_case(Phase.EXTEND, subject.device, row_lens(Phase.EXTEND, *contexts))
-        for contexts in ((90, 40, 3, 17), (5, 16), (64, 15, 1))
-    ]
-    backend = subject.open(made[0], [layer], graph=GraphSupport.ALWAYS)
-    replayed_prompts(backend, layer, 24, made, partial(capture, subject.device))
-    backend.close()
+    """One captured plan serves padded steps with prompt tokens, for short contexts or long ones."""
+    for longest in (MAX_SEQ_LEN, 16 * MAX_SEQ_LEN):
+        made = [
+            make_case(Phase.EXTEND, subject.device, row_lens(Phase.EXTEND, *contexts))
+            for contexts in ((1500, 40, 3, 700), (5, 16), (64, 15, 1))
+        ]
+        backend = subject.open(made[0], [layer], graph=GraphSupport.ALWAYS)
+        replayed_prompts(backend, layer, 24, made, partial(capture, subject.device), longest)
+        backend.close()
 
 
 def check_decode(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> None:

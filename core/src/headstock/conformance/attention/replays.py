@@ -60,11 +60,13 @@ def replayed_prompts(
     tokens: int,
     cases: Sequence[AttentionCase],
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
+    longest: int = MAX_SEQ_LEN,
 ) -> float:
     """The largest error of a plan that a graph captures, which serves these cases of prompts in
     turn: each has at most `tokens` query tokens, and three rows pad it.
 
-    made, record: as in `replayed`
+    record: as in `check_replays`
+    longest: the most tokens of a context that the plan is made for
     """
     first = cases[0]
     rows = max(case.step.num_rows for case in cases) + 3
@@ -77,7 +79,7 @@ def replayed_prompts(
         context_lens=lens,
         page_tables=(table,),
         host_query_lens=np.full(rows, tokens, np.int32),
-        host_context_lens=np.full(rows, MAX_SEQ_LEN, np.int32),
+        host_context_lens=np.full(rows, longest, np.int32),
     )
     q = first.q.new_zeros(tokens, *first.q.shape[1:])
     layer = evolve(layer, out_dim=out_dim_of(first))
