@@ -194,6 +194,7 @@ def bounded_step(tokens: int, longest: int) -> AttentionStep:
         (1024, 40_000, 4096, 8),
         (1024, 40_000, 65_536, 1),
         (1280, 40_000, 2048, 1),
+        (16, 40_000, 65_536, 4),
     ],
 )
 def test_prompts_in_graphs_read_long_contexts_in_as_many_parts_as_their_memory_allows(

@@ -107,6 +107,17 @@ def test_prompts_in_graphs_for_long_contexts_are_read_in_parts(
     case = make(Phase.EXTEND, [(16, 20), (3, 9)])
     step = evolve(case.step, host_context_lens=np.full(2, longest, np.int32))
     assert backend(case, provider).capture_plan(step).num_splits == parts
+    assert backend(case, provider, num_splits=5).capture_plan(step).num_splits == 1
+
+
+def test_rows_that_verify_drafts_and_fill_the_device_are_read_in_one_part(
+    provider: Provider,
+) -> None:
+    case = make(Phase.EXTEND, [(2, 20), (2, 9)])
+    one = backend(case, provider)
+    one.processors = 2
+    step = evolve(case.step, host_context_lens=np.full(2, 4096, np.int32))
+    assert one.capture_plan(step).num_splits == 1
 
 
 def query(dim: int = 576, rope_dim: int = 64, **changes: Any) -> Any:

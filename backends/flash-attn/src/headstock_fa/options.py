@@ -23,11 +23,12 @@ def _check_triton_rows(
 
 @frozen(kw_only=True)
 class FlashOptions:
-    """How decode is cut up.
+    """How attention is cut up.
 
-    `num_splits`: in how many parts each row's keys are read at the same time. 0: as many as fill
-    the device, by the number of rows. It never depends on lengths, so that a graph stays valid as
-    they grow.
+    `num_splits`: in how many parts decode steps, and graphs of steps with prompts, read each row's
+    keys at the same time. 0: in decode steps as many as fill the device, by the number of rows; in
+    graphs of prompts by the contexts that they are for. It never depends on a step's lengths, so
+    that a graph stays valid as they grow.
 
     `shared_prefix`: whether decode rows that share leading pages read these once a step, which
     needs a FlashAttention-3. auto: where that spares enough; on: wherever it spares anything.

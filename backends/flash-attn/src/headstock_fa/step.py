@@ -23,8 +23,11 @@ ONE_PART_TOKENS = 1024
 """Contexts up to which a graph of prompts reads keys in one part.
 
 More parts cost 165 us a step of 128 tokens on an H200 (28 layers). On an H100, 64 tokens after 448
-took 3.5 ms for 3.4 in one part, after 960 3.2 for 3.4, and after 3,968 3.6 for 4.7.
+took 3.5 ms for 3.4 in one part, after 960 3.2 for 3.4, and after 3,968 3.6 for 4.8.
 """
+
+VERIFIED_TOKENS = 128
+"""Tokens of a step in a graph that verifies drafts, at most."""
 
 MOST_PARTS_BYTES = 128 << 20
 """What the parts of a step in a graph may take."""
@@ -101,8 +104,10 @@ def choose_prompt_splits(step: AttentionStep, width: int) -> int:
     # it by themselves.
     if step.max_query_len > MOST_SPLIT_TOKENS or step.max_context_len <= ONE_PART_TOKENS:
         return 1
-    # What a part leaves for the merge is a result of all tokens in float32.
-    return max(1, min(MOST_PROMPT_SPLITS, MOST_PARTS_BYTES // (4 * step.max_query_len * width)))
+    # What a part leaves for the merge is a result of all tokens in float32. One row of a graph of
+    # prompts may have them all; rows that verify drafts share them.
+    tokens = max(step.max_query_len, VERIFIED_TOKENS)
+    return max(1, min(MOST_PROMPT_SPLITS, MOST_PARTS_BYTES // (4 * tokens * width)))
 
 
 def count_worthwhile_tokens(group: GroupQuery) -> int:
