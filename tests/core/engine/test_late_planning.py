@@ -60,6 +60,10 @@ def test_a_long_step_is_waited_for_and_a_short_one_is_not() -> None:
 def test_prompts_are_not_waited_for_where_steps_without_them_are_too_short() -> None:
     times = HostTimes(steps=(0.002,) * 8, by_token=(1e-5,) * 8, leads=(0.0008,) * 8)
     assert choose_delay(times, 0.0, prompt_tokens=1000) == 0.0
+    slower = evolve(times, steps=(0.007,) * 8, leads=(*times.leads, 0.006))
+    assert choose_delay(slower, 0.0, prompt_tokens=1000) == pytest.approx(
+        0.95 * 0.007 + 0.008 - 1.25 * 0.006 - 0.0005
+    )
     longer = evolve(times, steps=(0.0027,) * 8)
     assert choose_delay(longer, 0.0, prompt_tokens=1000) == pytest.approx(0.001065 + 0.008)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from statistics import median
 
 from attrs import evolve, frozen
 
@@ -69,12 +70,12 @@ def choose_delay(times: HostTimes, running: float, prompt_tokens: int = 0) -> fl
     """
     if min(len(times.steps), len(times.leads)) < _LEAST_SEEN:
         return 0.0
-    delay = _SURE * min(times.steps) - _LEADS * max(times.leads) - _MARGIN
-    # Nor behind prompts where steps without them are too short. Where 0.6B waited there, its
-    # slowest first tokens came after 32 to 71 ms, and after 20 to 38 where it did not.
-    if delay < _LEAST_DELAY:
+    # Behind prompts too only where steps without them are long enough, by a usual launch. On a slow
+    # host 0.6B had its slowest first tokens after 32 to 71 ms with such waits, 20 to 35 without.
+    alone = _SURE * min(times.steps) - _MARGIN
+    if alone - _LEADS * median(times.leads) < _LEAST_DELAY:
         return 0.0
-    delay -= running
+    delay = alone - _LEADS * max(times.leads) - running
     if len(times.by_token) >= _LEAST_SEEN:
         delay += _SURE_OF_PROMPTS * min(times.by_token) * prompt_tokens
     return delay if delay >= _LEAST_DELAY else 0.0
