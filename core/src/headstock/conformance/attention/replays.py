@@ -70,7 +70,8 @@ def replayed_prompts(
     """
     first = cases[0]
     rows = max(case.step.num_rows for case in cases) + 3
-    columns = max(case.step.page_tables[0].shape[1] for case in cases)
+    page_size = first.pool.shape[1] if first.pool.dim() == 3 else first.pool.shape[2]
+    columns = -(-longest // page_size)
     query_start = first.step.query_start.new_zeros(rows + 1)
     lens, table = query_start.new_ones(rows), query_start.new_zeros((rows, columns))
     step = AttentionStep(
@@ -92,7 +93,8 @@ def replayed_prompts(
         q[: len(case.q)].copy_(case.q)
         query_start.fill_(len(case.q))[: count + 1] = case.step.query_start
         lens.fill_(1)[:count] = case.step.context_lens
-        table.zero_()[:count, : case.step.page_tables[0].shape[1]] = case.step.page_tables[0]
+        pages = case.step.page_tables[0][:, :columns]
+        table.zero_()[:count, : pages.shape[1]] = pages
         out.fill_(7)
         replay()
         assert (out[len(case.q) :] == 7).all(), "what pads the step was written"
