@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from plugins.bench.test_bench_cli import run
 
 from headstock_bench.profile import OWN_KERNELS, TimeShare, classify_operation, make_profile
@@ -82,6 +83,9 @@ def test_a_profile_is_shown_and_kept(run: Callable[..., Any], tmp_path: Path) ->
     assert code == 0, err
     (found,) = map(json.loads, file.read_text().splitlines())
     assert found["workload"] == "small" and found["steps"] >= 6
+    # A profile by itself says what it is of, as a figure does.
+    assert (found["shape"], found["attn"], found["gpu"]) == ("demo", "sdpa", None)
+    assert found["commit"] and found["date"] and found["torch"] == torch.__version__
     names = {share["name"] for share in found["host"]}
     assert {"products", "attention"} <= names and found["device"] == []
     # The engine's thread does the work: without it there would be no product of a weight.

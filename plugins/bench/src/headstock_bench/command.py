@@ -79,7 +79,7 @@ def main(arguments: list[str]) -> int:
         for result, profile in run_workloads(options, config):
             print_result(result, options)
             if profile is not None:
-                print_profile(profile, options)
+                print_profile(profile, result, options)
             any_failed |= result.num_finished < len(result.workload.prompts)
     return int(any_failed)
 
@@ -273,9 +273,10 @@ def print_result(result: BenchmarkResult, options: Namespace) -> None:
             file.write(line + "\n")
 
 
-def print_profile(profile: WorkloadProfile, options: Namespace) -> None:
-    """Print a profile, and append it to `--profile`."""
+def print_profile(profile: WorkloadProfile, result: BenchmarkResult, options: Namespace) -> None:
+    """Print a profile, and append it to `--profile` with the conditions of the figure."""
     if not options.json:
         print("\n".join(profile.format_lines()), flush=True)
     with open(options.profile, "a") as file:
-        file.write(json.dumps(profile.to_json(), ensure_ascii=False) + "\n")
+        file.write(json.dumps(result.list_conditions() | profile.to_json(), ensure_ascii=False))
+        file.write("\n")

@@ -121,12 +121,15 @@ class BenchmarkResult:
             default=len(self.workload.prompts),
         )
 
+    def list_conditions(self) -> dict[str, Any]:
+        """What the figure depends on, by name, and its date."""
+        return {**asdict(self.conditions), "date": self.date}
+
     def to_json(self) -> dict[str, Any]:
         """One flat JSON object: a line of docs/benchmarks."""
         work = self.workload
         return {
-            **asdict(self.conditions),
-            "date": self.date,
+            **self.list_conditions(),
             "workload": work.name,
             "requests": len(work.prompts),
             "tokens_in": work.tokens_in,
