@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from headstock.startup import tuned_choices
 
 EPILOG = """
-Each pair of attention backend and ops that `auto` could take here runs in an
-engine of its own, with the model and the flags that you give. What is timed are
-steps: prompts of 128 and 2,048 tokens (512 on a CPU), and the next token of 1,
-8, 32 and, on CUDA, 128 rows. A pair that takes three times as long as the
-default is measured no further. A pair replaces the default when it is faster by
-3 %, by the geometric mean. Most of the time goes into starting these engines
-and, once, into compiling their kernels.
+Each attention backend that `auto` could take here runs in an engine of its own,
+with the model and the flags that you give, then each set of ops with the
+fastest backend. What is timed are prompts of 128 and 2,048 tokens (512 on a
+CPU) up to their first token, and the next token of 1, 8, 32 and, on CUDA, 128
+rows. A pair that takes three times as long as the default is measured no
+further. A pair replaces the default when it is faster by 3 %, by the geometric
+mean. Most of the time goes into starting these engines and, once, into
+compiling their kernels.
 
 The fastest ops may measure options of their own, such as how triton cuts up the
 work of experts. They are kept where the steps are faster with them.
