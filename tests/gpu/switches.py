@@ -42,6 +42,12 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"opt": SWITCHES},
     {"opt": SWITCHES, "proposer": "ngram", "max_itl_ms": 5.0},
     {"opt": ("fa.shared_prefix=on",), "proposer": "ngram", "max_itl_ms": 5.0},
+    {
+        "opt": ("cudagraph.short_context=64", "cudagraph.mixed_context=64", "fa.shared_prefix=on"),
+        "late_planning": False,
+        "proposer": "ngram",
+        "max_itl_ms": 5.0,
+    },
 )
 STEPS: tuple[dict[str, Any], ...] = (
     {"overlap": True, "max_batch_tokens": 256},
