@@ -151,7 +151,7 @@ class EngineConfig(PartSettings):
         "--max-itl-ms",
         Number(least=0.0, most=1e6, above=True, rule="must be above 0", word="unbounded"),
         None,
-        "milliseconds that a step with decode rows should take at most; prompts are cut to that",
+        "milliseconds that a step with decode rows should take at most; prompts are cut so",
         default_text="unbounded",
         group="scheduling",
     )

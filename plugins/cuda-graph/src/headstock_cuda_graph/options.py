@@ -14,7 +14,8 @@ class GraphOptions:
     tokens, and where another backend attends for rows that decode. 0: none.
 
     `short_context`: where all rows have up to so many tokens, steps of up to 1,024 tokens have a
-    graph of their own. A backend that reads a row's keys in parts may read short rows in one.
+    graph of their own. A backend that reads a row's keys in parts may read short rows in one: `fa`
+    does so up to 1,024.
 
     `mixed_context`: steps of more tokens, in which rows decode, where all rows have up to so many.
     They read long rows in one part, which takes longer than pieces then.
