@@ -24,9 +24,10 @@ flip between two ways of adding.
 _LAUNCHED = 4
 """How many times as much groups must spare where a step has prompt tokens too.
 
-Attention is then launched call by call, and the host needs some 25 us for a call in each layer
-(docs/decisions/0016-replayed-prompt-steps.md). Shared prefixes take two calls more. At what a graph
-is worth a second path for, the host would hold the device up. An estimate, not measured.
+Where such a step is no whole graph, attention is launched call by call, and the host needs 25 us
+and more for a call in each layer (docs/decisions/0016-replayed-prompt-steps.md). Shared prefixes
+take two calls more. At what a graph is worth a second path for, the host would hold the device up.
+An estimate, not measured. Whole graphs of such steps have no shared prefixes.
 """
 
 
