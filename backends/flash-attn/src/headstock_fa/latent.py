@@ -108,8 +108,8 @@ class LatentBackend(AttentionBackend):
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors, as `plan` takes them, but for prompts with long contexts."""
-        plan, is_prompt = self.plan(step), step.max_query_len >= FEW_QUERIES
-        if step.phase is Phase.DECODE or self.options.num_splits or not is_prompt:
+        plan = self.plan(step)
+        if step.max_query_len < FEW_QUERIES or self.options.num_splits:
             return plan
         return evolve(plan, num_splits=choose_prompt_splits(step, self.heads * self.rank))
 
