@@ -1,12 +1,14 @@
 """Every option of the kernels at its other value, alone and together: the demo model's answers stay
 right, and each run has the graphs and cached tokens that it should have.
 
-`GPU_SHARE` as in `gpu.share`.
+`GPU_SHARE` as in `gpu.share`. `GPU_ATTN=others` runs the backends besides `fa`, which compile their
+kernels at the first use.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import product
@@ -49,6 +51,20 @@ SETTINGS: tuple[dict[str, Any], ...] = (
         "max_itl_ms": 5.0,
     },
 )
+# What these backends have to do with: ops, the pieces of prompts, drafts, chunks.
+_OTHER_SWITCHES = tuple(each for each in SWITCHES if not each.startswith("fa."))
+OTHERS: tuple[dict[str, Any], ...] = (
+    {"attn": "fa,fi"},
+    {"attn": "fa,fi", "opt": SWITCHES},
+    {"attn": "fi"},
+    {"attn": "fi", "opt": ("fi.prefill=fa2", "fi.tensor_cores=on")},
+    {"attn": "fi", "opt": ("fi.tensor_cores=off", *_OTHER_SWITCHES)},
+    {"attn": "fi", "ops": "torch"},
+    {"attn": "fi", "proposer": "ngram", "max_itl_ms": 5.0, "late_planning": False},
+    {"attn": "trtllm"},
+    {"attn": "trtllm", "opt": _OTHER_SWITCHES},
+    {"attn": "trtllm", "proposer": "ngram", "max_itl_ms": 5.0, "late_planning": False},
+)
 STEPS: tuple[dict[str, Any], ...] = (
     {"overlap": True, "max_batch_tokens": 256},
     {"overlap": False, "max_batch_tokens": 8192},
@@ -59,8 +75,9 @@ COMMON: dict[str, Any] = {"page_size": 64, "cache_type": "radix", "runner": "cud
 def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
     """The answers with each of the settings, in small steps and in large ones."""
     runs: dict[str, Any] = {}
-    for settings, step in take_share(list(product(SETTINGS, STEPS))):
-        run = answer("fa", **COMMON, **step, **settings)
+    chosen = OTHERS if os.environ.get("GPU_ATTN") == "others" else SETTINGS
+    for settings, step in take_share(list(product(chosen, STEPS))):
+        run = answer(**{"attn": "fa"} | COMMON | step | settings)
         run["ok"] = run["wrong"] == [] and "refused" not in run
         runs[f"{settings} {step}"] = run
         torch.cuda.synchronize()  # raises when a kernel has broken the device for good
