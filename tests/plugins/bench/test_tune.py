@@ -149,7 +149,13 @@ def test_options_that_the_fastest_operations_measured_are_kept_where_they_are_fa
     shown = json.loads(run("--ops", "torch", "--show", "--json")[1])
 
     assert asked == [("sdpa", "torch", "cpu")]
-    assert shown["fastest"] == {"attn": "sdpa", "ops": "torch", "options": kept}
+    assert shown["fastest"] == {
+        "attn": "sdpa",
+        "ops": "torch",
+        "options": kept,
+        "runner": "",
+        "graph_tokens": None,
+    }
     assert [each["options"] for each in shown["candidates"]] == [[], ["torch.width=2"]]
     assert "measuring the options of --ops torch" in err
     assert "measuring --attn sdpa --ops torch --opt torch.width=..." in err

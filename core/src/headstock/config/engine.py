@@ -201,7 +201,7 @@ class EngineConfig(PartSettings):
         None,
         "largest step with prompt tokens, in tokens, that CUDA graphs replay; 0 for none",
         aliases={"--piecewise-cuda-graph-max-tokens": ""},
-        default_text="auto: 4096, and full steps",
+        default_text="auto: as tuned, or 4096 and full steps",
         group="running",
     )
     defer_graphs: bool = setting_field(

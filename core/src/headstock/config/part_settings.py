@@ -44,7 +44,7 @@ class PartSettings(ModelSettings):
         "--tuned-choices",
         Text(form="DIR", word="off"),
         "~/.cache/headstock/tuned",
-        "where `headstock tune` keeps what auto takes for --attn and --ops; off: take the lists",
+        "where `headstock tune` keeps what auto takes in place of its lists; off: take the lists",
         group="parts",
     )
     proposer: str = setting_field(

@@ -68,15 +68,25 @@ class FastestChoices:
     """What `--attn auto` and `--ops auto` try before their lists, because it was measured.
 
     options: of these ops, each as `--opt` has it; the ops have them also where they are named
+    runner: whose graphs were measured; empty where it makes none
+    graph_tokens: the largest step with prompt tokens for which that runner's graphs were faster; 0
+        where they never were, None where they were for the largest that was measured
     """
 
     attn: str
     ops: str
     options: tuple[str, ...] = ()
+    runner: str = ""
+    graph_tokens: int | None = None
 
     def list_options(self, ops: str) -> tuple[str, ...]:
         """The options that the ops of this name were measured with."""
         return self.options if ops == self.ops else ()
+
+    def find_graph_tokens(self, attn: str, ops: str, runner: str) -> int | None:
+        """The largest step for which graphs were faster with these parts; None where unknown."""
+        parts = (self.attn, self.ops, self.runner)
+        return self.graph_tokens if (attn, ops, runner) == parts else None
 
 
 def list_attention_names(env: DeviceEnv) -> tuple[str, ...]:

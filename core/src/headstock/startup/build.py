@@ -71,7 +71,7 @@ from headstock.startup.model_loading import (
 from headstock.startup.profile_run import ProfileProgress, measure_memory_use, slow_notice
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import begin_start
-from headstock.startup.tuned_choices import find_tuned_choices
+from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
 
 LOG = logging.getLogger(__name__)
 
@@ -149,6 +149,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     tuned, tuned_note = find_tuned_choices(config, env, directory, needs)
     parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
     notes += [tuned_note] if tuned_note else []
+    config = _take_graph_tokens(config, parts, tuned, notes)
     check_plugin_options(config, parts, read.spec)
     request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)
@@ -242,6 +243,24 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         kept_profile=kept,
         start=tuple(times.parts),
     )
+
+
+def _take_graph_tokens(
+    config: EngineConfig, parts: SelectedPlugins, tuned: TunedChoices | None, notes: list[str]
+) -> EngineConfig:
+    """The configuration with the largest step that was measured to be worth a graph.
+
+    A size that the user gives stays.   writes: notes, a line where one was measured
+    """
+    if tuned is None or config.cuda_graph_max_tokens is not None:
+        return config
+    names = (parts.attention_name, parts.ops.name, parts.runner.name)
+    most = tuned.fastest.find_graph_tokens(*names)
+    if most is None:
+        return config
+    found = "graphs faster up to there" if most else "no faster graph of a step with prompts"
+    notes.append(f"--cuda-graph-max-tokens {most}: 'headstock tune' found {found} on {tuned.date}")
+    return attrs.evolve(config, cuda_graph_max_tokens=most)
 
 
 def _plan_device_memory(

@@ -18,6 +18,8 @@ class EngineSummary:
     """What was selected and negotiated at start-up; `proposer` is empty without one.
 
     options: of plugins, as `--opt` has them: what was tuned, and then what was given
+    prompt_graphs: token counts of the steps with prompt tokens that graphs are planned for, largest
+        first
     start: names and seconds of the start's parts, in order
     """
 
@@ -41,6 +43,7 @@ class EngineSummary:
     max_seq_len: int
     max_running_requests: int
     overlap: bool
+    prompt_graphs: tuple[int, ...]
     table: tuple[tuple[str, str, str], ...]
     memory: tuple[str, ...]
     notes: tuple[str, ...]
@@ -96,6 +99,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
         overlap=build.limits.overlap,
+        prompt_graphs=build.graph_sizes.tokens,
         table=tuple(
             (what, text, build.config.spell(who))
             for what, text, who in (

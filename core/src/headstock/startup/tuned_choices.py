@@ -58,6 +58,7 @@ class TunedCandidate:
     milliseconds: of each step; None where the pool cannot hold it, a busy machine hid it, or an
         earlier one was hopeless; empty where the pair cannot run, for the reason in `refusal`
     options: of the ops, each as `--opt` has it
+    runner: whose graphs there are of steps with prompts; empty without
     """
 
     attn: str
@@ -65,17 +66,46 @@ class TunedCandidate:
     milliseconds: tuple[float | None, ...] = ()
     refusal: str = ""
     options: tuple[str, ...] = ()
+    runner: str = ""
+
+
+@frozen(kw_only=True)
+class ArrivalTimes:
+    """How long a prompt takes that arrives while rows decode, in milliseconds.
+
+    first_token: from the arrival to the prompt's first token
+    gap: the longest between two tokens of a row meanwhile
+    """
+
+    first_token: float
+    gap: float
+
+
+@frozen(kw_only=True)
+class TunedBucket:
+    """A step of so many tokens, a prompt's and those of rows that decode.
+
+    replayed: where it is padded to a graph    launched: where its operations are launched
+    """
+
+    tokens: int
+    replayed: ArrivalTimes
+    launched: ArrivalTimes
 
 
 @frozen(kw_only=True)
 class TunedChoices:
-    """The choices that were measured, the first of which `auto` took, and the fastest of them."""
+    """The choices that were measured, the first of which `auto` took, and the fastest of them.
+
+    buckets: the steps with prompts for which a graph was measured, smallest first
+    """
 
     subject: TuningSubject
     date: str
     steps: tuple[str, ...]
     candidates: tuple[TunedCandidate, ...]
     fastest: FastestChoices
+    buckets: tuple[TunedBucket, ...] = ()
 
 
 def read_subject(config: EngineConfig, env: DeviceEnv) -> TuningSubject:
@@ -146,6 +176,7 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
             subject=TuningSubject(**content.pop("subject")),
             steps=tuple(content.pop("steps")),
             candidates=tuple(map(_read_candidate, content.pop("candidates"))),
+            buckets=tuple(map(_read_bucket, content.pop("buckets", ()))),
             fastest=FastestChoices(**_make_tuples(content.pop("fastest"), "options")),
             **content,
         )
@@ -213,6 +244,14 @@ def _explain_stale_choices(folder: str, subject: TuningSubject) -> str:
 
 def _read_candidate(fields: Mapping[str, Any]) -> TunedCandidate:
     return TunedCandidate(**_make_tuples(fields, "milliseconds", "options"))
+
+
+def _read_bucket(fields: Mapping[str, Any]) -> TunedBucket:
+    return TunedBucket(
+        tokens=fields["tokens"],
+        replayed=ArrivalTimes(**fields["replayed"]),
+        launched=ArrivalTimes(**fields["launched"]),
+    )
 
 
 def _make_tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

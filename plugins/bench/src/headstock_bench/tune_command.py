@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -32,6 +33,11 @@ compiling their kernels.
 
 The fastest ops may measure options of their own, such as how triton cuts up the
 work of experts. They are kept where the steps are faster with them.
+
+Then prompts arrive while 8 rows decode, in an engine with CUDA graphs of steps
+with prompts and in one without: the time to their first token, and the longest
+gap between tokens of a row. The largest size whose graph is faster by 3 % is what
+--cuda-graph-max-tokens is from then on, with these choices and this runner.
 
 The choices are kept for this model, device and software in --tuned-choices, and
 `--attn auto` and `--ops auto` take them from then on.
@@ -134,6 +140,37 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
     for candidate in measured:
         if candidate.options:
             print(f"* with what was measured of it:{describe_options(candidate.options)}")
+    print_buckets(choices.buckets)
     fastest = choices.fastest
     named = describe_options(fastest.options)
+    if fastest.graph_tokens is not None:
+        named += f" --cuda-graph-max-tokens {fastest.graph_tokens}"
     print(f"fastest: --attn {fastest.attn} --ops {fastest.ops}{named}")
+
+
+def print_buckets(buckets: Sequence[tuned_choices.TunedBucket]) -> None:
+    """Print the steps with prompts that were measured with a graph and without."""
+    if not buckets:
+        return
+    from headstock_bench.bucket_tuning import ROWS, compare_bucket
+
+    rows = [
+        (
+            str(bucket.tokens),
+            *(
+                f"{time:.2f}"
+                for times in (bucket.replayed, bucket.launched)
+                for time in (times.first_token, times.gap)
+            ),
+            f"{compare_bucket(bucket):.2f}",
+        )
+        for bucket in buckets
+    ]
+    print()
+    header = ("STEP", "FIRST TOKEN", "GAP", "FIRST TOKEN, NO GRAPH", "GAP, NO GRAPH", "TIME")
+    print_table(header, rows, sys.stdout)
+    print(
+        f"milliseconds of a prompt beside up to {ROWS} rows that decode, by the tokens of its "
+        "step: until its first token, and the longest gap between tokens of a row; TIME is the "
+        "geometric mean of both by that without a graph"
+    )

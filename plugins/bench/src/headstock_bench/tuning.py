@@ -5,9 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
-from random import Random
 from statistics import median
 
 import torch
@@ -17,7 +16,8 @@ from headstock import LLM, CannotRun, EngineConfig, SamplingParams
 from headstock.llm import get_session
 from headstock.selection import auto_choices
 from headstock.startup import device, operation_tuning, tuned_choices
-from headstock_bench.workloads import SEED, draw_tokens
+from headstock_bench import bucket_tuning
+from headstock_bench.workloads import Prompts
 
 MARGIN = 0.03
 """How much faster a candidate must be to replace the default.
@@ -62,6 +62,7 @@ def tune(
 
     A setting that is not `auto` stays as it is. The ops are measured with the fastest attention,
     and the fastest ops once more with those options that they found best here, if they found any.
+    With these, steps with prompts are measured with graphs and without.
 
     raises: UsageError, ModelError; CannotRun when no choice can run here
     """
@@ -116,14 +117,25 @@ def tune(
     if options and (tuned := measure(fastest.attn, fastest.ops, options)):
         # No margin: each option was measured by itself, and most steps have little of it.
         fastest = tuned if compare_times(tuned, fastest) < 1 else fastest
+    buckets: tuple[tuned_choices.TunedBucket, ...] = ()
+    # What the user gives stays; without graphs there is nothing to choose.
+    if fastest.runner and config.cuda_graph_max_tokens is None:
+        report(f"steps with prompts, with graphs of --runner {fastest.runner} and without")
+        chosen = evolve(named, opt=(*fastest.options, *config.opt))
+        buckets = bucket_tuning.measure_buckets(chosen, _free_memory)
     return tuned_choices.TunedChoices(
         subject=tuned_choices.read_subject(config, env),
         date=date.today().isoformat(),
         steps=tuple(map(str, steps)),
         candidates=tuple(candidates),
         fastest=auto_choices.FastestChoices(
-            attn=fastest.attn, ops=fastest.ops, options=fastest.options
+            attn=fastest.attn,
+            ops=fastest.ops,
+            options=fastest.options,
+            runner=fastest.runner,
+            graph_tokens=bucket_tuning.choose_graph_tokens(buckets),
         ),
+        buckets=buckets,
     )
 
 
@@ -170,6 +182,7 @@ def _measure_candidate(
             attn=summary.attention,
             ops=summary.ops,
             milliseconds=(*times, *[None] * (len(steps) - len(times))),
+            runner=summary.runner if summary.prompt_graphs else "",
         )
 
 
@@ -194,11 +207,11 @@ def _time_step(llm: LLM, step: Step) -> float | None:
     )
     if not fits:
         return None
-    prompts = _draw_prompts(engine.model.vocab, length)
+    prompts = Prompts(engine.model.vocab)
     if step.tokens:
-        _time_answers(llm, [next(prompts)], 1)  # the first of a size may compile or capture
-        return 1e3 * median(_time_answers(llm, [next(prompts)], 1) for _ in range(RUNS))
-    held = [next(prompts) for _ in range(step.rows)]
+        _time_answers(llm, [prompts.draw(length)], 1)  # the first of a size may compile or capture
+        return 1e3 * median(_time_answers(llm, [prompts.draw(length)], 1) for _ in range(RUNS))
+    held = [prompts.draw(length) for _ in range(step.rows)]
     _time_answers(llm, held, 2 * DECODE_STEPS)
     # Both have the same prompt steps, so that the difference is decode steps alone.
     differences = [
@@ -216,13 +229,6 @@ def _time_answers(llm: LLM, prompts: Sequence[list[int]], num_tokens: int) -> fl
     begin = time.perf_counter()
     llm.generate(prompts, params)
     return time.perf_counter() - begin
-
-
-def _draw_prompts(vocab: int, length: int) -> Iterator[list[int]]:
-    """Random prompts, each of which shares no prefix with another but by chance."""
-    rng = Random(SEED)
-    while True:
-        yield [token % vocab for token in draw_tokens(rng, length)]
 
 
 def _free_memory() -> None:

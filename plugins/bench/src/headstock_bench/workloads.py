@@ -165,3 +165,14 @@ DEFAULT_WORKLOADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu32", "cpu1"), "cuda": ("offline256", "single", "prefix256", "prefill32x4k")}
 )
 """Device -> the workloads that run when none is named."""
+
+
+class Prompts:
+    """Random prompts, each of which shares no prefix with another but by chance."""
+
+    def __init__(self, vocab: int) -> None:
+        self.rng, self.vocab = Random(SEED), vocab
+
+    def draw(self, length: int) -> list[int]:
+        """The next prompt, of so many tokens."""
+        return [token % self.vocab for token in draw_tokens(self.rng, length)]
