@@ -154,7 +154,7 @@ def test_prompts_are_timed_beside_rows_and_leave_an_engine_that_goes_on(
     graphs: Mapping[str, Any],
 ) -> None:
     with LLM("demo", **graphs) as llm:
-        found = time_sizes(llm, [16, 64])
+        found = time_sizes(llm, [16, 64], 64)
         (answer,) = llm.generate([[1, 2, 3]], SamplingParams(max_tokens=1))
 
     assert set(found) == {16, 64}
@@ -164,10 +164,27 @@ def test_prompts_are_timed_beside_rows_and_leave_an_engine_that_goes_on(
 
 def test_sizes_without_room_are_left_out(graphs: Mapping[str, Any]) -> None:
     with LLM("demo", **graphs) as llm:
-        assert set(time_sizes(llm, [2, 16, 32, 4096])) == {16, 32}
+        assert set(time_sizes(llm, [2, 16, 32, 4096], 4096)) == {16, 32}
     for small in ({"num_pages": 12}, {"max_seq_len": 100}, {"max_running_requests": 1}):
         with LLM("demo", **{**graphs, **small}) as llm:
-            assert time_sizes(llm, [16, 32]) == {}
+            assert time_sizes(llm, [16, 32], 64) == {}
+
+
+def test_a_full_step_is_one_step_where_its_size_has_room_for_more(
+    graphs: Mapping[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = []
+
+    async def note_length(llm: LLM, length: int, rows: int, prompts: Prompts) -> ArrivalTimes:
+        lengths.append((length, rows))
+        return ArrivalTimes(first_token=1.0, gap=1.0)
+
+    monkeypatch.setattr(bucket_tuning, "time_arrivals", note_length)
+    with LLM("demo", **{**graphs, "max_batch_tokens": 60}) as llm:
+        sizes = get_session(llm).engine.summary.prompt_graphs
+        time_sizes(llm, sizes, 60)
+
+    assert sizes == (64, 48, 32, 16) and lengths == [(57, 3), (45, 3), (29, 3), (13, 3)]
 
 
 def test_rows_that_end_too_soon_give_no_figure(
@@ -175,7 +192,7 @@ def test_rows_that_end_too_soon_give_no_figure(
 ) -> None:
     monkeypatch.setattr(bucket_tuning, "ROW_TOKENS", 3)
     with LLM("demo", **graphs) as llm:
-        assert time_sizes(llm, [16]) == {}
+        assert time_sizes(llm, [16], 64) == {}
 
 
 @pytest.mark.parametrize(
@@ -198,7 +215,7 @@ def test_graphs_are_measured_shown_kept_and_limited(
 ) -> None:
     slow = {64: 1.0, 32: 0.5, 16: 0.5}
 
-    def time_by_size(llm: LLM, sizes: list[int]) -> dict[int, ArrivalTimes]:
+    def time_by_size(llm: LLM, sizes: list[int], most: int) -> dict[int, ArrivalTimes]:
         has_graphs = bool(get_session(llm).engine.summary.prompt_graphs)
         asked.append((has_graphs, sizes))
         ratio = slow if has_graphs else dict.fromkeys(slow, 1.0)

@@ -46,10 +46,10 @@ def measure_buckets(
     config = evolve(config, max_itl_ms=None)  # a prompt is one step
     with LLM(config=config) as llm:
         sizes = choose_sizes(get_session(llm).engine.summary.prompt_graphs)
-        replayed = time_sizes(llm, sizes)
+        replayed = time_sizes(llm, sizes, config.max_batch_tokens)
     free_memory()
     with LLM(config=evolve(config, cuda_graph_max_tokens=0)) as llm:
-        launched = time_sizes(llm, sizes)
+        launched = time_sizes(llm, sizes, config.max_batch_tokens)
     free_memory()
     return tuple(
         TunedBucket(tokens=size, replayed=replayed[size], launched=launched[size])
@@ -77,9 +77,10 @@ def compare_bucket(bucket: TunedBucket) -> float:
     return math.sqrt(one.first_token / two.first_token * one.gap / two.gap)
 
 
-def time_sizes(llm: LLM, sizes: Sequence[int]) -> dict[int, ArrivalTimes]:
+def time_sizes(llm: LLM, sizes: Sequence[int], most: int) -> dict[int, ArrivalTimes]:
     """Step sizes -> times; those that requests or the pool cannot hold are left out.
 
+    most: the tokens of a full step, which may be padded to a larger size
     raises: EngineDied
     """
     engine = get_session(llm).engine
@@ -90,7 +91,7 @@ def time_sizes(llm: LLM, sizes: Sequence[int]) -> dict[int, ArrivalTimes]:
     prompts = Prompts(engine.model.vocab)
     found: dict[int, ArrivalTimes] = {}
     for size in sizes:
-        length = size - rows
+        length = min(size, most) - rows
         if 0 < length < longest and rows * (CONTEXT + ROW_TOKENS) + length < pool:
             times = asyncio.run(time_arrivals(llm, length, rows, prompts))
             found |= {size: times} if times else {}
