@@ -64,6 +64,7 @@ SUMMARY = {
     "kv_tokens": 4096,
     "options": [],
     "overlap": True,
+    "prompt_graphs": [],
     "max_seq_len": 4096,
     "max_running_requests": 64,
     "table": [["device", "none", "the script"]],

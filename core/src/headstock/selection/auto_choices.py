@@ -65,12 +65,13 @@ OTHER_PAGE_SIZES = (64, 32, 16, 128, 256, 8, 4, 2, 1)
 
 @frozen(kw_only=True)
 class FastestChoices:
-    """What `--attn auto` and `--ops auto` try before their lists, because it was measured.
+    """What `--attn auto` and `--ops auto` try before their lists, because it was measured, and
+    what `--cuda-graph-max-tokens auto` means with these.
 
     options: of these ops, each as `--opt` has it; the ops have them also where they are named
     runner: whose graphs were measured; empty where it makes none
-    graph_tokens: the largest step with prompt tokens for which that runner's graphs were faster; 0
-        where they never were, None where they were for the largest that was measured
+    graph_tokens: the largest size of steps with prompt tokens that keeps its graph by what was
+        measured; 0 for none, None where all do
     """
 
     attn: str
@@ -84,7 +85,7 @@ class FastestChoices:
         return self.options if ops == self.ops else ()
 
     def find_graph_tokens(self, attn: str, ops: str, runner: str) -> int | None:
-        """The largest step for which graphs were faster with these parts; None where unknown."""
+        """The largest size that keeps its graph with these parts; None where all do."""
         parts = (self.attn, self.ops, self.runner)
         return self.graph_tokens if (attn, ops, runner) == parts else None
 

@@ -149,7 +149,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     tuned, tuned_note = find_tuned_choices(config, env, directory, needs)
     parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
     notes += [tuned_note] if tuned_note else []
-    config = _take_graph_tokens(config, parts, tuned, notes)
+    config, graph_note = _take_graph_tokens(config, parts, tuned)
     check_plugin_options(config, parts, read.spec)
     request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)
@@ -219,6 +219,8 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = capture_runner_graphs(assembled, inputs, memory, kept, on_progress)
     times.end_part("graphs")
+    captured = graph_sizes(assembled.runner, inputs)
+    notes += [graph_note] if graph_note and captured.rows else []
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
     return EngineBuild(
@@ -238,7 +240,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         ),
         grammars=grammars,
         notes=(*notes, *graphs.notes),
-        graph_sizes=graph_sizes(assembled.runner, inputs),
+        graph_sizes=captured,
         late_captures=graphs.late,
         kept_profile=kept,
         start=tuple(times.parts),
@@ -246,21 +248,23 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
 
 
 def _take_graph_tokens(
-    config: EngineConfig, parts: SelectedPlugins, tuned: TunedChoices | None, notes: list[str]
-) -> EngineConfig:
-    """The configuration with the largest step that was measured to be worth a graph.
+    config: EngineConfig, parts: SelectedPlugins, tuned: TunedChoices | None
+) -> tuple[EngineConfig, str]:
+    """The configuration with the largest size that was measured to be worth a graph, and a note.
 
-    A size that the user gives stays.   writes: notes, a line where one was measured
+    A size that the user gives stays; the note is empty then.
     """
     if tuned is None or config.cuda_graph_max_tokens is not None:
-        return config
+        return config, ""
     names = (parts.attention_name, parts.ops.name, parts.runner.name)
     most = tuned.fastest.find_graph_tokens(*names)
     if most is None:
-        return config
-    found = "graphs faster up to there" if most else "no faster graph of a step with prompts"
-    notes.append(f"--cuda-graph-max-tokens {most}: 'headstock tune' found {found} on {tuned.date}")
-    return attrs.evolve(config, cuda_graph_max_tokens=most)
+        return config, ""
+    note = (
+        f"--cuda-graph-max-tokens {most}: 'headstock tune' measured on {tuned.date} that larger "
+        "steps with prompts are faster without a graph"
+    )
+    return attrs.evolve(config, cuda_graph_max_tokens=most), note
 
 
 def _plan_device_memory(

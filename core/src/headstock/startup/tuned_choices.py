@@ -83,14 +83,16 @@ class ArrivalTimes:
 
 @frozen(kw_only=True)
 class TunedBucket:
-    """A step of so many tokens, a prompt's and those of rows that decode.
+    """A size of steps with a prompt and rows that decode, in tokens.
 
-    replayed: where it is padded to a graph    launched: where its operations are launched
+    replayed: where the step is padded to a graph    launched: where its operations are launched
+    refusal: why it has no times; empty where it has both
     """
 
     tokens: int
-    replayed: ArrivalTimes
-    launched: ArrivalTimes
+    replayed: ArrivalTimes | None = None
+    launched: ArrivalTimes | None = None
+    refusal: str = ""
 
 
 @frozen(kw_only=True)
@@ -177,7 +179,7 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
             steps=tuple(content.pop("steps")),
             candidates=tuple(map(_read_candidate, content.pop("candidates"))),
             buckets=tuple(map(_read_bucket, content.pop("buckets", ()))),
-            fastest=FastestChoices(**_make_tuples(content.pop("fastest"), "options")),
+            fastest=_read_fastest(content.pop("fastest")),
             **content,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
@@ -247,11 +249,20 @@ def _read_candidate(fields: Mapping[str, Any]) -> TunedCandidate:
 
 
 def _read_bucket(fields: Mapping[str, Any]) -> TunedBucket:
+    times = {name: fields[name] for name in ("replayed", "launched") if fields[name] is not None}
     return TunedBucket(
         tokens=fields["tokens"],
-        replayed=ArrivalTimes(**fields["replayed"]),
-        launched=ArrivalTimes(**fields["launched"]),
+        refusal=fields["refusal"],
+        **{name: ArrivalTimes(**each) for name, each in times.items()},
     )
+
+
+def _read_fastest(fields: Mapping[str, Any]) -> FastestChoices:
+    fastest = FastestChoices(**_make_tuples(fields, "options"))
+    most = fastest.graph_tokens
+    if most is not None and (type(most) is not int or most < 0):
+        raise ValueError(f"graph_tokens is {most!r}; wanted tokens")
+    return fastest
 
 
 def _make_tuples(fields: Mapping[str, Any], *names: str) -> dict[str, Any]:

@@ -6,25 +6,26 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from random import Random
 from statistics import median
 
-from attrs import define, evolve, field
+from attrs import define, evolve, field, frozen
 
 from headstock import LLM, EngineConfig, SamplingParams
 from headstock.llm import get_session
-from headstock.startup.tuned_choices import ArrivalTimes, TunedBucket
-from headstock_bench.workloads import Prompts
+from headstock.startup import tuned_choices
+from headstock_bench.workloads import SEED, Prompts
 
 MARGIN = 0.03
-"""How much faster steps of a graph must be for the size to have one."""
+"""How much faster steps without a graph must be for a size to lose the one that it has."""
 ROWS = 8
 """Rows that decode while prompts arrive."""
 CONTEXT = 512
 """Prompt tokens of these rows."""
-RUNS = 5
-"""Prompts of each size; the figure is the median."""
 ROW_TOKENS = 512
 """The most tokens that a row makes while prompts of one size arrive."""
+RUNS = 9
+"""Prompts of each size; the figure is the median."""
 SETTLED_TOKENS = 4
 """Tokens of each row between two arrivals."""
 POLL_SECONDS = 0.001
@@ -35,83 +36,157 @@ There the device needs about as long as the launches of its work, so that a grap
 """
 
 
+@frozen(kw_only=True)
+class Arrival:
+    """What came of one prompt: its times, and the steps meanwhile that no graph replayed."""
+
+    times: tuned_choices.ArrivalTimes
+    num_launched: int
+
+
+@frozen(kw_only=True)
+class StepSize:
+    """A size that is measured, by a step of `tokens`: half way between it and the one below."""
+
+    size: int
+    tokens: int
+
+
 def measure_buckets(
     config: EngineConfig, free_memory: Callable[[], None]
-) -> tuple[TunedBucket, ...]:
+) -> tuple[tuned_choices.TunedBucket, ...]:
     """Measure steps with prompts with graphs and without, in an engine each; smallest first.
 
     free_memory: is called when an engine has ended
     raises: CannotRun, UsageError, ModelError, EngineDied
     """
-    config = evolve(config, max_itl_ms=None)  # a prompt is one step
+    # So that each prompt is one step with one token of each row.
+    config = evolve(config, max_itl_ms=None, proposer="off", scheduler="mixed", on_pressure="queue")
     with LLM(config=config) as llm:
-        sizes = choose_sizes(get_session(llm).engine.summary.prompt_graphs)
-        replayed = time_sizes(llm, sizes, config.max_batch_tokens)
+        summary = get_session(llm).engine.summary
+        rows = count_rows(config, summary.max_running_requests)
+        sizes = choose_sizes(summary.prompt_graphs, config.max_batch_tokens)
+        replayed = {each.size: time_size(llm, each, rows, replays=True) for each in sizes}
     free_memory()
-    with LLM(config=evolve(config, cuda_graph_max_tokens=0)) as llm:
-        launched = time_sizes(llm, sizes, config.max_batch_tokens)
-    free_memory()
+    launched: dict[int, tuned_choices.ArrivalTimes | str] = {}
+    timed = [each for each in sizes if isinstance(replayed[each.size], tuned_choices.ArrivalTimes)]
+    if timed:
+        with LLM(config=evolve(config, cuda_graph_max_tokens=0)) as llm:
+            launched = {each.size: time_size(llm, each, rows, replays=False) for each in timed}
+        free_memory()
     return tuple(
-        TunedBucket(tokens=size, replayed=replayed[size], launched=launched[size])
-        for size in sizes
-        if size in replayed and size in launched
+        make_bucket(each.size, replayed[each.size], launched.get(each.size)) for each in sizes
     )
 
 
-def choose_sizes(sizes: Sequence[int]) -> list[int]:
-    """Those of a runner's sizes that are measured, smallest first."""
-    return sorted(size for size in sizes if size >= MANY_TOKENS or size & (size - 1) == 0)
+def count_rows(config: EngineConfig, most: int) -> int:
+    """Rows that decode beside a prompt in a step that may have a graph; `most` run at once."""
+    graph_rows = most if config.cuda_graph_max_bs is None else config.cuda_graph_max_bs
+    return min(ROWS, min(most, graph_rows) - 1)
 
 
-def choose_graph_tokens(buckets: Sequence[TunedBucket]) -> int | None:
-    """The largest size with a faster graph; 0 where there is none, None for the largest of all."""
-    faster = [each.tokens for each in buckets if compare_bucket(each) < 1 - MARGIN]
-    if not buckets or faster[-1:] == [buckets[-1].tokens]:
+def make_bucket(
+    size: int,
+    replayed: tuned_choices.ArrivalTimes | str,
+    launched: tuned_choices.ArrivalTimes | str | None,
+) -> tuned_choices.TunedBucket:
+    """A size with its times, or with the reason why it has none."""
+    if isinstance(replayed, tuned_choices.ArrivalTimes) and isinstance(
+        launched, tuned_choices.ArrivalTimes
+    ):
+        return tuned_choices.TunedBucket(tokens=size, replayed=replayed, launched=launched)
+    refusal = next(str(each) for each in (replayed, launched) if isinstance(each, str))
+    return tuned_choices.TunedBucket(tokens=size, refusal=refusal)
+
+
+def choose_sizes(sizes: Sequence[int], most: int) -> list[StepSize]:
+    """Those of a runner's sizes that are measured, smallest first.
+
+    most: the tokens of a full step, which may be padded to a larger size
+    """
+    ordered = sorted(sizes)
+    return [
+        # Arrivals are padded by half of the room of their size, in the mean.
+        StepSize(size=size, tokens=min((below + 1 + size) // 2, most))
+        for below, size in zip((0, *ordered), ordered, strict=False)
+        if size >= MANY_TOKENS or size & (size - 1) == 0
+    ]
+
+
+def choose_graph_tokens(buckets: Sequence[tuned_choices.TunedBucket]) -> int | None:
+    """The largest size that keeps its graph; 0 for none, None where all that were measured do.
+
+    Graphs are the default. So sizes lose them from where on, all taken together, steps are faster
+    without by the margin, in the geometric mean; of several such, from where most is won.
+    """
+    measured = [each for each in buckets if not each.refusal]
+    logs = [math.log(compare_bucket(each)) for each in measured]
+    won = {at: sum(logs[at:]) for at in range(len(logs))}
+    least = -math.log(1 - MARGIN)
+    cuts = [at for at in won if won[at] / (len(logs) - at) > least]
+    if not cuts:
         return None
-    return faster[-1] if faster else 0
+    at = max(cuts, key=won.__getitem__)
+    return measured[at - 1].tokens if at else 0
 
 
-def compare_bucket(bucket: TunedBucket) -> float:
+def compare_bucket(bucket: tuned_choices.TunedBucket) -> float:
     """A graph's times by those without it: the geometric mean of first token and gap."""
     one, two = bucket.replayed, bucket.launched
+    assert one is not None and two is not None, "a size with a refusal is not compared"
     return math.sqrt(one.first_token / two.first_token * one.gap / two.gap)
 
 
-def time_sizes(llm: LLM, sizes: Sequence[int], most: int) -> dict[int, ArrivalTimes]:
-    """Step sizes -> times; those that requests or the pool cannot hold are left out.
+def time_size(
+    llm: LLM, step: StepSize, rows: int, *, replays: bool
+) -> tuned_choices.ArrivalTimes | str:
+    """The times of a prompt that makes such a step with so many rows, or the reason for none.
 
-    most: the tokens of a full step, which may be padded to a larger size
+    replays: the step's own graph is wanted
     raises: EngineDied
     """
     engine = get_session(llm).engine
-    rows = min(ROWS, engine.summary.max_running_requests - 1)
     longest, pool = engine.max_seq_len, engine.summary.kv_tokens
-    if rows < 1 or longest < CONTEXT + ROW_TOKENS:
-        return {}
-    prompts = Prompts(engine.model.vocab)
-    found: dict[int, ArrivalTimes] = {}
-    for size in sizes:
-        length = min(size, most) - rows
-        if 0 < length < longest and rows * (CONTEXT + ROW_TOKENS) + length < pool:
-            times = asyncio.run(time_arrivals(llm, length, rows, prompts))
-            found |= {size: times} if times else {}
-    return found
+    length = max(step.tokens - rows, 1)
+    context = min(CONTEXT, longest // 4)
+    row_tokens = min(ROW_TOKENS, longest - context)
+    if rows < 1:
+        return "no row may decode beside a prompt in a graph"
+    if length + 2 > longest:
+        return f"such a prompt is longer than a sequence may be, {longest} tokens"
+    if rows * (context + row_tokens) + length + 2 > pool:
+        return f"the KV pool holds {pool} tokens, which is too few"
+    arrivals = asyncio.run(
+        time_arrivals(
+            llm, length, rows, Prompts(engine.model.vocab, step.size), context, row_tokens
+        )
+    )
+    if not arrivals:
+        return "requests failed, or ended too soon"
+    if replays and any(each.num_launched for each in arrivals):
+        return "no graph serves such a step"
+    return tuned_choices.ArrivalTimes(
+        first_token=median(each.times.first_token for each in arrivals),
+        gap=median(each.times.gap for each in arrivals),
+    )
 
 
-async def time_arrivals(llm: LLM, length: int, rows: int, prompts: Prompts) -> ArrivalTimes | None:
-    """The medians of prompts of so many tokens, one after another, while so many rows decode.
+async def time_arrivals(
+    llm: LLM, length: int, rows: int, prompts: Prompts, context: int, row_tokens: int
+) -> list[Arrival]:
+    """What came of prompts of `length` tokens, one after another, while so many rows decode.
 
-    None where the rows ended too soon.   raises: EngineDied
+    raises: EngineDied
     """
     decoding = [DecodingRow() for _ in range(rows)]
-    params = SamplingParams(temperature=0.0, max_tokens=ROW_TOKENS, ignore_eos=True)
+    params = SamplingParams(temperature=0.0, max_tokens=row_tokens, ignore_eos=True)
     tasks = [
-        asyncio.create_task(row.follow(llm, prompts.draw(CONTEXT), params)) for row in decoding
+        asyncio.create_task(row.follow(llm, prompts.draw(context), params)) for row in decoding
     ]
+    rng = Random(SEED)
     try:
-        # The first of a size may compile.
         arrivals = [
-            await time_arrival(llm, prompts.draw(length), decoding) for _ in range(RUNS + 1)
+            await time_arrival(llm, prompts.draw(length), decoding, rng) for _ in range(RUNS + 1)
         ]
     finally:
         for task in tasks:
@@ -120,33 +195,43 @@ async def time_arrivals(llm: LLM, length: int, rows: int, prompts: Prompts) -> A
     for end in ends:
         if isinstance(end, Exception):
             raise end
-    timed = [each for each in arrivals[1:] if each is not None]
-    if not timed:
-        return None
-    return ArrivalTimes(
-        first_token=median(each.first_token for each in timed),
-        gap=median(each.gap for each in timed),
-    )
+    # The first of a size may compile.
+    return [each for each in arrivals[1:] if each is not None]
 
 
 async def time_arrival(
-    llm: LLM, prompt: list[int], decoding: Sequence[DecodingRow]
-) -> ArrivalTimes | None:
+    llm: LLM, prompt: list[int], decoding: Sequence[DecodingRow], rng: Random
+) -> Arrival | None:
     """A prompt's time to its first token, and the longest gap of the rows meanwhile.
 
     None where a row has ended, or the prompt failed.   raises: EngineDied
     """
+    engine = get_session(llm).engine
     await wait_for_tokens(decoding, SETTLED_TOKENS)
+    if any(row.is_over for row in decoding):
+        return None
+    # Rows have their tokens right after a step's launch; callers come at any time.
+    await asyncio.sleep(rng.random() * decoding[0].find_longest_gap(decoding[0].times[-2]))
+    before = engine.stats()
     arrival, first = time.perf_counter(), None
-    one = SamplingParams(temperature=0.0, max_tokens=1, ignore_eos=True)
-    async for output in llm.astream(prompt, one):
-        first = time.perf_counter() if output.outputs[0].token_ids else first
+    # The last token of an answer is told later than others: with its end.
+    two = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    async for output in llm.astream(prompt, two):
+        if first is None and output.outputs[0].token_ids:
+            first = time.perf_counter()
     # The step's own tokens, and those that wait for it: the next step may begin late.
     await wait_for_tokens(decoding, 2)
     if first is None or any(row.is_over for row in decoding):
         return None
-    gap = max(row.find_longest_gap(arrival) for row in decoding)
-    return ArrivalTimes(first_token=1e3 * (first - arrival), gap=1e3 * gap)
+    after = engine.stats()
+    executed = after.executed_steps - before.executed_steps
+    return Arrival(
+        times=tuned_choices.ArrivalTimes(
+            first_token=1e3 * (first - arrival),
+            gap=1e3 * max(row.find_longest_gap(arrival) for row in decoding),
+        ),
+        num_launched=executed - (after.replayed_steps - before.replayed_steps),
+    )
 
 
 async def wait_for_tokens(decoding: Sequence[DecodingRow], count: int) -> None:

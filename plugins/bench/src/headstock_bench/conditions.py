@@ -55,6 +55,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
         kv_dtype=summary.kv_dtype,
         proposer=summary.proposer,
         settings=list_settings(session.config),
+        graph_tokens=max(summary.prompt_graphs, default=0),
     )
 
 

@@ -26,6 +26,7 @@ class Conditions:
     options: of plugins, as `--opt` has them, with those that were tuned
     batch, batch_tokens: the most requests that run at once, and the most tokens of a step
     settings: the other settings that are not the default, by name
+    graph_tokens: the largest step with prompt tokens that a graph is planned for; 0 for none
     """
 
     engine: str = "headstock"
@@ -52,6 +53,7 @@ class Conditions:
     kv_dtype: str
     proposer: str = ""
     settings: Mapping[str, Any] = field(factory=dict)
+    graph_tokens: int = 0
 
 
 @frozen(kw_only=True)

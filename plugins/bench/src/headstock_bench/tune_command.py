@@ -6,7 +6,6 @@ import json
 import os
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import attrs
@@ -36,11 +35,12 @@ work of experts. They are kept where the steps are faster with them.
 
 Then prompts arrive while 8 rows decode, in an engine with CUDA graphs of steps
 with prompts and in one without: the time to their first token, and the longest
-gap between tokens of a row. The largest size whose graph is faster by 3 % is what
---cuda-graph-max-tokens is from then on, with these choices and this runner.
+gap between tokens of a row. From where on steps are faster by 3 % without, sizes
+lose their graphs: --cuda-graph-max-tokens auto is lower from then on, with these
+choices and this runner. Flags that you give shape what is measured.
 
 The choices are kept for this model, device and software in --tuned-choices, and
-`--attn auto` and `--ops auto` take them from then on.
+auto takes them from then on.
 """
 
 
@@ -140,7 +140,7 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
     for candidate in measured:
         if candidate.options:
             print(f"* with what was measured of it:{describe_options(candidate.options)}")
-    print_buckets(choices.buckets)
+    print_buckets(choices)
     fastest = choices.fastest
     named = describe_options(fastest.options)
     if fastest.graph_tokens is not None:
@@ -148,29 +148,35 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> No
     print(f"fastest: --attn {fastest.attn} --ops {fastest.ops}{named}")
 
 
-def print_buckets(buckets: Sequence[tuned_choices.TunedBucket]) -> None:
+def print_buckets(choices: tuned_choices.TunedChoices) -> None:
     """Print the steps with prompts that were measured with a graph and without."""
-    if not buckets:
-        return
     from headstock_bench.bucket_tuning import ROWS, compare_bucket
 
+    buckets = [each for each in choices.buckets if each.replayed and each.launched]
     rows = [
         (
             str(bucket.tokens),
             *(
                 f"{time:.2f}"
                 for times in (bucket.replayed, bucket.launched)
+                if times is not None
                 for time in (times.first_token, times.gap)
             ),
             f"{compare_bucket(bucket):.2f}",
         )
         for bucket in buckets
     ]
-    print()
-    header = ("STEP", "FIRST TOKEN", "GAP", "FIRST TOKEN, NO GRAPH", "GAP, NO GRAPH", "TIME")
-    print_table(header, rows, sys.stdout)
-    print(
-        f"milliseconds of a prompt beside up to {ROWS} rows that decode, by the tokens of its "
-        "step: until its first token, and the longest gap between tokens of a row; TIME is the "
-        "geometric mean of both by that without a graph"
-    )
+    header = ("SIZE", "FIRST TOKEN", "GAP", "FIRST TOKEN, NO GRAPH", "GAP, NO GRAPH", "TIME")
+    if rows:
+        print()
+        print_table(header, rows, sys.stdout)
+        print(
+            f"milliseconds of a prompt beside up to {ROWS} rows that decode, by the size that "
+            "their step is padded to: until its first token, and the longest gap between tokens "
+            "of a row; TIME is the geometric mean of both by that without a graph"
+        )
+    for refusal in dict.fromkeys(each.refusal for each in choices.buckets if each.refusal):
+        sizes = ", ".join(str(each.tokens) for each in choices.buckets if each.refusal == refusal)
+        print(f"{sizes} tokens were not measured: {refusal}")
+    if rows and choices.fastest.graph_tokens is None:
+        print("no size loses its graph")

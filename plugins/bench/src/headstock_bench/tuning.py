@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -12,12 +13,16 @@ from statistics import median
 import torch
 from attrs import evolve, frozen
 
-from headstock import LLM, CannotRun, EngineConfig, SamplingParams
+from headstock import LLM, CannotRun, EngineConfig, EngineDied, SamplingParams
+from headstock.errors import describe_error
 from headstock.llm import get_session
+from headstock.logs import log_event
 from headstock.selection import auto_choices
 from headstock.startup import device, operation_tuning, tuned_choices
 from headstock_bench import bucket_tuning
 from headstock_bench.workloads import Prompts
+
+LOG = logging.getLogger(__name__)
 
 MARGIN = 0.03
 """How much faster a candidate must be to replace the default.
@@ -118,11 +123,17 @@ def tune(
         # No margin: each option was measured by itself, and most steps have little of it.
         fastest = tuned if compare_times(tuned, fastest) < 1 else fastest
     buckets: tuple[tuned_choices.TunedBucket, ...] = ()
-    # What the user gives stays; without graphs there is nothing to choose.
-    if fastest.runner and config.cuda_graph_max_tokens is None:
+    # What the user gives stays; without graphs there is nothing to choose, and without a KV cache
+    # no step is a prompt beside rows of one token.
+    if fastest.runner and config.cuda_graph_max_tokens is None and config.kv_cache:
         report(f"steps with prompts, with graphs of --runner {fastest.runner} and without")
-        chosen = evolve(named, opt=(*fastest.options, *config.opt))
-        buckets = bucket_tuning.measure_buckets(chosen, _free_memory)
+        try:
+            chosen = evolve(named, opt=(*fastest.options, *config.opt))
+            buckets = bucket_tuning.measure_buckets(chosen, _free_memory)
+        except (CannotRun, EngineDied) as error:
+            # The rest took minutes.
+            LOG.warning(log_event("graphs are not measured", because=describe_error(error)))
+            _free_memory()
     return tuned_choices.TunedChoices(
         subject=tuned_choices.read_subject(config, env),
         date=date.today().isoformat(),

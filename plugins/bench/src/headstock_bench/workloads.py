@@ -170,8 +170,8 @@ DEFAULT_WORKLOADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
 class Prompts:
     """Random prompts, each of which shares no prefix with another but by chance."""
 
-    def __init__(self, vocab: int) -> None:
-        self.rng, self.vocab = Random(SEED), vocab
+    def __init__(self, vocab: int, seed: int = SEED) -> None:
+        self.rng, self.vocab = Random(seed), vocab
 
     def draw(self, length: int) -> list[int]:
         """The next prompt, of so many tokens."""
