@@ -22,7 +22,7 @@ from headstock.startup import device, operation_tuning, tuned_choices
 from headstock_bench import bucket_tuning
 from headstock_bench.workloads import Prompts
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.bench")
 
 MARGIN = 0.03
 """How much faster a candidate must be to replace the default.
