@@ -148,8 +148,10 @@ def test_powers_of_two_and_all_large_sizes_are_measured_half_full() -> None:
     chosen = choose_sizes(sizes, 1600)
 
     assert [each.size for each in chosen] == [16, 32, 512, 1024, 1280, 2000]
-    # Half way from the size below, and no more than a step may have.
+    # Half way from the size below, but for full steps.
     assert [each.tokens for each in chosen] == [8, 24, 480, 960, 1152, 1600]
+    # A step half way to a size that is far above the others is padded to none.
+    assert choose_sizes((8192, 4096), 8192)[-1] == StepSize(size=8192, tokens=8192)
 
 
 def test_a_gap_is_that_of_the_token_that_came_late() -> None:
@@ -276,8 +278,8 @@ def test_each_prompt_is_one_step_with_a_token_of_each_row(
 
     assert [each.tokens for each in found] == [16, 32, 64, 128]
     assert all(each.replayed and each.launched for each in found)
-    # 48 and 96 are sizes too: steps of 64 and 128 have 56 and 112 tokens, 3 of them of rows.
-    for tokens in (8, 24, 56, 112):
+    # 48 is a size too: steps of 64 have 56 tokens, 3 of them of rows. 128 is a full step.
+    for tokens in (8, 24, 56, 128):
         replayed = [step[-1] for step in steps if step[:-1] == (3, 3, tokens - 3)]
         assert replayed == [True] * 3 + [False] * 3
 

@@ -46,7 +46,7 @@ class Arrival:
 
 @frozen(kw_only=True)
 class StepSize:
-    """A size that is measured, by a step of `tokens`: half way between it and the one below."""
+    """A size that is measured, and the tokens of the step that measures it."""
 
     size: int
     tokens: int
@@ -102,12 +102,12 @@ def make_bucket(
 def choose_sizes(sizes: Sequence[int], most: int) -> list[StepSize]:
     """Those of a runner's sizes that are measured, smallest first.
 
-    most: the tokens of a full step, which may be padded to a larger size
+    A step is half way between its size and the one below, as arrivals are in the mean. The largest
+    size is measured by a full step, of `most` tokens, for which it is there.
     """
     ordered = sorted(sizes)
     return [
-        # Arrivals are padded by half of the room of their size, in the mean.
-        StepSize(size=size, tokens=min((below + 1 + size) // 2, most))
+        StepSize(size=size, tokens=most if size >= most else (below + 1 + size) // 2)
         for below, size in zip((0, *ordered), ordered, strict=False)
         if size >= MANY_TOKENS or size & (size - 1) == 0
     ]
