@@ -2,7 +2,8 @@
 right, and each run has the graphs and cached tokens that it should have.
 
 `GPU_SHARE` as in `gpu.share`. `GPU_ATTN=others` runs the backends besides `fa`, which compile their
-kernels at the first use.
+kernels at the first use. Each run is a line of switches.jsonl in the folder `GPU_OUT`, where that
+is given, as soon as it is made.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import os
 import subprocess
 import sys
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -80,8 +82,16 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         run = answer(**{"attn": "fa"} | COMMON | step | settings)
         run["ok"] = run["wrong"] == [] and "refused" not in run
         runs[f"{settings} {step}"] = run
+        note(f"{settings} {step}", run)
         torch.cuda.synchronize()  # raises when a kernel has broken the device for good
     return {"ok": all(run["ok"] for run in runs.values()), "runs": runs}
+
+
+def note(settings: str, run: dict[str, Any]) -> None:
+    """Append a run to switches.jsonl in `GPU_OUT`, where that is given: time may end before all."""
+    if "GPU_OUT" in os.environ:
+        with (Path(os.environ["GPU_OUT"]) / "switches.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"settings": settings} | run, default=str) + "\n")
 
 
 if __name__ == "__main__":
