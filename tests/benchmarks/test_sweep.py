@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from gpu.step_time import end_requests, share_time, start_decoding, sum_heads
+from gpu.step_time import end_requests, start_decoding, sum_heads
 from gpu.sweep import limit_step
 from toy_engine import Toys, installed
 
@@ -44,11 +44,6 @@ def test_rows_that_never_decode_together_are_an_error(toys: Toys) -> None:
     with pytest.raises(RuntimeError, match="8 rows of 40 tokens do not decode together"):
         start_decoding(engine, draw_prompts(8, 40), steps=3)
     engine.close()
-
-
-def test_a_kernel_that_waits_for_another_takes_no_time_until_that_ends() -> None:
-    spans = [("b", 1.0, 9.0), ("a", 0.0, 5.0), ("c", 2.0, 4.0), ("d", 12.0, 13.0)]
-    assert share_time(spans) == [("a", 5.0), ("b", 4.0), ("c", 0.0), ("d", 1.0)]
 
 
 def test_the_head_is_the_longest_product_between_attention_and_sampling() -> None:

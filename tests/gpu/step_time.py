@@ -21,7 +21,7 @@ from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.scheduler import Request
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
-from headstock_bench.profile import classify_operation
+from headstock_bench.profile import classify_operation, divide_busy_time
 
 TIMED_STEPS = 60
 STEPS = 10
@@ -85,7 +85,7 @@ def split(engine: Engine, rows: int, context: int) -> dict[str, Any]:
         for event in found.events()
         if event.device_type == torch.autograd.DeviceType.CUDA
     ]
-    kernels = share_time(spans)
+    kernels = divide_busy_time(spans)
     totals: dict[str, float] = defaultdict(float)
     counts: dict[str, int] = defaultdict(int)
     for name, microseconds in kernels:
@@ -111,21 +111,6 @@ def split(engine: Engine, rows: int, context: int) -> dict[str, Any]:
         },
         "kernels_a_step": round(sum(counts.values()) / STEPS, 1),
     }
-
-
-def share_time(spans: Sequence[tuple[str, float, float]]) -> list[tuple[str, float]]:
-    """What each kernel adds to the time in which the device is busy, in order of their begins.
-
-    Kernels overlap: with programmatic dependent launch one begins early and waits for the one
-    before it. So a kernel's time is that from the end of all before it.
-
-    spans: name, begin and end of each
-    """
-    shares, reached = [], 0.0
-    for name, begin, end in sorted(spans, key=lambda span: span[1]):
-        shares.append((name, max(end - max(begin, reached), 0.0)))
-        reached = max(reached, end)
-    return shares
 
 
 def sum_heads(kernels: Sequence[tuple[str, float]]) -> float:

@@ -12,7 +12,13 @@ import pytest
 import torch
 from plugins.bench.test_bench_cli import run
 
-from headstock_bench.profile import OWN_KERNELS, TimeShare, classify_operation, make_profile
+from headstock_bench.profile import (
+    OWN_KERNELS,
+    TimeShare,
+    classify_operation,
+    divide_busy_time,
+    make_profile,
+)
 
 __all__ = ["run"]
 
@@ -58,22 +64,43 @@ def test_each_kernel_of_this_project_has_a_class() -> None:
 
 @pytest.mark.feature("V9")
 def test_times_are_summed_by_class_and_divided_by_steps() -> None:
-    device = [("nvjet_a", 300.0, 4), ("gemv_b", 100.0, 2), ("flash_c", 500.0, 2)]
+    kernels = [
+        ("nvjet_a", 0.0, 150.0),
+        ("flash_c", 150.0, 400.0),
+        ("gemv_b", 400.0, 500.0),
+        ("nvjet_a", 1000.0, 1150.0),
+        ("flash_c", 1150.0, 1400.0),
+    ]
     host = [("aten::mm", 50.0, 4), ("cudaGraphLaunch", 150.0, 2)]
-    found = make_profile("w", 2, 0.002, device, host, on_gpu=True)
+    operations = [("aten::mm", 0.0, 50.0), ("cudaGraphLaunch", 1000.0, 1150.0)]
+    found = make_profile("w", 2, 0.002, kernels, host, operations, on_gpu=True)
     assert (found.wall_us, found.idle_us, found.python_us) == (1000.0, 550.0, 900.0)
     assert found.device == (
         TimeShare(name="attention", us=250.0, calls=1.0),
-        TimeShare(name="products", us=200.0, calls=3.0),
+        TimeShare(name="products", us=200.0, calls=1.5),
     )
     assert [share.name for share in found.host] == ["launches and waits", "products"]
     assert [share.name for share in found.largest[:2]] == ["flash_c", "nvjet_a"]
 
 
-def test_overlapping_work_leaves_nothing_idle() -> None:
-    found = make_profile("w", 1, 0.001, [("a", 1500.0, 1)], [("b", 2000.0, 1)], on_gpu=True)
-    assert (found.idle_us, found.python_us) == (0.0, 0.0)
-    assert make_profile("w", 1, 0.001, [], [], on_gpu=False).idle_us is None
+@pytest.mark.feature("V9")
+def test_work_that_overlaps_hides_no_gap() -> None:
+    # Kernels of 1,200 us lie in 800 of 1,000; calls of two threads last 800, and lie in 500.
+    kernels = [("nvjet_a", 0.0, 500.0), ("flash_b", 100.0, 600.0), ("gemv_c", 800.0, 1000.0)]
+    operations = [("aten::mm", 0.0, 400.0), ("aten::cat", 100.0, 500.0)]
+    host = [("aten::mm", 400.0, 1), ("aten::cat", 400.0, 1)]
+    found = make_profile("w", 1, 0.001, kernels, host, operations, on_gpu=True)
+    assert (found.idle_us, found.python_us) == (200.0, 500.0)
+    assert sum(share.us for share in found.device) == 800.0
+
+
+def test_a_cpu_has_no_idle_device() -> None:
+    assert make_profile("w", 1, 0.001, [], [], [], on_gpu=False).idle_us is None
+
+
+def test_a_kernel_that_waits_for_another_takes_no_time_until_that_ends() -> None:
+    spans = [("b", 1.0, 9.0), ("a", 0.0, 5.0), ("c", 2.0, 4.0), ("d", 12.0, 13.0)]
+    assert divide_busy_time(spans) == [("a", 5.0), ("b", 4.0), ("c", 0.0), ("d", 1.0)]
 
 
 @pytest.mark.feature("V9")
@@ -92,6 +119,19 @@ def test_a_profile_is_shown_and_kept(run: Callable[..., Any], tmp_path: Path) ->
     products = next(share for share in found["host"] if share["name"] == "products")
     assert products["calls"] > 5 and 0 < products["us"] < found["wall_us"]
     assert f"profile of small: {found['steps']} steps" in out and "outside operations" in out
+
+
+@pytest.mark.feature("V9")
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_steps_of_streams_are_those_that_had_work(
+    run: Callable[..., Any], tmp_path: Path, overlap: str
+) -> None:
+    file = tmp_path / "profile.jsonl"
+    words = ("first-token:20:3", "--runs", "1", "--overlap", overlap, "--profile", str(file))
+    code, _, err = run(*words)
+    assert code == 0, err
+    # A prompt and a second token, three times; an engine that becomes idle plans further steps.
+    assert json.loads(file.read_text())["steps"] == 6
 
 
 def test_a_file_that_cannot_be_written_is_refused_first(

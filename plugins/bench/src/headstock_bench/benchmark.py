@@ -144,7 +144,7 @@ class Benchmark:
         return profile_workload(
             workload.name,
             lambda: self.ours.run(workload).seconds,
-            lambda: engine.stats().steps,
+            lambda: engine.stats().executed_steps,
             on_gpu=engine.summary.device == "cuda",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import asdict, field, frozen
@@ -69,6 +69,9 @@ OWN_KERNELS = {name: label for label, names in _OWN_KERNELS.items() for name in 
 
 NUM_LARGEST = 25
 
+Span = tuple[str, float, float]
+"""A name, and when it began and ended in microseconds."""
+
 
 @frozen(kw_only=True)
 class TimeShare:
@@ -83,10 +86,13 @@ class TimeShare:
 class WorkloadProfile:
     """One run of a workload under torch's profiler, which makes it slower.
 
+    steps: those that had work for the device
     wall_us: a step's time
     idle_us: what of it no kernel ran in; None on a CPU
-    python_us: what of it no operation ran in on the host
-    device, host: by class; an operation's time is without those that it calls
+    python_us: what of it no operation ran in on the host, on any thread
+    device: by class; a kernel's time is that from the end of all that began before it, so that
+        kernels that overlap add up to the time in which the device is busy
+    host: by class; an operation's time is without those that it calls, and threads add up
     largest: kernels and operations by name, the longest first
     """
 
@@ -136,7 +142,8 @@ def profile_workload(
 ) -> WorkloadProfile:
     """Do the work under torch's profiler.
 
-    work: one run; returns its seconds    count_steps: how many steps the engine has made so far
+    work: one run; returns its seconds
+    count_steps: how many steps the engine has executed so far
     """
     # Late: torch takes 1.5 s to import, and `--help` needs none.
     import torch
@@ -148,41 +155,67 @@ def profile_workload(
     before = count_steps()
     with profile(activities=activities, experimental_config=threads) as found:
         seconds = work()
-    averages = found.key_averages()
-    device: list[tuple[str, float, int]] = []
-    host: list[tuple[str, float, int]] = []
-    for event in averages:
-        if event.device_type.name == "CPU":
-            host.append((event.key, event.self_cpu_time_total, event.count))
-        else:
-            device.append((event.key, event.self_device_time_total, event.count))
-    return make_profile(name, count_steps() - before, seconds, device, host, on_gpu=on_gpu)
+    host = [
+        (event.key, event.self_cpu_time_total, event.count)
+        for event in found.key_averages()
+        if event.device_type.name == "CPU"
+    ]
+    spans: tuple[list[Span], list[Span]] = ([], [])
+    for event in found.events() or ():
+        if event.is_user_annotation:
+            continue  # a range around operations, which would cover the gaps between them
+        on_device = event.device_type.name != "CPU"
+        spans[on_device].append((event.name, event.time_range.start, event.time_range.end))
+    return make_profile(
+        name, count_steps() - before, seconds, spans[1], host, spans[0], on_gpu=on_gpu
+    )
 
 
 def make_profile(
     name: str,
     steps: int,
     seconds: float,
-    device: list[tuple[str, float, int]],
-    host: list[tuple[str, float, int]],
+    kernels: Sequence[Span],
+    host: Sequence[tuple[str, float, int]],
+    operations: Sequence[Span],
     *,
     on_gpu: bool,
 ) -> WorkloadProfile:
-    """The profile of so many steps.   device, host: name, microseconds and calls of all steps"""
+    """The profile of so many steps.
+
+    kernels, operations: of the device and of the host, in any order
+    host: name, microseconds without what it calls, and calls of all steps
+    """
     steps = max(steps, 1)
     wall = 1e6 * seconds / steps
-    busy, operations = (sum(us for _, us, _ in side) / steps for side in (device, host))
+    device = [(key, us, 1) for key, us in divide_busy_time(kernels)]
+    busy, active = (
+        sum(us for _, us in divide_busy_time(spans)) / steps for spans in (kernels, operations)
+    )
     return WorkloadProfile(
         workload=name,
         steps=steps,
         wall_us=round(wall, 1),
-        # Branches of a graph overlap, and so do threads: they may sum up to more than the time.
-        python_us=round(max(wall - operations, 0.0), 1),
+        # The clock stops with the last token; the profiler's first and last spans may lie outside.
+        python_us=round(max(wall - active, 0.0), 1),
         idle_us=round(max(wall - busy, 0.0), 1) if on_gpu else None,
         device=_sum_shares(((classify_operation(key), us, n) for key, us, n in device), steps),
         host=_sum_shares(((classify_operation(key), us, n) for key, us, n in host), steps),
-        largest=_sum_shares(iter(device + host), steps)[:NUM_LARGEST],
+        largest=_sum_shares([*device, *host], steps)[:NUM_LARGEST],
     )
+
+
+def divide_busy_time(spans: Sequence[Span]) -> list[tuple[str, float]]:
+    """What each span adds to the time in which any is open, in the order of their begins.
+
+    Kernels overlap: with programmatic dependent launch one begins early and waits for the one
+    before it. So a kernel's time is that from the end of all before it.
+    """
+    shares, reached = [], float("-inf")
+    for name, begin, end in sorted(spans, key=lambda span: span[1]):
+        shares.append((name, max(end - max(begin, reached), 0.0)))
+        reached = max(reached, end)
+    return shares
 
 
 def _sum_shares(entries: Iterable[tuple[str, float, int]], steps: int) -> tuple[TimeShare, ...]:
