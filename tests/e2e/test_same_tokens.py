@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from often import often
+from step_watch import watch_steps
 
 from headstock import LLM, SamplingParams
 
@@ -44,6 +45,7 @@ def generate(each: int = 1, **settings: Any) -> tuple[list[tuple[int, ...]], LLM
     settings = sizes | settings
     # What plugins write is watched where answers are few: it takes three times as long.
     with LLM("demo", debug_invariants=each > 1, **settings) as llm:
+        llm.counts = watch_steps(llm._session.engine)
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
         outputs = llm.generate(prompts()[::each], params)
         tokens = [output.outputs[0].token_ids for output in outputs]
@@ -89,15 +91,17 @@ def assert_same(
             {
                 "opt": ("sdpa.shared_prefix=on",),
                 "proposer": "ngram",
-                "max_batch_tokens": 64,
-                "max_itl_ms": 20.0,
+                # More rows would leave no room for drafts, of which a step on a CPU verifies few.
+                "max_running_requests": 5,
+                "max_batch_tokens": 200,
+                "max_itl_ms": 1.0,
                 "overlap": True,
             },
             {"scheduler": "prefill-first"},
             {"scheduler": "equal-length"},
             {"ops": "torch"},
             {"opt": ("sdpa.shared_prefix=on",)},
-            {"proposer": "ngram"},
+            {"proposer": "ngram", "max_running_requests": 5},
             {"page_size": 1, "num_pages": 8192},
             {"page_size": 128},
             {"max_batch_tokens": 64, "max_running_requests": 5},
@@ -105,7 +109,12 @@ def assert_same(
             {"ops": "onednn"},
             {"ops": "fbgemm"},
             {"attn": "sdpa,sdpa"},
-            {"proposer": "ngram", "overlap": False, "opt": ("ngram.min_match=1",)},
+            {
+                "proposer": "ngram",
+                "max_running_requests": 5,
+                "overlap": False,
+                "opt": ("ngram.min_match=1",),
+            },
         ],
     ),
     ids=lambda settings: ",".join(f"{key}={value}" for key, value in settings.items()),
@@ -116,6 +125,11 @@ def test_I_the_same_tokens_for_32_prompts_at_once(
     tokens, llm = generate(**settings)
 
     assert_same(tokens, llm, reference)
+    # Equal tokens prove nothing of what was not done.
+    counts, stats = llm.counts, llm._session.engine.stats()
+    assert bool(counts["groups"]) == ("sdpa.shared_prefix=on" in settings.get("opt", ()))
+    assert bool(counts["paced"]) == ("max_itl_ms" in settings)
+    assert bool(stats.accepted_draft_tokens) == ("proposer" in settings)
 
 
 @pytest.mark.feature("T6")
@@ -136,9 +150,11 @@ def test_shared_prefixes_that_are_read_once_give_the_same_samples_under_preempti
     tokens = []
     for value in ("off", "on"):
         with LLM("demo", opt=(f"sdpa.shared_prefix={value}",), **settings) as llm:
+            counts = watch_steps(llm._session.engine)
             outputs = llm.generate(prompts()[:12], params)
             tokens.append([output.outputs[0].token_ids for output in outputs])
             assert llm._session.engine.stats().preemptions > 0
+            assert bool(counts["groups"]) == (value == "on")
 
     assert tokens[0] == tokens[1]
 

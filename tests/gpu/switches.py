@@ -39,18 +39,18 @@ SETTINGS: tuple[dict[str, Any], ...] = (
     {"opt": ("cudagraph.short_context=64", "cudagraph.mixed_context=64")},
     {"ops": "torch"},
     {"proposer": "ngram"},
-    {"max_itl_ms": 5.0},
+    {"max_itl_ms": 0.2},
     {"late_planning": False},
     {"cuda_graph_max_tokens": 0},
     {"defer_graphs": False},
     {"opt": SWITCHES},
-    {"opt": SWITCHES, "proposer": "ngram", "max_itl_ms": 5.0},
-    {"opt": ("fa.shared_prefix=on",), "proposer": "ngram", "max_itl_ms": 5.0},
+    {"opt": SWITCHES, "proposer": "ngram", "max_itl_ms": 0.2},
+    {"opt": ("fa.shared_prefix=on",), "proposer": "ngram", "max_itl_ms": 0.2},
     {
         "opt": ("cudagraph.short_context=64", "cudagraph.mixed_context=64", "fa.shared_prefix=on"),
         "late_planning": False,
         "proposer": "ngram",
-        "max_itl_ms": 5.0,
+        "max_itl_ms": 0.2,
     },
 )
 # What these backends have to do with: ops, the pieces of prompts, drafts, chunks.
@@ -62,10 +62,10 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"attn": "fi", "opt": ("fi.prefill=fa2", "fi.tensor_cores=on")},
     {"attn": "fi", "opt": ("fi.tensor_cores=off", *_OTHER_SWITCHES)},
     {"attn": "fi", "ops": "torch"},
-    {"attn": "fi", "proposer": "ngram", "max_itl_ms": 5.0, "late_planning": False},
+    {"attn": "fi", "proposer": "ngram", "max_itl_ms": 0.2, "late_planning": False},
     {"attn": "trtllm"},
     {"attn": "trtllm", "opt": _OTHER_SWITCHES},
-    {"attn": "trtllm", "proposer": "ngram", "max_itl_ms": 5.0, "late_planning": False},
+    {"attn": "trtllm", "proposer": "ngram", "max_itl_ms": 0.2, "late_planning": False},
 )
 STEPS: tuple[dict[str, Any], ...] = (
     {"overlap": True, "max_batch_tokens": 256},

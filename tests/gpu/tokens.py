@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from step_watch import watch_steps
 
 from headstock import LLM, SamplingParams
 from headstock.errors import CannotRun
@@ -129,10 +130,12 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
     try:
         with LLM("demo", attn=attn, **SETTINGS | more) as llm:
             ready = time.monotonic()
+            counts = watch_steps(llm._session.engine)
             outputs = llm.generate(list(asked), SamplingParams(temperature=0, max_tokens=16))
             seconds = time.monotonic() - ready
             graphs = sorted(getattr(llm._session.engine.executor.runner, "captured", ()))
-            cached = llm._session.engine.stats().cached_tokens
+            stats = llm._session.engine.stats()
+            cached, drafts = stats.cached_tokens, stats.draft_tokens
             notes, page_size = (
                 llm._session.engine.summary.notes,
                 llm._session.engine.summary.page_size,
@@ -151,6 +154,12 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
         wrong.append(f"graphs of {graphs} rows")
     if bool(cached) != (more["cache_type"] == "radix") or page_size != more["page_size"]:
         wrong.append(f"{cached} cached tokens, pages of {page_size}")
+    # Right answers prove nothing of what was not done.
+    shares = any(each.endswith("shared_prefix=on") for each in more.get("opt", ()))
+    if shares and not counts["groups"]:
+        wrong.append("no step read shared pages once")
+    if bool(drafts) != ("proposer" in more) or bool(counts["paced"]) != ("max_itl_ms" in more):
+        wrong.append(f"{drafts} drafts, {counts['paced']} changes of the bound on prompt tokens")
     tokens = sum(len(each.token_ids) for each in answers)
     return {
         "wrong": wrong,
@@ -160,5 +169,7 @@ def answer(attn: str, **more: Any) -> dict[str, Any]:
         "seconds": round(seconds, 3),
         "graphs": graphs,
         "cached": cached,
+        "drafts": drafts,
+        "counts": dict(counts),
         "notes": notes,
     }

@@ -10,13 +10,12 @@ import pytest
 from attrs import evolve
 from core.faults.conftest import crash_reports, toys
 from often import often
+from step_watch import watch_steps
 from toy_engine import EngineHarness, Toys, request
 
 from headstock import SamplingParams
 from headstock.conformance.scheduler.toy_schedule import VOCAB
-from headstock.engine.engine import Engine
-from headstock.execution.prefix_tracker import GroupedRows
-from headstock.scheduler import Plan, Request
+from headstock.scheduler import Request
 
 __all__ = ["crash_reports", "toys"]
 
@@ -38,35 +37,11 @@ def prefix_requests(random: np.random.Generator, count: int, **changes: Any) -> 
     ]
 
 
-def watch(engine: Engine) -> Counter[str]:
-    """Counts steps with groups, with several, with rows that moved, and beside prompts."""
-    executor: Any = engine.executor
-    while not hasattr(executor, "tracker"):
-        executor = executor.inner
-    counts, group_plan = Counter[str](), executor.tracker.group_plan
-
-    def counted(plan: Plan) -> GroupedRows | None:
-        # Groups are right because the host's tables are those that the step reads.
-        for group, table in executor.tracker.tables.items():
-            assert np.array_equal(table, executor.buffers.page_tables[group].numpy())
-        grouped: GroupedRows | None = group_plan(plan)
-        if grouped is not None:
-            counts["groups"] += 1
-            counts["several"] += len(grouped.groups.counts) > 1
-            counts["moved"] += not grouped.is_sorted
-            counts["mixed"] += plan.num_decode < len(plan.rows)
-            counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
-        return grouped
-
-    executor.tracker.group_plan = counted
-    return counts
-
-
 def run(toys: Toys, requests: list[Request], **settings: Any) -> tuple[EngineHarness, Counter[str]]:
     """What comes of the requests, and how often rows were grouped."""
     sizes = {"max_running_requests": 12, "max_batch_tokens": 60, "num_pages": 300}
     engine = toys.engine(**(sizes | settings))
-    counts = watch(engine) if settings["attn"] == "toy-sharing" else Counter[str]()
+    counts = watch_steps(engine)
     harness = EngineHarness(engine).run(requests)
     counts["preemptions"] = engine.stats().preemptions
     engine.close()

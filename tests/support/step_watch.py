@@ -1,0 +1,59 @@
+"""Counts what the steps of an engine did, so that a test of equal tokens fails where nothing was
+done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from headstock.engine.engine import Engine
+from headstock.execution.prefix_tracker import GroupedRows
+from headstock.scheduler import Plan, State
+from headstock.scheduler.events import Paced
+
+
+def watch_steps(engine: Engine) -> Counter[str]:
+    """Counts of what happens from now on.
+
+    groups: steps whose rows read shared pages once; of these several: with more than one group,
+        moved: with rows in another order, mixed: beside prompts, alone: beside rows in no group
+    paced: times that the bound on prompt tokens changed
+    """
+    counts = Counter[str]()
+    _watch_groups(engine, counts)
+    make_events = engine.pacer.make_events
+
+    def counted(state: State, *, has_arrivals: bool) -> list[Paced]:
+        events: list[Paced] = make_events(state, has_arrivals=has_arrivals)
+        counts["paced"] += len(events)
+        return events
+
+    engine.pacer.make_events = counted  # type: ignore[method-assign]
+    return counts
+
+
+def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
+    executor: Any = engine.executor
+    while not hasattr(executor, "tracker"):
+        executor = executor.inner
+    if executor.tracker is None:
+        return  # this engine shares no prefixes
+    group_plan = executor.tracker.group_plan
+
+    def counted(plan: Plan) -> GroupedRows | None:
+        # Groups are right because the host's tables are those that the step reads.
+        for group, table in executor.tracker.tables.items():
+            assert np.array_equal(table, executor.buffers.page_tables[group].cpu().numpy())
+        grouped: GroupedRows | None = group_plan(plan)
+        if grouped is not None:
+            counts["groups"] += 1
+            counts["several"] += len(grouped.groups.counts) > 1
+            counts["moved"] += not grouped.is_sorted
+            counts["mixed"] += plan.num_decode < len(plan.rows)
+            counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
+        return grouped
+
+    executor.tracker.group_plan = counted
