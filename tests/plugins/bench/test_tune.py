@@ -52,6 +52,33 @@ def measure_without_options(config: EngineConfig, *more: Any) -> TunedCandidate:
     return MEASURE(evolve(config, opt=()), *more)
 
 
+@pytest.mark.parametrize("quiet", [False, True])
+def test_each_engine_shows_how_its_start_goes(
+    run: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, quiet: bool
+) -> None:
+    stages: list[list[str]] = []
+
+    class Bars:
+        """Notes stages, as a terminal would show them."""
+
+        def __init__(self, *, shown: bool) -> None:
+            self.shown = shown
+
+        def __enter__(self) -> Bars:
+            stages.append([])
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def update(self, stage: str, *amounts: int) -> None:
+            stages[-1] += [stage] * self.shown
+
+    monkeypatch.setattr("headstock_bench.tune_command.ProgressBars", Bars)
+    assert run("--ops", "torch", *(["--quiet"] * quiet))[0] == 0
+    assert len(stages) == 1 and ("weights" in stages[0]) is not quiet
+
+
 @pytest.mark.feature("V2")
 def test_what_is_measured_is_printed_kept_and_taken(
     run: Callable[..., Any], tmp_path: Path

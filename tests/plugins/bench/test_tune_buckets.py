@@ -372,7 +372,7 @@ def test_the_fastest_choices_have_the_graphs_that_are_measured(
 ) -> None:
     asked: list[EngineConfig] = []
 
-    def note_config(config: EngineConfig, free_memory: object) -> tuple[TunedBucket, ...]:
+    def note_config(config: EngineConfig, *more: object) -> tuple[TunedBucket, ...]:
         asked.append(config)
         return ()
 

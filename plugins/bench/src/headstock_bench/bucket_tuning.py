@@ -36,6 +36,15 @@ There the device needs about as long as the launches of its work, so that a grap
 """
 
 
+OpenLLM = Callable[[EngineConfig], LLM]
+"""Starts an engine; it may show how that goes."""
+
+
+def open_llm(config: EngineConfig) -> LLM:
+    """An engine of this configuration."""
+    return LLM(config=config)
+
+
 @frozen(kw_only=True)
 class Arrival:
     """What came of one prompt: its times, and the steps meanwhile that no graph replayed."""
@@ -53,7 +62,7 @@ class StepSize:
 
 
 def measure_buckets(
-    config: EngineConfig, free_memory: Callable[[], None]
+    config: EngineConfig, free_memory: Callable[[], None], open_llm: OpenLLM = open_llm
 ) -> tuple[tuned_choices.TunedBucket, ...]:
     """Measure steps with prompts with graphs and without, in an engine each; smallest first.
 
@@ -62,7 +71,7 @@ def measure_buckets(
     """
     # So that each prompt is one step with one token of each row.
     config = evolve(config, max_itl_ms=None, proposer="off", scheduler="mixed", on_pressure="queue")
-    with LLM(config=config) as llm:
+    with open_llm(config) as llm:
         summary = get_session(llm).engine.summary
         rows = count_rows(config, summary.max_running_requests)
         sizes = choose_sizes(summary.prompt_graphs, config.max_batch_tokens)
@@ -71,7 +80,7 @@ def measure_buckets(
     launched: dict[int, tuned_choices.ArrivalTimes | str] = {}
     timed = [each for each in sizes if isinstance(replayed[each.size], tuned_choices.ArrivalTimes)]
     if timed:
-        with LLM(config=evolve(config, cuda_graph_max_tokens=0)) as llm:
+        with open_llm(evolve(config, cuda_graph_max_tokens=0)) as llm:
             launched = {each.size: time_size(llm, each, rows, replays=False) for each in timed}
         free_memory()
     return tuple(

@@ -6,12 +6,14 @@ import json
 import os
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
+from functools import partial
 from typing import TYPE_CHECKING
 
 import attrs
 
+import headstock
 from headstock import EngineConfig, UsageError
-from headstock.cli import print_note, print_table, start_logs
+from headstock.cli import ProgressBars, print_note, print_table, start_logs
 from headstock.config import FlagParser, add_engine_flags, resolve_flags
 from headstock.errors import shorten, suggest_name
 from headstock_bench.command import open_config
@@ -84,14 +86,21 @@ def make_parser() -> FlagParser:
 
 def keep_choices(config: EngineConfig, options: Namespace) -> int:
     """Measure, print the table and keep the choices; 0.   raises: HeadstockError"""
+    from headstock.llm import start_engine
     from headstock.startup import tuned_choices
     from headstock_bench.tuning import tune
 
     def report(what: str) -> None:
         print_note(f"measuring {what}")
 
+    def open_llm(config: EngineConfig) -> headstock.LLM:
+        # A start may compile for minutes.
+        with ProgressBars(shown=not options.quiet) as bars:
+            start = partial(start_engine, on_progress=bars.update)
+            return headstock.LLM(config=config, start=start)
+
     assert config.tuned_choices is not None  # `main` has looked
-    choices = tune(config, None if options.quiet else report)
+    choices = tune(config, None if options.quiet else report, open_llm)
     path = tuned_choices.write_tuned_choices(config.tuned_choices, choices)
     print_choices(choices, options)
     if not options.quiet:

@@ -61,7 +61,9 @@ OnCandidate = Callable[[str], None]
 
 
 def tune(
-    config: EngineConfig, on_candidate: OnCandidate | None = None
+    config: EngineConfig,
+    on_candidate: OnCandidate | None = None,
+    open_llm: bucket_tuning.OpenLLM = bucket_tuning.open_llm,
 ) -> tuned_choices.TunedChoices:
     """Measure each choice of `--attn` and `--ops` that `auto` could make here.
 
@@ -94,7 +96,7 @@ def tune(
         asked = evolve(config, attn=attn, ops=ops, opt=(*options, *config.opt))
         try:
             default = next((each for each in candidates if each.milliseconds), None)
-            candidate = evolve(_measure_candidate(asked, steps, default), options=options)
+            candidate = evolve(_measure_candidate(asked, steps, default, open_llm), options=options)
         except CannotRun as error:
             candidates.append(tuned_choices.TunedCandidate(attn=attn, ops=ops, refusal=str(error)))
             return None
@@ -129,7 +131,7 @@ def tune(
         report(f"steps with prompts, with graphs of --runner {fastest.runner} and without")
         try:
             chosen = evolve(named, opt=(*fastest.options, *config.opt))
-            buckets = bucket_tuning.measure_buckets(chosen, _free_memory)
+            buckets = bucket_tuning.measure_buckets(chosen, _free_memory, open_llm)
         except (CannotRun, EngineDied) as error:
             # The rest took minutes.
             LOG.warning(log_event("graphs are not measured", because=describe_error(error)))
@@ -177,12 +179,13 @@ def _measure_candidate(
     config: EngineConfig,
     steps: Sequence[Step],
     default: tuned_choices.TunedCandidate | None = None,
+    open_llm: bucket_tuning.OpenLLM = bucket_tuning.open_llm,
 ) -> tuned_choices.TunedCandidate:
     """Measure the steps in an engine of this configuration, up to a hopeless one.
 
     raises: CannotRun, UsageError, ModelError
     """
-    with LLM(config=config) as llm:
+    with open_llm(config) as llm:
         times: list[float | None] = []
         for at, step in enumerate(steps):
             times.append(_time_step(llm, step))
