@@ -3,15 +3,17 @@
     PYTHONPATH=tests python -m benchmarks.step_overhead [--shape qwen3-0.6b] [--rows 8]
 
 The products and the calls of attention of one step are recorded, and replayed alone in their order;
-steps of the engine and such replays take turns. Weights are random, in float32.
+steps of the engine and such replays take turns. Weights are random, in float32. Exit code 1 where a
+step without overlap takes more than MOST times its replays.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -41,6 +43,8 @@ PRODUCTS = (
 TURNS = 6
 STEPS = 8
 """Steps, and replays, of a turn."""
+MOST = 1.15
+"""Of a step's time and that of its products and attention."""
 
 Calls = list[Callable[[], object]]
 
@@ -135,7 +139,19 @@ def time_turns(engine: Engine, calls: Calls) -> tuple[list[float], list[float]]:
     return steps, replays
 
 
-def main() -> None:
+def compare_turns(steps: Sequence[float], replays: Sequence[float]) -> dict[str, Any]:
+    """Medians of the turns, and the median of their ratios."""
+    ratios = [step / replay for step, replay in zip(steps, replays, strict=True)]
+    return {
+        "step_ms": round(median(steps), 2),
+        "replay_ms": round(median(replays), 2),
+        "ratio": round(median(ratios), 3),
+        "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
+    }
+
+
+def main() -> int:
+    """Print what was found; 1 where a step takes too long."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -152,14 +168,7 @@ def main() -> None:
         calls = record_step(inline)
         overlapping = make_engine(directory, asked.rows, asked.context, True, asked.ops)
         for name, engine in (("inline", inline), ("overlap", overlapping)):
-            steps, replays = time_turns(engine, calls)
-            ratios = [step / replay for step, replay in zip(steps, replays, strict=True)]
-            found[name] = {
-                "step_ms": round(median(steps), 2),
-                "replay_ms": round(median(replays), 2),
-                "ratio": round(median(ratios), 3),
-                "ratios": [round(ratio, 3) for ratio in sorted(ratios)],
-            }
+            found[name] = compare_turns(*time_turns(engine, calls))
         ops = inline.summary.ops
         inline.close()
         overlapping.close()
@@ -171,7 +180,8 @@ def main() -> None:
         "date": datetime.now(UTC).date().isoformat(),
     }
     print(json.dumps(about | vars(asked) | {"ops": ops, "calls": len(calls)} | found, indent=1))
+    return 1 if found["inline"]["ratio"] > MOST else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from gpu.step_time import end_requests, start_decoding, sum_heads
-from gpu.sweep import limit_step
+from gpu.sweep import find_falls, limit_step
 from toy_engine import Toys, installed
 
 from headstock.conformance.scheduler.toy_schedule import VOCAB
@@ -44,6 +44,16 @@ def test_rows_that_never_decode_together_are_an_error(toys: Toys) -> None:
     with pytest.raises(RuntimeError, match="8 rows of 40 tokens do not decode together"):
         start_decoding(engine, draw_prompts(8, 40), steps=3)
     engine.close()
+
+
+def test_a_fall_is_by_more_than_a_twentieth_of_the_best_of_fewer_streams() -> None:
+    rates = {1: (100.0, 90.0), 8: (400.0, 350.0), 32: (390.0, 340.0), 128: (375.0, 700.0)}
+    streams = [
+        {"streams": count, "out_tok_s": whole, "streamed_out_tok_s": streamed}
+        for count, (whole, streamed) in rates.items()
+    ]
+    # 390 and 375 are each within a twentieth of the one before; 375 is not within one of 400.
+    assert find_falls(streams) == [(128, "out_tok_s")]
 
 
 def test_the_head_is_the_longest_product_between_attention_and_sampling() -> None:

@@ -9,7 +9,6 @@ the 0.6B shape takes about 75 s, and 40 s more where Triton has kept no kernels.
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import statistics
@@ -43,7 +42,7 @@ STREAMS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 PROMPT, ANSWER = 512, 128
 RUNS = 3
 LEAST_RATIO = 0.95
-"""Of the throughput of more streams and that of fewer; less is a fall."""
+"""Of the throughput of more streams and the best of fewer; less is a fall."""
 ROWS = (1, 32)
 CONTEXTS = (1024, 2048, 4096, 8192, 16384, 32000)
 MAX_SEQ_LEN = 32768
@@ -102,12 +101,7 @@ def measure_workloads(llm: LLM, name: str, note: Note) -> dict[str, Any]:
     for count in STREAMS:
         streams.append(measure_streams(llm, count))
         note({"streams": streams[-1]})
-    falls = [
-        [after["streams"], field]
-        for before, after in itertools.pairwise(streams)
-        for field in ("out_tok_s", "streamed_out_tok_s")
-        if after[field] < LEAST_RATIO * before[field]
-    ]
+    falls = find_falls(streams)
     note({"falls": falls})
     others = []
     for workload in draw_others():
@@ -123,6 +117,18 @@ def measure_workloads(llm: LLM, name: str, note: Note) -> dict[str, Any]:
         )
         note({"others": others[-1]})
     return {"conditions": conditions, "streams": streams, "falls": falls, "others": others}
+
+
+def find_falls(streams: Sequence[dict[str, Any]]) -> list[tuple[int, str]]:
+    """Numbers of streams at which so many have less throughput than any fewer, and the field."""
+    falls = []
+    for field in ("out_tok_s", "streamed_out_tok_s"):
+        best = 0.0
+        for each in streams:
+            if each[field] < LEAST_RATIO * best:
+                falls.append((each["streams"], field))
+            best = max(best, each[field])
+    return falls
 
 
 def measure_streams(llm: LLM, count: int) -> dict[str, Any]:

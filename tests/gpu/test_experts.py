@@ -59,27 +59,38 @@ def test_experts_together_are_as_near_to_float32_as_one_by_one(tokens: int) -> N
 
 
 @pytest.mark.feature("V4")
-def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with() -> None:
+@pytest.mark.parametrize("tokens", [1, 16, 300])
+@pytest.mark.parametrize("ops", ["torch", "triton"])
+def test_a_graph_of_experts_follows_the_tokens_that_it_is_replayed_with(
+    ops: str, tokens: int
+) -> None:
+    from headstock_triton.experts import fused_mix_experts
+
     gate_up, down = weights()
-    x, scores = noise(16, HIDDEN, seed=5), noise(16, EXPERTS.count, seed=6)
-    if not has_grouped_mm(x, gate_up):
+    x = noise(tokens, HIDDEN, seed=5)
+    scores = noise(tokens, EXPERTS.count, seed=6)
+    if ops == "torch" and not has_grouped_mm(x, gate_up):
         pytest.skip("no kernel for groups counted on this device")
-    mix_experts(x, *route(scores, EXPERTS), gate_up, down)
+
+    def mix() -> Tensor:
+        if ops == "triton":
+            return fused_mix_experts(x, scores, EXPERTS, gate_up, down)
+        return mix_experts(x, *route(scores, EXPERTS), gate_up, down)
+
+    mix()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        found = mix_experts(x, *route(scores, EXPERTS), gate_up, down)
+        found = mix()
     for seed in (7, 8, 9):
-        x.copy_(noise(16, HIDDEN, seed=seed))
+        x.copy_(noise(tokens, HIDDEN, seed=seed))
         # Those of the last time all choose the same few experts.
         scores.copy_(
-            noise(16, EXPERTS.count, seed=seed + 10)
+            noise(tokens, EXPERTS.count, seed=seed + 10)
             if seed < 9
             else torch.arange(EXPERTS.count, device="cuda")
         )
         graph.replay()
-        torch.testing.assert_close(
-            found, mix_experts(x, *route(scores, EXPERTS), gate_up, down), rtol=0, atol=0
-        )
+        torch.testing.assert_close(found, mix(), rtol=0, atol=0)
 
 
 @pytest.mark.feature("V3")

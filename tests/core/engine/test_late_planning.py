@@ -34,6 +34,7 @@ MIXED = plan(1, 300, 100)
 SECONDS = st.floats(0.0, 0.1)
 
 
+@pytest.mark.feature("V10")
 @given(
     steps=st.lists(SECONDS, max_size=8),
     leads=st.lists(SECONDS, max_size=16),
@@ -49,6 +50,7 @@ def test_what_is_left_is_enough_to_plan_and_launch(
         assert running + delay + 1.25 * max(leads) + 0.0005 <= 0.951 * min(steps)
 
 
+@pytest.mark.feature("V10")
 def test_a_long_step_is_waited_for_and_a_short_one_is_not() -> None:
     def times(step: float) -> HostTimes:
         return HostTimes(steps=(step,) * 8, leads=(0.0008,) * 8)
@@ -166,6 +168,7 @@ def test_a_step_that_is_nearly_over_is_not_waited_for() -> None:
     assert host.slept == []
 
 
+@pytest.mark.feature("V10")
 @pytest.mark.parametrize(
     ("launch", "device", "lead"),
     [
@@ -235,6 +238,7 @@ def test_a_step_with_prompts_is_waited_for_by_what_their_tokens_took_before() ->
     assert min(host.planner.times.steps) == pytest.approx(0.01)
 
 
+@pytest.mark.feature("V10")
 def tell_at_once(engine: Engine) -> None:
     """Have the engine's tokens told before the next step is planned, as its loop does."""
     step = engine.step
@@ -270,7 +274,7 @@ def test_what_arrives_meanwhile_is_in_the_plan_unless_an_end_is_to_be_told(toys:
     engine.close()
 
 
-@pytest.mark.feature("S18")
+@pytest.mark.feature("S18", "V10")
 @pytest.mark.parametrize("late", [True, False])
 def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     requests, slept = random_requests(np.random.default_rng(3), 20), list[float]()
