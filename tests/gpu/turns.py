@@ -1,0 +1,191 @@
+"""Engines that do the same work in turns on one GPU, each in a process of its own, all alive.
+
+    PYTHONPATH=tests:tests/support python -m gpu.turns --shape qwen3-0.6b --out turns.jsonl \\
+        --ours '{"memory_ratio": 0.85}' --vllm SITE --memory 0.45 online:16:100 first-token:128:40
+
+Each `--ours` is headstock under settings of its own, as JSON; `--vllm` is a folder with vLLM, which
+starts first and takes the share `--memory` of the GPU. Weights are random. A workload is one of
+`headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
+token handed to its caller. `NAME*RUNS` has a number of turns of its own.
+
+All warm up with each workload before its first turn; every second turn runs in the other order. A
+run is a line of the file as soon as it is made. vLLM has one engine for streams and another for
+whole answers, so that a call has workloads of one kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import torch
+
+from headstock_bench.latency_workloads import (
+    LatencyWorkload,
+    draw_latency_workload,
+    is_latency_workload,
+)
+from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
+from headstock_bench.workloads import WORKLOADS, Workload, draw_tokens
+
+PROMPT, ANSWER = 512, 128
+"""Tokens in and out of a request of `streams`."""
+
+
+class Contestant:
+    """An engine in a process, which answers one line of JSON with another."""
+
+    def __init__(self, about: dict[str, Any], kind: str, settings: dict[str, Any]) -> None:
+        self.about = about
+        environment = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} | os.environ
+        if kind == "vllm":
+            quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
+            site = settings.pop("site")
+            environment = dict(os.environ) | quiet | {"PYTHONPATH": site, "HF_HUB_OFFLINE": "1"}
+        worker = Path(__file__).with_name("turn_worker.py")
+        self.process = subprocess.Popen(
+            [sys.executable, str(worker), kind, json.dumps(settings)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+
+    def __enter__(self) -> Contestant:
+        self.about = self.about | self.read_answer()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self.process.stdin is not None and self.process.stdout is not None
+        self.process.stdin.close()  # it ends with its input
+        try:
+            self.process.wait(60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.process.stdout.close()
+
+    def ask(self, path: Path, *, warm_up: bool) -> dict[str, Any]:
+        """What a run of this work gave.   raises: RuntimeError when the process ended"""
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps({"work": str(path), "warm_up": warm_up}) + "\n")
+        self.process.stdin.flush()
+        return self.read_answer()
+
+    def read_answer(self) -> dict[str, Any]:
+        """The next line.   raises: RuntimeError when the process ended"""
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"{self.about} ended; standard error says why")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def draw(name: str) -> Workload:
+    """The workload of a name.   raises: KeyError, UsageError, ValueError"""
+    family, _, count = name.partition(":")
+    if family == "streams":
+        rng = Random(int(count))
+        return LatencyWorkload(
+            name=name,
+            prompts=tuple(draw_tokens(rng, PROMPT) for _ in range(int(count))),
+            outputs=(ANSWER,) * int(count),
+            temperature=0.6,
+            arrivals=(0.0,) * int(count),
+        )
+    return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
+
+
+def write_work(workload: Workload, vocab: int, path: Path) -> None:
+    """Write the workload as JSON, with ids of a vocabulary of this size."""
+    workload = workload.fit_vocab(vocab)
+    work = {
+        "prompts": workload.prompts,
+        "outputs": workload.outputs,
+        "temperature": workload.temperature,
+        "seed": workload.seed,
+        "is_streamed": isinstance(workload, LatencyWorkload),
+        "arrivals": getattr(workload, "arrivals", None),
+    }
+    path.write_text(json.dumps(work))
+
+
+def run_turns(
+    contestants: Sequence[Contestant], name: str, path: Path, turns: int, out: Path
+) -> None:
+    """Let all warm up with the work in the file, then run it in turns.   writes: out"""
+    for each in contestants:
+        each.ask(path, warm_up=True)
+    for turn in range(turns):
+        for each in contestants if turn % 2 == 0 else contestants[::-1]:
+            found = {"workload": name, "turn": turn + 1} | each.ask(path, warm_up=False)
+            line = json.dumps(each.about | found)
+            sys.stderr.write(line + "\n")
+            with out.open("a", encoding="utf-8") as file:
+                file.write(line + "\n")
+
+
+def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
+    """What the command line asks for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("workloads", nargs="+", metavar="NAME[*RUNS]")
+    parser.add_argument("--shape", default="qwen3-0.6b", choices=MODEL_SHAPES)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--ours", action="append", default=[], type=json.loads, metavar="JSON")
+    parser.add_argument("--vllm", metavar="SITE")
+    parser.add_argument("--memory", type=float, default=0.45)
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--max-seq-len", type=int, default=5120)
+    parser.add_argument("--out", type=Path, required=True)
+    asked = parser.parse_args(words)
+    asked.works = []
+    for text in asked.workloads:
+        name, _, turns = text.partition("*")
+        asked.works.append((draw(name), int(turns or asked.turns)))
+    if asked.vllm and len({isinstance(work, LatencyWorkload) for work, _ in asked.works}) > 1:
+        parser.error("vLLM runs workloads of one kind in a call: streams, or whole answers")
+    return asked
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    """Run all workloads in turns."""
+    asked = parse_words(words)
+    common = {"shape": asked.shape, "torch": torch.__version__}
+    common["gpu"] = torch.cuda.get_device_name() if asked.device == "cuda" else None
+    with tempfile.TemporaryDirectory(prefix="headstock-turns-") as folder, ExitStack() as stack:
+        model = Path(folder, "model")
+        model.mkdir()
+        write_model_directory(MODEL_SHAPES[asked.shape], model)
+        longest = {"model": str(model), "max_seq_len": asked.max_seq_len}
+        entries: list[tuple[dict[str, Any], str, dict[str, Any]]] = []
+        if asked.vllm:
+            about = common | {"engine": "vLLM", "gpu_memory_utilization": asked.memory}
+            theirs = {"site": asked.vllm, "memory": asked.memory}
+            theirs["is_streamed"] = isinstance(asked.works[0][0], LatencyWorkload)
+            entries.append((about, "vllm", longest | theirs))
+        for settings in asked.ours or [{}]:
+            about = common | {"engine": "headstock", "settings": settings}
+            ours = {"load_format": "dummy", "device": asked.device} | longest | settings
+            entries.append((about, "headstock", ours))
+        # One after another: each takes its share of the memory that is free by then.
+        contestants = [stack.enter_context(Contestant(*entry)) for entry in entries]
+        for work, turns in asked.works:
+            path = Path(folder, "work.json")
+            write_work(work, MODEL_SHAPES[asked.shape].vocab, path)
+            run_turns(contestants, work.name, path, turns, asked.out)
+
+
+if __name__ == "__main__":
+    main()
