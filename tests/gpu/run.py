@@ -14,8 +14,9 @@ switches (the same with every option alone and together), speed (attention alone
 prompts beside streams), prompts (replayed steps with prompt tokens), shared_prefix (decode rows
 that share pages), drafts (what a proposer gains and costs), rules (masks and logits processors),
 serve (a server beside the engine in process), start (a process to its first token, and late
-captures), tests (pytest: tests/backends, and the rows of docs/features.md that need a GPU). Each
-writes OUT/PART.json; one that fails does not stop the others.
+captures), first_token (where an idle engine's first token goes, part by part), tests (pytest:
+tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json; one
+that fails does not stop the others.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ PARTS = (
     "rules",
     "serve",
     "start",
+    "first_token",
     "tests",
 )
 HERE = Path(__file__).parent
