@@ -41,6 +41,17 @@ TOGETHER: dict[str, dict[str, Any]] = {
     "chunks of 64 tokens": {"max_batch_tokens": 64, "max_running_requests": 64},
     "pool of 400 pages, preempting": {"num_pages": 400},
     "one region a sequence": {"paged_attn": "off", "num_pages": 64},
+    "shared prefixes read once": {"opt": ("sdpa.shared_prefix=on",)},
+    # A step on a CPU verifies the drafts of few rows.
+    "drafts, 5 at once": {"proposer": "ngram", "max_running_requests": 5},
+    "steps bounded to 1 ms": {"max_itl_ms": 1.0},
+    "all three, overlapping": {
+        "opt": ("sdpa.shared_prefix=on",),
+        "proposer": "ngram",
+        "max_running_requests": 5,
+        "max_itl_ms": 1.0,
+        "overlap": True,
+    },
 }
 
 

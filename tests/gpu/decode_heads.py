@@ -4,7 +4,9 @@
     TRITON_INTERPRET=1 PYTHONPATH=tests:tests/support python -m gpu.decode_heads --device cpu
 
 It compares bits of outputs and pools with those of the two kernels that plugins have, then times
-all layers of the 0.6B shape inside a graph, six kernels a layer and five, by rows and context.
+layers inside a graph, six kernels a layer and five, by shape, rows and context. "Later" lets the
+next kernel begin only when a part's keys have been read: its weights would be asked for first, and
+8B's take longer than the keys.
 """
 
 from __future__ import annotations
@@ -42,7 +44,6 @@ from headstock_triton.portable import round_to
 
 EPS = 1e-6
 PAGE = 64
-ROWS = (1, 2, 4, 8)
 CONTEXTS = (128, 640, 4096)
 REPLAYS = 60
 
@@ -60,6 +61,12 @@ class Shape:
 
 
 SHAPE = Shape(layers=28, hidden=1024, heads=16, kv_heads=8, head_dim=128, intermediate=3072)
+LARGE = Shape(layers=12, hidden=4096, heads=32, kv_heads=8, head_dim=128, intermediate=12288)
+"""A third of 8B's layers, whose weights no cache holds."""
+CASES = (*((SHAPE, rows) for rows in (1, 2, 4, 8)), (LARGE, 1))
+"""Products of several tokens take in no norm as wide as 8B's."""
+WAYS = {"six kernels": (False, False), "five": (True, False), "five, later": (True, True)}
+"""Whether heads are fused, and whether the next kernel begins later."""
 TINY = Shape(layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, intermediate=96)
 
 
@@ -102,9 +109,11 @@ def decode_heads_kernel(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr,
     PAGE: tl.constexpr, SPLITS: tl.constexpr, BLOCK: tl.constexpr, MERGED: tl.constexpr,
     MERGED_GROUP: tl.constexpr, NORM: tl.constexpr, STAGES: tl.constexpr, PDL: tl.constexpr,
+    LATER: tl.constexpr,
 ):  # fmt: skip
     """One KV head of one row and a part of its keys, from the projection on."""
-    begin_next(PDL)
+    if not LATER:
+        begin_next(PDL)
     split, kv_head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     heads: tl.constexpr = HEADS // KV_HEADS
     half: tl.constexpr = DIM // 2
@@ -181,6 +190,8 @@ def decode_heads_kernel(
                     PAGE, BLOCK,
                 )  # fmt: skip
                 peak, mass, sums = _add_block(x, k, v, seen, peak, mass, sums, scale, 0.0)
+        if LATER:
+            begin_next(PDL)
         answer = out + row * HEADS * DIM + kv_head * heads * DIM
         if used == 1:
             at = group[:, None] * DIM + d[None, :]
@@ -215,6 +226,7 @@ def attend_with_heads(
     *,
     tile: DecodeTile,
     pdl: bool,
+    later: bool,
 ) -> None:
     """`rope_and_store_kv`, then `attend_decode_rows`.   writes: out, pool, parts"""
     (rows, heads, head_dim), kv_heads = out.shape, pool.shape[3]
@@ -229,8 +241,8 @@ def attend_with_heads(
         HEADS=heads, KV_HEADS=kv_heads, GROUP=max(merged_group, 16), DIM=head_dim,
         PAGE=keys.shape[1], SPLITS=tile.splits, BLOCK=tile.tokens,
         MERGED=min(max(MERGED_NUMBERS // (merged_group * head_dim), 1), tile.splits),
-        MERGED_GROUP=merged_group, NORM=True, STAGES=tile.stages, PDL=pdl, num_warps=tile.warps,
-        **options,
+        MERGED_GROUP=merged_group, NORM=True, STAGES=tile.stages, PDL=pdl, LATER=later,
+        num_warps=tile.warps, **options,
     )  # fmt: skip
 
 
@@ -288,13 +300,13 @@ class Chain:
         self.layer = LayerInfo(index=0, group=0, scale=dim**-0.5)
         self.attended = torch.empty(rows, shape.heads, dim, dtype=torch.bfloat16, device=device)
 
-    def attend(self, number: int, qkv: Tensor, *, fused: bool) -> Tensor:
+    def attend(self, number: int, qkv: Tensor, *, fused: bool, later: bool) -> Tensor:
         """Attention of a layer by one kernel or by two.   writes: the layer's pool"""
         weights, pool = self.layers[number], self.pools[number]
         if fused:
             attend_with_heads(
                 qkv, weights["heads"], self.rope, pool, self.lens, self.table, self.layer,
-                self.attended, self.parts, tile=self.tile, pdl=True,
+                self.attended, self.parts, tile=self.tile, pdl=True, later=later,
             )  # fmt: skip
             return self.attended
         q = rope_and_store_kv(
@@ -307,14 +319,14 @@ class Chain:
         )  # fmt: skip
         return self.attended
 
-    def run(self, *, fused: bool, attention: bool = True) -> Tensor:
+    def run(self, fused: bool, later: bool, *, attention: bool = True) -> Tensor:
         """All layers once.   writes: the stream, the pools"""
         self.stream.copy_(self.start)
         pdl = not INTERPRETED
         for number, weights in enumerate(self.layers):
             qkv = small_linear(self.stream, weights["qkv"], norm=weights["norm"], eps=EPS, pdl=pdl)
             if attention:
-                self.attend(number, qkv, fused=fused)
+                self.attend(number, qkv, fused=fused, later=later)
             small_linear(self.attended.flatten(1), weights["out"], total=self.stream, pdl=pdl)
             inner = small_linear(
                 self.stream, weights["gate_up"], norm=weights["norm"], eps=EPS, gated=True, pdl=pdl
@@ -327,15 +339,16 @@ def check(chain: Chain) -> dict[str, Any]:
     """Whether both ways give the same bits, of the stream and of what the pools have."""
     before = [pool.clone() for pool in chain.pools]
     found = []
-    for fused in (False, True):
+    for way in WAYS.values():
         for pool, kept in zip(chain.pools, before, strict=True):
             pool.copy_(kept)
-        streams = [chain.run(fused=fused).clone() for _ in range(2)]
+        streams = [chain.run(*way).clone() for _ in range(2)]
         found.append((streams, [pool.clone() for pool in chain.pools]))
-    (plain, plain_pools), (fused_streams, fused_pools) = found
+    (plain, plain_pools), *others = found
+    same = [*plain, *(each for streams, _ in others for each in streams)]
     return {
-        "stream": all(torch.equal(plain[0], each) for each in [*plain, *fused_streams]),
-        "pools": all(map(torch.equal, plain_pools, fused_pools)),
+        "stream": all(torch.equal(plain[0], each) for each in same),
+        "pools": all(all(map(torch.equal, plain_pools, pools)) for _, pools in others),
         "written": not all(map(torch.equal, plain_pools, before)),
         "finite": bool(plain[0].isfinite().all()),
     }
@@ -370,22 +383,23 @@ def main() -> int:
     asked = parser.parse_args()
     found: list[dict[str, Any]] = []
     on_gpu = asked.device == "cuda"
-    for rows in ROWS if on_gpu else (1, 3):
+    for shape, rows in CASES if on_gpu else ((TINY, 1), (TINY, 3)):
         for context in CONTEXTS if on_gpu else (1, 40, 300):
-            chain = Chain(SHAPE if on_gpu else TINY, rows, context, asked.device)
-            result: dict[str, Any] = {"rows": rows, "context": context, "same": check(chain)}
+            chain = Chain(shape, rows, context, asked.device)
+            result: dict[str, Any] = {"hidden": shape.hidden, "layers": shape.layers}
+            result |= {"rows": rows, "context": context, "same": check(chain)}
             if on_gpu:
-                # In turns: clocks wander.
-                for fused in (False, True, True, False):
-                    name = "five kernels, us" if fused else "six kernels, us"
-                    took = time_graph(partial(chain.run, fused=fused))
-                    result.setdefault(name, []).append(round(took, 1))
-                rest = time_graph(partial(chain.run, fused=False, attention=False))
-                result["without attention, us"] = round(rest, 1)
+                # In turns, there and back: clocks wander.
+                for name in (*WAYS, *reversed(WAYS)):
+                    took = time_graph(partial(chain.run, *WAYS[name])) / shape.layers
+                    result.setdefault(f"{name}, us a layer", []).append(round(took, 2))
+                rest = time_graph(partial(chain.run, False, False, attention=False))
+                result["without attention, us a layer"] = round(rest / shape.layers, 2)
             found.append(result)
             sys.stderr.write(json.dumps(result) + "\n")
             if asked.out is not None:
                 asked.out.write_text(json.dumps(found, indent=1))
+            del chain
     return 0 if all(all(each["same"].values()) for each in found) else 1
 
 
