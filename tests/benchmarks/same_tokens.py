@@ -1,6 +1,7 @@
 """Whether the tokens of a request depend on what runs beside it, counted over the demo model.
 
-    python -m benchmarks.same_tokens [--output FILE]        (from the folder of tests)
+    PYTHONPATH=.:support python -m benchmarks.same_tokens [--output FILE]
+                                                            (from the folder of tests)
 
 Each prompt is answered alone, one after another, then all of them at once under several schedulers,
 caches, page sizes, budgets and pools; half are greedy, half sampled with seeds of their own. A
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from step_watch import watch_steps
 
 from headstock import LLM, CompletionOutput, SamplingParams
 
@@ -72,16 +74,32 @@ def draw_params(number: int) -> SamplingParams:
 
 
 def generate(
-    settings: dict[str, Any], numbers: Sequence[int], logprobs: int | None = None
+    settings: dict[str, Any],
+    numbers: Sequence[int],
+    logprobs: int | None = None,
+    counts: dict[str, int] | None = None,
 ) -> list[CompletionOutput]:
-    """The answers to these prompts, all at once under these settings."""
+    """The answers to these prompts, all at once under these settings.
+
+    writes: counts, what of the settings' work was done
+    """
     prompts = draw_prompts(Random(0))
     defaults = {"max_seq_len": 256, "num_pages": 4096, "device": "cpu"}
     with LLM("demo", **(defaults | settings)) as llm:
+        watched = watch_steps(llm._session.engine)
         outputs = llm.generate(
             [{"prompt_token_ids": prompts[number]} for number in numbers],
             [evolve(draw_params(number), logprobs=logprobs) for number in numbers],
         )
+        stats = llm._session.engine.stats()
+    if counts is not None:
+        counts |= {
+            "cached tokens": stats.cached_tokens,
+            "preemptions": stats.preemptions,
+            "steps that read shared pages once": watched["groups"],
+            "accepted drafts": stats.accepted_draft_tokens,
+            "changes of the bound on prompt tokens": watched["paced"],
+        }
     return [output.outputs[0] for output in outputs]
 
 
@@ -115,8 +133,10 @@ def main() -> int:
     numbers = range(COUNT)
     alone = generate(ALONE, numbers)
     differences: dict[str, list[dict[str, Any]]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for name, settings in TOGETHER.items():
-        pairs = enumerate(zip(alone, generate(settings, numbers), strict=True))
+        done = counts[name] = {}
+        pairs = enumerate(zip(alone, generate(settings, numbers, counts=done), strict=True))
         differences[name] = [
             describe_difference(number, one, other)
             for number, (one, other) in pairs
@@ -132,6 +152,7 @@ def main() -> int:
         "answers": COUNT * len(TOGETHER),
         "equal": COUNT * len(TOGETHER) - sum(map(len, differences.values())),
         "differences": differences,
+        "counts": counts,
     }
     text = json.dumps(record, indent=1)
     print(text)
