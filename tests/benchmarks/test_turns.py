@@ -36,6 +36,29 @@ def test_engines_run_the_same_work_in_turns(tmp_path: Path) -> None:
     assert [each["kv_tokens"] for each in runs[:2]] == [4800, 9600]
 
 
+@pytest.mark.full
+def test_times_beside_rows_are_theirs_between_tokens_and_the_prompts_to_the_first(
+    tmp_path: Path,
+) -> None:
+    out = tmp_path / "turns.jsonl"
+    main([*SMALL, "--out", str(out), "--turns", "1", "beside:2:32:400:100:120:4:3:16"])
+    (run,) = [json.loads(line) for line in out.read_text().splitlines()]
+
+    assert run["rows_ended_early"] is False
+    # A prompt takes several times as long as a token of the rows.
+    assert 2 * run["itl_p50_ms"] < run["ttft_p50_ms"] <= run["ttft_p99_ms"]
+
+
+def test_rows_beside_prompts_share_their_first_tokens() -> None:
+    work = draw("beside:3:40:500:100:200:5:4:24")
+    rows, prompts = work.prompts[:3], work.prompts[3:]
+    assert {len(row) for row in rows} == {40} and len({row[:24] for row in rows}) == 1
+    assert len({row[24:] for row in rows}) == 3
+    assert all(100 <= len(prompt) <= 200 for prompt in prompts) and len(prompts) == 4
+    assert work.outputs == (500, 500, 500, 2, 2, 2, 2)
+    assert list(work.arrivals[:3]) == [0.0] * 3 and work.arrivals[3] > 0.5
+
+
 def test_streams_begin_at_once_and_kinds_are_not_mixed_for_vllm(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

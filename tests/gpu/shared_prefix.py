@@ -26,7 +26,11 @@ LAYOUTS = (
     ([(33, 16), (2, 1), (17, 4)], [40, 1, 90], [1 + 3 * row for row in range(52)]),
     ([], [40, 3], []),
 )
-TIMED = ((256, 32), (256, 8), (128, 8), (32, 16), (16, 32), (8, 32))
+TIMED = (
+    *((256, 32), (256, 8), (128, 8), (32, 16), (16, 32), (8, 32)),
+    # Near where reading once begins to pay.
+    *((128, 4), (64, 8), (32, 8), (16, 16), (4, 64)),
+)
 """(rows, pages of 64 tokens that all of them share)"""
 SETTINGS: dict[str, Any] = {
     "device": "cuda",

@@ -42,7 +42,7 @@ def read_works() -> Iterator[tuple[dict[str, Any], bool]]:
             work = json.load(file)
         if asked["warm_up"] and work["is_streamed"]:
             for name in ("prompts", "outputs", "arrivals"):
-                work[name] = work[name] and work[name][:WARM_UP]
+                work[name] = work[name] and work[name][: work["rows"] + WARM_UP]
         yield work, asked["warm_up"]
 
 
@@ -62,8 +62,14 @@ def describe_run(
     }
     if streams is None:
         return found
-    firsts = [times[0] - due for due, times in streams]
-    gaps = np.concatenate([np.diff(times) for _, times in streams])
+    rows, others = streams[: work["rows"]], streams[work["rows"] :]
+    firsts = [times[0] - due for due, times in others]
+    gaps = np.concatenate([np.diff(times) for _, times in rows or others])
+    if rows:
+        begin, end = others[0][0], max(times[-1] for _, times in others)
+        ends = np.concatenate([times[1:] for _, times in rows])
+        gaps = gaps[(ends >= begin) & (ends <= end)]
+        found["rows_ended_early"] = any(times[-1] < end for _, times in rows)
     for name, values in (("ttft", firsts), ("itl", gaps)):
         for percent in (50, 99):
             value = round(1e3 * float(np.percentile(values, percent)), 3) if len(values) else None

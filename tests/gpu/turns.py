@@ -6,7 +6,11 @@
 Each `--ours` is headstock under settings of its own, as JSON; `--vllm` is a folder with vLLM, which
 starts first and takes the share `--memory` of the GPU. Weights are random. A workload is one of
 `headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
-token handed to its caller. `NAME*RUNS` has a number of turns of its own.
+token handed to its caller; or
+`beside:ROWS:CONTEXT:ANSWER:LOW:HIGH:RATE:COUNT:SHARED`: so many rows of CONTEXT tokens, of which
+the first SHARED are the same, decode ANSWER tokens each, while COUNT prompts of LOW to HIGH tokens
+arrive, RATE a second. Its times to the first token are those of the prompts, its times between
+tokens those of the rows meanwhile. `NAME*RUNS` has a number of turns of its own.
 
 All warm up with each workload before its first turn; every second turn runs in the other order. A
 run is a line of the file as soon as it is made. vLLM has one engine for streams and another for
@@ -39,6 +43,8 @@ from headstock_bench.workloads import WORKLOADS, Workload, draw_tokens
 
 PROMPT, ANSWER = 512, 128
 """Tokens in and out of a request of `streams`."""
+BEFORE = 0.5
+"""Seconds in which the rows of `beside` begin, before the first prompt."""
 
 
 class Contestant:
@@ -91,9 +97,31 @@ class Contestant:
         return answer
 
 
+def draw_beside(name: str) -> LatencyWorkload:
+    """The workload of `beside`; its rows come first.   raises: ValueError"""
+    rows, context, answer, low, high, rate, count, shared = map(float, name.split(":")[1:])
+    rng, at = Random(7), BEFORE
+    prefix = draw_tokens(rng, int(shared))
+    prompts = [prefix + draw_tokens(rng, int(context - shared)) for _ in range(int(rows))]
+    arrivals = [0.0] * int(rows)
+    for _ in range(int(count)):
+        at += rng.uniform(0.5, 1.5) / rate
+        arrivals.append(at)
+        prompts.append(draw_tokens(rng, rng.randint(int(low), int(high))))
+    return LatencyWorkload(
+        name=name,
+        prompts=tuple(prompts),
+        outputs=(int(answer),) * int(rows) + (2,) * int(count),
+        temperature=0.6,
+        arrivals=tuple(arrivals),
+    )
+
+
 def draw(name: str) -> Workload:
     """The workload of a name.   raises: KeyError, UsageError, ValueError"""
     family, _, count = name.partition(":")
+    if family == "beside":
+        return draw_beside(name)
     if family == "streams":
         rng = Random(int(count))
         return LatencyWorkload(
@@ -116,6 +144,7 @@ def write_work(workload: Workload, vocab: int, path: Path) -> None:
         "seed": workload.seed,
         "is_streamed": isinstance(workload, LatencyWorkload),
         "arrivals": getattr(workload, "arrivals", None),
+        "rows": int(workload.name.split(":")[1]) if workload.name.startswith("beside:") else 0,
     }
     path.write_text(json.dumps(work))
 
