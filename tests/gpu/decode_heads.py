@@ -6,7 +6,8 @@
 It compares bits of outputs and pools with those of the two kernels that plugins have, then times
 layers inside a graph, six kernels a layer and five, by shape, rows and context. "Later" lets the
 next kernel begin only when a part's keys have been read: its weights would be asked for first, and
-8B's take longer than the keys.
+8B's take longer than the keys. The kernel repeats what `decode_kernel` does after its queries: it
+is to take its place, or to go, by what a GPU says.
 """
 
 from __future__ import annotations
