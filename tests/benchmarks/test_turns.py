@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gpu.turns import draw, main
+from gpu.turns import Contestant, draw, main
 
 SMALL = ["--shape", "demo", "--device", "cpu", "--max-seq-len", "1024"]
 
@@ -47,6 +47,14 @@ def test_times_beside_rows_are_theirs_between_tokens_and_the_prompts_to_the_firs
     assert run["rows_ended_early"] is False
     # A prompt takes several times as long as a token of the rows.
     assert 2 * run["itl_p50_ms"] < run["ttft_p50_ms"] <= run["ttft_p99_ms"]
+
+
+def test_an_engine_that_does_not_start_leaves_no_process(tmp_path: Path) -> None:
+    settings = {"model": str(tmp_path / "nothing"), "max_seq_len": 64}
+    contestant = Contestant({"engine": "headstock"}, "headstock", settings)
+    with pytest.raises(RuntimeError, match=r"headstock.* ended"), contestant:
+        pass
+    assert contestant.process.poll() not in (None, 0)
 
 
 def test_rows_beside_prompts_share_their_first_tokens() -> None:

@@ -67,7 +67,11 @@ class Contestant:
         )
 
     def __enter__(self) -> Contestant:
-        self.about = self.about | self.read_answer()
+        try:
+            self.about = self.about | self.read_answer()
+        except BaseException:
+            self.__exit__()  # a process that half started would keep its memory of the GPU
+            raise
         return self
 
     def __exit__(self, *error: object) -> None:
