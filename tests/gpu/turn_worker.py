@@ -8,6 +8,7 @@ Of this project it imports what headstock needs, and nothing for vLLM, whose pro
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import sys
@@ -44,6 +45,10 @@ def read_works() -> Iterator[tuple[dict[str, Any], bool]]:
             for name in ("prompts", "outputs", "arrivals"):
                 work[name] = work[name] and work[name][: work["rows"] + WARM_UP]
         yield work, asked["warm_up"]
+        if asked["warm_up"]:
+            # As servers do, of this engine and of vLLM: what lives by now is not looked at again.
+            gc.collect()
+            gc.freeze()
 
 
 def write_answer(answers: TextIO, **found: Any) -> None:
