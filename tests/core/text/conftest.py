@@ -262,7 +262,7 @@ class ScriptedLoop:
             prompt_logprobs=tuple(prompt) if first and request.prompt_logprobs else None,
             finish_reason=reason,
             stop_token=stop,
-            cached_tokens=0 if reason else None,
+            cached_tokens=0 if first else None,
             preemptions=self.preempted if reason else 0,
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_one_call_ends_an_answer_that_may_have_one(scripted: Make, tokenizer: To
     )
     assert parts(output.outputs[0]) == (*WHOLE[:2], WHOLE[2][:1], "tool_calls")
     assert loop.aborted == ["0"], "the engine would have gone on"
+
+    async def read_slowly() -> list[int]:
+        tokens: list[int] = []
+        stream = llm.astream_chat(
+            TALK,
+            SamplingParams(max_tokens=None),
+            tools=TOOLS,
+            chat_template=TEMPLATE,
+            split_answers=True,
+            parallel_tool_calls=False,
+        )
+        async for piece in stream:
+            while not tokens and loop.rows:
+                time.sleep(0.001)  # the event loop is held up until the engine has said all
+            tokens += piece.outputs[0].token_ids
+        return tokens
+
+    # Tokens behind the call came before anyone saw its end.
+    assert asyncio.run(read_slowly()) == output.outputs[0].token_ids
 
 
 def test_marks_that_are_special_tokens_are_seen_by_the_parser_alone(tokenizer: Tokenizer) -> None:

@@ -6,14 +6,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
-from collections.abc import (
-    AsyncGenerator,
-    Callable,
-    Generator,
-    Iterable,
-    MutableMapping,
-    Sequence,
-)
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, Generic, TypeVar
@@ -22,15 +15,13 @@ from headstock.errors import CapacityError, RequestError
 from headstock.outputs import Update
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop
+from headstock.requests.inbox import Inbox, Inboxes, TimedUpdate, UpdateQueue, join_updates
 from headstock.requests.prompt_request import PromptRequest
 from headstock.scheduler.request import Request
 
 POLL_SECONDS = 0.2
 
 PromptKind = TypeVar("PromptKind", PromptRequest, EmbeddingRequest)
-
-TimedUpdate = tuple[Update, float]
-"""An update, and when the engine's thread passed it on, in seconds of `time.monotonic`."""
 
 
 class RequestClient(Generic[PromptKind]):
@@ -175,56 +166,24 @@ def stream_outputs(
             raise
 
 
-class Inbox:
-    """Updates from the engine's thread for the tasks of an event loop, many a wake-up.
-
-    A wake-up is a write to a pipe, during which a thread lets the interpreter go. With one for each
-    update, the engine's thread would wait for the tasks as often as a step has tokens.
-    """
-
-    def __init__(self, event_loop: asyncio.AbstractEventLoop) -> None:
-        self.event_loop = event_loop
-        self.updates: deque[tuple[asyncio.Queue[TimedUpdate], TimedUpdate]] = deque()
-        self.is_waking = False
-
-    def put(self, queue: asyncio.Queue[TimedUpdate], update: TimedUpdate) -> None:
-        """Put the update into the queue soon, unless the event loop is closed; from any thread."""
-        self.updates.append((queue, update))
-        if self.is_waking:
-            return
-        self.is_waking = True
-        try:
-            self.event_loop.call_soon_threadsafe(self._hand_out)
-        except RuntimeError:
-            self.updates.clear()
-            self.is_waking = False
-
-    def _hand_out(self) -> None:
-        """Put what has come into the queues."""
-        # First, so that whoever finds it True has put its update before what follows here.
-        self.is_waking = False
-        while self.updates:
-            queue, update = self.updates.popleft()
-            queue.put_nowait(update)
-
-
-Inboxes = MutableMapping[asyncio.AbstractEventLoop, Inbox]
-
-
 async def stream_outputs_async(
     loop: EngineLoop,
-    prompt_requests: Iterable[PromptKind],
+    prompt_requests: Sequence[PromptKind],
     max_in_flight: int,
     inboxes: Inboxes,
     *,
     stream_tokens: bool = True,
 ) -> AsyncGenerator[tuple[PromptKind, Any], None]:
-    """As `stream_outputs`, for asyncio; streams of one event loop share its inbox."""
-    queue: asyncio.Queue[TimedUpdate] = asyncio.Queue()
-    event_loop = asyncio.get_running_loop()
+    """As `stream_outputs`, for asyncio; streams of one event loop share its inbox.
+
+    Tokens that come while the task is busy are one piece.
+    """
+    queue, event_loop = UpdateQueue(), asyncio.get_running_loop()
     inbox = inboxes.get(event_loop)
     if inbox is None:
         inbox = inboxes[event_loop] = Inbox(event_loop)
+    # Where the text may end an answer, what comes behind its end belongs to no piece.
+    may_join = not any(prompt_request.must_stream for prompt_request in prompt_requests)
     client = RequestClient(
         loop,
         prompt_requests,
@@ -235,8 +194,10 @@ async def stream_outputs_async(
     try:
         while client.has_unfinished:
             client.submit_waiting()
-            piece = client.apply_update(*await queue.get())
-            if piece is not None:
-                yield piece
+            updates = await queue.take()
+            for update in join_updates(updates) if may_join and len(updates) > 1 else updates:
+                piece = client.apply_update(*update)
+                if piece is not None:
+                    yield piece
     finally:
         client.close()

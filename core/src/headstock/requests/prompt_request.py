@@ -99,7 +99,7 @@ class PromptRequest:
             changes["preemptions"] = (self.metrics.preemptions or 0) + update.preemptions
         if update.tokens and self.metrics.first_token is None:
             changes["first_token"] = seconds
-        if self.is_finished:
+        if self.completions[update.id].is_finished and self.is_finished:
             changes["end"] = seconds
         if changes:
             self.metrics = evolve(self.metrics, **changes)

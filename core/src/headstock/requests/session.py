@@ -16,9 +16,10 @@ from headstock.errors import UsageError, shorten
 from headstock.logs import log_event
 from headstock.outputs import EmbeddingRequestOutput, RequestOutput
 from headstock.requests.answer_formats import AnswerFormats
-from headstock.requests.client import Inboxes, stream_outputs, stream_outputs_async
+from headstock.requests.client import stream_outputs, stream_outputs_async
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
+from headstock.requests.inbox import Inboxes
 from headstock.requests.input_processor import InputProcessor
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
