@@ -3,8 +3,9 @@
     PYTHONPATH=tests:tests/support python -m gpu.turns --shape qwen3-0.6b --out turns.jsonl \\
         --ours '{"memory_ratio": 0.85}' --vllm SITE --memory 0.45 online:16:100 first-token:128:40
 
-Each `--ours` is headstock under settings of its own, as JSON; `--vllm` is a folder with vLLM, which
-starts first and takes the share `--memory` of the GPU. Weights are random. A workload is one of
+Each `--ours` is headstock under settings of its own, as JSON; with a `site` among them it is the
+headstock of that folder. `--vllm` is a folder with vLLM, which starts first and takes the share
+`--memory` of the GPU. Weights are random. A workload is one of
 `headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
 token handed to its caller; or
 `beside:ROWS:CONTEXT:ANSWER:LOW:HIGH:RATE:COUNT:SHARED`: so many rows of CONTEXT tokens, of which
@@ -57,9 +58,13 @@ class Contestant:
             quiet = {"VLLM_NO_USAGE_STATS": "1", "VLLM_LOGGING_LEVEL": "WARNING"}
             site = settings.pop("site")
             environment = dict(os.environ) | quiet | {"PYTHONPATH": site, "HF_HUB_OFFLINE": "1"}
+        elif "site" in settings:
+            sites = (settings.pop("site"), environment.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, sites))
         worker = Path(__file__).with_name("turn_worker.py")
         self.process = subprocess.Popen(
-            [sys.executable, str(worker), kind, json.dumps(settings)],
+            # This folder has modules of common names, which must not be found before others.
+            [sys.executable, "-P", str(worker), kind, json.dumps(settings)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
