@@ -23,7 +23,7 @@ WARM_UP = 16
 """Requests of a warm-up of streams; those that come all at once warm up with all."""
 SETTLE_SECONDS = 30
 Times = tuple[float, list[float]]
-"""When a request was due, and when its tokens came, in seconds of `time.perf_counter`."""
+"""When a request was due, and when its pieces came, in seconds of `time.perf_counter`."""
 
 
 def main() -> None:

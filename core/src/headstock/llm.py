@@ -263,6 +263,7 @@ class LLM:
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
 
+        Tokens of a completion that come while the caller is busy are one piece.
         raises: RequestError, UsageError after `close`, EngineDied
         """
         prompt_request = await self._process_async(prompt, sampling_params, priority)

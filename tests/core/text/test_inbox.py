@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock import LLM, RequestOutput, SamplingParams
+from headstock.errors import EngineDied
 from headstock.llm import get_session
 from headstock.outputs import TokenLogprob, Update
 from headstock.requests.inbox import Inbox, TimedUpdate, UpdateQueue, join_updates
@@ -122,6 +123,8 @@ def sequences(draw: st.DrawFn) -> list[TimedUpdate]:
         if is_last:
             ended.add(name)
             end = {"finish_reason": "stop", "stop_token": 7, "preemptions": 2}
+            if draw(st.booleans()):
+                end = {"finish_reason": "error", "error": "it broke"}
         update = Update(
             id=name,
             tokens=tokens,
@@ -143,11 +146,14 @@ def test_joined_updates_say_the_same_and_first_tokens_stay_alone(
 ) -> None:
     cut = data.draw(st.integers(0, len(updates)))
     joined = [*join_updates(updates[:cut]), *join_updates(updates[cut:])]
+    for part in (joined[: len(join_updates(updates[:cut]))], join_updates(updates[cut:])):
+        assert [when for _, when in part] == sorted(when for _, when in part)
     for name in {update.id for update, _ in updates}:
         given_ = [each for each in updates if each[0].id == name]
         found = [each for each in joined if each[0].id == name]
-        assert found[0] == given_[0] and found[0][1] == given_[0][1]
-        assert len(found) <= 3  # the first, and one on each side of the cut
+        assert found[0] == given_[0]
+        # The first, an error, and one on each side of the cut.
+        assert len(found) <= 3 + (given_[-1][0].finish_reason == "error")
         assert sum((update.tokens for update, _ in found), ()) == sum(
             (update.tokens for update, _ in given_), ()
         )
@@ -159,6 +165,24 @@ def test_joined_updates_say_the_same_and_first_tokens_stay_alone(
         assert ours.finish_reason == theirs.finish_reason
         assert ours.stop_token == theirs.stop_token
         assert ours.preemptions == theirs.preemptions
+        if theirs.finish_reason == "error":
+            assert ours == theirs
+
+
+def test_a_task_that_stopped_waiting_misses_nothing() -> None:
+    async def main() -> tuple[list[float], list[Any]]:
+        complaints: list[Any] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, about: complaints.append(about))
+        inbox, queue = Inbox(asyncio.get_running_loop()), UpdateQueue()
+        waiting = asyncio.create_task(queue.take())
+        await asyncio.sleep(0)
+        waiting.cancel()
+        put_all(inbox, [queue], 2)
+        await asyncio.wait([waiting])
+        async with asyncio.timeout(60):
+            return [when for _, when in await queue.take()], complaints
+
+    assert asyncio.run(main()) == ([0.0, 1.0], [])
 
 
 def read_slowly(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
@@ -168,12 +192,20 @@ def read_slowly(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
         pieces = []
         async for piece in llm.astream("hello", params):
             if not pieces:
-                while get_session(llm).loop.rows:  # type: ignore[attr-defined]
-                    time.sleep(0.001)  # until the engine has said all
+                wait_for_end(llm)
             pieces.append(piece)
         return pieces
 
     return asyncio.run(follow())
+
+
+def wait_for_end(llm: LLM) -> None:
+    """Hold the event loop up until the engine has said all."""
+    loop: Any = get_session(llm).loop
+    end = time.monotonic() + 60
+    while loop.rows:
+        assert time.monotonic() < end
+        time.sleep(0.001)
 
 
 def test_tokens_that_come_while_a_caller_is_busy_are_one_piece(scripted: Make) -> None:
@@ -183,7 +215,9 @@ def test_tokens_that_come_while_a_caller_is_busy_are_one_piece(scripted: Make) -
     (whole,) = llm.generate("hello", params)[0].outputs
 
     answers = [piece.outputs[0] for piece in pieces]
-    assert [len(each.token_ids) for each in answers] == [1, 39]
+    # The first token, what came before it was read, what came while its caller was busy, and what
+    # the engine's thread was about to pass on by then.
+    assert len(answers[0].token_ids) == 1 and len(answers) <= 4
     assert [token for each in answers for token in each.token_ids] == whole.token_ids
     assert "".join(each.text for each in answers) == whole.text
     assert [table for each in answers for table in each.logprobs or ()] == whole.logprobs
@@ -191,6 +225,39 @@ def test_tokens_that_come_while_a_caller_is_busy_are_one_piece(scripted: Make) -
     metrics = pieces[-1].metrics
     assert metrics.first_token is not None and metrics.end is not None
     assert metrics.first_token < metrics.end
+
+
+def test_the_answer_that_ends_last_comes_last(scripted: Make) -> None:
+    llm, _ = scripted(script=lambda request: [5] * (40 if request.id.endswith("-0") else 10))
+
+    pieces = [piece.outputs[0] for piece in read_slowly(llm, SamplingParams(n=2, max_tokens=40))]
+
+    counts = [sum(len(each.token_ids) for each in pieces if each.index == n) for n in range(2)]
+    assert counts == [40, 10]
+    assert [each.index for each in pieces if each.finish_reason is not None] == [1, 0]
+    assert pieces[-1].index == 0
+
+
+def test_a_caller_has_all_tokens_that_came_before_the_engine_died(scripted: Make) -> None:
+    llm, loop = scripted(max_seq_len=4000)
+    count = 0
+
+    async def follow() -> None:
+        nonlocal count
+        async for piece in llm.astream("hello", SamplingParams(max_tokens=3000)):
+            if not count:
+                while len(loop.rows["0"].out) < 100:
+                    time.sleep(0.001)
+                loop.hold.set()
+                time.sleep(0.05)  # what is under way is passed on
+                said.extend(loop.rows["0"].out)
+                loop.die()
+            count += len(piece.outputs[0].token_ids)
+
+    said: list[int] = []
+    with pytest.raises(EngineDied):
+        asyncio.run(follow())
+    assert count == len(said) >= 100
 
 
 def test_no_token_behind_a_stop_string_is_in_a_piece(scripted: Make) -> None:

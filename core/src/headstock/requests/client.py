@@ -176,7 +176,8 @@ async def stream_outputs_async(
 ) -> AsyncGenerator[tuple[PromptKind, Any], None]:
     """As `stream_outputs`, for asyncio; streams of one event loop share its inbox.
 
-    Tokens that come while the task is busy are one piece.
+    Tokens of a completion that come while the task is busy are one piece, unless the text may end
+    it: with stop strings, or where at most one call is allowed.
     """
     queue, event_loop = UpdateQueue(), asyncio.get_running_loop()
     inbox = inboxes.get(event_loop)
@@ -192,12 +193,13 @@ async def stream_outputs_async(
         stream_tokens=stream_tokens,
     )
     try:
+        client.submit_waiting()
         while client.has_unfinished:
-            client.submit_waiting()
             updates = await queue.take()
             for update in join_updates(updates) if may_join and len(updates) > 1 else updates:
                 piece = client.apply_update(*update)
                 if piece is not None:
                     yield piece
+                client.submit_waiting()
     finally:
         client.close()

@@ -58,7 +58,8 @@ class StartedEngine(Protocol):
 class EngineLoop(Protocol):
     """Steps an engine on a thread of its own, and calls the sinks of requests there.
 
-    A sink gets each update of its request, the one with a finish reason last.
+    A sink gets each update of its request, the one with a finish reason last. That with the first
+    token has `cached_tokens`.
     `has_ended`: the thread has ended, and no sink is called any more.
     """
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, MutableMapping
+from operator import itemgetter
 
 from attrs import evolve
 
@@ -76,9 +77,10 @@ Inboxes = MutableMapping[asyncio.AbstractEventLoop, Inbox]
 
 
 def join_updates(updates: Iterable[TimedUpdate]) -> list[TimedUpdate]:
-    """The updates with one for each request, at the time of its last.
+    """The updates with one for each request, at the time of its last, in the order of their times.
 
-    The update with a request's first token stays alone, for its time.
+    The update with a request's first token stays alone, for its time, and so does an error, which
+    a caller that has the tokens before it must not miss.
     """
     by_request: dict[str, list[TimedUpdate]] = {}
     for each in updates:
@@ -87,8 +89,12 @@ def join_updates(updates: Iterable[TimedUpdate]) -> list[TimedUpdate]:
     for group in by_request.values():
         if group[0][0].cached_tokens is not None:  # it comes with the first token
             joined.append(group.pop(0))
+        errors = [group.pop()] if group and group[-1][0].finish_reason == "error" else []
         if group:
             joined.append(group[0] if len(group) == 1 else _join(group))
+        joined += errors
+    if len(by_request) > 1:
+        joined.sort(key=itemgetter(1))
     return joined
 
 
@@ -96,9 +102,8 @@ def _join(group: list[TimedUpdate]) -> TimedUpdate:
     """The updates of one request as one."""
     last, seconds = group[-1]
     tokens = tuple([token for update, _ in group for token in update.tokens])
-    logprobs = None
-    if group[0][0].logprobs is not None:
-        logprobs = tuple([entry for update, _ in group for entry in update.logprobs or ()])
+    entries = [entry for update, _ in group for entry in update.logprobs or ()]
+    logprobs = tuple(entries) if entries else None
     if last.finish_reason is None:  # then these are all that it has
         return Update(id=last.id, tokens=tokens, logprobs=logprobs), seconds
     return evolve(last, tokens=tokens, logprobs=logprobs), seconds
