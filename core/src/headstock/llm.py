@@ -263,7 +263,8 @@ class LLM:
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
 
-        Tokens of a completion that come while the caller is busy are one piece.
+        Tokens of a completion that come while the caller is busy are one piece, but for the first
+        one and where the text may end it, by a stop string or a call.
         raises: RequestError, UsageError after `close`, EngineDied
         """
         prompt_request = await self._process_async(prompt, sampling_params, priority)

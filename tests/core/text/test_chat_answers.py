@@ -92,28 +92,16 @@ def test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once(
 
 def test_one_call_ends_an_answer_that_may_have_one(scripted: Make, tokenizer: Tokenizer) -> None:
     llm, loop = scripted(script=says(tokenizer, ANSWER + " and so on" * 50), max_seq_len=1900)
-    (output,) = llm.chat(
-        TALK,
-        SamplingParams(max_tokens=None),
-        tools=TOOLS,
-        chat_template=TEMPLATE,
-        split_answers=True,
-        parallel_tool_calls=False,
-    )
+    params = SamplingParams(max_tokens=None)
+    options: Any = {"tools": TOOLS, "chat_template": TEMPLATE, "split_answers": True}
+    options |= {"parallel_tool_calls": False}
+    (output,) = llm.chat(TALK, params, **options)
     assert parts(output.outputs[0]) == (*WHOLE[:2], WHOLE[2][:1], "tool_calls")
     assert loop.aborted == ["0"], "the engine would have gone on"
 
     async def read_slowly() -> list[int]:
         tokens: list[int] = []
-        stream = llm.astream_chat(
-            TALK,
-            SamplingParams(max_tokens=None),
-            tools=TOOLS,
-            chat_template=TEMPLATE,
-            split_answers=True,
-            parallel_tool_calls=False,
-        )
-        async for piece in stream:
+        async for piece in llm.astream_chat(TALK, params, **options):
             while not tokens and loop.rows:
                 time.sleep(0.001)  # the event loop is held up until the engine has said all
             tokens += piece.outputs[0].token_ids

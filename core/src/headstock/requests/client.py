@@ -196,7 +196,9 @@ async def stream_outputs_async(
         client.submit_waiting()
         while client.has_unfinished:
             updates = await queue.take()
-            for update in join_updates(updates) if may_join and len(updates) > 1 else updates:
+            if may_join and len(updates) > 1:
+                updates = join_updates(updates)
+            for update in updates:
                 piece = client.apply_update(*update)
                 if piece is not None:
                     yield piece
