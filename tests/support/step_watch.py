@@ -19,7 +19,7 @@ def watch_steps(engine: Engine) -> Counter[str]:
     """Counts of what happens from now on.
 
     groups: steps whose rows read shared pages once; of these several: with more than one group,
-        moved: with rows in another order, mixed: beside prompts, alone: beside rows in no group
+        moved: with rows in another order, alone: beside rows in no group
     paced: times that the bound on prompt tokens changed
     """
     counts = Counter[str]()
@@ -54,7 +54,7 @@ def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
             counts["groups"] += 1
             counts["several"] += len(grouped.groups.counts) > 1
             counts["moved"] += not grouped.is_sorted
-            counts["mixed"] += plan.num_decode < len(plan.rows)
+            assert plan.num_decode == len(plan.rows), "groups beside prompts"
             counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
         return grouped
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.execution.prefix_tracker import PrefixTracker, sort_decode_rows
+from headstock.execution.prefix_tracker import PrefixTracker, sort_rows
 from headstock.execution.shared_prefix import RowGroups, group_rows
 from headstock.scheduler import Plan
 from headstock.spi import FullKV, KVGroup
@@ -160,9 +160,9 @@ def grouped(one: PrefixTracker, step: Plan) -> tuple[list[int], list[int], list[
     found = one.group_plan(step)
     if found is None:
         return None
-    assert (found.order[found.place] == np.arange(step.num_decode)).all()
-    rows = step.rows[: step.num_decode][found.order]
-    assert found.is_sorted == (rows.tolist() == step.rows[: step.num_decode].tolist())
+    assert (found.order[found.place] == np.arange(len(step.rows))).all()
+    rows = step.rows[found.order]
+    assert found.is_sorted == (rows.tolist() == step.rows.tolist())
     return rows.tolist(), found.groups.counts.tolist(), found.groups.lens.tolist()
 
 
@@ -177,25 +177,23 @@ def test_decode_rows_with_the_same_pages_are_grouped() -> None:
     assert grouped(one, plan([1, 3, 0], [4, 10, 11])) == ([1, 3, 0], [2], [4])
 
 
-def test_prompt_rows_are_in_no_group() -> None:
+def test_beside_prompts_there_are_no_groups_and_after_them_the_same() -> None:
     one = tracker()
     for row in range(3):
         admit(one, row, [1, 2, 3 + row])
-    step = plan([0, 1, 2], [8, 9, 8], num_decode=2, lens=[1, 1, 3])
-    assert grouped(one, step) == ([0, 1], [2], [8])
+    first = plan([0, 1], [8, 9])
+    one.apply_plan(first, [])
+    groups = one.group_plan(first)
+    assert groups is not None and groups.groups.lens.tolist() == [8]
+    assert grouped(one, plan([0, 1, 2], [9, 10, 8], num_decode=2, lens=[1, 1, 3])) is None
     assert grouped(one, plan([0, 2], [8, 8], num_decode=0, lens=[1, 3])) is None
-
-
-def test_beside_prompts_groups_must_spare_more() -> None:
-    # Two rows spare 8 tokens.
-    for min_tokens, is_grouped in ((2, True), (3, False)):
-        one = tracker(min_tokens)
-        for row in range(3):
-            admit(one, row, [1, 2, 3 + row])
-        mixed = plan([0, 1, 2], [8, 9, 8], num_decode=2, lens=[1, 1, 3])
-        assert (grouped(one, mixed) is not None) is is_grouped
-        assert grouped(one, plan([0, 1], [9, 10])) == ([0, 1], [2], [8])
-        assert (grouped(one, mixed) is not None) is is_grouped
+    last = plan([0, 1], [10, 11])
+    one.apply_plan(last, [])
+    assert one.group_plan(last) is groups
+    # What a plan with prompts writes counts all the same.
+    mixed = plan([0, 1, 2], [11, 12, 11], pages=[(0, 1, 1, 77)], num_decode=2, lens=[1, 1, 3])
+    assert grouped(one, mixed) is None
+    assert grouped(one, plan([0, 1], [12, 13])) == ([0, 1], [2], [4])
 
 
 def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
@@ -247,12 +245,11 @@ def test_pages_behind_a_window_decide_nothing() -> None:
     assert grouped(tracker(groups=(WINDOW,)), plan([0, 1], [9, 9])) is None
 
 
-def test_decode_rows_move_and_prompts_stay() -> None:
-    before = plan([3, 5, 6, 7], [4, 5, 6, 7], num_decode=3, lens=[1, 1, 1, 9])
-    after = sort_decode_rows(before, np.array([2, 0, 1]))
-    assert (after.rows.tolist(), after.starts.tolist()) == ([6, 3, 5, 7], [6, 4, 5, 7])
-    assert after.stops.tolist() == [7, 5, 6, 16]
-    assert after.admission_ids.tolist() == [106, 103, 105, 107]
+def test_rows_move_with_all_that_is_theirs() -> None:
+    after = sort_rows(plan([3, 5, 6], [4, 5, 6]), np.array([2, 0, 1]))
+    assert (after.rows.tolist(), after.starts.tolist()) == ([6, 3, 5], [6, 4, 5])
+    assert after.stops.tolist() == [7, 5, 6]
+    assert after.admission_ids.tolist() == [106, 103, 105]
 
 
 @pytest.mark.alone

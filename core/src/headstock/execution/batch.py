@@ -45,7 +45,7 @@ def make_step(
 ) -> StepTensors:
     """Make the tensors of a plan that `buffers` have applied.
 
-    groups: of the plan's decode rows    pooling: of the plan's rows that pool
+    groups: where all rows of the plan decode    pooling: of the plan's rows that pool
     """
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
@@ -76,7 +76,7 @@ def make_step(
         pooling=pooling,
         by_numpy=buffers.device.type == "cpu",
     )
-    decode, extend = _make_attention_steps(plan, buffers, groups, step_rows)
+    decode, extend = _make_attention_steps(plan, buffers, step_rows, groups)
     return StepTensors(batch=batch, decode=decode, extend=extend)
 
 
@@ -117,7 +117,6 @@ def make_prompt_step(
     sampling: SamplingTable,
     buffers: Buffers,
     plan_attention: PlanAttention,
-    groups: PrefixGroups | None = None,
 ) -> PromptStep | None:
     """Make the plan a prompt step.
 
@@ -146,7 +145,7 @@ def make_prompt_step(
         prepare_sampling=lambda: sampling.masks.write(buffers),
         # A function, because the runner may launch work before the host plans attention; a whole
         # graph needs no such plan at all.
-        attention=lambda: plan_attention(*_make_attention_steps(plan, buffers, groups)),
+        attention=lambda: plan_attention(*_make_attention_steps(plan, buffers)),
     )
 
 
@@ -176,12 +175,14 @@ def _upload_rows(
 
 
 def _make_attention_steps(
-    plan: Plan, buffers: Buffers, groups: PrefixGroups | None, rows: UploadedRows | None = None
+    plan: Plan,
+    buffers: Buffers,
+    rows: UploadedRows | None = None,
+    groups: PrefixGroups | None = None,
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
     """Make the attention steps of decode rows and of the others; None where there are none.
 
-    groups: of the decode rows
-    rows: all rows of the plan, if they are on the device
+    rows: all rows of the plan, if they are on the device    groups: where all rows decode
     """
     split = plan.num_decode
     if split == len(plan.rows):
@@ -190,8 +191,7 @@ def _make_attention_steps(
     phase = Phase.EXTEND if plan.starts[split:].any() else Phase.PREFILL
     if not split:
         return None, _make_attention_step(plan, buffers, slice(None), rows, phase)
-    step = _make_attention_step(plan, buffers, slice(0, split), None, Phase.DECODE)
-    decode = share_prefixes(step, groups, buffers)
+    decode = _make_attention_step(plan, buffers, slice(0, split), None, Phase.DECODE)
     extend = _make_attention_step(plan, buffers, slice(split, None), None, phase)
     return decode, extend
 

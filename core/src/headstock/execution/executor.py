@@ -16,7 +16,7 @@ from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
 from headstock.execution.pooling import PoolingTable, find_pooled_health
-from headstock.execution.prefix_tracker import PrefixTracker, sort_decode_rows
+from headstock.execution.prefix_tracker import PrefixTracker, sort_rows
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.step_watch import StepWatch
@@ -140,22 +140,19 @@ class LocalExecutor(Executor):
                 return self._launch_readback(*self._launch(plan, None), plan, None)
             if grouped.is_sorted:
                 return self._launch_readback(*self._launch(plan, grouped.groups), plan, None)
-            ordered = sort_decode_rows(plan, grouped.order)
-            launched = self._launch(ordered, grouped.groups)
-            # Decode rows have one logit each and come first.
-            order = np.arange(int(plan.num_logits.sum()))
-            order[: plan.num_decode] = grouped.place
-            return self._launch_readback(*launched, plan, order)
+            launched = self._launch(sort_rows(plan, grouped.order), grouped.groups)
+            # Rows of groups have one logit each.
+            return self._launch_readback(*launched, plan, grouped.place)
 
     def _launch(self, plan: Plan, groups: PrefixGroups | None) -> tuple[Sample, bool]:
-        """Launch a plan whose decode rows stand group by group.
+        """Launch a plan whose rows stand group by group, where there are groups.
 
         returns: what it samples, and whether it was a replay
         """
         # A replay where there is one: operation by operation a step of the 0.6B shape has 324
         # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
         if self._may_replay:
-            replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan, groups)
+            replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan)
             if replayed is not None:
                 self._check_sample(replayed, len(plan.rows), int(plan.num_logits.sum()))
                 return replayed, True
@@ -215,9 +212,9 @@ class LocalExecutor(Executor):
         step = make_decode_step(plan, self.sampling, self.buffers, groups)
         return None if step is None else self.runner.decode(step)
 
-    def _replay_prompt(self, plan: Plan, groups: PrefixGroups | None) -> Sample | None:
+    def _replay_prompt(self, plan: Plan) -> Sample | None:
         """Replay the plan as a captured prompt step; None when the runner has none for it."""
-        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan, groups)
+        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
         return None if step is None else self.runner.prompt(step)
 
     def _run_batch(self, plan: Plan, groups: PrefixGroups | None) -> Sample:

@@ -21,28 +21,16 @@ flip between two ways of adding.
 """
 
 
-_LAUNCHED = 4
-"""How many times as much groups must spare where a step has prompt tokens too.
-
-Where such a step is no whole graph, attention is launched call by call, and the host needs 25 us
-and more for a call in each layer (docs/decisions/0016-replayed-prompt-steps.md). Shared prefixes
-take two calls more. At what a graph is worth a second path for, the host would hold the device up.
-An estimate, not measured. Whole graphs of such steps have no shared prefixes.
-"""
-
-
 @frozen(eq=False)
 class GroupedRows:
-    """The groups of the decode rows of a plan.
+    """The groups of a plan whose rows all decode.
 
-    num_saved_tokens: how many reads of a token they spare in each layer
     order: [rows] int64, where each of the rows, group by group, is among the plan's rows
     place: [rows] int64, its inverse: where each of the plan's rows went
     is_sorted: the plan's rows are in that order already
     """
 
     groups: PrefixGroups
-    num_saved_tokens: int
     order: Ints
     place: Ints
     is_sorted: bool
@@ -93,22 +81,24 @@ class PrefixTracker:
             table[rows[mine], columns[mine]] = pages[mine]
 
     def group_plan(self, plan: Plan) -> GroupedRows | None:
-        """Return the groups of the plan's decode rows; None where reading once does not pay.
+        """Return the groups of the plan's rows; None where reading once does not pay.
 
-        The plan has been applied. Nothing is computed while the same rows go on.
+        The plan has been applied. Nothing is computed while the same rows go on. Beside prompts
+        there are no groups: whole graphs of such steps have none, and where attention is launched
+        call by call, two more calls a layer hold the host up longer than the device gains
+        (docs/decisions/0019-shared-prefixes.md).
         """
-        rows = plan.rows[: plan.num_decode]
+        rows = plan.rows
+        if plan.num_decode < len(rows):
+            return None
         if self.is_stale or not np.array_equal(rows, self.rows):
             # Pages that are full before this step, so that none holds the row's newest token.
-            num_pages = (plan.starts[: plan.num_decode] // self.page_size).astype(np.int64)
+            num_pages = (plan.starts // self.page_size).astype(np.int64)
             self.current = self._find_groups(rows, num_pages)
             self.rows, self.is_stale = rows, False
             self.num_pages[:] = 0
             self.num_pages[rows] = num_pages
-        current = self.current
-        if current is not None and plan.num_decode < len(plan.rows):
-            return current if current.num_saved_tokens >= _LAUNCHED * self.min_tokens else None
-        return current
+        return self.current
 
     def _find_groups(self, rows: Ints, num_pages: Ints) -> GroupedRows | None:
         """Find the groups of these rows, of which so many leading pages may be shared."""
@@ -132,20 +122,17 @@ def _to_grouped(groups: RowGroups, page_size: int) -> GroupedRows:
             counts=read_only(groups.counts.astype(np.int32)),
             lens=read_only((groups.num_pages * page_size).astype(np.int32)),
         ),
-        num_saved_tokens=groups.num_saved_pages * page_size,
         order=groups.order,
         place=place,
         is_sorted=bool((groups.order == np.arange(len(place))).all()),
     )
 
 
-def sort_decode_rows(plan: Plan, order: Ints) -> Plan:
-    """Return the plan with its decode rows in this order.
+def sort_rows(plan: Plan, order: Ints) -> Plan:
+    """Return the plan, whose rows all decode, with its rows in this order.
 
-    order: [num_decode] int64
+    order: [rows] int64
     """
-    if plan.num_decode < len(plan.rows):
-        order = np.concatenate((order, np.arange(plan.num_decode, len(plan.rows))))
     return evolve(
         plan,
         rows=plan.rows[order],
