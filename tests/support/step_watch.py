@@ -19,7 +19,8 @@ def watch_steps(engine: Engine) -> Counter[str]:
     """Counts of what happens from now on.
 
     groups: steps whose rows read shared pages once; of these several: with more than one group,
-        moved: with rows in another order, alone: beside rows in no group
+        moved: with rows in another order, mixed: beside prompts, alone: beside rows in no group
+    between: steps with prompts and rows that decode, after such steps
     paced: times that the bound on prompt tokens changed
     """
     counts = Counter[str]()
@@ -50,11 +51,12 @@ def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
             there = executor.buffers.page_tables[group]
             assert there.is_cuda or np.array_equal(table, there.numpy())
         grouped: GroupedRows | None = group_plan(plan)
+        counts["between"] += bool(counts["groups"]) and 1 < plan.num_decode < len(plan.rows)
         if grouped is not None:
             counts["groups"] += 1
             counts["several"] += len(grouped.groups.counts) > 1
             counts["moved"] += not grouped.is_sorted
-            assert plan.num_decode == len(plan.rows), "groups beside prompts"
+            counts["mixed"] += plan.num_decode < len(plan.rows)
             counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
         return grouped
 

@@ -80,7 +80,8 @@ def test_grouped_rows_make_the_tokens_of_rows_by_themselves(
     sharing, counts = run(toys, requests, attn="toy-sharing", **common)
 
     assert (sharing.outputs, sharing.reasons) == (plain.outputs, plain.reasons)
-    assert all(counts[name] for name in ("groups", "several", "moved", "alone")), counts
+    assert all(counts[name] for name in ("groups", "several", "moved", "alone", "between")), counts
+    assert not counts["mixed"]
     assert bool(counts["preemptions"]) == (settings.get("num_pages") == 60)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -186,7 +187,6 @@ def test_beside_prompts_there_are_no_groups_and_after_them_the_same() -> None:
     groups = one.group_plan(first)
     assert groups is not None and groups.groups.lens.tolist() == [8]
     assert grouped(one, plan([0, 1, 2], [9, 10, 8], num_decode=2, lens=[1, 1, 3])) is None
-    assert grouped(one, plan([0, 2], [8, 8], num_decode=0, lens=[1, 3])) is None
     last = plan([0, 1], [10, 11])
     one.apply_plan(last, [])
     assert one.group_plan(last) is groups
@@ -236,6 +236,18 @@ def test_groups_that_spare_too_little_are_none_and_end_later_than_they_begin() -
     assert grouped(one, plan([0, 1, 2, 5], [11, 11, 11, 6])) is None
 
 
+def test_groups_of_other_requests_must_spare_as_much_as_the_first() -> None:
+    # Rows 0 to 2 spare 16 tokens, rows 3 to 6 by their first page 12.
+    one = tracker(min_tokens=16)
+    for row in range(3):
+        admit(one, row, [1, 2, 3 + row])
+    assert grouped(one, plan([0, 1, 2], [8, 8, 8])) == ([0, 1, 2], [3], [8])
+    for row in range(3, 7):
+        admit(one, row, [40, 50 + row, 60 + row])
+    assert grouped(one, plan([3, 4, 5, 6], [8] * 4, num_decode=0, lens=[2] * 4)) is None
+    assert grouped(one, plan([3, 4, 5, 6], [10] * 4)) is None
+
+
 def test_pages_behind_a_window_decide_nothing() -> None:
     one = tracker(groups=(WINDOW, FULL))
     for row in range(2):
@@ -246,10 +258,13 @@ def test_pages_behind_a_window_decide_nothing() -> None:
 
 
 def test_rows_move_with_all_that_is_theirs() -> None:
-    after = sort_rows(plan([3, 5, 6], [4, 5, 6]), np.array([2, 0, 1]))
+    before = plan([3, 5, 6], [4, 5, 6])
+    before = evolve(before, num_logits=np.array([1, 2, 3]), samples=np.array([0, 1, 1]))
+    after = sort_rows(before, np.array([2, 0, 1]))
     assert (after.rows.tolist(), after.starts.tolist()) == ([6, 3, 5], [6, 4, 5])
     assert after.stops.tolist() == [7, 5, 6]
     assert after.admission_ids.tolist() == [106, 103, 105]
+    assert (after.num_logits.tolist(), after.samples.tolist()) == ([3, 1, 2], [1, 0, 1])
 
 
 @pytest.mark.alone

@@ -13,7 +13,7 @@ class SdpaOptions:
     """How decode reads pages.
 
     `shared_prefix`: whether decode rows that share leading pages read these once a step; on:
-    wherever that spares anything.
+    wherever that spares anything, in steps without prompt tokens.
     """
 
     shared_prefix: Literal["on", "off"] = field(default="off", validator=in_(("on", "off")))

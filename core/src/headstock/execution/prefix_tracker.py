@@ -85,13 +85,17 @@ class PrefixTracker:
 
         The plan has been applied. Nothing is computed while the same rows go on. Beside prompts
         there are no groups: whole graphs of such steps have none, and where attention is launched
-        call by call, two more calls a layer hold the host up longer than the device gains
+        call by call, two more calls a layer make the streams wait
         (docs/decisions/0019-shared-prefixes.md).
         """
-        rows = plan.rows
-        if plan.num_decode < len(rows):
+        rows = plan.rows[: plan.num_decode]
+        is_same = np.array_equal(rows, self.rows)
+        if not is_same and not np.isin(rows, self.rows).any():
+            # Other requests: that the ones before were grouped is no reason to group these.
+            self.current, self.is_stale = None, True
+        if plan.num_decode < len(plan.rows):
             return None
-        if self.is_stale or not np.array_equal(rows, self.rows):
+        if self.is_stale or not is_same:
             # Pages that are full before this step, so that none holds the row's newest token.
             num_pages = (plan.starts // self.page_size).astype(np.int64)
             self.current = self._find_groups(rows, num_pages)

@@ -201,7 +201,7 @@ class AttentionStep:
         page, past a row's last page
     host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
         device
-    shared: the same step cut in two, where rows of a decode step share enough leading pages; a
+    shared: the same step cut in two, where all rows decode and share enough leading pages; a
         backend that ignores it gives the same answer
     """
 
