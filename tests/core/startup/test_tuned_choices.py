@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 from broken_plugins import Dist, write_installed
 
-from headstock import LLM, EngineConfig, PluginBroken, UsageError
+from headstock import LLM, EngineConfig, ModelError, PluginBroken, UsageError
 from headstock.llm import get_session
 from headstock.selection.auto_choices import FastestChoices, move_to_front
 from headstock.startup.device import describe_device
@@ -23,6 +23,7 @@ from headstock.startup.summary import EngineSummary
 from headstock.startup.tuned_choices import (
     TunedCandidate,
     TunedChoices,
+    create_choices_folder,
     load_tuned_choices,
     read_subject,
     read_tuned_choices,
@@ -119,7 +120,27 @@ def test_a_damaged_file_is_a_line_in_the_log(
         summary = start_engine(make_config(tmp_path))
 
     assert summary.ops != "torch"
-    assert any("tuned choices are not read" in each.getMessage() for each in caplog.records)
+    lines = [each.getMessage() for each in caplog.records]
+    said = [line for line in lines if "tuned choices are not read" in line]
+    assert len(said) == 1 and "run 'headstock tune' again" in said[0]
+    assert "Error" not in said[0]
+    choices, reason = load_tuned_choices(make_config(tmp_path), describe_device("cpu"))
+    assert choices is None and "cannot be read; run 'headstock tune' again" in reason
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "choices"
+    path.write_text("")
+    for use in (
+        lambda: start_engine(make_config(path)),
+        lambda: load_tuned_choices(make_config(path), describe_device("cpu")),
+        lambda: create_choices_folder(str(path)),
+    ):
+        with pytest.raises(UsageError, match=r'choices"? is a file; wanted a directory, or off'):
+            use()
+    with pytest.raises(ModelError, match="cannot be written: Not a directory; pass a directory"):
+        create_choices_folder(str(path / "below"))
+    assert create_choices_folder(str(tmp_path / "new" / "folder")).is_dir()
 
 
 def test_a_file_of_another_format_is_left_alone(tmp_path: Path) -> None:

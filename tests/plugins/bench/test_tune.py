@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock import LLM, CannotRun, EngineConfig, UsageError
+from headstock import LLM, CannotRun, EngineConfig, ModelError, UsageError
 from headstock.llm import get_session
 from headstock.spi import DeviceEnv
 from headstock.startup.tuned_choices import TunedCandidate
@@ -140,6 +140,17 @@ def test_what_cannot_be_measured_is_refused(
 ) -> None:
     with pytest.raises((UsageError, CannotRun), match=says):
         run(*arguments)
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_measuring(
+    run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock_bench.tuning.tune", lambda *arguments: pytest.fail("measured"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match="file is a file; wanted a directory"):
+        run("--tuned-choices", str(tmp_path / "file"))
+    with pytest.raises(ModelError, match="cannot be written"):
+        run("--tuned-choices", str(tmp_path / "file" / "below"))
 
 
 def test_no_more_steps_are_measured_of_what_cannot_win(

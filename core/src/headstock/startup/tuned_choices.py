@@ -17,7 +17,7 @@ from attrs import frozen
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import HeadstockError, ModelError, describe_error
+from headstock.errors import HeadstockError, ModelError, UsageError, shorten
 from headstock.logs import log_event
 from headstock.selection import auto_choices
 from headstock.selection.auto_choices import FastestChoices
@@ -139,9 +139,11 @@ def find_tuned_choices(
     """Find what was measured for this model, device and software, and a note on it.
 
     The note says what `auto` takes, or that other software was measured; it may be empty.
+
+    raises: UsageError for a folder that is none
     """
     # Most machines were never tuned, and start without a look at versions.
-    if config.tuned_choices is None or not Path(config.tuned_choices).expanduser().is_dir():
+    if config.tuned_choices is None or not os.path.exists(_find_folder(config.tuned_choices)):
         return None, ""
     subject = describe_subject(env, directory, needs.dtype, needs.kv_dtype)
     choices = _read_choices_of(config.tuned_choices, subject)
@@ -158,9 +160,12 @@ def load_tuned_choices(config: EngineConfig, env: DeviceEnv) -> tuple[TunedChoic
     if config.tuned_choices is None:
         return None, "--tuned-choices off: nothing is kept; wanted a directory"
     subject = read_subject(config, env)
+    path = _find_folder(config.tuned_choices) / subject.file_name
     choices = _read_choices_of(config.tuned_choices, subject)
     if choices is not None:
         return choices, ""
+    if path.exists():
+        return None, f"{path} cannot be read; run 'headstock tune' again, which writes it anew"
     return None, (
         _explain_stale_choices(config.tuned_choices, subject)
         or f"--tuned-choices {config.tuned_choices} has no choices for this model, device and "
@@ -172,6 +177,8 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
     """Read a file; None, with a line in the log, for one that is damaged or of another format."""
     try:
         content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
         if content.pop("format") != FORMAT:
             return None
         return TunedChoices(
@@ -182,26 +189,63 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
             fastest=_read_fastest(content.pop("fastest")),
             **content,
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        LOG.warning(
-            log_event("tuned choices are not read", file=path, reason=describe_error(error))
+    except (OSError, ValueError) as error:
+        reason = str(error)
+    except (KeyError, TypeError, AttributeError):
+        reason = "its fields are not those that 'headstock tune' writes"
+    LOG.warning(
+        log_event(
+            "tuned choices are not read",
+            file=path,
+            reason=reason,
+            next="run 'headstock tune' again, which writes it anew",
         )
-        return None
+    )
+    return None
+
+
+def create_choices_folder(folder: str) -> Path:
+    """Create the folder where there is none, and return its path.
+
+    raises: UsageError for a path that is no folder, ModelError where none can be written
+    """
+    path = _find_folder(folder)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            return path
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
 
 
 def write_tuned_choices(folder: str, choices: TunedChoices) -> Path:
-    """Write the file whole or not at all, and return its path.   raises: ModelError"""
-    path = Path(folder).expanduser() / choices.subject.file_name
+    """Write the file whole or not at all, and return its path.   raises: UsageError, ModelError"""
+    path = create_choices_folder(folder) / choices.subject.file_name
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             json.dump({"format": FORMAT} | attrs.asdict(choices), file, indent=1)
         os.replace(file.name, path)
     except OSError as error:
-        raise ModelError(
-            f"--tuned-choices {folder}: cannot be written: {error.strerror}"
-        ) from error
+        raise _cannot_write(folder, error) from error
     return path
+
+
+def _find_folder(folder: str) -> Path:
+    """The path of a folder that may be missing.   raises: UsageError for what is no folder"""
+    path = Path(folder).expanduser()
+    # os.path's never raise, also where the user may not look.
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise UsageError(
+            f"--tuned-choices {shorten(folder, 300)} is a file; wanted a directory, or off"
+        )
+    return path
+
+
+def _cannot_write(folder: str, error: OSError) -> ModelError:
+    return ModelError(
+        f"--tuned-choices {shorten(folder, 300)}: cannot be written: {error.strerror}; pass a "
+        "directory that can"
+    )
 
 
 def _describe_choices(config: EngineConfig, tuned: TunedChoices) -> str:
@@ -223,14 +267,15 @@ def _describe_choices(config: EngineConfig, tuned: TunedChoices) -> str:
 
 def _read_choices_of(folder: str, subject: TuningSubject) -> TunedChoices | None:
     """The choices of a subject; None where it was not measured."""
-    path = Path(folder).expanduser() / subject.file_name
+    path = _find_folder(folder) / subject.file_name
     return read_tuned_choices(path) if path.exists() else None
 
 
 def _explain_stale_choices(folder: str, subject: TuningSubject) -> str:
     """Which versions have changed since this model was measured; empty where it never was."""
-    for path in sorted(Path(folder).expanduser().glob("*.json")):
-        choices = read_tuned_choices(path)
+    for path in sorted(_find_folder(folder).glob("*.json")):
+        # What is kept for the subject itself was damaged, which the log says already.
+        choices = None if path.name == subject.file_name else read_tuned_choices(path)
         if choices is None:
             continue
         measured = choices.subject

@@ -100,6 +100,8 @@ def keep_choices(config: EngineConfig, options: Namespace) -> int:
             return headstock.LLM(config=config, start=start)
 
     assert config.tuned_choices is not None  # `main` has looked
+    # Before the minutes that measuring takes.
+    tuned_choices.create_choices_folder(config.tuned_choices)
     choices = tune(config, None if options.quiet else report, open_llm)
     path = tuned_choices.write_tuned_choices(config.tuned_choices, choices)
     print_choices(choices, options)
