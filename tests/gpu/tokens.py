@@ -67,10 +67,12 @@ def questions() -> dict[str, str]:
         for i, name in enumerate(NAMES)
     ]
     filler = [f"{a} + {b} = {a + b}." for a in range(20, 30) for b in range(5, 9)]
-    told = "\n".join([*facts, *filler])
+    # Two prefixes, so that steps have two groups of rows that share pages.
+    told = ("\n".join([*facts, *filler]), "\n".join([*facts[::-1], *filler]))
     asked = "Question: what is the number of the boat of {}? Answer:"
     recalled = {
-        f"{told}\n{asked.format(name)}": f" {1234 + 707 * i}." for i, name in enumerate(NAMES)
+        f"{told[i % 2]}\n{asked.format(name)}": f" {1234 + 707 * i}."
+        for i, name in enumerate(NAMES)
     }
     return sums | recalled
 
