@@ -7,7 +7,8 @@ Each `--ours` is headstock under settings of its own, as JSON; with a `site` amo
 headstock of that folder. `--vllm` is a folder with vLLM, which starts first and takes the share
 `--memory` of the GPU. Weights are random. A workload is one of
 `headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
-token handed to its caller; or
+token handed to its caller; `shared:COUNT:PREFIX:OWN:ANSWER`: so many whole answers at once, to
+prompts with PREFIX tokens in common and OWN of their own; or
 `beside:ROWS:CONTEXT:ANSWER:LOW:HIGH:RATE:COUNT:SHARED`: so many rows of CONTEXT tokens, of which
 the first SHARED are the same, decode ANSWER tokens each, while COUNT prompts of LOW to HIGH tokens
 arrive, RATE a second. Its times to the first token are those of the prompts, its times between
@@ -139,6 +140,16 @@ def draw(name: str) -> Workload:
             outputs=(ANSWER,) * int(count),
             temperature=0.6,
             arrivals=(0.0,) * int(count),
+        )
+    if family == "shared":
+        requests, prefix, own, answer = map(int, count.split(":"))
+        rng = Random(requests)
+        common = draw_tokens(rng, prefix)
+        return Workload(
+            name=name,
+            prompts=tuple(common + draw_tokens(rng, own) for _ in range(requests)),
+            outputs=(answer,) * requests,
+            temperature=0.6,
         )
     return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
