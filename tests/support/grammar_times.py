@@ -93,6 +93,7 @@ class StepTimes:
 
 
 def main(directory: Path, num_rows: int) -> None:
+    """Print the median of the steps' milliseconds, and how many they are, as JSON."""
     write_checkpoint(directory)
     params = [
         SamplingParams(temperature=1.0, seed=i, max_tokens=24, structured_outputs={"json": SCHEMA})

@@ -201,8 +201,8 @@ class AttentionStep:
         page, past a row's last page
     host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
         device
-    shared: the same step cut in two, where all rows decode and share enough leading pages; a
-        backend that ignores it gives the same answer
+    shared: the same step cut in two, where all rows decode and some share enough leading pages;
+        a backend that ignores it gives the same answer
     """
 
     # One phase for all its rows: a step has at most two parts, its decode rows and the others.
