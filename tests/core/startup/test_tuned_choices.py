@@ -13,7 +13,7 @@ import pytest
 from attrs import evolve
 from broken_plugins import Dist, write_installed
 
-from headstock import LLM, EngineConfig, ModelError, PluginBroken, UsageError
+from headstock import LLM, EngineConfig, HeadstockError, ModelError, PluginBroken, UsageError
 from headstock.llm import get_session
 from headstock.selection.auto_choices import FastestChoices, move_to_front
 from headstock.startup.device import describe_device
@@ -126,6 +126,21 @@ def test_a_damaged_file_is_a_line_in_the_log(
     assert "Error" not in said[0]
     choices, reason = load_tuned_choices(make_config(tmp_path), describe_device("cpu"))
     assert choices is None and "cannot be read; run 'headstock tune' again" in reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "says"),
+    [
+        ({"tuned_choices": "~nobody-here/x"}, UsageError, "begins with no user's home; wanted"),
+        ({"model": "~nobody-here/x"}, HeadstockError, "~nobody-here/x"),
+        ({"chat_template": "~nobody-here/x.jinja"}, ModelError, "cannot be read: No such file"),
+    ],
+)
+def test_a_home_that_there_is_not_is_an_error_of_the_users(
+    settings: dict[str, Any], error: type[HeadstockError], says: str
+) -> None:
+    with pytest.raises(error, match=says):
+        LLM(num_pages=16, **settings)
 
 
 def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:

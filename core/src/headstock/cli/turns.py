@@ -44,10 +44,12 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
     if path == OFF:
         return None
     if path:
-        return Path(path).expanduser()
+        return Path(os.path.expanduser(path))
     folder = environ.get("XDG_STATE_HOME", "")
     # The XDG specification: a relative path is to be ignored.
-    state = Path(folder) if Path(folder).is_absolute() else Path("~/.local/state").expanduser()
+    state = (
+        Path(folder) if Path(folder).is_absolute() else Path(os.path.expanduser("~/.local/state"))
+    )
     return state / "headstock" / "history"
 
 

@@ -77,7 +77,8 @@ def _hub_folder() -> Path:
     # Its rules again, because importing it takes half a second.
     cache = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     home = os.environ.get("HF_HOME") or str(Path(cache) / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")).expanduser().absolute()
+    folder = os.environ.get("HF_HUB_CACHE") or str(Path(home) / "hub")
+    return Path(os.path.expanduser(folder)).absolute()
 
 
 def _is_on(text: str) -> bool:

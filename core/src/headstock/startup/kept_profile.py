@@ -144,17 +144,18 @@ def find_kept_profile(
             sorted(item for item in os.environ.items() if item[0].startswith(_VARIABLES))
         ),
     }
-    folder = Path(config.memory_profiles).expanduser()
+    folder = Path(os.path.expanduser(config.memory_profiles))
     return KeptProfile(path=folder / f"{_hash(sorted(facts.items()))}.json", facts=facts)
 
 
 def count_kernels() -> dict[str, int]:
     """Count what lies in the folders where Triton and FlashInfer keep compiled kernels."""
     variables = os.environ
+    flashinfer = variables.get("FLASHINFER_WORKSPACE_BASE") or "~"
     triton = f"{variables.get('TRITON_HOME') or '~'}/.triton/cache"
     folders = (
-        Path(variables.get("TRITON_CACHE_DIR") or triton).expanduser(),
-        Path(f"{variables.get('FLASHINFER_WORKSPACE_BASE') or '~'}/.cache/flashinfer").expanduser(),
+        Path(os.path.expanduser(variables.get("TRITON_CACHE_DIR") or triton)),
+        Path(os.path.expanduser(f"{flashinfer}/.cache/flashinfer")),
     )
     return {str(folder): len(os.listdir(folder)) if folder.is_dir() else 0 for folder in folders}
 

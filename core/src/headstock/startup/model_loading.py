@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -90,7 +91,7 @@ def _find_model_directory(name: str, fetch: Callable[[str], Path]) -> Path:
                 "report it to its author or install it again"
             )
         return Path(directory)
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     source = registry.install_lines("checkpoint").get(name)
     if source and not path.exists():
         raise ModelError(f"the model {name!r} is not installed; install it with: {source}")

@@ -232,8 +232,13 @@ def write_tuned_choices(folder: str, choices: TunedChoices) -> Path:
 
 def _find_folder(folder: str) -> Path:
     """The path of a folder that may be missing.   raises: UsageError for what is no folder"""
-    path = Path(folder).expanduser()
-    # os.path's never raise, also where the user may not look.
+    # os.path's never raise, also for a home that there is not and where the user may not look.
+    path = Path(os.path.expanduser(folder))
+    if str(path).startswith("~"):
+        raise UsageError(
+            f"--tuned-choices {shorten(folder, 300)} begins with no user's home; wanted a "
+            "directory, or off"
+        )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(
             f"--tuned-choices {shorten(folder, 300)} is a file; wanted a directory, or off"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,7 @@ def read_template(template: str | Path, name: str = "chat_template") -> str:
     else:
         source = f"{name} {shorten(template)}"
         try:
-            text = Path(template).expanduser().read_text(encoding="utf-8")
+            text = Path(os.path.expanduser(template)).read_text(encoding="utf-8")
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
             raise ModelError(
