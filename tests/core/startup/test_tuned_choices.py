@@ -25,10 +25,10 @@ from headstock.startup.tuned_choices import (
     TunedChoices,
     create_choices_folder,
     load_tuned_choices,
-    read_subject,
     read_tuned_choices,
     write_tuned_choices,
 )
+from headstock.startup.tuning_subject import read_subject
 
 
 def make_config(folder: Path, **settings: Any) -> EngineConfig:

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["device", "operation_tuning", "summary", "tuned_choices"]
+__all__ = ["device", "operation_tuning", "summary", "tuned_choices", "tuning_subject"]

@@ -22,7 +22,7 @@ from headstock.logs import log_event
 from headstock.spi import DeviceEnv
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import MemoryUse
-from headstock.startup.tuned_choices import hash_config, read_driver_version
+from headstock.startup.tuning_subject import hash_config, read_driver_version
 
 LOG = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from headstock.errors import describe_error
 from headstock.llm import get_session
 from headstock.logs import log_event
 from headstock.selection import auto_choices
-from headstock.startup import device, operation_tuning, tuned_choices
+from headstock.startup import device, operation_tuning, tuned_choices, tuning_subject
 from headstock_bench import bucket_tuning
 from headstock_bench.workloads import Prompts
 
@@ -137,7 +137,7 @@ def tune(
             LOG.warning(log_event("graphs are not measured", because=describe_error(error)))
             _free_memory()
     return tuned_choices.TunedChoices(
-        subject=tuned_choices.read_subject(config, env),
+        subject=tuning_subject.read_subject(config, env),
         date=date.today().isoformat(),
         steps=tuple(map(str, steps)),
         candidates=tuple(candidates),
