@@ -145,12 +145,13 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
         in_pieces = prompts.forward(bucket.inputs, attend)[last_tokens[:rows]]
         if graph is not None:
             inputs = bucket.inputs.first_rows(graph.rows)
-            again = prompts.forward_whole(inputs, graph.longest)[:rows]
+            again = prompts.forward_whole(inputs, graph.longest, graph.prefixes)[:rows]
         else:
             again = in_pieces
         counts["whole" if whole else "in pieces"] += 1
         counts["mixed"] += step.num_decode > 0
         counts["whole, mixed"] += whole and step.num_decode > 0
+        counts["whole, grouped"] += graph is not None and graph.prefixes is not None
         counts["whole, long"] += (
             graph is not None and graph.longest != SHORT and bucket.size <= FEW_TOKENS
         )

@@ -13,14 +13,16 @@ from headstock.engine.engine import Engine
 from headstock.execution.prefix_tracker import GroupedRows
 from headstock.scheduler import Plan, State
 from headstock.scheduler.events import Paced
+from headstock.spi import PromptStep
 
 
 def watch_steps(engine: Engine) -> Counter[str]:
     """Counts of what happens from now on.
 
     groups: steps whose rows read shared pages once; of these several: with more than one group,
-        moved: with rows in another order, mixed: beside prompts, alone: beside rows in no group
-    between: steps with prompts and rows that decode, after such steps
+        moved: with rows in another order, mixed: beside prompts, alone: beside rows in no group,
+        whole: beside prompts, by a graph of `cudagraph` that has their groups
+    between: steps with prompts and rows that decode, none of them grouped, after such steps
     paced: times that the bound on prompt tokens changed
     """
     counts = Counter[str]()
@@ -44,14 +46,15 @@ def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
         return  # this engine shares no prefixes
     group_plan = executor.tracker.group_plan
 
-    def counted(plan: Plan) -> GroupedRows | None:
+    def counted(plan: Plan, *, is_whole: bool) -> GroupedRows | None:
         # Groups are right because the host's tables are those that the step reads. On a GPU the
         # device's are written later, in the order of its work.
         for group, table in executor.tracker.tables.items():
             there = executor.buffers.page_tables[group]
             assert there.is_cuda or np.array_equal(table, there.numpy())
-        grouped: GroupedRows | None = group_plan(plan)
-        counts["between"] += bool(counts["groups"]) and 1 < plan.num_decode < len(plan.rows)
+        grouped: GroupedRows | None = group_plan(plan, is_whole=is_whole)
+        is_between = grouped is None and 1 < plan.num_decode < len(plan.rows)
+        counts["between"] += bool(counts["groups"]) and is_between
         if grouped is not None:
             counts["groups"] += 1
             counts["several"] += len(grouped.groups.counts) > 1
@@ -61,3 +64,15 @@ def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
         return grouped
 
     executor.tracker.group_plan = counted
+    runner = getattr(executor.runner, "inner", executor.runner)
+    prompts = getattr(runner, "prompts", None)
+    if prompts is None:
+        return
+    whole_for = prompts.whole_for
+
+    def chosen(bucket: Any, step: PromptStep) -> Any:
+        whole = whole_for(bucket, step)
+        counts["whole"] += whole is not None and whole.prefixes is not None
+        return whole
+
+    prompts.whole_for = chosen

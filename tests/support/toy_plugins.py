@@ -142,6 +142,7 @@ def sharing_attention() -> AttentionSpec:
     return evolve(
         spec,
         name="toy-sharing",
+        spi=SpiRange(0, 2, 1),
         implementation="toy_plugins:SharingToyAttention",
         capabilities=evolve(spec.capabilities, features=features),
     )
@@ -433,6 +434,17 @@ class SharingToyAttention(ToyAttention):
     """Puts page tables together again out of the two parts of a step."""
 
     min_shared_tokens = 1
+
+    def capture_plan(self, step: AttentionStep) -> AttentionStep:
+        """As the toy's; the rows that follow shared pages are without padding too."""
+        plan, shared = super().capture_plan(step), step.shared
+        if shared is None:
+            return plan
+        assert shared.rest.phase is step.phase
+        assert torch.equal(shared.rest.query_start, step.query_start)
+        lens = shared.shared_lens[step.query_start.diff() > 0]
+        rest = super().capture_plan(shared.rest)
+        return evolve(plan, shared=evolve(shared, rest=rest, shared_lens=lens))
 
     def table(self, layer: LayerInfo, plan: AttentionStep) -> Tensor:
         """The page tables that the parts make; they are those of the step if all is right."""

@@ -175,6 +175,42 @@ def test_captured_steps_are_cut_at_shared_prefixes_as_others_are(
         assert (wanted.rest.host_context_lens == wanted.rest.context_lens.numpy()).all()
 
 
+@given(st.integers(0, 99), plans(), st.integers(0, 6), st.data())
+def test_captured_prompts_are_cut_where_the_decode_rows_before_them_share_pages(
+    seed: int, plan: Plan, more_rows: int, data: st.DataObject
+) -> None:
+    buffers, sampling, tables = tables_of(seed)
+    split, rows = plan.num_decode, len(plan.rows)
+    counts = [data.draw(st.integers(2, split))] if split > 1 else []
+    most = int(plan.starts[: sum(counts)].min(initial=0)) // PAGE_SIZE
+    counts = counts[:most]
+    lens = [PAGE_SIZE * data.draw(st.integers(1, most)) for _ in counts]
+    groups = PrefixGroups(counts=np.array(counts, np.int32), lens=np.array(lens, np.int32))
+    inputs, prefixes = tables.prompt_inputs(ROWS + 6, 64), tables.prefix_inputs(ROWS + 6)
+    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
+    tables.write_prefix_inputs(prefixes, groups)
+    inputs, prefixes = (each.first_rows(rows + more_rows) for each in (inputs, prefixes))
+    captured = tables.prompt_attention_step(inputs, MAX_LEN, prefixes=prefixes)
+    whole = tables.prompt_attention_step(inputs, MAX_LEN)
+    assert differences(attrs.evolve(captured, shared=None), whole) == []
+
+    # A step of rows that decode, but with the lengths of these, is cut in the same way.
+    longest = np.full(rows + more_rows, MAX_LEN, np.int32)
+    starts = inputs.context_lens.long() - 1
+    alone = tables.attention_step(inputs.row_ids, starts, 1, longest, prefixes)
+    ours, theirs = captured.shared, alone.shared
+    assert ours is not None and theirs is not None
+    assert differences(ours.prefixes, theirs.prefixes) == []
+    assert same(ours.shared_lens, theirs.shared_lens)
+    assert sorted(differences(ours.rest, theirs.rest)) in (
+        [],
+        ["host_query_lens", "phase"],
+        ["host_query_lens", "phase", "query_start"],
+    )
+    assert ours.rest.phase is whole.phase and same(ours.rest.query_start, whole.query_start)
+    assert same(ours.rest.context_lens[split:], whole.context_lens[split:])
+
+
 @given(st.integers(0, 99), plans(), st.integers(0, 6), st.integers(0, 20))
 def test_prompt_inputs_are_the_step_and_padding(
     seed: int, plan: Plan, more_rows: int, more_tokens: int

@@ -12,7 +12,7 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.execution.prefix_tracker import PrefixTracker, sort_rows
+from headstock.execution.prefix_tracker import PrefixTracker, keep_prompts, sort_rows
 from headstock.execution.shared_prefix import RowGroups, group_rows
 from headstock.scheduler import Plan
 from headstock.spi import FullKV, KVGroup
@@ -155,15 +155,18 @@ def admit(one: PrefixTracker, row: int, pages: list[int], group: int = 0) -> Non
     one.apply_plan(plan([row], [0], pages=entries), [row])
 
 
-def grouped(one: PrefixTracker, step: Plan) -> tuple[list[int], list[int], list[int]] | None:
+def grouped(
+    one: PrefixTracker, step: Plan, *, is_whole: bool = False
+) -> tuple[list[int], list[int], list[int]] | None:
     """The rows by group, how many each has, and the tokens that they share."""
     one.apply_plan(step, [])
-    found = one.group_plan(step)
+    found = one.group_plan(step, is_whole=is_whole)
     if found is None:
         return None
-    assert (found.order[found.place] == np.arange(len(step.rows))).all()
-    rows = step.rows[found.order]
-    assert found.is_sorted == (rows.tolist() == step.rows.tolist())
+    decoding = step.rows[: step.num_decode]
+    assert (found.order[found.place] == np.arange(len(decoding))).all()
+    rows = decoding[found.order]
+    assert found.is_sorted == (rows.tolist() == decoding.tolist())
     return rows.tolist(), found.groups.counts.tolist(), found.groups.lens.tolist()
 
 
@@ -184,16 +187,48 @@ def test_beside_prompts_there_are_no_groups_and_after_them_the_same() -> None:
         admit(one, row, [1, 2, 3 + row])
     first = plan([0, 1], [8, 9])
     one.apply_plan(first, [])
-    groups = one.group_plan(first)
+    groups = one.group_plan(first, is_whole=False)
     assert groups is not None and groups.groups.lens.tolist() == [8]
     assert grouped(one, plan([0, 1, 2], [9, 10, 8], num_decode=2, lens=[1, 1, 3])) is None
     last = plan([0, 1], [10, 11])
     one.apply_plan(last, [])
-    assert one.group_plan(last) is groups
+    assert one.group_plan(last, is_whole=False) is groups
     # What a plan with prompts writes counts all the same.
     mixed = plan([0, 1, 2], [11, 12, 11], pages=[(0, 1, 1, 77)], num_decode=2, lens=[1, 1, 3])
     assert grouped(one, mixed) is None
     assert grouped(one, plan([0, 1], [12, 13])) == ([0, 1], [2], [4])
+
+
+def test_in_whole_graphs_decode_rows_beside_prompts_are_grouped_and_prompts_are_not() -> None:
+    one = tracker()
+    for row, pages in enumerate([[1, 2, 3], [7, 8], [1, 2, 4], [1, 2, 5]]):
+        admit(one, row, pages)
+    mixed = plan([0, 1, 2, 3], [10, 7, 9, 8], num_decode=3, lens=[1, 1, 1, 4])
+    assert grouped(one, mixed) is None
+    assert grouped(one, mixed, is_whole=True) == ([0, 2, 1], [2], [8])
+    groups = one.group_plan(mixed, is_whole=True)
+    # The next step of other kinds has none, and then the same rows go on with theirs.
+    later = plan([0, 1, 2, 3], [11, 8, 10, 12], num_decode=3, lens=[1, 1, 1, 4])
+    assert grouped(one, later) is None
+    assert one.group_plan(later, is_whole=True) is groups
+    assert one.group_plan(plan([0, 1, 2], [12, 9, 11]), is_whole=False) is groups
+    assert grouped(one, plan([0, 1, 2, 3], [12, 9, 11, 16])) == ([0, 2, 3, 1], [3], [8])
+
+
+def test_whole_graphs_with_prompts_begin_and_end_groups_as_steps_without_do() -> None:
+    # Two rows spare 8 tokens, three 16.
+    one = tracker(min_tokens=16)
+    for row in range(4):
+        admit(one, row, [1, 2, 3 + row] if row < 3 else [1, 9])
+    two = plan([0, 1, 2], [8, 9, 8], num_decode=2, lens=[1, 1, 3])
+    assert grouped(one, two, is_whole=True) is None
+    three = plan([0, 1, 2, 4], [9, 10, 11, 0], num_decode=3, lens=[1, 1, 1, 3])
+    assert grouped(one, three, is_whole=True) == ([0, 1, 2], [3], [8])
+    # They spare 12 by the first page.
+    four = plan([0, 1, 3, 4], [10, 11, 7, 3], num_decode=3, lens=[1, 1, 1, 3])
+    assert grouped(one, four, is_whole=True) is None
+    four = plan([0, 1, 2, 3], [11, 12, 12, 8])
+    assert grouped(one, four) == ([0, 1, 2, 3], [3], [8])
 
 
 def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
@@ -202,12 +237,12 @@ def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
         admit(one, row, [1, 2, 3 + row])
     step = plan([0, 1, 2], [8, 8, 8])
     one.apply_plan(step, [])
-    first = one.group_plan(step)
+    first = one.group_plan(step, is_whole=False)
     for start in range(9, 20):
         new = [(0, row, start // 4, 20 + start * 3 + row) for row in range(3)] * (start % 4 == 0)
         step = plan([0, 1, 2], [start] * 3, pages=new)
         one.apply_plan(step, [])
-        assert one.group_plan(step) is first
+        assert one.group_plan(step, is_whole=False) is first
     # A page that another one replaced.
     assert grouped(one, plan([0, 1, 2], [20] * 3, pages=[(0, 1, 1, 77)])) == ([0, 1, 2], [3], [4])
     assert grouped(one, plan([0, 1], [21] * 2)) == ([0, 1], [2], [4])
@@ -265,6 +300,15 @@ def test_rows_move_with_all_that_is_theirs() -> None:
     assert after.stops.tolist() == [7, 5, 6]
     assert after.admission_ids.tolist() == [106, 103, 105]
     assert (after.num_logits.tolist(), after.samples.tolist()) == ([3, 1, 2], [1, 0, 1])
+
+
+def test_rows_behind_those_that_move_stay() -> None:
+    order = keep_prompts(np.array([2, 0, 1]), 5)
+    assert order.tolist() == [2, 0, 1, 3, 4]
+    mixed = plan([3, 5, 6, 7, 8], [4, 5, 6, 7, 0], num_decode=3, lens=[1, 1, 1, 9, 2])
+    after = sort_rows(mixed, order)
+    assert (after.rows.tolist(), after.starts.tolist()) == ([6, 3, 5, 7, 8], [6, 4, 5, 7, 0])
+    assert (after.stops.tolist(), after.num_decode) == ([7, 5, 6, 16, 2], 3)
 
 
 @pytest.mark.alone

@@ -244,6 +244,10 @@ class FaultyRunner(Runner):
             None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.decode(step))
         )
 
+    def uses_groups(self, step: PromptStep) -> bool:
+        """Whether `inner` does."""
+        return self.inner.uses_groups(step)
+
     def prompt(self, step: PromptStep) -> Sample | None:
         """Replay the step; None where NaN is due, which only `run` can make."""
         return (

@@ -45,7 +45,8 @@ def make_step(
 ) -> StepTensors:
     """Make the tensors of a plan that `buffers` have applied.
 
-    groups: where all rows of the plan decode    pooling: of the plan's rows that pool
+    groups: of a plan whose rows all decode; beside prompts each row is read by itself
+    pooling: of the plan's rows that pool
     """
     counts = plan.stops - plan.starts
     ends = np.cumsum(counts)
@@ -117,10 +118,12 @@ def make_prompt_step(
     sampling: SamplingTable,
     buffers: Buffers,
     plan_attention: PlanAttention,
+    groups: PrefixGroups | None = None,
 ) -> PromptStep | None:
     """Make the plan a prompt step.
 
-    None if all rows decode, or a row is scored more than once though it has no drafts.
+    groups: of its first rows, which decode
+    returns: None if all rows decode, or a row is scored more than once though it has no drafts
     """
     most = plan.num_drafts + 1 if len(plan.num_drafts) else 1
     if plan.num_decode == len(plan.rows) or (plan.num_logits != most).any():
@@ -143,6 +146,7 @@ def make_prompt_step(
         kind=sampling.select_kind(logit_rows, scored, buffers),
         sampling=lambda: sampling.make_sampling(logit_rows, scored, buffers),
         prepare_sampling=lambda: sampling.masks.write(buffers),
+        groups=groups,
         # A function, because the runner may launch work before the host plans attention; a whole
         # graph needs no such plan at all.
         attention=lambda: plan_attention(*_make_attention_steps(plan, buffers)),

@@ -16,7 +16,7 @@ from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.batch import make_decode_step, make_prompt_step, make_step
 from headstock.execution.buffers import Buffers
 from headstock.execution.pooling import PoolingTable, find_pooled_health
-from headstock.execution.prefix_tracker import PrefixTracker, sort_rows
+from headstock.execution.prefix_tracker import GroupedRows, PrefixTracker, keep_prompts, sort_rows
 from headstock.execution.readback import Readback
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.step_watch import StepWatch
@@ -135,14 +135,30 @@ class LocalExecutor(Executor):
             self.sampling.masks.plan(plan, self.buffers)
             if len(plan.drafts):
                 return self._launch_verification(plan)
-            grouped = self.tracker.group_plan(plan) if self.tracker is not None else None
+            grouped = self._group_rows(plan)
             if grouped is None:
                 return self._launch_readback(*self._launch(plan, None), plan, None)
             if grouped.is_sorted:
                 return self._launch_readback(*self._launch(plan, grouped.groups), plan, None)
-            launched = self._launch(sort_rows(plan, grouped.order), grouped.groups)
-            # Rows of groups have one logit each.
-            return self._launch_readback(*launched, plan, grouped.place)
+            count = len(plan.rows)
+            order, place = (keep_prompts(each, count) for each in (grouped.order, grouped.place))
+            launched = self._launch(sort_rows(plan, order), grouped.groups)
+            # Rows beside groups have one logit each.
+            return self._launch_readback(*launched, plan, place)
+
+    def _group_rows(self, plan: Plan) -> GroupedRows | None:
+        """Group the rows that decode, where the step reads the pages that they share once."""
+        if self.tracker is None:
+            return None
+        return self.tracker.group_plan(plan, is_whole=self._uses_groups(plan))
+
+    def _uses_groups(self, plan: Plan) -> bool:
+        """Whether the runner replays a plan with prompts as a graph that reads groups."""
+        # A group has two rows. With groups the step is made once more, in their order: 15 us.
+        if not self._may_replay or not 1 < plan.num_decode < len(plan.rows):
+            return False
+        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
+        return step is not None and self.runner.uses_groups(step)
 
     def _launch(self, plan: Plan, groups: PrefixGroups | None) -> tuple[Sample, bool]:
         """Launch a plan whose rows stand group by group, where there are groups.
@@ -152,7 +168,7 @@ class LocalExecutor(Executor):
         # A replay where there is one: operation by operation a step of the 0.6B shape has 324
         # launches, which take the host 7 ms (docs/decisions/0016-replayed-prompt-steps.md).
         if self._may_replay:
-            replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan)
+            replayed = self._replay_decode(plan, groups) or self._replay_prompt(plan, groups)
             if replayed is not None:
                 self._check_sample(replayed, len(plan.rows), int(plan.num_logits.sum()))
                 return replayed, True
@@ -212,9 +228,9 @@ class LocalExecutor(Executor):
         step = make_decode_step(plan, self.sampling, self.buffers, groups)
         return None if step is None else self.runner.decode(step)
 
-    def _replay_prompt(self, plan: Plan) -> Sample | None:
+    def _replay_prompt(self, plan: Plan, groups: PrefixGroups | None) -> Sample | None:
         """Replay the plan as a captured prompt step; None when the runner has none for it."""
-        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
+        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan, groups)
         return None if step is None else self.runner.prompt(step)
 
     def _run_batch(self, plan: Plan, groups: PrefixGroups | None) -> Sample:

@@ -1,4 +1,4 @@
-"""Cut a decode step in two where rows share leading pages."""
+"""Cut a step in two where rows that decode share leading pages."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def split_step(
     host: HostPrefixes,
     page_size: int,
 ) -> AttentionStep:
-    """Return the decode step with `shared`. A graph may capture it: it never reads the device.
+    """Return the step with `shared`. A graph may capture it: it never reads the device.
+
+    Rows of groups have one query token each and are the first of the step.
 
     group_starts: [groups + 1] int32, where the rows of each group begin in the step
     shared_lens: [rows] int32, multiples of `page_size`; 0 for rows of no group
@@ -52,7 +54,7 @@ def split_step(
         host_context_lens=host.context_lens,
     )
     rest = AttentionStep(
-        phase=Phase.DECODE,
+        phase=step.phase,
         query_start=step.query_start,
         context_lens=step.context_lens - shared_lens,
         page_tables=tuple(_drop_leading(table, num_pages) for table in step.page_tables),

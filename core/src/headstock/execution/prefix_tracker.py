@@ -23,11 +23,11 @@ flip between two ways of adding.
 
 @frozen(eq=False)
 class GroupedRows:
-    """The groups of a plan whose rows all decode.
+    """The groups of a plan's rows that decode.
 
-    order: [rows] int64, where each of the rows, group by group, is among the plan's rows
-    place: [rows] int64, its inverse: where each of the plan's rows went
-    is_sorted: the plan's rows are in that order already
+    order: [rows] int64, where each of them, group by group, is among the plan's rows
+    place: [rows] int64, its inverse: where each of them went
+    is_sorted: they are in that order already
     """
 
     groups: PrefixGroups
@@ -80,24 +80,25 @@ class PrefixTracker:
             mine = plan.page_groups == group
             table[rows[mine], columns[mine]] = pages[mine]
 
-    def group_plan(self, plan: Plan) -> GroupedRows | None:
-        """Return the groups of the plan's rows; None where reading once does not pay.
+    def group_plan(self, plan: Plan, *, is_whole: bool) -> GroupedRows | None:
+        """Return the groups of the rows that decode; None where reading once does not pay.
 
         The plan has been applied. Nothing is computed while the same rows go on. Beside prompts
-        there are no groups: whole graphs of such steps have none, and where attention is launched
-        call by call, two more calls a layer make the streams wait
-        (docs/decisions/0019-shared-prefixes.md).
+        there are groups in whole graphs alone: where attention is launched call by call, two more
+        calls a layer make the streams wait (docs/decisions/0019-shared-prefixes.md).
+
+        is_whole: whether a plan with prompts is replayed as one graph that reads groups
         """
         rows = plan.rows[: plan.num_decode]
         is_same = np.array_equal(rows, self.rows)
         if not is_same and not np.isin(rows, self.rows).any():
             # Other requests: that the ones before were grouped is no reason to group these.
             self.current, self.is_stale = None, True
-        if plan.num_decode < len(plan.rows):
+        if plan.num_decode < len(plan.rows) and not is_whole:
             return None
         if self.is_stale or not is_same:
             # Pages that are full before this step, so that none holds the row's newest token.
-            num_pages = (plan.starts // self.page_size).astype(np.int64)
+            num_pages = (plan.starts[: plan.num_decode] // self.page_size).astype(np.int64)
             self.current = self._find_groups(rows, num_pages)
             self.rows, self.is_stale = rows, False
             self.num_pages[:] = 0
@@ -132,8 +133,16 @@ def _to_grouped(groups: RowGroups, page_size: int) -> GroupedRows:
     )
 
 
+def keep_prompts(order: Ints, count: int) -> Ints:
+    """Return an order of the first rows of `count` as one of them all: the others stay.
+
+    order: [rows] int64    returns: [count] int64
+    """
+    return np.concatenate((order, np.arange(len(order), count)))
+
+
 def sort_rows(plan: Plan, order: Ints) -> Plan:
-    """Return the plan, whose rows all decode, with its rows in this order.
+    """Return the plan with its rows in this order.
 
     order: [rows] int64
     """

@@ -223,14 +223,18 @@ class DeviceTables(RowTables):
             host_context_lens=host_lens,
             by_numpy=False,
         )
+        return self._split_step(step, prefixes)
+
+    def _split_step(self, step: AttentionStep, prefixes: PrefixInputs | None) -> AttentionStep:
+        """Return the step, cut in two if its rows have prefixes."""
         if prefixes is None:
             return step
         starts, lens = prefixes.group_starts, prefixes.shared_lens
-        bounds = bound_prefixes(len(row_ids), len(starts) - 1, step.max_context_len)
+        bounds = bound_prefixes(step.num_rows, len(starts) - 1, step.max_context_len)
         return split_step(step, starts, lens, bounds, self.buffers.page_size)
 
     def prefix_inputs(self, num_rows: int) -> PrefixInputs:
-        """Allocate the inputs of decode steps of at most so many rows, without groups."""
+        """Allocate the inputs of steps of at most so many rows, without groups."""
         none = np.zeros(0, np.int32)
         arrays = pad_groups(PrefixGroups(counts=none, lens=none), num_rows)
         memory = self.buffers.pack(*arrays).to(self.device)
@@ -301,10 +305,12 @@ class DeviceTables(RowTables):
             by_numpy=False,
         )
 
-    def prompt_attention_step(self, inputs: PromptInputs, max_seq_len: int) -> AttentionStep:
+    def prompt_attention_step(
+        self, inputs: PromptInputs, max_seq_len: int, *, prefixes: PrefixInputs | None = None
+    ) -> AttentionStep:
         """Make the attention step of the inputs' rows, its host lengths upper bounds."""
         lens = np.full(len(inputs.row_ids), len(inputs.token_rows), np.int32)
-        return make_attention_step(
+        step = make_attention_step(
             self.buffers,
             Phase.EXTEND,
             row_ids=inputs.row_ids,
@@ -314,6 +320,7 @@ class DeviceTables(RowTables):
             host_context_lens=np.full_like(lens, max_seq_len),
             by_numpy=False,
         )
+        return self._split_step(step, prefixes)
 
 
 def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:

@@ -201,8 +201,8 @@ class AttentionStep:
         page, past a row's last page
     host_query_lens, host_context_lens: [rows] int32 numpy, so that planning never waits for the
         device
-    shared: the same step cut in two, where all rows decode and some share enough leading pages;
-        a backend that ignores it gives the same answer
+    shared: the same step cut in two, where rows that decode share enough leading pages; a step
+        with other rows has it in graphs alone. A backend that ignores it gives the same answer
     """
 
     # One phase for all its rows: a step has at most two parts, its decode rows and the others.
@@ -233,7 +233,7 @@ class AttentionStep:
 
 @frozen(kw_only=True, eq=False)
 class PrefixGroups:
-    """Rows of a decode step that share leading pages; they are its first rows, group by group.
+    """Rows that decode and share leading pages; they are a step's first rows, group by group.
 
     There are at most `MAX_PREFIX_GROUPS`.
 
@@ -247,7 +247,7 @@ class PrefixGroups:
 
 @frozen(kw_only=True, eq=False)
 class SharedPrefixes:
-    """A decode step cut in two, so that pages that several rows share are read once.
+    """A step cut in two, so that pages that several rows share are read once.
 
     Groups of rows share leading pages. Attention of such a row is that over its group's tokens and
     that over the rest, weighted by their sums of exponentials (LSE). Layers with a window, whose
@@ -256,7 +256,8 @@ class SharedPrefixes:
     prefixes: the groups as rows of a step: a group's query tokens are those of its rows, which
         follow each other from the first row on, and each of them sees the group's whole context. A
         group may have no rows. Its phase is EXTEND, but no token of the queries is in the context.
-    rest: the rows of the step with the tokens that follow, at least their newest one
+    rest: the rows of the step, in its phase, with the tokens that follow, at least those of the
+        queries. Only rows with one query token are in groups, and they are the first of the step
     shared_lens: [rows] int32, how many leading tokens a row shares with its group; 0 where it has
         none, and `rest` is all there is
     """
@@ -363,8 +364,9 @@ class AttentionBackend(ABC):
 
         The step's tensors are overwritten before each replay and are all that may be read. Its
         host lengths are upper bounds: a runner may keep a graph for short contexts and another for
-        all. Rows without query tokens pad the step. It is a decode step if it has `shared`, for
-        backends with `Feature.SHARED_PREFIX` and `Planning.NONE`.
+        all. Rows without query tokens pad the step. It may have `shared`, for backends with
+        `Feature.SHARED_PREFIX` and `Planning.NONE`: as a decode step, and with
+        `GraphSupport.ALWAYS` as one with prompts.
         """
         raise TypeError(
             f"{type(self).__name__} declares graph support ALWAYS or shared prefixes but has no "

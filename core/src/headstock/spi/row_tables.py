@@ -52,7 +52,7 @@ class PromptInputs:
 
 @frozen(kw_only=True, eq=False)
 class PrefixInputs:
-    """What a captured decode step is given of the rows that share pages, at addresses that stay.
+    """What a captured step is given of the rows that share pages, at addresses that stay.
 
     Without groups no row shares anything.
 
@@ -120,7 +120,7 @@ class RowTables(ABC):
 
     @abstractmethod
     def prefix_inputs(self, num_rows: int) -> PrefixInputs:
-        """Allocate the inputs of decode steps of at most so many rows, without groups."""
+        """Allocate the inputs of steps of at most so many rows, without groups."""
 
     @abstractmethod
     def write_prefix_inputs(self, inputs: PrefixInputs, groups: PrefixGroups) -> None:
@@ -162,8 +162,12 @@ class RowTables(ABC):
         """Make the batch of the inputs, padding included, every token of it scored."""
 
     @abstractmethod
-    def prompt_attention_step(self, inputs: PromptInputs, max_seq_len: int) -> AttentionStep:
+    def prompt_attention_step(
+        self, inputs: PromptInputs, max_seq_len: int, *, prefixes: PrefixInputs | None = None
+    ) -> AttentionStep:
         """Make the attention step of the inputs' rows.
 
         The host lengths are upper bounds, because a captured step serves all lengths up to them.
+
+        prefixes: of these rows; with them the step has `shared`, for one token a row that shares
         """

@@ -63,6 +63,7 @@ class DecodeAttention:
 
     layers: by number; those that keep a state have no attention
     shares_prefixes: steps may have `DecodeStep.groups`, which the backend makes use of
+    shares_beside_prompts: the same of `PromptStep.groups`, if it attends for prompts too
     """
 
     backend: AttentionBackend
@@ -70,6 +71,7 @@ class DecodeAttention:
     layers: Mapping[int, LayerInfo]
     max_seq_len: int
     shares_prefixes: bool = False
+    shares_beside_prompts: bool = False
 
 
 @frozen(kw_only=True, eq=False)
@@ -173,6 +175,14 @@ class Runner(ABC):
         writes: the pools; the token table at each row's next position
         """
         return None
+
+    def uses_groups(self, step: PromptStep) -> bool:
+        """Whether `prompt` would read pages that `groups` of this step share once.
+
+        False by default. Where it is True, core sorts the rows that decode and offers the step
+        again, with their groups if there are any.
+        """
+        return False
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """Replay the step and sample at each row's last token; None when `run` must do it.

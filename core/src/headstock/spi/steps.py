@@ -66,6 +66,8 @@ class PromptStep:
         token is stored
     num_logits: [n] int32 numpy, how many of each row's last tokens are scored; None for one each
     kind, sampling, prepare_sampling: as in `DecodeStep`, for the scored tokens
+    groups: as in `DecodeStep`, of the rows at the front, where `Runner.uses_groups` said so;
+        `attention` reads each row by itself
     attention: plans the step's attention on the host and returns the function that computes it;
         the first call of a step may come after work has been launched
     """
@@ -80,6 +82,7 @@ class PromptStep:
     attention: Callable[[], AttendInto]
     num_logits: np.ndarray | None = None
     prepare_sampling: Callable[[], None] = _do_nothing
+    groups: PrefixGroups | None = None
 
     @property
     def num_tokens(self) -> int:

@@ -10,10 +10,10 @@ from attrs.validators import ge, instance_of
 
 SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "attention": (0, 2, 0),
+        "attention": (0, 2, 1),
         "cache": (0, 2, 0),
         "scheduler": (0, 2, 0),
-        "runner": (0, 2, 1),
+        "runner": (0, 2, 2),
         "ops": (0, 2, 1),
         "model": (0, 2, 1),
         "checkpoint": (0, 2, 0),

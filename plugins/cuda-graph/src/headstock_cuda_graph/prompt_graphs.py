@@ -8,9 +8,10 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttendInto, Program, PromptInputs, PromptStep
+from headstock.spi import AttendInto, PrefixInputs, Program, PromptInputs, PromptStep
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
 from headstock_cuda_graph.options import GraphOptions
+from headstock_cuda_graph.prefixes import StaticPrefixes
 
 FEW_ROWS = 16
 """Rows of the smaller one of a size's whole graphs.
@@ -30,6 +31,9 @@ FEW_TOKENS = 1024
 
 So few queries leave processors idle, unless a backend reads keys in parts; and parts are a loss
 where contexts are short.
+
+These sizes also have one for rows that decode and share leading pages: in larger steps the prompts'
+own work hides what is spared. An estimate, not measured.
 """
 
 MOST_PADDING = 512
@@ -53,11 +57,14 @@ class WholeGraph:
     """A forward pass with attention in it, of up to `rows` rows with up to `longest` tokens each.
 
     graph: its result is the hidden states of each row's last token, [rows, hidden]
+    prefixes: of the rows that decode, whose shared pages it reads once; None where it reads each
+        row by itself
     """
 
     rows: int
     longest: int
     graph: CapturedGraph[Tensor]
+    prefixes: PrefixInputs | None = None
 
 
 @frozen(eq=False)
@@ -66,12 +73,15 @@ class PromptBucket:
 
     pieces: its result is the hidden states of all tokens, [size, hidden]
     wholes: in the order in which they are looked through
+    shared: for steps that one of these has room for, if rows that decode share leading pages; None
+        where there is none
     """
 
     size: int
     inputs: PromptInputs
     pieces: PiecewiseGraph
     wholes: tuple[WholeGraph, ...]
+    shared: WholeGraph | None = None
 
 
 class PromptGraphs:
@@ -93,11 +103,13 @@ class PromptGraphs:
         max_rows: int,
         sizes: Sequence[int],
         options: GraphOptions,
+        prefixes: StaticPrefixes | None = None,
     ) -> None:
         self.program = program
         self.capturer = capturer
         self.max_rows = max_rows
         self.options = options
+        self.prefixes = prefixes
         self.sizes = sorted(sizes)
         self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
@@ -120,8 +132,11 @@ class PromptGraphs:
         for rows, longest in self.list_wholes(size):
             wholes.append(self.capture_whole(inputs.first_rows(rows), longest))
             yield
+        shared = self.capture_shared(inputs, wholes)
+        if shared is not None:
+            yield
         pieces = self.capturer.capture_pieces(work)
-        bucket = PromptBucket(size, inputs, pieces, tuple(wholes))
+        bucket = PromptBucket(size, inputs, pieces, tuple(wholes), shared)
         self.captured = dict(sorted({**self.captured, size: bucket}.items()))
 
     def can_mix(self) -> bool:
@@ -142,19 +157,40 @@ class PromptGraphs:
         short = min(self.options.short_context, longest) if size <= FEW_TOKENS else longest
         return list(dict.fromkeys([(few, short), (most, short), (most, longest)]))
 
-    def capture_whole(self, inputs: PromptInputs, longest: int) -> WholeGraph:
+    def capture_whole(
+        self, inputs: PromptInputs, longest: int, prefixes: PrefixInputs | None = None
+    ) -> WholeGraph:
         """The whole forward pass of the inputs' rows, with contexts of up to `longest` tokens."""
-        graph = self.capturer(lambda: self.forward_whole(inputs, longest), warm=False)
-        return WholeGraph(len(inputs.row_ids), longest, graph)
+        graph = self.capturer(lambda: self.forward_whole(inputs, longest, prefixes), warm=False)
+        return WholeGraph(len(inputs.row_ids), longest, graph, prefixes)
 
-    def forward_whole(self, inputs: PromptInputs, longest: int) -> Tensor:
+    def capture_shared(
+        self, inputs: PromptInputs, wholes: Sequence[WholeGraph]
+    ) -> WholeGraph | None:
+        """The forward pass of what the last of these graphs serves, for rows that share pages.
+
+        None for sizes and rows without.
+        """
+        if self.prefixes is None or not wholes or len(inputs.token_rows) > FEW_TOKENS:
+            return None
+        if not self.program.attention.shares_beside_prompts or not self.can_mix():
+            return None
+        rows, longest = wholes[-1].rows, wholes[-1].longest
+        prefixes = self.prefixes.prepare_capture(rows)
+        if prefixes is None:
+            return None
+        return self.capture_whole(inputs.first_rows(rows), longest, prefixes)
+
+    def forward_whole(
+        self, inputs: PromptInputs, longest: int, prefixes: PrefixInputs | None = None
+    ) -> Tensor:
         """The hidden states of each row's last token. [rows, hidden]   writes: the pools
 
-        longest: the most tokens of a context
+        longest: the most tokens of a context    prefixes: as in `WholeGraph`
         """
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
-        step = program.row_tables.prompt_attention_step(inputs, longest)
+        step = program.row_tables.prompt_attention_step(inputs, longest, prefixes=prefixes)
         plan, layers = backend.capture_plan(step), program.attention.layers
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
@@ -206,7 +242,9 @@ class PromptGraphs:
         return None if size is None else self.captured.get(size)
 
     def whole_for(self, bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
-        """The first graph that has all of the step in it; None where it goes in pieces."""
+        """The first graph that has all of the step in it, by its groups if it has any and there is
+        one for these; None where it goes in pieces.
+        """
         if step.num_logits is not None:  # the result of a whole graph has one token a row
             return None
         rows, longest = len(step.row_ids), step.stops.max()
@@ -215,7 +253,14 @@ class PromptGraphs:
         if step.num_decode and bucket.size > FEW_TOKENS and longest > self.options.mixed_context:
             return None
         fitting = (w for w in bucket.wholes if rows <= w.rows and longest <= w.longest)
-        return next(fitting, None)
+        whole = next(fitting, None)
+        if whole is None or step.groups is None:
+            return whole
+        return bucket.shared or whole
+
+    def can_share(self, bucket: PromptBucket, step: PromptStep) -> bool:
+        """Whether the step, with groups, is one graph that reads shared pages once."""
+        return bucket.shared is not None and self.whole_for(bucket, step) is not None
 
     def replay(
         self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
@@ -228,6 +273,9 @@ class PromptGraphs:
         self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
         whole = self.whole_for(bucket, step)
         if whole is not None:
+            if whole.prefixes is not None and step.groups is not None:
+                assert self.prefixes is not None, "a graph has them only with these"
+                self.prefixes.write_groups(step.groups)
             whole.graph.replay()
             rows = len(step.row_ids)
             out[:rows].copy_(whole.graph.result[:rows])

@@ -17,7 +17,6 @@ from headstock.spi import (
     CaptureProgress,
     DecodeStep,
     Planning,
-    PrefixGroups,
     PrefixInputs,
     Program,
     PromptStep,
@@ -28,6 +27,7 @@ from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
 from headstock_cuda_graph.capture_tasks import CaptureTasks, TaskKey
 from headstock_cuda_graph.options import GraphOptions
+from headstock_cuda_graph.prefixes import StaticPrefixes
 from headstock_cuda_graph.prompt_graphs import PromptBucket, PromptGraphs
 from headstock_cuda_graph.sampling_graphs import Bucket, SamplingGraphs, pad_lines
 from headstock_cuda_graph.uploads import upload
@@ -37,19 +37,13 @@ from headstock_cuda_graph.verify_graphs import (
     write_verification,
 )
 
-SHARED_ROWS = 8
-"""The smallest bucket that has a forward pass for rows that share leading pages.
-
-On an H200 8 rows of 2,048 shared tokens take the same either way, 16 take 21 us a layer for 29.
-"""
-
 
 class CudaGraphRunner(Runner):
     """Replays steps that fit in a bucket and runs all others operation by operation.
 
     A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
-    kind. Buckets of `SHARED_ROWS` and more have another forward pass, for rows that share leading
-    pages, if the backend makes use of that.
+    kind. Buckets of `prefixes.SHARED_ROWS` and more have another forward pass, for rows that share
+    leading pages, if the backend makes use of that.
 
     Graphs read their inputs where these lay during the capture, so every input has an address that
     stays. One upload a step writes rows and positions, and the graph makes the rest out of
@@ -73,8 +67,7 @@ class CudaGraphRunner(Runner):
         self.captured: dict[int, Bucket] = {}
         self.verifying: dict[int, Bucket] = {}
         self.prompts: PromptGraphs | None = None
-        self.prefixes: PrefixInputs | None = None
-        self.groups: PrefixGroups | None = None
+        self.prefixes: StaticPrefixes | None = None
         self.sampling = SamplingGraphs(program)
         self.plans_itself = self.attention.planning is Planning.NONE
 
@@ -131,16 +124,14 @@ class CudaGraphRunner(Runner):
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         self.sampling.capturer = self.capturer
         program, tasks = self.program, self.waiting.tasks
+        self.prefixes = StaticPrefixes.new(program, max(buckets))
         self.prompts = PromptGraphs(
-            program, self.capturer, max(buckets), prompt_buckets, self.options
+            program, self.capturer, max(buckets), prompt_buckets, self.options, self.prefixes
         )
         for size in prompt_buckets:
             tasks[TaskKey(size, "prompt", size)] = self.prompts.capture(size)
         self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
         lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=program.row_tables.device)
-        # Host work for each of the two parts of a step would cost more than it spares.
-        if self.attention.shares_prefixes and self.plans_itself:
-            self.prefixes = program.row_tables.prefix_inputs(max(buckets))
         self.sizes = sorted(buckets)
         for size in buckets:
             task = self.capture_bucket(lines[: 3 * size].view(3, size))
@@ -176,9 +167,9 @@ class CudaGraphRunner(Runner):
         plan = self.attention.backend.graph_plan(size, step)
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
         yield
-        shared = None
-        if self.prefixes is not None and size >= SHARED_ROWS:
-            prefixes, hidden = self.prefixes.first_rows(size), forward.result
+        shared, hidden = None, forward.result
+        prefixes = None if self.prefixes is None else self.prefixes.prepare_capture(size)
+        if prefixes is not None:
             pad_lines(lines, self.program.row_tables.padding_row)
             shared = self.capturer(
                 lambda: self.forward_shared(inputs, prefixes, hidden), warm=False
@@ -269,7 +260,8 @@ class CudaGraphRunner(Runner):
                 bucket.plan, tables.attention_step(rows, starts, 1, lens)
             )
         if step.groups is not None and bucket.shared is not None:
-            self.write_groups(step.groups)
+            assert self.prefixes is not None, "a bucket has `shared` only with them"
+            self.prefixes.write_groups(step.groups)
             bucket.shared.replay()
         else:
             bucket.forward.replay()
@@ -287,12 +279,12 @@ class CudaGraphRunner(Runner):
         bucket.forward.replay()
         return self.sample_rows(bucket, count * step.query_len, step)
 
-    def write_groups(self, groups: PrefixGroups) -> None:
-        """Bring the inputs of shared prefixes up to date; nothing is done for the same groups."""
-        assert self.prefixes is not None, "a bucket has `shared` only with them"
-        if groups is not self.groups:
-            self.program.row_tables.write_prefix_inputs(self.prefixes, groups)
-            self.groups = groups
+    def uses_groups(self, step: PromptStep) -> bool:
+        """Whether the step is replayed as one graph that reads shared pages once."""
+        bucket = None if self.prefixes is None else self.prompt_bucket_for(step)
+        if bucket is None or self.prompts is None or self.scorer_for(len(step.scored_rows)) is None:
+            return False
+        return self.prompts.can_share(bucket, step)
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What the scored tokens sample, by a replay; None when no bucket has room."""
@@ -362,4 +354,4 @@ class CudaGraphRunner(Runner):
         """Forget every capture."""
         self.waiting.tasks, self.captured, self.verifying = {}, {}, {}
         self.sizes, self.verify_sizes = [], []
-        self.prompts = self.prefixes = self.groups = None
+        self.prompts = self.prefixes = None
