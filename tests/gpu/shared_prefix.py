@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from attrs import asdict, evolve
 from gpu.graphs import Compared
 from gpu.kernels import LAYER, Contestant, Findings, captured
+from gpu.prompts import compared as compared_prompts
 from gpu.speed import device_us
 from gpu.tokens import questions
 
@@ -61,16 +63,26 @@ def main(builds: list[subprocess.Popen[bytes]]) -> dict[str, Any]:
         "replays",
         lambda: shared_cases.check_replays(fa.make(made[0]), LAYER, made, rows=80, record=captured),
     )
+    mixed = [make(layout, prompts=prompts) for layout, prompts in shared_cases.MIXED_LAYOUTS]
+    mixed.sort(key=lambda case: len(case.pool), reverse=True)
+    for layer in (LAYER, evolve(LAYER, softcap=5.0), evolve(LAYER, window=100)):
+        found.attempt(
+            fa,
+            f"replays beside prompts, {layer}",
+            lambda layer=layer: shared_cases.check_mixed_replays(
+                fa.make(mixed[0]), layer, mixed, record=captured
+            ),
+        )
     engine = {runner: answers(runner) for runner in ("cudagraph", "eager")}
     times = {f"{rows} rows of {64 * pages}": layer_us(rows, pages) for rows, pages in TIMED}
     ok = not found.failed and all(each["ok"] for each in engine.values())
     return {"ok": ok, "engine": engine, "layer_us": times} | asdict(found)
 
 
-def make(layout: Any, **shape: Any) -> AttentionCase:
+def make(layout: Any, **more: Any) -> AttentionCase:
     """A case on the GPU; what is left over of last pages is finite, as the engine sees to it."""
     return shared_cases.make(
-        *layout, **{"page_size": 64, "dtype": torch.bfloat16, "device": "cuda", "tail": 7.0} | shape
+        *layout, **{"page_size": 64, "dtype": torch.bfloat16, "device": "cuda", "tail": 7.0} | more
     )
 
 
@@ -91,15 +103,19 @@ def answers(runner: str) -> dict[str, Any]:
             executor = llm._session.engine.executor
             if value == "on":
                 count_groups(executor.tracker, steps)
-            compared = Compared(executor.runner) if runner == "cudagraph" else None
-            for params in (
-                SamplingParams(temperature=0, max_tokens=16, ignore_eos=True),
-                SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True),
-            ):
-                texts = [each.outputs[0].text for each in llm.generate(asked, params)]
-                outputs[value, params.temperature] = texts
+            is_graph = runner == "cudagraph"
+            compared = Compared(executor.runner) if is_graph else None
+            beside = compared_prompts(executor.runner) if is_graph else nullcontext(Counter())
+            with beside as prompts:
+                for params in (
+                    SamplingParams(temperature=0, max_tokens=16, ignore_eos=True),
+                    SamplingParams(temperature=0.8, seed=5, max_tokens=60, ignore_eos=True),
+                ):
+                    texts = [each.outputs[0].text for each in llm.generate(asked, params)]
+                    outputs[value, params.temperature] = texts
             if compared is not None:
                 steps.update({f"{value}: {name}": n for name, n in compared.steps.items()})
+            steps.update({f"{value}: prompts {name}": n for name, n in prompts.items()})
     right = sum(
         text.startswith(answer)
         for text, answer in zip(outputs["on", 0.0], [*questions().values()] * 2, strict=True)
@@ -120,9 +136,10 @@ def count_groups(tracker: Any, steps: Counter[str]) -> None:
     """Count steps with groups, and the groups of the step that has most."""
     group_plan: Callable[..., Any] = tracker.group_plan
 
-    def counted(plan: Any) -> Any:
-        grouped = group_plan(plan)
+    def counted(plan: Any, *, is_whole: bool) -> Any:
+        grouped = group_plan(plan, is_whole=is_whole)
         steps["groups"] += grouped is not None
+        steps["groups beside prompts"] += grouped is not None and plan.num_decode < len(plan.rows)
         if grouped is not None:
             steps["most groups"] = max(steps["most groups"], len(grouped.groups.counts))
         return grouped

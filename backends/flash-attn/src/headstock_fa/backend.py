@@ -94,7 +94,7 @@ class FlashAttentionBackend(AttentionBackend):
         )
 
     def plan_shared(self, shared: SharedPrefixes) -> SharedPlan:
-        """Both parts of a decode step; the groups' queries see all that their rows share."""
+        """Both parts of a step; the groups' queries see all that their rows share."""
         splits = choose_prefix_splits(self.kv_heads, self.processors)
         return SharedPlan(
             prefixes=FlashPlan.of(
@@ -103,7 +103,7 @@ class FlashAttentionBackend(AttentionBackend):
                 is_causal=False,
                 rest_lens=shared.rest.context_lens,
             ),
-            rest=self.plan(shared.rest),
+            rest=self.capture_plan(shared.rest),
             shared_lens=shared.shared_lens,
         )
 
@@ -169,18 +169,22 @@ class FlashAttentionBackend(AttentionBackend):
     ) -> None:
         """Attend to shared prefixes once a group, to the rest row by row, and merge the two.
 
+        Rows of groups have one token each and are the first; those behind them are rest alone.
+
         writes: out, lse as `forward`
         """
-        prefix_out = torch.empty_like(out)
+        shared_lens = plan.shared_lens[: len(q)]
+        rows = len(shared_lens)
+        prefix_out = torch.empty_like(out[:rows])
         # Side by side in a graph: prefixes are products, the rest is memory. A layer of 128 rows of
         # 512 shared tokens takes 54 us so for 62 one after the other. Launched one by one, the host
         # takes longer than the device.
         with self.branch() as join:
-            prefix_lse = self.attend(q, layer, plan.prefixes, prefix_out, needs_lse=True)
+            prefix_lse = self.attend(q[:rows], layer, plan.prefixes, prefix_out, needs_lse=True)
         rest_lse = self.attend(q, layer, plan.rest, out, lse, needs_lse=True)
         join()
         assert prefix_lse is not None and rest_lse is not None, "kernels give what is needed"
-        self.merge(out, rest_lse, prefix_out, prefix_lse, plan.shared_lens)
+        self.merge(out[:rows], rest_lse[:rows], prefix_out, prefix_lse, shared_lens)
 
     @contextmanager
     def branch(self) -> Iterator[Callable[[], None]]:
@@ -223,15 +227,17 @@ class FlashAttentionBackend(AttentionBackend):
         plan.update_schedules()
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors."""
+        """The step's own tensors; no number of parts is left to the library."""
         if step.phase is Phase.DECODE:
             return self.plan(step)
+        shared = None if step.shared is None else self.plan_shared(step.shared)
         # Rows that verify drafts are decode rows but for a few more queries, which the same blocks
         # serve. Not measured.
         if step.max_query_len < FEW_QUERIES:
-            return FlashPlan.of(step, num_splits=self.num_splits_for(step.num_rows))
+            splits = self.num_splits_for(step.num_rows)
+            return FlashPlan.of(step, num_splits=splits, shared=shared)
         splits = self.options.num_splits or choose_prompt_splits(step, self.out_width)
-        return FlashPlan.of(step, num_splits=splits)
+        return FlashPlan.of(step, num_splits=splits, shared=shared)
 
     def memory_bytes(self) -> int:
         """The static buffers of graphs, and what parts of a row's keys leave for their merge."""

@@ -19,7 +19,7 @@ from headstock.conformance.attention.cases import (
     make_latent,
 )
 from headstock.conformance.attention.comparison import check
-from headstock.conformance.attention.graph_checks import list_graph_cases
+from headstock.conformance.attention.graph_checks import capture, list_graph_cases
 from headstock.conformance.attention.state_checks import list_state_cases, row_lens
 from headstock.conformance.attention.subject import MakeBackend, Subject, sample_set
 from headstock.conformance.case import Case
@@ -27,6 +27,7 @@ from headstock.spi import (
     AttentionSpec,
     DeviceEnv,
     Feature,
+    GraphSupport,
     LayerInfo,
     LayoutKind,
     Phase,
@@ -187,6 +188,13 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
                 f"{head}decode: shared prefixes {number + 1}",
                 partial(compare_shared, subject, shape, layout),
             )
+        # A backend of revision 0 gets no prompts with shared prefixes.
+        is_mixed = claims.graph is GraphSupport.ALWAYS and subject.spec.spi.revision > 0
+        if is_mixed and Phase.EXTEND in claims.phases:
+            yield (
+                f"{head}extend: replays beside shared prefixes",
+                partial(replay_mixed, subject, shape),
+            )
 
 
 def list_variants(
@@ -263,6 +271,29 @@ def compare_case(subject: Subject, shape: Shape, phase: Phase, options: CaseOpti
 
 def compare_shared(subject: Subject, shape: Shape, layout: Any) -> None:
     """Compare a step whose rows share pages with attention of each row by itself."""
+    case = make_shared(subject, shape, layout)
+    backend = subject.open(case, [LAYER], features=frozenset({Feature.SHARED_PREFIX}))
+    check(backend, case, LAYER)
+    backend.close()
+
+
+def replay_mixed(subject: Subject, shape: Shape) -> None:
+    """One captured plan serves steps with prompts behind rows that share pages, or share none."""
+    made = [
+        make_shared(subject, shape, layout, prompts=prompts)
+        for layout, prompts in shared_prefix_cases.MIXED_LAYOUTS
+    ]
+    made.sort(key=lambda case: len(case.pool), reverse=True)
+    features = frozenset({Feature.SHARED_PREFIX})
+    backend = subject.open(made[0], [LAYER], features=features, graph=GraphSupport.ALWAYS)
+    shared_prefix_cases.check_mixed_replays(
+        backend, LAYER, made, record=partial(capture, subject.device)
+    )
+    backend.close()
+
+
+def make_shared(subject: Subject, shape: Shape, layout: Any, **more: Any) -> AttentionCase:
+    """A step whose decode rows share pages."""
     is_latent = shape.layout is LayoutKind.LATENT
     kv_heads = 1 if is_latent else shape.kv_heads
     case = shared_prefix_cases.make(
@@ -273,9 +304,6 @@ def compare_shared(subject: Subject, shape: Shape, layout: Any) -> None:
         head_dim=shape.head_dim,
         dtype=getattr(torch, shape.dtype),
         device=subject.device,
+        **more,
     )
-    if is_latent:
-        case = make_latent(case, shape.rope_dim)
-    backend = subject.open(case, [LAYER], features=frozenset({Feature.SHARED_PREFIX}))
-    check(backend, case, LAYER)
-    backend.close()
+    return make_latent(case, shape.rope_dim) if is_latent else case
