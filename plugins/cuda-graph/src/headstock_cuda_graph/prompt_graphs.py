@@ -32,8 +32,9 @@ FEW_TOKENS = 1024
 So few queries leave processors idle, unless a backend reads keys in parts; and parts are a loss
 where contexts are short.
 
-These sizes also have one for rows that decode and share leading pages: in larger steps the prompts'
-own work hides what is spared. An estimate, not measured.
+These sizes also have one for rows that decode and share leading pages. On an H200 gaps between the
+tokens of 64 rows of 4,096 shared tokens fall from 9.5 to 5 ms beside prompts of 128 to 512. Larger
+steps, in which the prompts' own work may hide what is spared, were not measured.
 """
 
 MOST_PADDING = 512
