@@ -231,6 +231,32 @@ def test_whole_graphs_with_prompts_begin_and_end_groups_as_steps_without_do() ->
     assert grouped(one, four) == ([0, 1, 2, 3], [3], [8])
 
 
+def test_steps_of_prompts_alone_and_new_rows_leave_the_groups_of_others() -> None:
+    one = tracker(min_tokens=16)
+    for row in range(4):
+        admit(one, row, [1, 2, 3 + row] if row < 3 else [1, 9])
+    rows = [0, 1, 2, 3]
+    first = one.group_plan(plan(rows, [8, 9, 8, 7]), is_whole=False)
+    assert first is not None and first.groups.lens.tolist() == [8]
+    admit(one, 4, [1, 2, 9])
+    assert one.group_plan(plan([4], [4], num_decode=0, lens=[4]), is_whole=True) is None
+    assert one.group_plan(plan(rows, [9, 10, 9, 8]), is_whole=False) is first
+    # By the first page they spare 12, which is enough for groups that go on.
+    changed = plan(rows, [10, 11, 10, 9], pages=[(0, 2, 1, 77)])
+    assert grouped(one, changed) == (rows, [4], [4])
+    admit(one, 0, [7, 8, 9])
+    assert grouped(one, plan(rows, [8, 12, 11, 10])) is None
+
+
+def test_a_new_request_in_a_row_without_full_pages_may_share_those_of_others() -> None:
+    one = tracker()
+    for row, pages in enumerate([[9], [1, 2, 3], [1, 2, 4]]):
+        admit(one, row, pages)
+    assert grouped(one, plan([0, 1, 2], [3, 9, 8])) == ([1, 2, 0], [2], [8])
+    admit(one, 0, [1, 2, 5])
+    assert grouped(one, plan([0, 1, 2], [8, 10, 9])) == ([0, 1, 2], [3], [8])
+
+
 def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
     one = tracker()
     for row in range(3):

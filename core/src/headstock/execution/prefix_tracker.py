@@ -68,7 +68,7 @@ class PrefixTracker:
     def apply_plan(self, plan: Plan, new_rows: Iterable[int]) -> None:
         """Bring the tables up to date with a plan, as `Buffers.apply_plan` does the device's."""
         for row in new_rows:
-            self.is_stale = True
+            self.is_stale |= bool((self.rows == row).any())
             for table in self.tables.values():
                 table[row] = 0
         rows, columns, pages = plan.page_rows, plan.page_columns, plan.page_numbers
@@ -83,12 +83,15 @@ class PrefixTracker:
     def group_plan(self, plan: Plan, *, is_whole: bool) -> GroupedRows | None:
         """Return the groups of the rows that decode; None where reading once does not pay.
 
-        The plan has been applied. Nothing is computed while the same rows go on. Beside prompts
-        there are groups in whole graphs alone: where attention is launched call by call, two more
-        calls a layer make the streams wait (docs/decisions/0019-shared-prefixes.md).
+        The plan has been applied. Nothing is computed while the same rows go on, and a plan of
+        prompts alone changes nothing. Beside prompts there are groups in whole graphs alone: where
+        attention is launched call by call, two more calls a layer make the streams wait
+        (docs/decisions/0019-shared-prefixes.md).
 
         is_whole: whether a plan with prompts is replayed as one graph that reads groups
         """
+        if not plan.num_decode:
+            return None
         rows = plan.rows[: plan.num_decode]
         is_same = np.array_equal(rows, self.rows)
         if not is_same and not np.isin(rows, self.rows).any():
