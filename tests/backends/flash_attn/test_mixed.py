@@ -52,6 +52,16 @@ def test_a_captured_step_of_prompts_serves_any_groups_of_the_rows_before_them(
 
 
 @ALWAYS_SHARING
+def test_a_captured_step_may_have_more_rows_than_tokens(provider: Provider) -> None:
+    layout, prompts = shared_cases.MIXED_LAYOUTS[0]
+    case = shared_cases.make(*layout, prompts=prompts, head_dim=16, dtype=torch.float16)
+    rows = len(case.q) + 3
+    shared_cases.check_mixed_replays(
+        backend(case, provider), LAYER, [case], rows=rows, tokens=len(case.q)
+    )
+
+
+@ALWAYS_SHARING
 def test_a_captured_step_of_prompts_has_as_many_parts_as_without_groups(
     provider: Provider,
 ) -> None:

@@ -173,6 +173,7 @@ class FlashAttentionBackend(AttentionBackend):
 
         writes: out, lse as `forward`
         """
+        # A step may have more rows than tokens: those without any are the last.
         shared_lens = plan.shared_lens[: len(q)]
         rows = len(shared_lens)
         prefix_out = torch.empty_like(out[:rows])
@@ -235,8 +236,8 @@ class FlashAttentionBackend(AttentionBackend):
         # serve. Not measured.
         if step.max_query_len < FEW_QUERIES:
             splits = self.num_splits_for(step.num_rows)
-            return FlashPlan.of(step, num_splits=splits, shared=shared)
-        splits = self.options.num_splits or choose_prompt_splits(step, self.out_width)
+        else:
+            splits = self.options.num_splits or choose_prompt_splits(step, self.out_width)
         return FlashPlan.of(step, num_splits=splits, shared=shared)
 
     def memory_bytes(self) -> int:
