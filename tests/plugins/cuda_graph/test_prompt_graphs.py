@@ -51,7 +51,8 @@ def watch(engine: Engine) -> Counter[str]:
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
             prompts: Any = runner.prompts
-            is_whole = prompts.whole_for(prompts.bucket_for(step), step) is not None
+            bucket = prompts.captured[prompts.size_for(len(step.row_ids), step.num_tokens)]
+            is_whole = prompts.whole_for(bucket, step) is not None
             counts["whole" if is_whole else "in pieces"] += 1
             counts["whole, mixed"] += is_whole and step.num_decode > 0
         if sample is not None:

@@ -32,7 +32,7 @@ class FlashOptions:
 
     `shared_prefix`: whether decode rows that share leading pages read these once a step, which
     needs a FlashAttention-3. auto: where that spares enough; on: wherever it spares anything.
-    Beside prompts they do so in graphs that have the whole step in them.
+    Beside prompts they do so where the runner has a graph of such steps.
 
     `triton_rows`: rows up to which decode steps use this plugin's Triton kernel in place of
     FlashAttention's. off: none; auto: 256 where that was measured: on GPUs from Hopper on, with

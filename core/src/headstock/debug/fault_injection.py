@@ -244,9 +244,9 @@ class FaultyRunner(Runner):
             None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.decode(step))
         )
 
-    def uses_groups(self, step: PromptStep) -> bool:
+    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
         """Whether `inner` does."""
-        return self.inner.uses_groups(step)
+        return self.inner.uses_groups(num_rows, num_tokens, max_context_len)
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """Replay the step; None where NaN is due, which only `run` can make."""

@@ -154,11 +154,12 @@ class LocalExecutor(Executor):
 
     def _uses_groups(self, plan: Plan) -> bool:
         """Whether the runner replays a plan with prompts as a graph that reads groups."""
-        # A group has two rows. With groups the step is made once more, in their order: 15 us.
+        # A group has two rows.
         if not self._may_replay or not 1 < plan.num_decode < len(plan.rows):
             return False
-        step = make_prompt_step(plan, self.sampling, self.buffers, self.router.plan)
-        return step is not None and self.runner.uses_groups(step)
+        num_tokens, longest = int((plan.stops - plan.starts).sum()), int(plan.stops.max())
+        is_scored_once = bool((plan.num_logits == 1).all())
+        return is_scored_once and self.runner.uses_groups(len(plan.rows), num_tokens, longest)
 
     def _launch(self, plan: Plan, groups: PrefixGroups | None) -> tuple[Sample, bool]:
         """Launch a plan whose rows stand group by group, where there are groups.

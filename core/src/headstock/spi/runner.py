@@ -176,11 +176,13 @@ class Runner(ABC):
         """
         return None
 
-    def uses_groups(self, step: PromptStep) -> bool:
-        """Whether `prompt` would read pages that `groups` of this step share once.
+    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
+        """Whether `prompt` reads pages that `groups` share once, in a step of this size.
 
-        False by default. Where it is True, core sorts the rows that decode and offers the step
-        again, with their groups if there are any.
+        False by default. Asked for steps in which rows decode beside prompts, each scored once.
+        Where it is True core offers the step with its groups, if it has any, and its rows sorted.
+
+        num_tokens: query tokens of all rows    max_context_len: tokens of the longest context
         """
         return False
 

@@ -32,9 +32,9 @@ FEW_TOKENS = 1024
 So few queries leave processors idle, unless a backend reads keys in parts; and parts are a loss
 where contexts are short.
 
-These sizes also have one for rows that decode and share leading pages. On an H200 gaps between the
-tokens of 64 rows of 4,096 shared tokens fall from 9.5 to 5 ms beside prompts of 128 to 512. Larger
-steps, in which the prompts' own work may hide what is spared, were not measured.
+These sizes also have one of long contexts for rows that decode and share leading pages. On an H200
+gaps between the tokens of 64 rows of 4,096 shared tokens fall from 9.5 to 5 ms beside prompts of
+128 to 512. Larger steps, in which the prompts' own work may hide what is spared, were not measured.
 """
 
 MOST_PADDING = 512
@@ -74,8 +74,8 @@ class PromptBucket:
 
     pieces: its result is the hidden states of all tokens, [size, hidden]
     wholes: in the order in which they are looked through
-    shared: for steps that one of these has room for, if rows that decode share leading pages; None
-        where there is none
+    shared: in the place of the last of these, if rows that decode share leading pages; None where
+        there is none
     """
 
     size: int
@@ -229,39 +229,43 @@ class PromptGraphs:
             self.outputs[shape] = torch.zeros(len(q), *shape, dtype=q.dtype, device=q.device)
         return self.outputs[shape][: len(q)]
 
-    def size_for(self, step: PromptStep) -> int | None:
-        """The smallest size with room for the step's tokens, unless that is far too large."""
-        if len(step.row_ids) > self.max_rows:
+    def size_for(self, num_rows: int, num_tokens: int) -> int | None:
+        """The smallest size with room for so many tokens, unless that is far too large."""
+        if num_rows > self.max_rows:
             return None
-        count = step.num_tokens
-        size = next((size for size in self.sizes if size >= count), None)
-        return size if size is not None and size - count <= MOST_PADDING else None
-
-    def bucket_for(self, step: PromptStep) -> PromptBucket | None:
-        """The step's bucket, if it is captured."""
-        size = self.size_for(step)
-        return None if size is None else self.captured.get(size)
+        size = next((size for size in self.sizes if size >= num_tokens), None)
+        return size if size is not None and size - num_tokens <= MOST_PADDING else None
 
     def whole_for(self, bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
-        """The first graph that has all of the step in it, by its groups if it has any and there is
-        one for these; None where it goes in pieces.
-        """
+        """The graph that has all of the step in it; None where it goes in pieces."""
         if step.num_logits is not None:  # the result of a whole graph has one token a row
             return None
-        rows, longest = len(step.row_ids), step.stops.max()
-        if step.num_decode and not self.can_mix():
-            return None
-        if step.num_decode and bucket.size > FEW_TOKENS and longest > self.options.mixed_context:
-            return None
-        fitting = (w for w in bucket.wholes if rows <= w.rows and longest <= w.longest)
-        whole = next(fitting, None)
-        if whole is None or step.groups is None:
-            return whole
-        return bucket.shared or whole
+        num_rows, longest = len(step.row_ids), int(step.stops.max())
+        if step.groups is not None and self.can_share(bucket, num_rows, longest):
+            return bucket.shared
+        return self.find_whole(bucket, num_rows, longest, is_mixed=step.num_decode > 0)
 
-    def can_share(self, bucket: PromptBucket, step: PromptStep) -> bool:
-        """Whether the step, with groups, is one graph that reads shared pages once."""
-        return bucket.shared is not None and self.whole_for(bucket, step) is not None
+    def find_whole(
+        self, bucket: PromptBucket, num_rows: int, longest: int, *, is_mixed: bool
+    ) -> WholeGraph | None:
+        """The first graph with room for so many rows and contexts that reads each row by itself.
+
+        is_mixed: whether rows decode beside prompts
+        """
+        if is_mixed and not self.can_mix():
+            return None
+        if is_mixed and bucket.size > FEW_TOKENS and longest > self.options.mixed_context:
+            return None
+        fitting = (w for w in bucket.wholes if num_rows <= w.rows and longest <= w.longest)
+        return next(fitting, None)
+
+    def can_share(self, bucket: PromptBucket, num_rows: int, longest: int) -> bool:
+        """Whether a step in which rows decode has a graph for their groups."""
+        if bucket.shared is None:
+            return False
+        whole = self.find_whole(bucket, num_rows, longest, is_mixed=True)
+        # Steps of short contexts have a faster one; what groups would gain there was not measured.
+        return whole is bucket.wholes[-1]
 
     def replay(
         self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor

@@ -279,19 +279,19 @@ class CudaGraphRunner(Runner):
         bucket.forward.replay()
         return self.sample_rows(bucket, count * step.query_len, step)
 
-    def uses_groups(self, step: PromptStep) -> bool:
-        """Whether the step is replayed as one graph that reads shared pages once."""
-        bucket = None if self.prefixes is None else self.prompt_bucket_for(step)
-        if bucket is None or self.prompts is None or self.scorer_for(len(step.scored_rows)) is None:
+    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
+        """Whether a step of this size is replayed as one graph that reads shared pages once."""
+        if self.prefixes is None or self.prompts is None:
             return False
-        return self.prompts.can_share(bucket, step)
+        bucket = self.prompt_bucket_for(num_rows, num_tokens)
+        return bucket is not None and self.prompts.can_share(bucket, num_rows, max_context_len)
 
     def prompt(self, step: PromptStep) -> Sample | None:
         """What the scored tokens sample, by a replay; None when no bucket has room."""
         rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
         count = len(rows)
         # Both before the upload: a capture of rows overwrites what is uploaded.
-        tokens = self.prompt_bucket_for(step)
+        tokens = self.prompt_bucket_for(len(step.row_ids), step.num_tokens)
         bucket = None if tokens is None else self.scorer_for(count)
         prompts = self.prompts
         if bucket is None or prompts is None or tokens is None:
@@ -325,13 +325,13 @@ class CudaGraphRunner(Runner):
         self.waiting.finish_now(TaskKey(rows * self.program.verify_len, "verify", rows))
         return self.verifying.get(rows)
 
-    def prompt_bucket_for(self, step: PromptStep) -> PromptBucket | None:
+    def prompt_bucket_for(self, num_rows: int, num_tokens: int) -> PromptBucket | None:
         """The bucket of a step with prompt tokens, if replays of its size are worth it."""
-        size = None if self.prompts is None else self.prompts.size_for(step)
+        size = None if self.prompts is None else self.prompts.size_for(num_rows, num_tokens)
         if self.prompts is None or size is None:
             return None
         self.waiting.finish_now(TaskKey(size, "prompt", size))
-        return self.prompts.bucket_for(step)
+        return self.prompts.captured.get(size)
 
     def scorer_for(self, count: int) -> Bucket | None:
         """A bucket that scores at least so many tokens; one that verifies drafts scores several a
