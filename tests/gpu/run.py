@@ -14,7 +14,8 @@ switches (the same with every option alone and together), speed (attention alone
 prompts beside streams), prompts (replayed steps with prompt tokens), shared_prefix (decode rows
 that share pages), drafts (what a proposer gains and costs), rules (masks and logits processors),
 serve (a server beside the engine in process), start (a process to its first token, and late
-captures), first_token (where an idle engine's first token goes, part by part), tests (pytest:
+captures), first_token (where an idle engine's first token goes, part by part), stream_host (what
+the host takes of a step of many streams), tests (pytest:
 tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json; one
 that fails does not stop the others.
 """
@@ -55,6 +56,7 @@ PARTS = (
     "serve",
     "start",
     "first_token",
+    "stream_host",
     "tests",
 )
 HERE = Path(__file__).parent
