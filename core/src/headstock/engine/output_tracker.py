@@ -56,10 +56,10 @@ class TrackedRequest:
     prompt_logprobs: dict[int, TokenLogprob] = field(factory=dict)
     embedding: tuple[float, ...] | None = None
 
-    def make_update(self, tokens: Ints, **end: Any) -> Update:
-        """Make the update with the next `tokens`, [n] int32; `end` has the fields of an end."""
-        changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens.tolist()), **end}
-        if len(tokens) and not self.num_emitted:
+    def make_update(self, tokens: list[int], **end: Any) -> Update:
+        """Make the update with the next `tokens`; `end` has the fields of an end."""
+        changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens), **end}
+        if tokens and not self.num_emitted:
             changes["cached_tokens"] = self.cached_tokens
             changes["queue_seconds"] = self.queue_seconds
             if self.request.prompt_logprobs:
@@ -78,9 +78,8 @@ class TrackedRequest:
         """
         if self.request.pooling and reason == "stop":
             end |= {"embedding": self.embedding, "cached_tokens": self.cached_tokens}
-        return self.make_update(
-            tokens[len(self.request.prompt) + self.num_emitted :], finish_reason=reason, **end
-        )
+        new_tokens = tokens[len(self.request.prompt) + self.num_emitted :].tolist()
+        return self.make_update(new_tokens, finish_reason=reason, **end)
 
 
 @define
@@ -171,7 +170,8 @@ class OutputTracker:
         if not self.awaiting_token:
             return ()
         has_ended = {ended.admission_id for ended in outcome.ended}
-        stop = 0
+        # As a list at once: of 256 updates, 460 us, slices of an array take 60 us.
+        tokens, stop = outcome.accepted_tokens.tolist(), 0
         for admission_id, count in zip(
             outcome.accepted_ids.tolist(), outcome.accepted_counts.tolist(), strict=True
         ):
@@ -179,7 +179,7 @@ class OutputTracker:
             tracked = self.awaiting_token.get(admission_id)
             if tracked is None or admission_id in has_ended:
                 continue
-            updates.append(tracked.make_update(outcome.accepted_tokens[start:stop]))
+            updates.append(tracked.make_update(tokens[start:stop]))
             if not tracked.stream_tokens and tracked.num_emitted:
                 del self.awaiting_token[admission_id]
         return tuple(updates)
