@@ -18,3 +18,11 @@ def test_parts_of_a_step_are_told_apart() -> None:
         # On a CPU the engine's thread computes the step itself.
         assert 0 < parts["engine"] < 1.1 * parts["wall"]
         assert abs(parts["out_tok_s"] * parts["wall"] / 1e6 - streams) < 0.01
+
+
+def test_a_device_that_sleeps_is_waited_for() -> None:
+    words = ["--shape", "demo", "--attn", "sdpa", "--device", "cpu", "--num-pages", "200"]
+    found = main([], [*words, "--streams", "2", "--intervals", "5", "--turns", "1", "--sleep", "9"])
+    parts = found["us_a_step"]["2 streams, 5 ms"]
+    # It is slept for while the host does its part, so that a step takes no less and little more.
+    assert parts["wall"] >= 9000 and parts["waited"] > parts["engine"]

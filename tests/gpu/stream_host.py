@@ -2,11 +2,16 @@
 
     PYTHONPATH=tests:tests/support python -m gpu.stream_host [--shape qwen3-0.6b] [--attn fa]
         [--streams 32,128,256] [--intervals 5,0.5] [--turns 3]
+    PYTHONPATH=tests:tests/support python -m gpu.stream_host --shape demo --attn sdpa --device cpu
+        --sleep 1
 
 Streams begin at once, each a task of one event loop in the engine's process. Prints a JSON object:
 for each number of streams and each interval, in milliseconds, after which a thread gives up the
 interpreter, medians of microseconds a step. A step is one in which all streams decode: they are
 counted from the last first token to the first end.
+
+`--sleep` takes a device that computes nothing and is done with each step after so many
+milliseconds, so that a CPU shows what the host takes. Prompts have 32 tokens there.
 """
 
 from __future__ import annotations
@@ -24,17 +29,74 @@ from random import Random
 from statistics import median
 from typing import Any
 
+import torch
 from gpu.first_token import Watched
 
 from headstock import LLM, SamplingParams
 from headstock.llm import get_session
+from headstock.spi import Batch, Sample
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_bench.workloads import draw_tokens
 
 PROMPT, ANSWER = 512, 128
 """Tokens in and out of a stream."""
+TOKEN = 65
+"""What a device that sleeps samples."""
+SLEEP_PROMPT = 32
+"""Tokens in where the device sleeps."""
 Reading = dict[str, float]
 """Seconds of each clock, and the steps so far."""
+
+
+class IdleRunner:
+    """A runner that replays nothing and samples the same token for every row."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def decode(self, step: Any) -> None:
+        """None: `run` makes the step."""
+
+    def prompt(self, step: Any) -> None:
+        """None: `run` makes the step."""
+
+    def uses_groups(self, *sizes: int) -> bool:
+        """Never."""
+        return False
+
+    def run(self, batch: Batch, attend: Any) -> Sample:
+        """A sample of the batch's scored tokens."""
+        scored = batch.tokens if batch.logit_indices is None else batch.logit_indices
+        return Sample(
+            tokens=torch.full((len(scored),), TOKEN),
+            healthy=torch.ones(len(scored), dtype=torch.bool),
+        )
+
+
+def let_device_sleep(engine: Any, seconds: float) -> None:
+    """Have each step end so long after the one before and compute nothing.   writes: engine"""
+    executor = engine.executor
+    while not hasattr(executor, "runner"):
+        executor = executor.inner
+    executor.runner = IdleRunner(executor.runner)
+    execute, free_at = engine.executor.execute, 0.0
+
+    def launch(*arguments: Any) -> Any:
+        nonlocal free_at
+        pending = execute(*arguments)
+        free_at = max(free_at, time.perf_counter()) + seconds
+        end = free_at
+
+        def wait() -> Any:
+            time.sleep(max(0.0, end - time.perf_counter()))
+            return pending.wait()
+
+        return Watched(pending, wait=wait)
+
+    engine.executor = Watched(engine.executor, execute=launch)
 
 
 class HostClocks:
@@ -108,12 +170,14 @@ async def run_streams(
     return readings[0], readings[1]
 
 
-def measure(llm: LLM, clocks: HostClocks, streams: int, turns: int) -> dict[str, float]:
+def measure(
+    llm: LLM, clocks: HostClocks, streams: int, turns: int, length: int
+) -> dict[str, float]:
     """Medians of microseconds a step, and of the tokens a second that they make."""
     vocab, found = clocks.engine.model.vocab, []
     for turn in range(turns + 1):
         rng = Random(turn)
-        prompts = [[token % vocab for token in draw_tokens(rng, PROMPT)] for _ in range(streams)]
+        prompts = [[token % vocab for token in draw_tokens(rng, length)] for _ in range(streams)]
         llm.reset_prefix_cache()
         begin, end = asyncio.run(run_streams(llm, prompts, clocks))
         steps = end["steps"] - begin["steps"]
@@ -138,24 +202,29 @@ def main(builds: list[subprocess.Popen[bytes]], words: Sequence[str] = ()) -> di
     parser.add_argument("--intervals", default="5,0.5")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--num-pages", type=int, default=4000)
+    parser.add_argument("--sleep", type=float, metavar="MS")
     asked = parser.parse_args(words)
+    length = PROMPT if asked.sleep is None else SLEEP_PROMPT
     found: dict[str, Any] = {"ok": True, "shape": asked.shape, "attn": asked.attn, "us_a_step": {}}
     interval = sys.getswitchinterval()
     with tempfile.TemporaryDirectory() as folder:
         write_model_directory(MODEL_SHAPES[asked.shape], Path(folder))
         settings = {"device": asked.device, "attn": asked.attn, "num_pages": asked.num_pages}
-        with LLM(folder, load_format="dummy", max_seq_len=PROMPT + ANSWER + 64, **settings) as llm:
+        settings |= {"overlap": True, "max_seq_len": length + ANSWER + 64}
+        with LLM(folder, load_format="dummy", **settings) as llm:
             session: Any = get_session(llm)
             while not (
                 session.engine.late_captures is None or session.engine.late_captures.is_done
             ):
                 time.sleep(0.05)
+            if asked.sleep is not None:
+                let_device_sleep(session.engine, asked.sleep / 1e3)
             clocks = HostClocks(session.engine, session.loop.thread)
             for streams in map(int, asked.streams.split(",")):
                 for milliseconds in asked.intervals.split(","):
                     sys.setswitchinterval(float(milliseconds) / 1e3)
                     name = f"{streams} streams, {milliseconds} ms"
-                    found["us_a_step"][name] = measure(llm, clocks, streams, asked.turns)
+                    found["us_a_step"][name] = measure(llm, clocks, streams, asked.turns, length)
     sys.setswitchinterval(interval)
     return found
 
