@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headstock import LLM, SamplingParams
-from headstock.outputs import Update
+from headstock.outputs import CompletionOutput, Update
 from headstock.text.tokenizer import Tokenizer
 
 Make = Callable[..., tuple[LLM, Any]]
@@ -125,6 +126,25 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
     assert output.prompt_logprobs[0] is None and output.prompt_logprobs[1] is not None
     plain = llm.generate("hello", SHORT)[0]
     assert plain.outputs[0].logprobs is None and plain.outputs[0].cumulative_logprob is None
+
+
+def test_an_answer_keeps_nothing_that_the_garbage_collector_visits_for_each_piece(
+    scripted: Make,
+) -> None:
+    llm, _ = scripted()
+    params = SamplingParams(max_tokens=200)
+    prompt_request = llm._session.input_processor.process("hello", params)
+    before = count_pieces()
+    for token in range(200):
+        prompt_request.apply_update(Update(id=prompt_request.request_id, tokens=(token,)), 0.0)
+    assert count_pieces() <= before + 1, "the last one alone is kept"
+    (whole,) = prompt_request.final_output().outputs
+    assert whole.token_ids == list(range(200))
+
+
+def count_pieces() -> int:
+    """Pieces that something refers to."""
+    return sum(type(each) is CompletionOutput for each in gc.get_objects())
 
 
 def test_cached_tokens_of_several_answers_are_those_of_the_first(scripted: Make) -> None:

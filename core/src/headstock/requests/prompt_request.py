@@ -11,12 +11,7 @@ from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput, U
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import Request
 from headstock.text.answer import AnswerFormat
-from headstock.text.completion import (
-    CompletionBuilder,
-    LogprobTable,
-    join_pieces,
-    make_prompt_logprobs,
-)
+from headstock.text.completion import CompletionBuilder, LogprobTable, make_prompt_logprobs
 from headstock.text.prompt import Prompt
 from headstock.text.tokenizer import Tokenizer
 
@@ -82,7 +77,6 @@ class PromptRequest:
     def apply_update(self, update: Update, seconds: float) -> RequestOutput:
         """The output with the piece that `update`, which came at `seconds`, adds."""
         piece = self.completions[update.id].apply_update(update)
-        self.pieces[update.id].append(piece)
         self.update_metrics(update, seconds)
         prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
         self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
@@ -113,11 +107,6 @@ class PromptRequest:
             for index, request in enumerate(self.requests)
         }
 
-    @cached_property
-    def pieces(self) -> dict[str, list[CompletionOutput]]:
-        """The pieces of each request's completion."""
-        return {request.id: [] for request in self.requests}
-
     @property
     def max_tokens(self) -> int:
         """The most tokens of a completion: `params.max_tokens`, or the room beside the prompt."""
@@ -141,7 +130,8 @@ class PromptRequest:
     def final_output(self) -> RequestOutput:
         """The output with whole completions, once each of them has finished."""
         return self._make_output(
-            [join_pieces(pieces) for pieces in self.pieces.values()], self.prompt_logprobs
+            [completion.joined.join() for completion in self.completions.values()],
+            self.prompt_logprobs,
         )
 
     def _make_output(

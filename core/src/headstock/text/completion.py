@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
 from headstock.errors import PluginBroken
-from headstock.outputs import CompletionOutput, Logprob, TokenLogprob, Update
+from headstock.outputs import CompletionOutput, Logprob, TokenLogprob, ToolCall, Update
 from headstock.sampling_params import SamplingParams
 from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
 from headstock.text.detokenizer import Detokenizer
@@ -42,6 +42,7 @@ class CompletionBuilder:
             else tokenizer.find_ids(answer_format.special_tokens),
         )
         self.matcher = StopStringMatcher(params.stop, include=params.include_stop_str_in_output)
+        self.joined = JoinedPieces()
         self.num_tokens = 0
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
         self.is_finished = False
@@ -68,6 +69,7 @@ class CompletionBuilder:
         if self.divider is not None:
             output = self._divide(output, self.divider)
         self.is_finished = output.finish_reason is not None
+        self.joined.add(output)
         return output
 
     def _divide(self, output: CompletionOutput, divider: AnswerDivider) -> CompletionOutput:
@@ -171,23 +173,52 @@ def make_prompt_logprobs(
     return [None if entry is None else make_logprob_table(entry, tokenizer) for entry in entries]
 
 
-def join_pieces(pieces: Sequence[CompletionOutput]) -> CompletionOutput:
+class JoinedPieces:
+    """What the pieces of one completion add up to."""
+
+    # Texts and numbers and not the pieces: those are objects that the garbage collector visits. Of
+    # 256 streams with 60 tokens each it took a quarter of their callers' time.
+    def __init__(self) -> None:
+        self.last: CompletionOutput | None = None
+        self.texts: list[str] = []
+        self.reasoning: list[str] = []
+        self.token_ids: list[int] = []
+        self.logprobs: list[LogprobTable] = []
+        self.calls: list[ToolCall] = []
+
+    def add(self, piece: CompletionOutput) -> None:
+        """Add the next piece."""
+        self.last = piece
+        self.texts.append(piece.text)
+        self.token_ids += piece.token_ids
+        if piece.logprobs:
+            self.logprobs += piece.logprobs
+        if piece.reasoning:
+            self.reasoning.append(piece.reasoning)
+        if piece.tool_calls:
+            self.calls += piece.tool_calls
+
+    def join(self) -> CompletionOutput:
+        """The whole of them, at least one."""
+        last = self.last
+        assert last is not None, "internal error: a completion without a piece"
+        return CompletionOutput(
+            index=last.index,
+            text="".join(self.texts),
+            token_ids=list(self.token_ids),
+            cumulative_logprob=last.cumulative_logprob,
+            logprobs=None if last.logprobs is None else list(self.logprobs),
+            finish_reason=last.finish_reason,
+            stop_reason=last.stop_reason,
+            error=last.error,
+            reasoning="".join(self.reasoning) or None,
+            tool_calls=join_calls(self.calls),
+        )
+
+
+def join_pieces(pieces: Iterable[CompletionOutput]) -> CompletionOutput:
     """The whole completion that `pieces`, at least one, add up to."""
-    last = pieces[-1]
-    logprobs = (
-        None
-        if last.logprobs is None
-        else [table for piece in pieces for table in piece.logprobs or ()]
-    )
-    return CompletionOutput(
-        index=last.index,
-        text="".join(piece.text for piece in pieces),
-        token_ids=[token for piece in pieces for token in piece.token_ids],
-        cumulative_logprob=last.cumulative_logprob,
-        logprobs=logprobs,
-        finish_reason=last.finish_reason,
-        stop_reason=last.stop_reason,
-        error=last.error,
-        reasoning="".join(piece.reasoning or "" for piece in pieces) or None,
-        tool_calls=join_calls([call for piece in pieces for call in piece.tool_calls]),
-    )
+    joined = JoinedPieces()
+    for piece in pieces:
+        joined.add(piece)
+    return joined.join()
