@@ -58,6 +58,9 @@ class TrackedRequest:
 
     def make_update(self, tokens: list[int], **end: Any) -> Update:
         """Make the update with the next `tokens`; `end` has the fields of an end."""
+        if self.num_emitted and not self.logprobs and not end:  # as most are
+            self.num_emitted += len(tokens)
+            return Update(id=self.request.id, tokens=tuple(tokens))
         changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens), **end}
         if tokens and not self.num_emitted:
             changes["cached_tokens"] = self.cached_tokens

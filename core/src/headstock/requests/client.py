@@ -202,6 +202,7 @@ async def stream_outputs_async(
                 piece = client.apply_update(*update)
                 if piece is not None:
                     yield piece
-                client.submit_waiting()
+                if client.waiting:
+                    client.submit_waiting()
     finally:
         client.close()

@@ -21,7 +21,8 @@ PromptLogprobs = list[LogprobTable | None] | None
 class PromptRequest:
     """A checked prompt and its `params.n` requests to the engine, one for each completion.
 
-    `max_output_tokens` is the room beside the prompt. `seed` is the first request's; the others'
+    `max_output_tokens` is the room beside the prompt, and `max_tokens` the most of a completion:
+    that, or `params.max_tokens` if it is less. `seed` is the first request's; the others'
     are derived from it. Requests of higher `priority` go first. With `answer_format` the outputs
     are divided.
     """
@@ -45,7 +46,7 @@ class PromptRequest:
         self.tokenizer = tokenizer
         self.answer_format = answer_format
         tokens = prompt.ids
-        max_tokens = (
+        self.max_tokens = (
             max_output_tokens
             if params.max_tokens is None
             else min(params.max_tokens, max_output_tokens)
@@ -54,7 +55,7 @@ class PromptRequest:
             Request(
                 id=f"{request_id}-{index}" if params.n > 1 else request_id,
                 prompt=tokens,
-                max_tokens=max_tokens,
+                max_tokens=self.max_tokens,
                 min_tokens=min(params.min_tokens, max_output_tokens),
                 stop_ids=stop_ids,
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
@@ -76,14 +77,20 @@ class PromptRequest:
 
     def apply_update(self, update: Update, seconds: float) -> RequestOutput:
         """The output with the piece that `update`, which came at `seconds`, adds."""
-        piece = self.completions[update.id].apply_update(update)
-        self.update_metrics(update, seconds)
-        prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
-        self.prompt_logprobs = prompt_logprobs or self.prompt_logprobs
+        completion = self.completions[update.id]
+        piece = completion.apply_update(update)
+        completion.joined.add(piece)
+        is_first = update.cached_tokens is not None or self.metrics.first_token is None
+        if is_first or completion.is_finished:
+            self.update_metrics(update, seconds)
+        prompt_logprobs = None
+        if update.prompt_logprobs is not None:
+            prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
+            self.prompt_logprobs = prompt_logprobs
         return self._make_output([piece], prompt_logprobs)
 
     def update_metrics(self, update: Update, seconds: float) -> None:
-        """Bring the metrics up to date; most updates change none."""
+        """Bring the metrics up to date."""
         changes: dict[str, Any] = {}
         # The first request's alone: the other completions find in the cache what it computed.
         if update.cached_tokens is not None and update.id == self.requests[0].id:
@@ -106,11 +113,6 @@ class PromptRequest:
             request.id: CompletionBuilder(index, request.params, self.tokenizer, self.answer_format)
             for index, request in enumerate(self.requests)
         }
-
-    @property
-    def max_tokens(self) -> int:
-        """The most tokens of a completion: `params.max_tokens`, or the room beside the prompt."""
-        return self.requests[0].max_tokens
 
     @property
     def must_stream(self) -> bool:

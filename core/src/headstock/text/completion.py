@@ -21,6 +21,8 @@ LogprobTable = dict[int, Logprob]
 class CompletionBuilder:
     """Turns each update of one request into a piece of its completion; after a piece with a finish
     reason there are none. With a format, the pieces are divided.
+
+    joined: what pieces add up to, where somebody adds them
     """
 
     def __init__(
@@ -45,10 +47,15 @@ class CompletionBuilder:
         self.joined = JoinedPieces()
         self.num_tokens = 0
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
+        # Until its end, a piece is new text and tokens alone.
+        self.is_plain = not params.stop and params.logprobs is None and answer_format is None
         self.is_finished = False
 
     def apply_update(self, update: Update) -> CompletionOutput:
         """The piece that `update` adds; a stop string may finish it before the engine does."""
+        if update.finish_reason is None and self.is_plain:  # as most are
+            text = self.detokenizer.add_tokens(update.tokens)
+            return CompletionOutput(index=self.index, text=text, token_ids=[*update.tokens])
         if self.matcher.stops:
             text, num_tokens, stop = self._detokenize_until_stop(update)
         else:
@@ -69,7 +76,6 @@ class CompletionBuilder:
         if self.divider is not None:
             output = self._divide(output, self.divider)
         self.is_finished = output.finish_reason is not None
-        self.joined.add(output)
         return output
 
     def _divide(self, output: CompletionOutput, divider: AnswerDivider) -> CompletionOutput:

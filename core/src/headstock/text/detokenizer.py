@@ -57,20 +57,18 @@ class Detokenizer:
         # window is cut, and only those that stay are looked up.
         if len(visible) < WINDOW:
             visible = list(filter(self.tokenizer.has_token, visible))
-        return self._extend_window(visible) if visible else ""
+        self.window += visible
+        return self._read_window() if visible else ""
 
     def add_token(self, token: int) -> str:
         """The text that `token` makes certain."""
         if token in self.skipped_ids or not self.tokenizer.has_token(token):
             return ""
-        if token in self.tokenizer.byte_ids:
-            self.window.append(token)
-            return ""
-        return self._extend_window([token])
+        self.window.append(token)
+        return "" if token in self.tokenizer.byte_ids else self._read_window()
 
-    def _extend_window(self, tokens: list[int]) -> str:
-        """The text that `tokens`, none of them a byte, make certain."""
-        self.window += tokens
+    def _read_window(self) -> str:
+        """The text that the window, whose last token is no byte, makes certain."""
         text = self._decode_window()
         num_pending = int(text.endswith(REPLACEMENT))
         piece = text[self.num_emitted : len(text) - num_pending]

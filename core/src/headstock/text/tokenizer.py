@@ -99,7 +99,9 @@ class Tokenizer:
                 [list(tokens)], skip_special_tokens=skip_special_tokens
             )
             return str(texts[0])
-        return str(self.backend.decode(list(tokens), skip_special_tokens=skip_special_tokens))
+        ids = tokens if isinstance(tokens, list) else list(tokens)
+        text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
 
     def find_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """The ids of the tokens that are these texts, as far as there are any."""
