@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headstock import LLM, SamplingParams
+from headstock import LLM, RequestOutput, SamplingParams
 from headstock.outputs import CompletionOutput, Update
 from headstock.text.tokenizer import Tokenizer
 
@@ -128,6 +129,29 @@ def test_logprobs_are_one_mapping_a_token(scripted: Make) -> None:
     assert plain.outputs[0].logprobs is None and plain.outputs[0].cumulative_logprob is None
 
 
+def test_the_first_answers_cached_tokens_count_where_another_has_the_first_token(
+    scripted: Make,
+) -> None:
+    llm, _ = scripted()
+    params = SamplingParams(n=2, max_tokens=9)
+    prompt_request = llm._session.input_processor.process("hello", params)
+    for seconds, (index, cached) in enumerate(((1, 16), (1, None), (0, 4), (0, None))):
+        update = Update(id=prompt_request.requests[index].id, tokens=(5,), cached_tokens=cached)
+        metrics = prompt_request.apply_update(update, float(seconds)).metrics
+    assert (metrics.cached_tokens, metrics.first_token, metrics.end) == (4, 0.0, None)
+
+
+def test_answers_beyond_those_in_flight_are_submitted_as_others_end(scripted: Make) -> None:
+    llm, _ = scripted(running=1)
+
+    async def answer() -> RequestOutput:
+        async with asyncio.timeout(60):
+            return await llm.generate_async("hello", SamplingParams(n=7, max_tokens=3))
+
+    outputs = asyncio.run(answer()).outputs
+    assert [len(each.token_ids) for each in outputs] == [3] * 7
+
+
 def test_an_answer_keeps_nothing_that_the_garbage_collector_visits_for_each_piece(
     scripted: Make,
 ) -> None:
@@ -140,6 +164,8 @@ def test_an_answer_keeps_nothing_that_the_garbage_collector_visits_for_each_piec
     assert count_pieces() <= before + 1, "the last one alone is kept"
     (whole,) = prompt_request.final_output().outputs
     assert whole.token_ids == list(range(200))
+    whole.token_ids.clear()  # the caller's own
+    assert len(prompt_request.final_output().outputs[0].token_ids) == 200
 
 
 def count_pieces() -> int:

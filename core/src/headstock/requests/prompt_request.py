@@ -80,8 +80,7 @@ class PromptRequest:
         completion = self.completions[update.id]
         piece = completion.apply_update(update)
         completion.joined.add(piece)
-        is_first = update.cached_tokens is not None or self.metrics.first_token is None
-        if is_first or completion.is_finished:
+        if update.cached_tokens is not None or completion.is_finished:
             self.update_metrics(update, seconds)
         prompt_logprobs = None
         if update.prompt_logprobs is not None:
@@ -90,7 +89,7 @@ class PromptRequest:
         return self._make_output([piece], prompt_logprobs)
 
     def update_metrics(self, update: Update, seconds: float) -> None:
-        """Bring the metrics up to date."""
+        """Bring the metrics up to date with the first update of a request, or its last."""
         changes: dict[str, Any] = {}
         # The first request's alone: the other completions find in the cache what it computed.
         if update.cached_tokens is not None and update.id == self.requests[0].id:
