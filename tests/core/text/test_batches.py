@@ -8,6 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headstock import SamplingParams
+from headstock.outputs import Update
+from headstock.text.completion import CompletionBuilder
 from headstock.text.detokenizer import Detokenizer
 from headstock.text.tokenizer import Tokenizer
 
@@ -32,3 +35,18 @@ def test_text_does_not_depend_on_how_many_tokens_come_at_once(
         start += cut
 
     assert "".join(pieces) + parts.flush() == singly
+
+
+@given(st.lists(st.lists(st.integers(0, 331), max_size=5), max_size=12), st.booleans())
+def test_a_plain_piece_is_what_the_long_way_makes_of_it(
+    tokenizer: Tokenizer, updates: list[list[int]], skips: bool
+) -> None:
+    params = SamplingParams(skip_special_tokens=skips)
+    plain, other = (CompletionBuilder(3, params, tokenizer) for _ in range(2))
+    assert plain.is_plain
+    other.is_plain = False
+    for tokens in updates:
+        update = Update(id="a", tokens=tuple(tokens))
+        assert plain.apply_update(update) == other.apply_update(update)
+    end = Update(id="a", tokens=(7, 0), finish_reason="stop", stop_token=0)
+    assert plain.apply_update(end) == other.apply_update(end)

@@ -152,7 +152,7 @@ def test_answers_beyond_those_in_flight_are_submitted_as_others_end(scripted: Ma
     assert [len(each.token_ids) for each in outputs] == [3] * 7
 
 
-def test_an_answer_keeps_nothing_that_the_garbage_collector_visits_for_each_piece(
+def test_an_answer_keeps_none_of_its_pieces_but_the_last(
     scripted: Make,
 ) -> None:
     llm, _ = scripted()

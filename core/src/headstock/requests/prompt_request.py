@@ -22,9 +22,9 @@ class PromptRequest:
     """A checked prompt and its `params.n` requests to the engine, one for each completion.
 
     `max_output_tokens` is the room beside the prompt, and `max_tokens` the most of a completion:
-    that, or `params.max_tokens` if it is less. `seed` is the first request's; the others'
-    are derived from it. Requests of higher `priority` go first. With `answer_format` the outputs
-    are divided.
+    that, or `params.max_tokens` if it is less. `seed` is the first request's; the others' are
+    derived from it. Requests of higher `priority` go first. With `answer_format` the outputs are
+    divided.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class PromptRequest:
         completion = self.completions[update.id]
         piece = completion.apply_update(update)
         completion.joined.add(piece)
+        # What comes with the first token has `cached_tokens`.
         if update.cached_tokens is not None or completion.is_finished:
             self.update_metrics(update, seconds)
         prompt_logprobs = None
