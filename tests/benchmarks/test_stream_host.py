@@ -25,4 +25,4 @@ def test_a_device_that_sleeps_is_waited_for() -> None:
     found = main([], [*words, "--streams", "2", "--intervals", "5", "--turns", "1", "--sleep", "9"])
     parts = found["us_a_step"]["2 streams, 5 ms"]
     # Readings may come a little late, which is little of 127 steps.
-    assert parts["wall"] > 0.95 * 9000 and parts["waited"] > parts["engine"]
+    assert parts["wall"] > 0.95 * 9000 and parts["waited"] > 0.5 * parts["wall"]

@@ -102,7 +102,8 @@ def let_device_sleep(engine: Any, seconds: float) -> None:
 class HostClocks:
     """The processor time of the engine's thread and of another one, and the waits for the device.
 
-    The engine's waits are told apart, because a wait for an event may keep its processor busy.
+    The engine's waits are told apart, because a wait for an event may keep its processor busy. A
+    late plan waits for the device too.
     """
 
     def __init__(self, engine: Any, thread: Any) -> None:
@@ -110,21 +111,26 @@ class HostClocks:
         self.engine_clock = time.pthread_getcpuclockid(thread.ident)
         self.waited = self.waited_busy = 0.0
         engine.executor = Watched(engine.executor, execute=self.watch_waits(engine.executor))
+        engine.late_planner.sleep = self.watch_wait(engine.late_planner.sleep)
+
+    def watch_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """`wait`, timed."""
+
+        def timed(*arguments: Any) -> Any:
+            begin, busy = time.perf_counter(), time.thread_time()
+            result = wait(*arguments)
+            self.waited += time.perf_counter() - begin
+            self.waited_busy += time.thread_time() - busy
+            return result
+
+        return timed
 
     def watch_waits(self, executor: Any) -> Callable[..., Any]:
         """The executor's `execute`, whose steps time the wait for their sample."""
 
         def execute(*arguments: Any) -> Any:
             pending = executor.execute(*arguments)
-
-            def wait() -> Any:
-                begin, busy = time.perf_counter(), time.thread_time()
-                sample = pending.wait()
-                self.waited += time.perf_counter() - begin
-                self.waited_busy += time.thread_time() - busy
-                return sample
-
-            return Watched(pending, wait=wait)
+            return Watched(pending, wait=self.watch_wait(pending.wait))
 
         return execute
 
