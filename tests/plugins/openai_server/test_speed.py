@@ -78,7 +78,7 @@ def step_microseconds(server: Served, engine: int, *, stream: bool) -> float:
             selector.register(connection, selectors.EVENT_READ)
         server.wait_for("headstock_requests_running", 32, 30)
         steps, spent = server.metric(STEPS), processor_seconds(engine)
-        end = time.monotonic() + 3
+        end = time.monotonic() + 1
         while time.monotonic() < end:
             for key, _ in selector.select(0.1):
                 key.fileobj.recv(1 << 16)  # type: ignore[union-attr]
@@ -102,10 +102,12 @@ def test_streams_cost_a_step_at_most_a_twentieth() -> None:
         pin_process(server.process.pid, other)
         os.sched_setaffinity(0, {other})
         try:
-            # Whole answers have nothing to say between their first token and their last.
+            # Whole answers have nothing to say between their first token and their last. A step
+            # takes a quarter more or less from one second to the next on a shared processor: of 5
+            # pairs the median was 2 to 7 % for the same code, of 25 it is within 2 %.
             turns = [
                 [step_microseconds(server, engine, stream=stream) for stream in (False, True)]
-                for _ in range(6)
+                for _ in range(26)
             ]
         finally:
             os.sched_setaffinity(0, cores)
