@@ -103,8 +103,8 @@ def test_streams_cost_a_step_at_most_a_twentieth() -> None:
         os.sched_setaffinity(0, {other})
         try:
             # Whole answers have nothing to say between their first token and their last. A step
-            # takes a quarter more or less from one second to the next on a shared processor: of 5
-            # pairs the median was 2 to 7 % for the same code, of 25 it is within 2 %.
+            # takes a quarter more or less from one second to the next on a shared processor. For
+            # the same code medians of 5 pairs of 3 s were 1.02 to 1.07, of 25 of 1 s 0.99 to 1.04.
             turns = [
                 [step_microseconds(server, engine, stream=stream) for stream in (False, True)]
                 for _ in range(26)
