@@ -102,19 +102,19 @@ def let_device_sleep(engine: Any, seconds: float) -> None:
 class HostClocks:
     """The processor time of the engine's thread and of another one, and the waits for the device.
 
-    The engine's waits are told apart, because a wait for an event may keep its processor busy. A
-    late plan waits for the device too.
+    The engine's waits are told apart, because a wait for an event may keep its processor busy. The
+    sleep before a late plan is one of them.
     """
 
     def __init__(self, engine: Any, thread: Any) -> None:
         self.engine = engine
         self.engine_clock = time.pthread_getcpuclockid(thread.ident)
         self.waited = self.waited_busy = 0.0
-        engine.executor = Watched(engine.executor, execute=self.watch_waits(engine.executor))
-        engine.late_planner.sleep = self.watch_wait(engine.late_planner.sleep)
+        engine.executor = Watched(engine.executor, execute=self.time_steps(engine.executor))
+        engine.late_planner.sleep = self.time_wait(engine.late_planner.sleep)
 
-    def watch_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
-        """`wait`, timed."""
+    def time_wait(self, wait: Callable[..., Any]) -> Callable[..., Any]:
+        """`wait`, whose time counts as waited."""
 
         def timed(*arguments: Any) -> Any:
             begin, busy = time.perf_counter(), time.thread_time()
@@ -125,12 +125,12 @@ class HostClocks:
 
         return timed
 
-    def watch_waits(self, executor: Any) -> Callable[..., Any]:
-        """The executor's `execute`, whose steps time the wait for their sample."""
+    def time_steps(self, executor: Any) -> Callable[..., Any]:
+        """The executor's `execute`, the wait for whose samples counts as waited."""
 
         def execute(*arguments: Any) -> Any:
             pending = executor.execute(*arguments)
-            return Watched(pending, wait=self.watch_wait(pending.wait))
+            return Watched(pending, wait=self.time_wait(pending.wait))
 
         return execute
 
