@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,22 @@ def test_usage_is_in_no_chunk_or_in_each(server: Served) -> None:
         each["usage"]["completion_tokens"] for each in server.post(CHAT, QUESTION | options).events
     ]
     assert counts == [0, 1, 2] or counts == [0, 2, 2]
+
+
+def test_timings_are_the_servers_and_come_with_the_last_chunk(server: Served) -> None:
+    for path, body in ((CHAT, QUESTION), (TEXT, {"prompt": "Once upon", "max_tokens": 8})):
+        options = {"stream": True, "stream_options": {"include_timings": True}}
+        start = time.monotonic()
+        events = server.post(path, body | options).events
+        most = time.monotonic() - start
+        assert not any("timings" in each or "usage" in each for each in events[:-1])
+        timings = events[-1]["timings"]
+        assert "usage" not in events[-1] and events[-1]["choices"] == []
+        assert 0 < timings["ttft"] <= timings["total"] < most
+        options["stream_options"]["include_usage"] = True
+        last = server.post(path, body | options).events[-1]
+        rate, total = last["timings"]["tokens_per_second"], last["timings"]["total"]
+        assert rate * total == pytest.approx(last["usage"]["completion_tokens"])
 
 
 @pytest.mark.feature("W1")

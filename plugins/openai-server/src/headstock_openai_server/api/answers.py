@@ -29,6 +29,16 @@ class Usage(Answer, kw_only=True):
     prompt_tokens_details: PromptTokensDetails
 
 
+class Timings(Answer, kw_only=True):
+    """Seconds from a request's arrival to its first token and to its last, by the server's clock,
+    and tokens a second over all of it; null before there are any.
+    """
+
+    ttft: float | None
+    total: float | None
+    tokens_per_second: float | None
+
+
 class Embedding(Answer, kw_only=True):
     """The vector of one input: numbers, or base64 of little-endian float32."""
 
@@ -207,7 +217,7 @@ class Completion(Answer, kw_only=True):
 
 
 class Chunk(Answer, kw_only=True):
-    """A chunk of a stream. `usage` is left out unless it was asked for."""
+    """A chunk of a stream. `usage` and `timings` are left out unless they were asked for."""
 
     id: str
     object: str
@@ -215,6 +225,7 @@ class Chunk(Answer, kw_only=True):
     model: str
     choices: list[Any]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    timings: Timings | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(Answer, kw_only=True):
@@ -233,6 +244,25 @@ class ModelList(Answer, kw_only=True):
 
     object: Literal["list"] = "list"
     data: list[Model]
+
+
+class ModelInfo(Answer, kw_only=True):
+    """What routers ask of a model, by SGLang's names."""
+
+    model_path: str
+    tokenizer_path: str
+    is_generation: bool = True
+
+
+class ServerInfo(Answer, kw_only=True):
+    """What routers ask of a server, by SGLang's names."""
+
+    model_path: str
+    served_model_name: str
+    version: str
+    tp_size: int
+    dp_size: int = 1
+    max_model_len: int
 
 
 class TokenizeAnswer(Answer, kw_only=True):

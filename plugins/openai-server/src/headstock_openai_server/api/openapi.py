@@ -17,7 +17,9 @@ from headstock_openai_server.api.answers import (
     Health,
     LiveView,
     Model,
+    ModelInfo,
     ModelList,
+    ServerInfo,
     TokenizeAnswer,
     TokenizerInfo,
     Version,
@@ -129,6 +131,18 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ),
     ("get", "/health"): Operation(summary="Say whether requests are served", answer=Health),
     ("get", "/version"): Operation(summary="Show the version", answer=Version),
+    **{
+        ("get", path): Operation(
+            summary="Describe the model, for routers", answer=ModelInfo, statuses=(503,)
+        )
+        for path in ("/model_info", "/get_model_info")
+    },
+    **{
+        ("get", path): Operation(
+            summary="Describe the server, for routers", answer=ServerInfo, statuses=(503,)
+        )
+        for path in ("/server_info", "/get_server_info")
+    },
     ("get", "/metrics"): Operation(summary="Show counts and times", answer="text/plain"),
     ("get", "/openapi.json"): Operation(summary="Show this document", answer="application/json"),
     ("get", "/live"): Operation(

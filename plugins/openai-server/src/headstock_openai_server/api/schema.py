@@ -16,6 +16,7 @@ class StreamOptions(Body, kw_only=True):
     """What a stream reports beside text."""
 
     include_usage: bool | None = None
+    include_timings: bool | None = None
     continuous_usage_stats: bool | None = None
     include_obfuscation: Any = None
 
@@ -63,7 +64,9 @@ class SamplingBody(EngineBody, kw_only=True):
     bad_words: Any = None
     best_of: Any = None
     logits_processors: Any = None
+    no_stop_trim: Any = None
     request_id: Any = None
+    return_hidden_states: Any = None
     return_token_ids: Any = None
     return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
@@ -176,8 +179,10 @@ class ChatBody(SamplingBody, kw_only=True):
     metadata: Any = None
     modalities: Any = None
     prediction: Any = None
+    separate_reasoning: Any = None
     service_tier: Any = None
     store: Any = None
+    stream_reasoning: Any = None
     verbosity: Any = None
     web_search_options: Any = None
 

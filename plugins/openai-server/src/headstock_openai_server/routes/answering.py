@@ -20,6 +20,7 @@ from headstock_openai_server.api.answers import (
     Chunk,
     PromptLogprobs,
     PromptTokensDetails,
+    Timings,
     Usage,
 )
 from headstock_openai_server.api.errors import ApiError
@@ -58,12 +59,13 @@ def encode_event(chunk: Answer) -> bytes:
 
 
 class UsageReport:
-    """The usage of one request, and where its stream shows it."""
+    """The usage and the times of one request, and where its stream shows them."""
 
     def __init__(self, generation: Generation, body: SamplingBody) -> None:
         options = body.stream_options
         self.generation = generation
         self.at_end = bool(options and options.include_usage)
+        self.times_at_end = bool(options and options.include_timings)
         self.continuous = bool(options and options.continuous_usage_stats)
         self.drops_output = False
 
@@ -79,6 +81,17 @@ class UsageReport:
             prompt_tokens_details=PromptTokensDetails(cached_tokens=generation.num_cached_tokens),
         )
 
+    def measure(self) -> Timings:
+        """The times so far: to the first token of any answer, and to the last of all."""
+        generation = self.generation
+        progress = generation.progress.values()
+        if not progress:
+            return Timings(ttft=None, total=None, tokens_per_second=None)
+        first = min(each.first for each in progress) - generation.arrival
+        total = max(each.last for each in progress) - generation.arrival
+        rate = generation.num_output_tokens / total if total else None
+        return Timings(ttft=first, total=total, tokens_per_second=rate)
+
     def of_chunk(self) -> Usage | msgspec.UnsetType | None:
         """What an ordinary chunk says."""
         if self.continuous:
@@ -87,7 +100,7 @@ class UsageReport:
 
     def write_last(self, identity: Identity, kind: str) -> bytes:
         """The chunk after all others, if it was asked for."""
-        if not self.at_end:
+        if not (self.at_end or self.times_at_end):
             return b""
         return encode_event(
             Chunk(
@@ -96,7 +109,8 @@ class UsageReport:
                 created=identity.created,
                 model=identity.model,
                 choices=[],
-                usage=self.count(),
+                usage=self.count() if self.at_end else msgspec.UNSET,
+                timings=self.measure() if self.times_at_end else msgspec.UNSET,
             )
         )
 

@@ -20,7 +20,12 @@ from headstock_openai_server.observe.tracing import RequestTracer
 from headstock_openai_server.routes.chat import answer_chat
 from headstock_openai_server.routes.completions import answer_completion
 from headstock_openai_server.routes.embeddings import answer_embeddings
-from headstock_openai_server.routes.models import list_models, show_model
+from headstock_openai_server.routes.models import (
+    list_models,
+    show_model,
+    show_model_info,
+    show_server_info,
+)
 from headstock_openai_server.routes.responses import answer_response
 from headstock_openai_server.routes.status import (
     show_document,
@@ -73,6 +78,10 @@ def make_app(
             route("/tokenizer_info", "GET", show_tokenizer),
             route("/health", "GET", show_health),
             route("/version", "GET", show_version),
+            route("/model_info", "GET", show_model_info),
+            route("/get_model_info", "GET", show_model_info),
+            route("/server_info", "GET", show_server_info),
+            route("/get_server_info", "GET", show_server_info),
             route("/metrics", "GET", show_metrics),
             route("/openapi.json", "GET", show_document),
             route("/live", "GET", show_live),

@@ -1,11 +1,12 @@
-"""`/v1/models`."""
+"""`/v1/models`, and what routers ask: `/model_info` and `/server_info`."""
 
 from __future__ import annotations
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from headstock_openai_server.api.answers import Model, ModelList
+import headstock
+from headstock_openai_server.api.answers import Model, ModelInfo, ModelList, ServerInfo
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.routes.answering import json_response
 
@@ -28,6 +29,32 @@ def describe_model(service: Service, name: str) -> Model:
     return Model(
         id=name,
         created=int(service.started),
-        root=service.config.model if len(service.config.model) < 256 else name,
+        root=find_path(service, name),
         max_model_len=service.session.engine.max_seq_len,
     )
+
+
+async def show_model_info(service: Service, request: Request) -> Response:
+    """`GET /model_info`, which SGLang also calls `/get_model_info`."""
+    service.check_serving()
+    path = find_path(service, service.settings.model_names[0])
+    return json_response(ModelInfo(model_path=path, tokenizer_path=path))
+
+
+async def show_server_info(service: Service, request: Request) -> Response:
+    """`GET /server_info`, which SGLang also calls `/get_server_info`."""
+    name = service.settings.model_names[0]
+    return json_response(
+        ServerInfo(
+            model_path=find_path(service, name),
+            served_model_name=name,
+            version=headstock.__version__,
+            tp_size=service.config.tp,
+            max_model_len=service.session.engine.max_seq_len,
+        )
+    )
+
+
+def find_path(service: Service, name: str) -> str:
+    """What the server was told to serve, or `name` where that is too long to show."""
+    return service.config.model if len(service.config.model) < 256 else name
