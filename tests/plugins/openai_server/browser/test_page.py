@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -15,6 +16,16 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright
 from served import Served, serve
 
 PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
+CHUNKS = (
+    {"choices": [{"index": 0, "delta": {"content": "Yes."}, "finish_reason": "stop"}]},
+    {
+        "choices": [],
+        "usage": {"prompt_tokens": 9, "completion_tokens": 21, "total_tokens": 30},
+        "timings": {"ttft": 0.25, "total": 2.25, "tokens_per_second": 9.3},
+    },
+)
+STREAM = "".join(f"data: {json.dumps(each)}\n\n" for each in CHUNKS) + "data: [DONE]\n\n"
+"""A stream that arrives in one piece, as it does from behind a proxy that holds it."""
 PICTURE = "HEADSTOCK_PICTURE"
 """The variable with a path to which the picture of the README is written."""
 
@@ -83,6 +94,48 @@ def test_an_answer_comes_as_a_stream_and_the_chat_goes_on(browser: Browser, serv
         assert server.wait_for_line(path="/v1/chat/completions")["status"] == 200
         page.get_by_role("button", name="New chat").click()
         expect(page.locator(".turn")).to_have_count(0)
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 700)])
+def test_a_long_chat_scrolls_above_the_message_field(
+    browser: Browser, server: Served, width: int, height: int
+) -> None:
+    with open_page(browser, server, viewport={"width": width, "height": height}) as page:
+        page.get_by_label("Tokens").fill("60")
+        for number in range(1, 7):
+            ask(page, f"Tell story {number} of a girl and a dog.")
+            expect(page.locator(".turn.assistant .facts")).to_have_count(number)
+            expect(page.get_by_role("button", name="Send")).to_be_enabled()
+        boxes = [
+            page.locator(name).bounding_box() for name in ("#prompt", "#send", ".facts >> nth=-1")
+        ]
+        assert all(box and box["y"] >= 0 and box["y"] + box["height"] <= height for box in boxes)
+        assert page.evaluate("document.documentElement.scrollHeight") <= height
+        log = page.locator("#log")
+        assert log.evaluate("log => log.scrollHeight - log.clientHeight") > 0
+        log.evaluate("log => { log.scrollTop = 0; }")
+        expect(page.locator(".turn").first).to_be_in_viewport()
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=STREAM))
+        ask(page, "Is it so?")
+        expect(page.locator(".facts").last).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("height", [500, 900])
+def test_the_live_view_scrolls_to_its_end(browser: Browser, server: Served, height: int) -> None:
+    with open_page(browser, server, viewport={"width": 390, "height": height}) as page:
+        page.get_by_role("tab", name="Live").click()
+        page.locator("#charts").scroll_into_view_if_needed()
+        expect(page.locator("#charts figure").last).to_be_visible()
+        page.locator("#charts figure").last.scroll_into_view_if_needed()
+        expect(page.locator("#charts figure").last).to_be_in_viewport(ratio=0.9)
+
+
+def test_the_rate_of_an_answer_is_the_servers(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=STREAM))
+        ask(page, "Is it so?")
+        facts = page.locator(".turn.assistant .facts")
+        expect(facts).to_contain_text("first token 250 ms · 21 tokens · 10 tokens/s")
 
 
 def test_escape_stops_an_answer_and_frees_its_pages(browser: Browser, server: Served) -> None:

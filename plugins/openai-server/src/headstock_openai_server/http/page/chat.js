@@ -13,8 +13,16 @@ function addTurn(kind, text) {
   return turn;
 }
 
+// What `change` adds comes into view, unless the reader has scrolled back.
+function followEnd(change) {
+  const log = element("log");
+  const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
+  change();
+  if (isAtEnd) log.scrollTop = log.scrollHeight;
+}
+
 function makeBody(messages) {
-  const body = { messages, stream: true, stream_options: { include_usage: true } };
+  const body = { messages, stream: true, stream_options: { include_usage: true, include_timings: true } };
   const temperature = element("temperature").value;
   const tokens = element("max-tokens").value;
   if (temperature !== "") body.temperature = Number(temperature);
@@ -51,9 +59,8 @@ async function answer(question) {
   thought.className = "thought";
   facts.className = "facts";
   turn.append(thought, text, facts);
-  const began = performance.now();
-  let first = 0;
   let usage = null;
+  let timings = null;
   let reason = "";
   running = new AbortController();
   setRunning(true);
@@ -67,15 +74,14 @@ async function answer(question) {
     await readEvents(response.body, (event) => {
       if (event.error) throw new Error(event.error.message);
       usage = event.usage || usage;
-      for (const choice of event.choices) {
-        const piece = choice.delta.content || "";
-        const reasoning = choice.delta.reasoning || "";
-        if ((piece || reasoning) && !first) first = performance.now();
-        text.append(piece);
-        thought.append(reasoning);
-        reason = choice.finish_reason || reason;
-      }
-      element("log").scrollTop = element("log").scrollHeight;
+      timings = event.timings || timings;
+      followEnd(() => {
+        for (const choice of event.choices) {
+          text.append(choice.delta.content || "");
+          thought.append(choice.delta.reasoning || "");
+          reason = choice.finish_reason || reason;
+        }
+      });
     });
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
@@ -88,16 +94,17 @@ async function answer(question) {
   else takeBack(turns, question);
   if (!text.textContent && !thought.textContent && !reason) turn.remove();
   const parts = [];
-  if (first) parts.push(`first token ${milliseconds((first - began) / 1000)}`);
-  if (usage && first) {
-    const seconds = (performance.now() - first) / 1000;
-    const rate = usage.completion_tokens > 1 ? (usage.completion_tokens - 1) / seconds : 0;
-    parts.push(`${usage.completion_tokens} tokens`, `${rate.toFixed(0)} tokens/s`);
+  if (timings?.ttft) parts.push(`first token ${milliseconds(timings.ttft)}`);
+  if (usage) {
+    parts.push(`${usage.completion_tokens} tokens`);
+    // The server's times: what came in one piece took no time here.
+    const seconds = timings?.total - timings?.ttft;
+    if (seconds > 0) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(0)} tokens/s`);
     const cached = usage.prompt_tokens_details?.cached_tokens;
     parts.push(`${usage.prompt_tokens} in the prompt${cached ? `, ${cached} cached` : ""}`);
   }
   if (reason) parts.push(reason);
-  facts.textContent = parts.join(" · ");
+  followEnd(() => { facts.textContent = parts.join(" · "); });
 }
 
 // A question without an answer stays to be seen, and is no part of what is sent later: templates
