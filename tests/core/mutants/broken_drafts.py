@@ -32,6 +32,31 @@ def all_right(
     return accept_drafts(plan, last_logits, which, samples)
 
 
+def beside_rows_that_failed(
+    accept_drafts: Any, plan: Any, last_logits: Any, which: Any, samples: np.ndarray
+) -> Any:
+    """A row's drafts are looked up as if the rows that failed had none."""
+    drafts, counts = plan.drafts.copy(), plan.num_drafts
+    if len(counts):
+        starts = (np.cumsum(counts) - counts)[which]
+        taken = np.cumsum(counts[which]) - counts[which]
+        for start, at, count in zip(starts, taken, counts[which], strict=True):
+            drafts[start : start + count] = plan.drafts[at : at + count]
+    return accept_drafts(evolve(plan, drafts=drafts), last_logits, which, samples)
+
+
+def by_the_first_accepted(apply_samples: Any, state: Any, event: Any) -> None:
+    """Whether min_tokens are out is judged at a row's first accepted token, for all of them."""
+    counters, live = state.row_counters, event.rows
+    ids = counters[RowCounter.ADMISSION_ID, live].copy()
+    least = counters[RowCounter.MIN_LEN, live].copy()
+    is_early = counters[RowCounter.NUM_KNOWN, live] + 1 < least
+    counters[RowCounter.MIN_LEN, live[is_early]] = np.iinfo(np.int32).max
+    apply_samples(state, event)
+    same = counters[RowCounter.ADMISSION_ID, live] == ids
+    counters[RowCounter.MIN_LEN, live[same]] = least[same]
+
+
 def without_going_back(sync_counters: Any, counters: np.ndarray, rows: Any, known: Any) -> None:
     """What was computed for rejected drafts counts as computed."""
     computed = counters[RowCounter.NUM_COMPUTED].copy()
@@ -94,6 +119,12 @@ DRAFTED = {
     "nobody is held back": Mutant(around(apply, "apply_samples", holding(0)), DIFFERS),
     "all are held back": Mutant(
         around(apply, "apply_samples", holding(1)), "a row without drafts lost its overlap"
+    ),
+    "drafts counted without failed rows": Mutant(
+        around(step_events, "accept_drafts", beside_rows_that_failed), UNLIKE
+    ),
+    "min_tokens judged once a step": Mutant(
+        around(apply, "apply_samples", by_the_first_accepted), UNLIKE
     ),
     "drafts preempt": Mutant(
         around(selection, "_leave_out_drafts", lambda leave_out, state, counts: counts), UNLIKE

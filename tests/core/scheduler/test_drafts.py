@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import FULL, limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, next_token
+from headstock.conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 from headstock.scheduler import Plan, RowCounter, Sampled
 from headstock.scheduler.page_pool import count_held_pages
 from headstock.spi import Budget, ScheduleDecision, View
@@ -94,6 +94,38 @@ def test_under_overlap_a_row_that_is_held_sits_out_alone_and_a_row_that_verifies
     drive.drain()
     for name, one in zip(("plain", "drafted"), (0, 1), strict=True):
         assert drive.outputs[name] == alone(request("x", drive.device.requests[one].prompt, 20))
+
+
+@given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
+@settings(max_examples=30)
+def test_a_stop_id_among_accepted_drafts_counts_as_it_does_without_drafts(
+    seed: int, overlap: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    requests = []
+    for number in range(4):
+        tokens, at = prompt(rng, int(rng.integers(1, 30))), int(rng.integers(0, 20))
+        stop = alone(request("x", tokens, 20))[at]
+        # The stop id comes right before, at or behind the end of min_tokens.
+        least = max(at + int(rng.integers(-2, 4)), 0)
+        requests.append(
+            request(
+                str(number),
+                tokens,
+                int(rng.integers(max(least, 1), 24)),
+                stop_ids=(stop,),
+                min_tokens=least,
+            )
+        )
+    drive = run(Drive(limits(overlap=overlap), rng), *requests)
+
+    assert drive.outputs == {one.id: alone(one) for one in requests}
+    stopped = {
+        one.id
+        for one in requests
+        if len(alone(one)) >= one.min_tokens and alone(one)[-1] in one.stop_ids
+    }
+    assert {name for name, reason in drive.reasons.items() if reason == "stop"} == stopped
 
 
 def test_drafts_preempt_no_row() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from toy_workloads import FULL, limits, prompt, request, window
+from toy_workloads import FULL, fewest_pages, limits, prompt, request, window
 
 from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.errors import PluginBroken
@@ -69,6 +69,23 @@ def test_pages_of_a_long_chunk_wait_to_be_indexed_unless_pages_are_short() -> No
         found.append(hits(drive)[-1])
         assert drive.state.num_preempted == 0
     assert found == [48, 0]
+
+
+@pytest.mark.parametrize("length", [1, 8, 19])
+@pytest.mark.parametrize("size", [1, 4])
+def test_a_prompt_that_just_fits_is_not_preempted_for_pages_that_wait_to_be_indexed(
+    length: int, size: int
+) -> None:
+    sizes = {"page_size": size, "max_batch_tokens": 64, "max_rows": 1}
+    pages = fewest_pages(window(length), **sizes)
+    bounds = limits(
+        groups=(FULL, window(length)), num_pages=(160 // size, pages), overlap=True, **sizes
+    )
+    one = request("a", prompt(np.random.default_rng(3), 140), 20)
+    drive = run(Drive(bounds), one)
+
+    assert drive.outputs["a"] == alone(one)
+    assert drive.state.num_preempted == 0, "the only row was preempted"
 
 
 class Forgetful(RadixCache):
