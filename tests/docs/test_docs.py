@@ -77,9 +77,10 @@ def test_prose_ends_at_100_characters(page: Path) -> None:
 
 
 def test_the_readme_has_the_two_commands() -> None:
+    nox = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox"
     assert [line for line in commands(README, "python3") if "nox" in line] == [
-        'python3 -m pip install -q nox && python3 -m nox -s run -- --prompt "Once upon a time"',
-        "python3 -m pip install -q nox && python3 -m nox",
+        f'{nox} -s run -- --prompt "Once upon a time"',
+        nox,
     ]
 
 
@@ -146,7 +147,3 @@ def test_hosted_ci_runs_what_any_clone_runs() -> None:
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert re.findall(r"- run: (.*)", workflow) == [".ci/run"]
     assert (ROOT / ".ci" / "run").stat().st_mode & 0o111
-
-
-def test_the_readme_is_short() -> None:
-    assert len(README.read_text().split()) <= 700
