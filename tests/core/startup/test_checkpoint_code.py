@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from headstock import LLM, SamplingParams
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, ModelError
 from headstock.startup.model_loading import locate_model, read_model
 
 
@@ -49,4 +49,33 @@ def test_code_is_left_out_where_a_family_serves_the_architecture(
 def test_code_of_an_architecture_that_nobody_serves_is_named(tmp_path: Path) -> None:
     write_code(tmp_path, {"architectures": ["CohereForCausalLM"]})
     with pytest.raises(CannotRun, match="the checkpoint's own Python code is never run; '"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "inputs"),
+    [
+        ({"vision_config": {"hidden_size": 8}}, "images"),
+        ({"mm_vision_tower": "clip"}, "images"),
+        ({"audio_config": {}, "vision_config": {}}, "images and sound"),
+    ],
+)
+def test_a_model_with_a_tower_is_told_that_its_inputs_are_not_served(
+    tmp_path: Path, fields: dict[str, object], inputs: str
+) -> None:
+    config = {"architectures": ["SomeForConditionalGeneration"], "text_config": {}, **fields}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CannotRun, match=f"takes {inputs}, which headstock does not serve; choose"):
+        read_model(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "inputs"), [("vision_config", "images"), ("audio_config", "sound")]
+)
+def test_a_known_architecture_with_a_tower_is_refused_by_its_inputs(
+    tmp_path: Path, name: str, inputs: str
+) -> None:
+    config = json.loads((locate_model("demo") / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: {"hidden_size": 8}}))
+    with pytest.raises(ModelError, match=f"{name} is set, so the model takes {inputs}"):
         read_model(tmp_path)

@@ -241,10 +241,18 @@ UNSERVED: Mapping[str, Collection[Any]] = {
 """What changes the numbers and no decoder here does -> the values with which it changes nothing."""
 
 
+_TOWERS = {"vision_config": "images", "audio_config": "sound"}
+
+
 def check_served(hf: Json, keys: Collection[str] = ()) -> None:
     """Raise ValueError when `hf` needs what no decoder here does; the family reads `keys`."""
     for name, neutral in UNSERVED.items():
         if name in hf and name not in keys and hf[name] not in neutral:
+            if name in _TOWERS and isinstance(hf[name], Mapping):
+                raise ValueError(
+                    f"{name} is set, so the model takes {_TOWERS[name]} beside text, which no "
+                    "family serves; choose a checkpoint of text alone"
+                )
             wanted = " or ".join(map(json.dumps, neutral))
             raise ValueError(
                 f"{name} is {quoted(hf[name])}, which is not supported; wanted {wanted}"

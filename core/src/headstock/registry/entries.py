@@ -250,10 +250,13 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     )
 
 
-def unknown_architecture_error(name: str, *, has_code: bool = False) -> CannotRun:
+def unknown_architecture_error(
+    name: str, *, has_code: bool = False, inputs: Sequence[str] = ()
+) -> CannotRun:
     """Make the error for an architecture that no installed model family serves.
 
     has_code: the checkpoint brings Python code for it
+    inputs: what the model takes beside text, such as "images"
     """
     absent = install_lines("model").get(name)
     if absent:
@@ -261,6 +264,12 @@ def unknown_architecture_error(name: str, *, has_code: bool = False) -> CannotRu
     # Counted, not listed: those of a full installation would not fit into a line.
     served = format_count(len({plugin.name for plugin in list_installed("model")}), "architecture")
     code = "; the checkpoint's own Python code is never run" if has_code else ""
+    if inputs:
+        return CannotRun(
+            f"the architecture {shorten(name)} takes {' and '.join(inputs)}, which headstock does "
+            f"not serve{code}; choose a model of text alone: 'headstock plugins list model' shows "
+            f"the {served} served"
+        )
     return CannotRun(
         f"no installed model family serves the architecture {shorten(name)}{code}; 'headstock "
         f"plugins list model' shows the {served} served; docs/plugins.md says how to add a family"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import attrs
@@ -44,6 +44,11 @@ LOG = logging.getLogger(__name__)
 
 _CODE_FIELD = "auto_map"
 """The field of config.json by which transformers imports Python files of the directory."""
+_TOWERS = {
+    "images": ("vision_config", "vision_tower", "mm_vision_tower", "visual", "img_processor"),
+    "sound": ("audio_config", "audio_tower", "audio_processor", "speech_config"),
+}
+"""What a model takes beside text -> the fields of config.json that describe the part for it."""
 _MAX_FIELDS_SHOWN = 8
 """How many fields a warning lists before it only counts the rest."""
 
@@ -150,7 +155,9 @@ def read_family(
     # which published ones bring for versions of transformers that had no such family yet.
     has_code = hf.pop(_CODE_FIELD, None) is not None
     if architectures[0] not in {plugin.name for plugin in registry.list_installed("model")}:
-        raise registry.unknown_architecture_error(architectures[0], has_code=has_code)
+        raise registry.unknown_architecture_error(
+            architectures[0], has_code=has_code, inputs=_list_other_inputs(hf)
+        )
     if has_code:
         LOG.info(log_event("Python code of the checkpoint is not run", field=_CODE_FIELD))
     reader = weights.read_quantization(directory)
@@ -189,6 +196,15 @@ def read_family(
     return FamilyAndConfig(
         spec=spec, family=family, config=model, formats=reader.formats if reader else ()
     )
+
+
+def _list_other_inputs(hf: Mapping[str, object]) -> list[str]:
+    """What the model of a config.json takes beside text, by the settings of its towers."""
+    return [
+        inputs
+        for inputs, fields in _TOWERS.items()
+        if any(isinstance(hf.get(name), (Mapping, str)) for name in fields)
+    ]
 
 
 def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
