@@ -15,7 +15,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from headstock.builtin.specs import torch_ops
 from headstock.config import EngineConfig
+from headstock.debug.watched_ops import WatchedOps
 from headstock.errors import CannotRun, HeadstockError
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
@@ -38,6 +40,7 @@ from headstock.spi import (
     WeightFormat,
     WeightKind,
 )
+from headstock.startup.watching import watch_operations
 from headstock.weights import load_weights
 from headstock.weights.dequantize import dequantize_
 
@@ -151,6 +154,24 @@ def chosen_ops(name: str) -> object:
     settings = EngineConfig(attn="sdpa", ops=name, runner="eager")
     needs = attrs.evolve(terms.NEEDS, dtype="bfloat16", kv_dtype="bfloat16")
     return select_plugins(settings, terms.CPU, needs).ops.name
+
+
+def compared_ops(weight_loss: float) -> object:
+    """What `--debug-ops` says of scores that are a tenth off."""
+    capabilities = torch_ops().capabilities
+    parts = SimpleNamespace(
+        ops=attrs.evolve(
+            torch_ops(), capabilities=attrs.evolve(capabilities, weight_loss=weight_loss)
+        ),
+        operations=TorchOps(),
+    )
+    config = EngineConfig(debug_ops=True)
+    inputs: Any = SimpleNamespace(config=config, parts=parts, plain_params={})
+    watch: Any = SimpleNamespace(vocab=9)
+    watched = watch_operations(inputs, watch, ())
+    assert isinstance(watched, WatchedOps) and watched.reference is not None
+    right = torch.ones(2, 9)
+    return watched.reference.compare(right * 1.1, right, "lm_head")
 
 
 def stop_ids(eos_ids: tuple[int, ...]) -> object:
@@ -272,6 +293,7 @@ CASES: dict[str, Case] = {
     ),
     **vary(DeviceEnv(device="cpu", name="x86-64"), device_term, {"name": "arm64"}),
     "OpsCapabilities.dtypes": compare(chosen_ops, "torch", "onednn"),
+    "OpsCapabilities.weight_loss": compare(compared_ops, 0.0, 0.2),
     "ModelConfig.eos_ids": compare(stop_ids, (1, 2), ()),
     "Program.max_logits": compare(logits_at_once, 99, 1),
     "Program.params": compare(run_with, None, torch.ones(24, 16)),

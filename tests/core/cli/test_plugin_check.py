@@ -25,7 +25,7 @@ def fail_with(error: BaseException) -> Callable[[], None]:
 
 def use_cases(monkeypatch: pytest.MonkeyPatch, *cases: Case) -> None:
     """Let every plugin have these cases."""
-    monkeypatch.setattr(check, "_list_cases", lambda kind, name, env: cases)
+    monkeypatch.setattr(check, "_list_cases", lambda kind, name, env, opt: cases)
 
 
 @pytest.mark.feature("R7")

@@ -16,7 +16,9 @@ from headstock.spi import (
     Budget,
     CacheStats,
     Match,
+    ParamSpec,
     Proposer,
+    Role,
     Sample,
     Sampling,
     ScheduleDecision,
@@ -126,6 +128,22 @@ class StartsWritten(TorchOps):
         if batch is not None:
             batch.starts.add_(1)
         return super().linear(x, weight, batch)
+
+
+class FewBits(TorchOps):
+    """Keeps the weights of linear maps as so many steps to either side of 0."""
+
+    steps = 127
+
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        if Role.LINEAR not in spec.roles:
+            return weight
+        scale = weight.tensor.abs().amax(-1, keepdim=True).clamp(min=1e-12) / self.steps
+        return evolve(weight, tensor=(weight.tensor / scale).round() * scale)
+
+
+class TwoBits(FewBits):
+    steps = 1
 
 
 class BiasForgotten(TorchOps):

@@ -81,6 +81,22 @@ def spec_of(kind: str, sound: str, broken: str) -> Any:
     return evolve(spec, implementation=f"core.conformance.{module}:{broken}")
 
 
+def check_bits(broken: str, loss: float) -> set[Outcome]:
+    """How models end whose weights have few bits."""
+    spec = spec_of("ops", "torch", broken)
+    spec = evolve(spec, capabilities=evolve(spec.capabilities, weight_loss=loss))
+    cases = import_module(CHECKED_KINDS["ops"]).list_cases(spec, CPU)
+    names = ("a plain decoder", "biases", "bfloat16", "latent KV, in chunks")
+    return {run_case(case).outcome for case in cases if case.name in names}
+
+
+@pytest.mark.feature("R7")
+def test_lossy_weights_are_checked_against_the_loss_that_is_declared() -> None:
+    assert check_bits("FewBits", 0.05) == {Outcome.PASSED}
+    assert check_bits("FewBits", 0.0) == {Outcome.FAILED}
+    assert check_bits("TwoBits", 0.05) == {Outcome.FAILED}
+
+
 @pytest.mark.feature("R7")
 @pytest.mark.parametrize(
     ("kind", "sound", "broken", "said"), BROKEN, ids=[f"{each[0]}-{each[2]}" for each in BROKEN]

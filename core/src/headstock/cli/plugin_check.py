@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headstock.cli.notes import print_note
@@ -19,13 +20,15 @@ SLOW_SECONDS = 1.0
 """Cases that take longer show how long."""
 
 
-def check_plugin(plugin: InstalledPlugin, device: str, *, as_json: bool) -> int:
+def check_plugin(
+    plugin: InstalledPlugin, device: str, *, opt: Sequence[str] = (), as_json: bool
+) -> int:
     """Check a plugin, print what came of it, and return the exit code.   raises: HeadstockError"""
     from headstock import conformance  # late: the kit imports torch
 
     # With the distribution: a name that two provide is ambiguous only without it.
     name = f"{plugin.distribution}:{plugin.name}"
-    report = conformance.check_plugin(plugin.kind, name, device)
+    report = conformance.check_plugin(plugin.kind, name, device, opt=opt)
     if as_json:
         print(json.dumps({**report.to_plain(), "provided_by": _format_provider(plugin)}, indent=2))
     else:

@@ -47,7 +47,9 @@ def main(arguments: list[str]) -> int:
         case "list":
             _show_list(registry.list_installed(args.group), as_json=args.json)
         case "check":
-            return check_plugin(_find_plugin(args.name), args.device, as_json=args.json)
+            return check_plugin(
+                _find_plugin(args.name), args.device, opt=args.opt, as_json=args.json
+            )
         case _:
             _show_plugin(_find_plugin(args.name), as_json=args.json)
     return 0
@@ -74,7 +76,7 @@ def make_parser() -> FlagParser:
     about = "run the cases of the contract that a plugin's claims ask for"
     checking = verbs.add_parser(
         "check",
-        usage="%(prog)s NAME [--device DEVICE] [--json]",
+        usage="%(prog)s NAME [--device DEVICE] [--opt NAME.FIELD=VALUE] [--json]",
         help=about,
         description=f"{about[0].upper()}{about[1:]}.",
         epilog=f"{CHECK_EPILOG} {EPILOG}",
@@ -82,6 +84,13 @@ def make_parser() -> FlagParser:
     checking.add_argument("name", metavar="NAME")
     checking.add_argument(
         "--device", choices=("auto", "cpu", "cuda"), default="auto", help="where to run them"
+    )
+    checking.add_argument(
+        "--opt",
+        action="append",
+        default=[],
+        metavar="NAME.FIELD=VALUE",
+        help="an option of the plugin; may be repeated",
     )
     for verb in (listing, inspection, checking):
         verb.add_argument("--json", action="store_true", help="print JSON instead of text")

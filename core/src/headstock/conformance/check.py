@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
 from headstock import registry
 from headstock.conformance.case import Case, CheckReport, run_cases
-from headstock.errors import CannotRun, join_reasons
+from headstock.conformance.isolation import can_fork, run_in_processes
+from headstock.errors import CannotRun, UsageError, join_reasons, shorten
 from headstock.spi import DeviceEnv, PluginSpec
 
 CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
@@ -29,32 +30,51 @@ CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
         )
     }
 )
-"""Kind -> the module that lists its cases by `list_cases(spec, env)`."""
+"""Kind -> the module that lists its cases by `list_cases(spec, env, opt=...)`."""
 
 LIGHT_SECONDS = 60
+_IMPORTED_FIRST = ("headstock.startup.device", "headstock.selection.capabilities")
 
 
-def check_plugin(kind: str, name: str, device: str = "auto") -> CheckReport:
-    """Run all cases of an installed plugin.
+def check_plugin(
+    kind: str, name: str, device: str = "auto", *, opt: Sequence[str] = ()
+) -> CheckReport:
+    """Run all cases of an installed plugin, each in a process of its own.
+
+    They run in this process where it has used CUDA already.
 
     device: `cpu`, `cuda`, or `auto` for a GPU where there is one
+    opt: options of the plugin, `NAME.FIELD=VALUE` each
     raises: CannotRun when nothing of the plugin can be checked here; UnknownPlugin,
-        AmbiguousPlugin, PluginBroken, SpiMismatch as when it is chosen
+        AmbiguousPlugin, PluginBroken, SpiMismatch, UsageError as when it is chosen
     """
-    env = _describe_device(device)
-    results = run_cases(_list_cases(kind, name, env))
-    plain = name.rpartition(":")[2]
-    return CheckReport(kind=kind, name=plain, device=str(env), results=results)
+
+    def list_here() -> tuple[str, Sequence[Case]]:
+        env = _describe_device(device)
+        return env.device, _list_cases(kind, name, env, opt)
+
+    if kind in CHECKED_KINDS and can_fork():
+        # Before the first fork, so that no case need import them.
+        for module in (CHECKED_KINDS[kind], *_IMPORTED_FIRST):
+            import_module(module)
+        used, results = run_in_processes(list_here)
+    else:
+        used, cases = list_here()
+        results = run_cases(cases)
+    return CheckReport(kind=kind, name=name.rpartition(":")[2], device=used, results=results)
 
 
-def list_cases(kind: str, name: str, device: str = "auto") -> tuple[Case, ...]:
+def list_cases(
+    kind: str, name: str, device: str = "auto", *, opt: Sequence[str] = ()
+) -> tuple[Case, ...]:
     """The cases of an installed plugin, which `pytest.mark.parametrize` takes.
 
     They follow from what its spec claims. `Case.run` raises where the plugin is wrong.
 
+    opt: options of the plugin, `NAME.FIELD=VALUE` each
     raises: as `check_plugin`
     """
-    return _list_cases(kind, name, _describe_device(device))
+    return _list_cases(kind, name, _describe_device(device), opt)
 
 
 def _describe_device(device: str) -> DeviceEnv:
@@ -64,7 +84,7 @@ def _describe_device(device: str) -> DeviceEnv:
     return describe_device(device)
 
 
-def _list_cases(kind: str, name: str, env: DeviceEnv) -> tuple[Case, ...]:
+def _list_cases(kind: str, name: str, env: DeviceEnv, opt: Sequence[str]) -> tuple[Case, ...]:
     if kind not in CHECKED_KINDS:
         raise CannotRun(
             f"there are no cases for plugins of the kind {kind!r}; there are for: "
@@ -84,7 +104,13 @@ def _list_cases(kind: str, name: str, env: DeviceEnv) -> tuple[Case, ...]:
         )
         raise CannotRun(f"{spec.name!r} cannot be checked here: {reasons}")
     plugin = registry.find_plugin(kind, name)
-    listed: tuple[Case, ...] = import_module(CHECKED_KINDS[kind]).list_cases(spec, env)
+    for assignment in registry.find_unclaimed(opt, [spec]):
+        raise UsageError(
+            f"--opt {shorten(assignment)}: it is not of the plugin that is checked; wanted "
+            f"{spec.name}.FIELD=VALUE"
+        )
+    registry.make_options(spec, opt)
+    listed: tuple[Case, ...] = import_module(CHECKED_KINDS[kind]).list_cases(spec, env, opt=opt)
     return (
         Case("the spec is made without torch", lambda: check_light(plugin.target)),
         Case("the options have defaults", lambda: registry.make_options(spec, ())),

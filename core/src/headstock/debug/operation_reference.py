@@ -56,11 +56,13 @@ class OperationReference:
     """Computes what operations should, and compares.
 
     params: plain weights by name    who: the operations, as errors name them
+    loss: what they may be off by beside rounding, as `OpsCapabilities.weight_loss` has it
     """
 
-    def __init__(self, params: Params, who: str) -> None:
+    def __init__(self, params: Params, who: str, loss: float = 0.0) -> None:
         self.params = params
         self.who = who
+        self.loss = loss
         self.ops: Ops = TorchOps()
         self.shared: dict[Hashable, Any] = {}
 
@@ -120,10 +122,11 @@ class OperationReference:
         dtype = result.dtype if before is None else before.dtype
         dtype = dtype if dtype in TOLERANCE else torch.bfloat16
         actual, right = result.float(), expected.float()
-        allowed = right.abs().amax(-1) * TOLERANCE[dtype]
+        tolerance = TOLERANCE[dtype] + self.loss
+        allowed = right.abs().amax(-1) * tolerance
         if before is not None:
             base = before.float()
-            allowed = (right - base).abs().amax(-1) * TOLERANCE[dtype]
+            allowed = (right - base).abs().amax(-1) * tolerance
             allowed += torch.maximum(base.abs(), right.abs()).amax(-1) * ROUNDING[dtype]
         errors = (actual - right).abs().amax(-1).nan_to_num(nan=math.inf)
         is_off = (errors > allowed.clamp(min=1e-30)) & right.isfinite().all(-1)
@@ -144,13 +147,14 @@ class OperationReference:
         best = scores.amax(-1)
         mine = scores.gather(-1, sampled.tokens[:, None])[:, 0]
         # Noise is added to scores divided by the temperature, which errors grow by.
-        spread = logits.abs().amax(-1) * 1e-3
+        spread = logits.abs().amax(-1) * (1e-3 + self.loss)
         if sampling.temperature is not None:
             cold = sampling.temperature.clamp(min=1e-2)
             spread = torch.where(sampling.temperature > 0, spread / cold, spread)
         is_off = best.isfinite() & sampled.healthy & ~(mine >= best - spread.clamp(min=1e-5))
         if not bool(is_off.any()):
-            return _find_logprob_fault(sampled, logits, sampling)
+            tolerance = LOGPROB_TOLERANCE + self.loss
+            return _find_logprob_fault(sampled, logits, sampling, tolerance)
         at = int(is_off.nonzero()[0])
         return (
             f"sampled the token {int(sampled.tokens[at])} at logit {at}, whose score is "
@@ -158,7 +162,9 @@ class OperationReference:
         )
 
 
-def _find_logprob_fault(sampled: Sample, logits: Tensor, sampling: Sampling) -> str:
+def _find_logprob_fault(
+    sampled: Sample, logits: Tensor, sampling: Sampling, tolerance: float
+) -> str:
     """Describe a log-probability that is not the model's; empty when there is none.
 
     logits: [n, vocab] float32
@@ -168,7 +174,7 @@ def _find_logprob_fault(sampled: Sample, logits: Tensor, sampling: Sampling) -> 
     logprobs = logits.log_softmax(-1)
     expected = attach_logprobs(sampled.tokens, sampled.healthy, logprobs, sampling)
     assert expected.logprobs is not None and expected.top_logprobs is not None
-    allowed = logits.nan_to_num(0, 0, 0).abs().amax(-1) * LOGPROB_TOLERANCE
+    allowed = logits.nan_to_num(0, 0, 0).abs().amax(-1) * tolerance
     ids = sampled.top_ids.clamp(0, logits.shape[1] - 1)
     pairs = {
         "a token's log-probability": (sampled.logprobs[:, None], expected.logprobs[:, None]),

@@ -7,7 +7,7 @@ from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from attrs import define, field, frozen
-from attrs.validators import instance_of
+from attrs.validators import ge, instance_of, lt
 
 from headstock.spi.environment import DeviceRange
 from headstock.spi.kv import LayoutKind
@@ -71,11 +71,14 @@ class OpsCapabilities:
     """Where the operations run, on which weight dtypes (torch names), and which pages they write.
 
     layouts: of the KV groups of a model
+    weight_loss: how far results of a layer may be from torch's because `prepare` keeps weights in
+        fewer bits, as a share of the largest number; checks of the set allow so much more
     """
 
     devices: tuple[DeviceRange, ...]
     dtypes: frozenset[str]
     layouts: frozenset[LayoutKind]
+    weight_loss: float = field(default=0.0, validator=[ge(0), lt(1)])
 
 
 @frozen(kw_only=True)

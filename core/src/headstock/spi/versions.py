@@ -10,17 +10,17 @@ from attrs.validators import ge, instance_of
 
 SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "attention": (0, 2, 1),
-        "cache": (0, 2, 0),
-        "scheduler": (0, 2, 0),
+        "attention": (0, 2, 2),
+        "cache": (0, 2, 1),
+        "scheduler": (0, 2, 1),
         "runner": (0, 2, 2),
-        "ops": (0, 2, 1),
-        "model": (0, 2, 1),
+        "ops": (0, 2, 2),
+        "model": (0, 2, 2),
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
-        "proposer": (0, 2, 0),
+        "proposer": (0, 2, 1),
         "tools": (0, 2, 0),
-        "logits": (0, 2, 0),
+        "logits": (0, 2, 1),
         "grammar": (0, 2, 0),
     }
 )

@@ -64,7 +64,8 @@ def watch_operations(
     if watch is None or not (config.debug_invariants or config.debug_ops):
         return inputs.parts.operations
     plain = inputs.plain_params
-    reference = None if plain is None else OperationReference(plain, f"the ops plugin {name!r}")
+    who, loss = f"the ops plugin {name!r}", inputs.parts.ops.capabilities.weight_loss
+    reference = None if plain is None else OperationReference(plain, who, loss)
     return WatchedOps(inputs.parts.operations, name, watch, reference, page_tables)
 
 

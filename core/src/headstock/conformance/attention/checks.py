@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -112,13 +112,15 @@ def list_cases(
     env: DeviceEnv,
     device: str = "",
     make_backend: MakeBackend = make_attention_backend,
+    *,
+    opt: Sequence[str] = (),
 ) -> tuple[Case, ...]:
     """All cases of what the spec claims, for this machine.
 
     device: of tensors; the machine's by default
     make_backend: makes the backend, where kernels are replaced by stand-ins
     """
-    subject = Subject(spec=spec, env=env, device=device or env.device, make=make_backend)
+    subject = Subject(spec=spec, env=env, device=device or env.device, make=make_backend, opt=opt)
     shapes = list_shapes(subject)
     return tuple(
         Case(name, run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
@@ -34,12 +34,14 @@ class Subject:
 
     device: of tensors; another one than the machine's where kernels are replaced by stand-ins
     make: makes the backend; by default what the spec names
+    opt: options, `NAME.FIELD=VALUE` each
     """
 
     spec: AttentionSpec
     env: DeviceEnv
     device: str
     make: MakeBackend = make_attention_backend
+    opt: Sequence[str] = ()
 
     @property
     def claims(self) -> AttentionCapabilities:
@@ -90,7 +92,7 @@ class Subject:
         terms: as in `make_query`
         raises: CannotRun, PluginBroken
         """
-        context = context_of(case, registry.make_options(self.spec, ()))
+        context = context_of(case, registry.make_options(self.spec, self.opt))
         infos = {layer.index: evolve(layer, out_dim=out_dim_of(case)) for layer in layers}
         windows = [layer.window for layer in infos.values() if layer.window is not None]
         # pages keep all that some layer sees

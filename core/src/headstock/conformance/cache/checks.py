@@ -50,10 +50,11 @@ class Subject:
     """A cache plugin."""
 
     spec: CacheSpec
+    opt: Sequence[str] = ()
 
     def make(self, page_size: int, groups: Sequence[KVGroup]) -> CachePolicy:
-        """A policy with default options.   raises: PluginBroken"""
-        options = registry.make_options(self.spec, ())
+        """A policy with the options.   raises: PluginBroken"""
+        options = registry.make_options(self.spec, self.opt)
         policy: CachePolicy = registry.make_part(
             self.spec, CachePolicy, page_size, tuple(groups), options
         )
@@ -66,9 +67,9 @@ class Subject:
         return next((size for size in PAGE_SIZES if size in sizes), (*sizes.values, sizes.step)[0])
 
 
-def list_cases(spec: CacheSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: CacheSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of what the spec claims; the machine does not matter."""
-    subject = Subject(spec=spec)
+    subject = Subject(spec=spec, opt=opt)
     if not spec.capabilities.reuse:
         return (Case("nothing is shared", partial(check_nothing_shared, subject)),)
     return tuple(Case(name, run) for name, run in list_named(subject))
@@ -235,6 +236,7 @@ def check_rows(subject: Subject, groups: tuple[KVGroup, ...]) -> None:
         max_examples=EXAMPLES,
         stateful_step_count=STEPS,
         derandomize=True,
+        database=None,
         deadline=None,
         # The reason of a case is one line: a shorter example would cost minutes and not show.
         phases=(Phase.generate,),

@@ -106,7 +106,7 @@ REFUSED = {
 }
 
 
-def list_cases(spec: GrammarSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: GrammarSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of an engine; the machine does not matter. Kinds that it refuses are not here."""
     checks: dict[str, Callable[[GrammarEngine, ExampleGrammar], object]] = {
         "a mask allows what `advance` does": check_masks,
@@ -117,20 +117,20 @@ def list_cases(spec: GrammarSpec, env: DeviceEnv) -> tuple[Case, ...]:
         "masks of drafts": check_drafts,
     }
     cases = [
-        Case(f"{title}: {name}", partial(run_example, spec, example, run))
+        Case(f"{title}: {name}", partial(run_example, spec, opt, example, run))
         for title, example in EXAMPLES.items()
         for name, run in checks.items()
     ]
     return (
         *cases,
-        Case("texts that are no grammar", partial(run_with, spec, check_refused)),
-        Case("a schema's rules, or a refusal", partial(run_with, spec, check_rules)),
+        Case("texts that are no grammar", partial(run_with, spec, opt, check_refused)),
+        Case("a schema's rules, or a refusal", partial(run_with, spec, opt, check_rules)),
     )
 
 
-def run_with(spec: GrammarSpec, run: Callable[[GrammarEngine], object]) -> None:
+def run_with(spec: GrammarSpec, opt: Sequence[str], run: Callable[[GrammarEngine], object]) -> None:
     """Make the engine as headstock does, and run a case.   raises: PluginBroken, ValueError"""
-    options = () if spec.options is None else (registry.make_options(spec, ()),)
+    options = () if spec.options is None else (registry.make_options(spec, opt),)
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = write_tokenizer(Path(folder))
         run(registry.make_part(spec, GrammarEngine, vocabulary, *options))
@@ -138,6 +138,7 @@ def run_with(spec: GrammarSpec, run: Callable[[GrammarEngine], object]) -> None:
 
 def run_example(
     spec: GrammarSpec,
+    opt: Sequence[str],
     example: ExampleGrammar,
     run: Callable[[GrammarEngine, ExampleGrammar], object],
 ) -> None:
@@ -149,7 +150,7 @@ def run_example(
             raise CannotRun(f"it refuses {example.kind.value!r}: {reason}")
         run(engine, example)
 
-    run_with(spec, run_here)
+    run_with(spec, opt, run_here)
 
 
 def fill(matcher: Matcher) -> tuple[set[int], bool]:

@@ -96,7 +96,7 @@ def pick(
     return logits[picked], at[picked], {name: column[picked] for name, column in columns.items()}
 
 
-def list_cases(spec: LogitsSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: LogitsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of a processor."""
     checks: dict[str, Callable[[Subject], object]] = {
         "the columns stay the same": check_columns,
@@ -111,13 +111,15 @@ def list_cases(spec: LogitsSpec, env: DeviceEnv) -> tuple[Case, ...]:
         "the best token stays, if it says so": check_best,
     }
     return tuple(
-        Case(name, partial(run_with, spec, env.device, run)) for name, run in checks.items()
+        Case(name, partial(run_with, spec, opt, env.device, run)) for name, run in checks.items()
     )
 
 
-def run_with(spec: LogitsSpec, device: str, run: Callable[[Subject], object]) -> None:
+def run_with(
+    spec: LogitsSpec, opt: Sequence[str], device: str, run: Callable[[Subject], object]
+) -> None:
     """Make the processor as the engine does, and run a case.   raises: PluginBroken, ValueError"""
-    options = () if spec.options is None else (registry.make_options(spec, ()),)
+    options = () if spec.options is None else (registry.make_options(spec, opt),)
     processor = registry.make_part(spec, LogitsProcessor, *options)
     run(Subject(spec=spec, processor=processor, device=device))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -106,16 +106,16 @@ class Subject:
         return {**kind, **small, **values}
 
 
-def list_cases(spec: ModelSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of a family, on the CPU and in float32 whatever the machine.
 
     raises: CannotRun when transformers has no such architecture; PluginBroken
     """
-    subject = find_subject(spec)
+    subject = find_subject(spec, opt)
     return tuple(Case(name, run) for name, run in list_named(subject))
 
 
-def find_subject(spec: ModelSpec) -> Subject:
+def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
     """The family with its class in transformers.   raises: CannotRun, PluginBroken"""
     kind: Any = getattr(transformers, spec.name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
@@ -123,7 +123,7 @@ def find_subject(spec: ModelSpec) -> Subject:
             f"transformers {transformers.__version__} has no {spec.name}, with which the family "
             "could be compared"
         )
-    family: Model = registry.import_implementation(spec)
+    family: Model = registry.make_family(spec, opt)
     fields = kind.config_class().to_dict()
     return Subject(spec=spec, family=family, model_type=kind.config_class.model_type, fields=fields)
 

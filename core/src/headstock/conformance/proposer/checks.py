@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -18,7 +18,7 @@ LONG = 5_000
 """Tokens of a long row."""
 
 
-def list_cases(spec: ProposerSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: ProposerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of a proposer; the machine does not matter."""
     named: dict[str, Callable[[Proposer], object]] = {
         "max_drafts is a number from 1 to 15 and stays": check_max_drafts,
@@ -30,12 +30,12 @@ def list_cases(spec: ProposerSpec, env: DeviceEnv) -> tuple[Case, ...]:
         "a row that grows token by token": check_growing,
         "an answer stays when the next is made": check_kept,
     }
-    return tuple(Case(name, partial(run_with, spec, run)) for name, run in named.items())
+    return tuple(Case(name, partial(run_with, spec, opt, run)) for name, run in named.items())
 
 
-def run_with(spec: ProposerSpec, run: Callable[[Proposer], object]) -> None:
+def run_with(spec: ProposerSpec, opt: Sequence[str], run: Callable[[Proposer], object]) -> None:
     """Make the proposer as the engine does, and run a case.   raises: PluginBroken, ValueError"""
-    options = () if spec.options is None else (registry.make_options(spec, ()),)
+    options = () if spec.options is None else (registry.make_options(spec, opt),)
     run(registry.make_part(spec, Proposer, *options))
 
 

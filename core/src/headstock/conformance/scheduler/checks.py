@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -34,9 +34,9 @@ MOST_STEPS = 5_000
 """Steps after which a scheduler that has not ended all requests starves some."""
 
 
-def list_cases(spec: SchedulerSpec, env: DeviceEnv) -> tuple[Case, ...]:
+def list_cases(spec: SchedulerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of a scheduler; the machine does not matter."""
-    schedule: ScheduleFunction = registry.import_implementation(spec)
+    schedule: ScheduleFunction = registry.make_schedule(spec, opt)
     named: dict[str, Callable[..., object]] = {
         "one request": check_one,
         "a view without rows or requests": check_empty,

@@ -94,9 +94,13 @@ class Subject:
 
 
 def list_cases(
-    spec: ToolParserSpec, env: DeviceEnv, answers: Sequence[str] = CALLS
+    spec: ToolParserSpec,
+    env: DeviceEnv,
+    answers: Sequence[str] = CALLS,
+    *,
+    opt: Sequence[str] = (),
 ) -> tuple[Case, ...]:
-    """All cases of a parser; the machine does not matter.
+    """All cases of a parser; the machine does not matter, and parsers take no options.
 
     answers: with calls, where the parser's format is none of those in `CALLS`
     """
