@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from headstock.spi import Tool, ToolEvent, ToolEventKind
+from headstock_tool_parsers.argument_types import ArgumentTypes
 from headstock_tool_parsers.call_parser import CallParser, count_partial
 
 FUNCTION, PARAMETER = "<function=", "<parameter="
@@ -107,7 +108,8 @@ class Qwen3CoderParser(CallParser):
         """Give out an argument; a line break beside its tags is no part of it."""
         text = self.value.removeprefix("\n").removesuffix("\n")
         tool = self.tools.get(self.name)
-        value = spell_value(text, None if tool is None else tool.parameters, self.key)
+        types = ArgumentTypes({} if tool is None else tool.parameters)
+        value = types.spell_value(self.key, text)
         divider = ", " if self.num_arguments else ""
         self.num_arguments += 1
         key = json.dumps(self.key, ensure_ascii=False)
@@ -115,48 +117,3 @@ class Qwen3CoderParser(CallParser):
 
     def _add(self, kind: ToolEventKind, text: str = "") -> None:
         self.events.append(ToolEvent(kind, text))
-
-
-def spell_value(text: str, parameters: Mapping[str, object] | None, key: str) -> str:
-    """The JSON of an argument, by the type that the schema `parameters` gives it.
-
-    What is not of that type, or has none, is a string.
-    """
-    types, word = list_types(parameters, key), text.strip()
-    if word == "null" and "null" in types:
-        return word
-    if types and "string" not in types:
-        if word in ("True", "False", "None"):  # as Python spells them
-            return {"True": "true", "False": "false", "None": "null"}[word]
-        if is_json(word):
-            return word
-    return json.dumps(text, ensure_ascii=False)
-
-
-def is_json(text: str) -> bool:
-    """Whether `text` is JSON; NaN and Infinity, which Python reads, are none."""
-    try:
-        json.loads(text, parse_constant=_refuse_constant)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(text)
-
-
-def list_types(parameters: Mapping[str, object] | None, key: str) -> list[object]:
-    """The JSON types that a schema allows an argument; empty when it says nothing of them."""
-    properties = (parameters or {}).get("properties")
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    if not isinstance(schema, Mapping):
-        return []
-    types = schema.get("type")
-    if isinstance(types, str):
-        return [types]
-    if isinstance(types, list):
-        return types
-    # anyOf, $ref and the like: an object or a number more often than not, and text stays text
-    # where it is no JSON.
-    return ["any"]
