@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import EngineDied, PluginBroken
 from headstock.scheduler import State
+from headstock.spi import CacheStats
 
 PROMPT = np.arange(20)
 
@@ -156,6 +158,32 @@ def test_an_index_that_keeps_a_hold_is_noticed_when_idle(toys: Toys) -> None:
     policy.hold(index, policy.match_prefix(index, PROMPT.astype(np.int32), "").handle)
     engine.abort("nobody")
     with pytest.raises(PluginBroken, match=r"'radix'.*idle, yet group 0: 5 of 5 indexed pages"):
+        engine.step()
+    engine.close()
+
+
+def lost() -> None:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize(
+    ("stats", "said"),
+    [
+        (lambda self, index: lost(), "raised KeyError: 'lost' in stats"),
+        (lambda self, index: sys.exit(0), "raised SystemExit: 0 in stats"),
+        (lambda self, index: None, "answered stats by None; wanted a CacheStats"),
+        (lambda self, index: CacheStats(pages=(), held=()), "answered stats by CacheStats"),
+        (lambda self, index: CacheStats(pages=("5",), held=(0,)), "wanted a CacheStats with"),
+    ],
+)
+def test_a_policy_whose_stats_fail_is_named(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, stats: Any, said: str
+) -> None:
+    engine = toys.engine(debug_invariants=False)
+    EngineHarness(engine).run([request("a", PROMPT, 2)])
+    monkeypatch.setattr(type(engine.limits.policy), "stats", stats)
+    engine.abort("nobody")
+    with pytest.raises(PluginBroken, match=f"the cache plugin 'radix' .*{said}.*headstock replay"):
         engine.step()
     engine.close()
 

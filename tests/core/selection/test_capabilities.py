@@ -264,7 +264,7 @@ def test_a_resolve_that_answers_with_something_else_is_broken(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "import_object", lambda spec, path: lambda query, env: answer)
-    with pytest.raises(PluginBroken, match="attention plugin 'x': its resolve returned"):
+    with pytest.raises(PluginBroken, match="attention backend 'x': its resolve returned"):
         resolve_capabilities(attrs.evolve(spec(), resolve="a:b"), question().make_query(ALL), CPU)
 
 

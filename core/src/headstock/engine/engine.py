@@ -27,7 +27,6 @@ from headstock.engine.step_failures import (
     LINE,
     CollectedStep,
     drop_unknown_tokens,
-    explain_idle_error,
     log_failed_step,
 )
 from headstock.errors import (
@@ -317,9 +316,8 @@ class Engine:
         """
         try:
             check_idle(self.state, self.limits)
-        except AssertionError as error:
-            recording = self.recorder.record_failure((), error)
-            raise explain_idle_error(error, self.limits.cache, recording) from error
+        except PLUGIN_FAILURES as error:
+            raise self.planning.explain_idle_error(error, self.limits.cache) from error
 
     def _launch_step(self) -> bool:
         """Launch the last plan; return False when it has no rows."""

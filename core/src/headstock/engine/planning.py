@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from attrs import frozen
 
-from headstock.engine.step_failures import explain_scheduling_error
+from headstock.engine.step_failures import explain_contradiction, explain_scheduling_error
 from headstock.errors import PLUGIN_FAILURES, HeadstockError
 from headstock.record import Recorder
 from headstock.scheduler import (
@@ -57,6 +57,13 @@ class RecordedPlanning:
             raise self._explain(error, events, working.limits) from error
         self.recorder.record_step(events, state, plan)
         return state, plan
+
+    def explain_idle_error(self, error: BaseException, cache: str) -> HeadstockError:
+        """Make the error of an idle engine that still holds something, and record it."""
+        recording = self.recorder.record_failure((), error)
+        if isinstance(error, AssertionError):
+            return explain_contradiction(error, cache, recording)
+        return explain_scheduling_error(error, self.names, cache, self.spell, recording)
 
     def _explain(
         self, error: BaseException, events: Sequence[Event], limits: Limits

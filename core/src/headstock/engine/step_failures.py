@@ -125,7 +125,7 @@ def explain_scheduling_error(
     return EngineDied(f"{text}; {tail}")
 
 
-def explain_idle_error(error: AssertionError, cache: str, tail: str) -> HeadstockError:
+def explain_contradiction(error: AssertionError, cache: str, tail: str) -> HeadstockError:
     """Make the error of an idle engine that still holds something.   cache, tail: as above"""
     if isinstance(error, IndexContradiction):
         return _explain_index(f"idle, yet {error}", cache, tail)

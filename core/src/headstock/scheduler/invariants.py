@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from headstock.scheduler.limits import Limits
+from headstock.scheduler.policy_answers import count_indexed
 from headstock.scheduler.row_counters import NONE, RowCounter, count_drafts, is_special
 from headstock.scheduler.state import State
 
@@ -153,7 +154,7 @@ def check_idle(state: State, limits: Limits) -> None:
         cached = len(state.regions)
         if limits.policy is not None:
             indexed, evictable = (
-                limits.policy.stats(state.index).pages[group],
+                count_indexed(limits, limits.policy, state.index)[group],
                 limits.policy.count_evictable(state.index, group),
             )
             if indexed != evictable:

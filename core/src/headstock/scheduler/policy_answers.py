@@ -6,12 +6,18 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from headstock.errors import PluginBroken, describe_type, shorten
+from headstock.errors import (
+    PLUGIN_FAILURES,
+    PluginBroken,
+    describe_error,
+    describe_type,
+    shorten,
+)
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.row_counters import read_only
 from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
-from headstock.spi.cache import Match
+from headstock.spi.cache import CachePolicy, CacheStats, Match
 
 
 def blame_policy(limits: Limits, fault: str) -> NoReturn:
@@ -89,6 +95,29 @@ def check_evicted(state: WorkingState, pages: Any) -> list[Ints]:
         if state.refs[group][numbers].any():
             blame_policy(limits, "evicted a page that a running row holds")
     return list(pages)
+
+
+def count_indexed(limits: Limits, policy: CachePolicy, index: Any) -> tuple[int, ...]:
+    """Count the pages of an index by group, as the policy does.
+
+    raises: PluginBroken when its `stats` raises or has no counts
+    """
+    try:
+        stats = policy.stats(index)
+    except PLUGIN_FAILURES as error:
+        blame_policy(limits, f"raised {describe_error(error)} in stats")
+    pages = stats.pages if isinstance(stats, CacheStats) else None
+    if (
+        not isinstance(pages, tuple)
+        or len(pages) != len(limits.groups)
+        or not all(isinstance(count, int | np.integer) for count in pages)
+    ):
+        blame_policy(
+            limits,
+            f"answered stats by {shorten(stats, 80)}; wanted a CacheStats with the pages of each "
+            "KV group",
+        )
+    return pages
 
 
 def _are_pages(limits: Limits, canonical: object, own: Ints) -> bool:

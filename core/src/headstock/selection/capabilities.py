@@ -96,7 +96,8 @@ def _call_resolve(
         answer = function(query, env)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"attention plugin {spec.name!r}: its resolve raised {describe_error(error)}"
+            f"{registry.plugin_label(spec)}: its resolve raised "
+            f"{describe_error(error)}; report it to its author"
         ) from error
     if isinstance(answer, AttentionCapabilities):
         return answer
@@ -107,8 +108,8 @@ def _call_resolve(
     ):
         return tuple(answer)
     raise PluginBroken(
-        f"attention plugin {spec.name!r}: its resolve returned {shorten(answer)}; wanted "
-        "AttentionCapabilities, or one Rejection or more in a tuple"
+        f"{registry.plugin_label(spec)}: its resolve returned "
+        f"{shorten(answer)}; wanted AttentionCapabilities, or one Rejection or more in a tuple"
     )
 
 

@@ -52,8 +52,8 @@ def check_resolve(spec: PluginSpec, flag: str, query: PartQuery | None, env: Dev
         raise _refuse(spec, flag, str(error)) from error
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"{flag} {spec.name}: its resolve raised {describe_error(error)}; report it to its "
-            "author"
+            f"{registry.plugin_label(spec)}: its resolve raised "
+            f"{describe_error(error)}; report it to its author"
         ) from error
     if answer is None or answer == ():
         return
@@ -61,8 +61,8 @@ def check_resolve(spec: PluginSpec, flag: str, query: PartQuery | None, env: Dev
         isinstance(item, Rejection) for item in answer
     ):
         raise PluginBroken(
-            f"{flag} {spec.name}: its resolve returned {shorten(answer)}; wanted None, or each "
-            "Rejection in a tuple; report it to its author"
+            f"{registry.plugin_label(spec)}: its resolve returned "
+            f"{shorten(answer)}; wanted None, or each Rejection in a tuple; report it to its author"
         )
     reasons = "; ".join(dict.fromkeys(item.message for item in answer))
     hints = dict.fromkeys(item.hint for item in answer if item.hint)
