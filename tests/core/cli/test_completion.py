@@ -55,8 +55,10 @@ def test_a_broken_command_leaves_the_others_their_completion(
         implementation="hum:main",
         parser="hum:no_such_module",
     )
-    specs = [(SimpleNamespace(name="hum", distribution="hum-verb"), spec)]
-    specs += [(SimpleNamespace(name="sob", distribution="hum-verb"), PluginBroken("x"))]
+    specs = [(SimpleNamespace(name="hum", distribution="hum-verb", status="ok"), spec)]
+    specs += [
+        (SimpleNamespace(name="sob", distribution="hum-verb", status="ok"), PluginBroken("x"))
+    ]
     monkeypatch.setattr(registry, "load_specs", lambda kind: specs)
     assert main(["bash"]) == 0
     script = capsys.readouterr().out

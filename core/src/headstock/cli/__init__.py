@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from headstock.cli.notes import print_note, start_logs
-    from headstock.cli.process import check_distinct_files
+    from headstock.cli.process import check_distinct_files, reserve_output
     from headstock.cli.tables import fold_line, print_summary, print_table, terminal_width
     from headstock.requests.progress_bars import ProgressBars
 
@@ -21,6 +21,7 @@ __all__ = [
     "print_note",
     "print_summary",
     "print_table",
+    "reserve_output",
     "start_logs",
     "terminal_width",
 ]
@@ -32,6 +33,7 @@ _HOMES = {
     "print_note": "headstock.cli.notes",
     "print_summary": "headstock.cli.tables",
     "print_table": "headstock.cli.tables",
+    "reserve_output": "headstock.cli.process",
     "start_logs": "headstock.cli.notes",
     "terminal_width": "headstock.cli.tables",
 }

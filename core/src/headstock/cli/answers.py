@@ -6,6 +6,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from headstock.cli.notes import print_note
 from headstock.cli.tables import print_table
@@ -75,21 +76,23 @@ def _quote_token(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def show_json(where: str, number: int, output: RequestOutput) -> None:
+def show_json(where: str, number: int, output: RequestOutput, stream: TextIO) -> None:
     """Print one JSON line for each answer to a prompt."""
     for answer in output.outputs:
         head = {"request": number, "answer": answer.index + 1, "where": where}
-        print(json.dumps(head | _answer_to_json(output, answer), ensure_ascii=False), flush=True)
+        _print_json(head | _answer_to_json(output, answer), stream)
 
 
-def show_error(where: str, number: int, reason: str, *, as_json: bool) -> None:
-    """Print why a prompt could not be run; with `as_json` also as a line in place of its answer."""
+def show_error(where: str, number: int, reason: str, stream: TextIO | None) -> None:
+    """Print why a prompt could not be run; `stream` gets a JSON line in place of its answer."""
     print_note(f"headstock: {where}: {reason}")
-    if as_json:
-        print(
-            json.dumps({"request": number, "where": where, "error": reason}, ensure_ascii=False),
-            flush=True,
-        )
+    if stream is not None:
+        _print_json({"request": number, "where": where, "error": reason}, stream)
+
+
+def _print_json(values: dict[str, object], stream: TextIO) -> None:
+    """Print values as one line of JSON."""
+    print(json.dumps(values, ensure_ascii=False), file=stream, flush=True)
 
 
 def _answer_to_json(output: RequestOutput, answer: CompletionOutput) -> dict[str, object]:

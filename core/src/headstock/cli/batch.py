@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from attrs import evolve, frozen
 
@@ -33,12 +33,13 @@ if TYPE_CHECKING:
 class PromptBatch:
     """Prompts that run together and whose answers are printed in the order of the prompts.
 
+    `json_output` gets answers as JSON lines; without it they are printed as text.
     `sampling` are the parameters from flags, `names` their names for error texts; `total` counts
     all prompts, the invalid ones included.
     """
 
     session: EngineSession
-    as_json: bool
+    json_output: TextIO | None
     quiet: bool
     sampling: Mapping[str, object]
     names: Mapping[str, str]
@@ -50,7 +51,7 @@ class PromptBatch:
             (number, prompt_input, self.make_request(number, prompt_input))
             for number, prompt_input in inputs
         ]
-        if isinstance(self.session.tokenizer, NoTokenizer) and not self.as_json:
+        if isinstance(self.session.tokenizer, NoTokenizer) and self.json_output is None:
             print_note(
                 "note: without a tokenizer answers have no text; --json shows their token ids"
             )
@@ -62,7 +63,8 @@ class PromptBatch:
         self.note_cut_lengths([(prompt_input, request) for _, prompt_input, request in waiting])
         requests = [request for *_, request in waiting]
         # One answer alone can be shown as it comes; several would be mixed.
-        if self.total == len(requests) == 1 and requests[0].params.n == 1 and not self.as_json:
+        is_alone = self.total == len(requests) == 1 and requests[0].params.n == 1
+        if is_alone and self.json_output is None:
             return self.stream_answer(requests[0])
         try:
             with ProgressBars(shown=not self.quiet) as bars:
@@ -120,7 +122,7 @@ class PromptBatch:
                 params(prompt_input),
                 prompt_input.priority,
                 cache_salt=prompt_input.cache_salt or None,
-                divides=self.as_json,
+                divides=self.json_output is not None,
             )
         # A parameter of the line's own keeps its JSON name; one from a flag gets the flag's.
         except RequestError as error:
@@ -129,7 +131,7 @@ class PromptBatch:
                 if error.parameter in prompt_input.sampling
                 else name_parameters(str(error), self.names)
             )
-            show_error(prompt_input.where, number, message, as_json=self.as_json)
+            show_error(prompt_input.where, number, message, self.json_output)
             return None
 
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:
@@ -191,8 +193,8 @@ class PromptBatch:
     def show_answers(self, number: int, prompt_input: PromptInput, request: PromptRequest) -> None:
         """Print the answers to one prompt, and what went wrong with them."""
         output = request.final_output()
-        if self.as_json:
-            show_json(prompt_input.where, number, output)
+        if self.json_output is not None:
+            show_json(prompt_input.where, number, output, self.json_output)
         else:
             show_text(number, output)
         for answer in output.outputs:

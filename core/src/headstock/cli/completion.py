@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from headstock import registry
 from headstock.cli.main import VERBS
+from headstock.cli.process import reserve_output
 from headstock.config.catalog import engine_settings, sampling_settings
 from headstock.config.flag_parser import FlagParser
 from headstock.config.flags import DEST_PREFIX
@@ -59,7 +60,9 @@ def main(arguments: list[str]) -> int:
     import shtab
 
     args = make_parser().parse_args(arguments)
-    print(shtab.complete(_make_full_parser(), args.shell))
+    with reserve_output():  # parsers are plugins' code too
+        parser = _make_full_parser()
+    print(shtab.complete(parser, args.shell))
     return 0
 
 
@@ -85,7 +88,7 @@ def _make_full_parser() -> argparse.ArgumentParser:
         _set_completions(verbs.choices[verb])
     for plugin, spec in registry.load_specs("command"):
         # Core's verb runs where a plugin's has the same name.
-        if plugin.name not in verbs.choices:
+        if plugin.name not in verbs.choices and plugin.status != "bad name":
             parser = _make_plugin_parser(spec)
             summary = getattr(spec, "summary", f"of {plugin.distribution}")
             verbs.add_parser(plugin.name, help=summary, usage="")
@@ -147,6 +150,12 @@ def _list_values(setting: Setting) -> Iterable[str]:
         automatic = ("auto",) if setting.default == "auto" else ()
         return (
             *automatic,
-            *sorted({plugin.name for plugin in registry.list_installed(PLUGIN_KINDS[setting.key])}),
+            *sorted(
+                {
+                    plugin.name
+                    for plugin in registry.list_installed(PLUGIN_KINDS[setting.key])
+                    if plugin.status != "bad name"
+                }
+            ),
         )
     return ()

@@ -8,6 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
+from headstock.cli.process import reserve_output
 from headstock.cli.tables import fold_line, terminal_width
 from headstock.config.flag_parser import FlagParser
 from headstock.config.flags import add_engine_flags, resolve_flags
@@ -31,7 +32,12 @@ def main(arguments: list[str]) -> int:
     """
     args = make_parser().parse_args(arguments)
     findings = run_checks(resolve_flags(args, os.environ).engine)
-    return _choose_exit_code(_print_json(list(findings)) if args.json else print_findings(findings))
+    if not args.json:
+        return _choose_exit_code(print_findings(findings))
+    with reserve_output():
+        listed = list(findings)
+    _print_json(listed)
+    return _choose_exit_code(listed)
 
 
 def make_parser() -> FlagParser:
@@ -52,10 +58,9 @@ def _choose_exit_code(findings: Iterable[Finding]) -> int:
     return next((code for code in codes if code is not None), CannotRun.exit_code if codes else 0)
 
 
-def _print_json(findings: list[Finding]) -> list[Finding]:
-    """Print the findings as JSON; the same findings."""
+def _print_json(findings: list[Finding]) -> None:
+    """Print the findings as JSON."""
     print(json.dumps([_finding_to_json(finding) for finding in findings], indent=2))
-    return findings
 
 
 def print_findings(findings: Iterable[Finding]) -> list[Finding]:

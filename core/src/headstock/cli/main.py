@@ -18,10 +18,10 @@ from headstock.cli.process import (
     Terminated,
     drop_output,
     exit_at_once,
-    expand_memory,
     handle_signals,
     open_streams,
     pause_collections,
+    prepare_torch,
     resume_collections,
 )
 from headstock.cli.tables import fold_line, terminal_width
@@ -61,7 +61,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv is None:  # the process is this command's own
         pause_collections()
     open_streams()
-    expand_memory(os.environ)  # before anything imports torch, which looks at it once
+    prepare_torch(os.environ)  # before anything imports torch, which looks at it once
     try:
         with handle_signals():
             return _run_verb(arguments[verbose:])
@@ -186,12 +186,15 @@ def _format_usage() -> str:
 
 def list_plugin_commands() -> dict[str, str]:
     """Installed commands of plugins -> the summaries of their distributions."""
-    from importlib import metadata
+    from headstock.distributions import read_distributions
 
     # `--help` shows what metadata says: a broken plugin cannot stop it, a slow one not slow it
     return {
-        entry.name: entry.dist.metadata["Summary"] or "" if entry.dist is not None else ""
-        for entry in metadata.entry_points(group="headstock.command")
+        line.name: " ".join(distribution.header.get("Summary", "").split())
+        for distribution in read_distributions()
+        for line in distribution.read_entry_points()
+        # A name that no verb can have is for 'headstock plugins list' to explain.
+        if line.group == "headstock.command" and line.name.replace("-", "_").isidentifier()
     }
 
 

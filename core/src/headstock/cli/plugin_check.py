@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from headstock.cli.notes import print_note
+from headstock.cli.process import reserve_output
 from headstock.cli.tables import print_table
 from headstock.errors import format_count
 from headstock.registry import InstalledPlugin
@@ -28,7 +29,8 @@ def check_plugin(
 
     # With the distribution: a name that two provide is ambiguous only without it.
     name = f"{plugin.distribution}:{plugin.name}"
-    report = conformance.check_plugin(plugin.kind, name, device, opt=opt)
+    with reserve_output(as_json):
+        report = conformance.check_plugin(plugin.kind, name, device, opt=opt)
     if as_json:
         print(json.dumps({**report.to_plain(), "provided_by": _format_provider(plugin)}, indent=2))
     else:

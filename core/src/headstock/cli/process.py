@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator, Mapping, MutableMapping
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import NoReturn, TextIO
 
 from headstock.errors import UsageError, shorten
 
@@ -22,6 +22,10 @@ CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 limit.
 """
 
+OWN_DEVICES = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
+"""torch loads no other devices' backends, which headstock does not serve. `import torch` reads the
+entry points of all distributions for them, and raises where one line of any is wrong.
+"""
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 """torch's CUDA allocator extends what it holds, in place of taking a new piece for each size that
 fits no old one. With penalties and logprobs, which make tensors of another size in every step, it
@@ -81,11 +85,13 @@ def handle_signals() -> Iterator[None]:
         sys.unraisablehook = report
 
 
-def expand_memory(environment: MutableMapping[str, str]) -> None:
-    """Have torch extend its device memory, unless the user set its allocator up.
+def prepare_torch(environment: MutableMapping[str, str]) -> None:
+    """Have torch extend its device memory and serve headstock's devices alone.
 
-    writes: environment
+    What the user set up stays as it is.   writes: environment
     """
+    for name, value in OWN_DEVICES.items():
+        environment.setdefault(name, value)
     if not any(name in environment for name in ALLOCATOR):
         environment.update(EXPANDABLE)
 
@@ -130,6 +136,38 @@ def exit_at_once(code: int) -> NoReturn:
 def drop_output() -> None:
     """Point standard output at the null device, so that the flush at exit does not fail again."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+@contextlib.contextmanager
+def reserve_output(wanted: bool = True) -> Iterator[TextIO]:
+    """Standard output for the caller alone, where `wanted`.
+
+    What plugins and libraries print in this block goes to standard error, in C code too.
+    """
+    stdout = sys.stdout
+    if not wanted:
+        yield stdout
+        return
+    with contextlib.redirect_stdout(sys.stderr):
+        if _file_number(stdout) != 1 or _file_number(sys.stderr) is None:
+            yield stdout  # a test's or a notebook's own stream
+            return
+        stdout.flush()
+        number = os.dup(1)
+        with open(number, "w", encoding=stdout.encoding, errors=stdout.errors) as output:
+            os.dup2(sys.stderr.fileno(), 1)
+            try:
+                yield output
+            finally:
+                os.dup2(number, 1)
+
+
+def _file_number(stream: TextIO) -> int | None:
+    """The number of the file that the stream writes to, if it has one."""
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return None
 
 
 def check_distinct_files(files: Mapping[str, str | None]) -> None:

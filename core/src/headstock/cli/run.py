@@ -7,7 +7,7 @@ import sys
 from argparse import Namespace
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from attrs import evolve
 
@@ -25,7 +25,7 @@ from headstock.cli.inputs import (
     read_stdin,
 )
 from headstock.cli.notes import print_note, start_logs
-from headstock.cli.process import check_distinct_files, resume_collections
+from headstock.cli.process import check_distinct_files, reserve_output, resume_collections
 from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
 from headstock.config.flag_parser import FlagParser
@@ -87,7 +87,18 @@ def main(arguments: list[str]) -> int:
                 read,
                 options,
             )
-    good = list(_select_valid(inputs, as_json=args.json))
+    with reserve_output(args.json) as output:
+        return _run_batch(args, resolved, inputs, output if args.json else None)
+
+
+def _run_batch(
+    args: Namespace,
+    resolved: ResolvedConfig,
+    inputs: Sequence[PromptInput | InvalidPrompt],
+    json_output: TextIO | None,
+) -> int:
+    """Answer the prompts and return the exit code.   raises: HeadstockError, KeyboardInterrupt"""
+    good = list(_select_valid(inputs, json_output))
     if not good:
         return RequestError.exit_code
     if any(
@@ -98,7 +109,7 @@ def main(arguments: list[str]) -> int:
     with open_model(resolved, quiet=args.quiet) as session:
         batch = PromptBatch(
             session=session,
-            as_json=args.json,
+            json_output=json_output,
             quiet=args.quiet,
             sampling=resolved.sampling,
             names=resolved.parameter_names,
@@ -250,14 +261,14 @@ def _require_tokenizer(resolved: ResolvedConfig) -> None:
 
 
 def _select_valid(
-    inputs: Sequence[PromptInput | InvalidPrompt], *, as_json: bool
+    inputs: Sequence[PromptInput | InvalidPrompt], json_output: TextIO | None
 ) -> Iterator[tuple[int, PromptInput]]:
     """The valid prompts with their numbers from 1; the error of each other input is printed."""
     for number, prompt_input in enumerate(inputs, start=1):
         if isinstance(prompt_input, PromptInput):
             yield number, prompt_input
         else:
-            show_error(prompt_input.where, number, prompt_input.reason, as_json=as_json)
+            show_error(prompt_input.where, number, prompt_input.reason, json_output)
 
 
 def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> EngineSession:

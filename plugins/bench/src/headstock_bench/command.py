@@ -14,13 +14,20 @@ from argparse import Namespace, RawDescriptionHelpFormatter
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 from attrs import evolve
 
 import headstock
 from headstock import EngineConfig, ModelError, UsageError
-from headstock.cli import ProgressBars, check_distinct_files, print_note, print_summary, start_logs
+from headstock.cli import (
+    ProgressBars,
+    check_distinct_files,
+    print_note,
+    print_summary,
+    reserve_output,
+    start_logs,
+)
 from headstock.config import FlagParser, ResolvedConfig, add_engine_flags, resolve_flags
 from headstock.errors import shorten, suggest_name
 from headstock_bench.latency_workloads import (
@@ -73,11 +80,14 @@ def main(arguments: list[str]) -> int:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
     any_failed = False
-    with open_config(options.shape, resolved) as config:
+    with (
+        reserve_output(options.json) as output,
+        open_config(options.shape, resolved) as config,
+    ):
         check_output_file("--output", options.output)
         check_output_file("--profile", options.profile)
         for result, profile in run_workloads(options, config):
-            print_result(result, options)
+            print_result(result, options, output)
             if profile is not None:
                 print_profile(profile, result, options)
             any_failed |= result.num_finished < len(result.workload.prompts)
@@ -264,10 +274,11 @@ def print_progress(workload: str, num_runs: int, total: int) -> None:
     print_note(f"runs of {workload}: {num_runs} of {total}")
 
 
-def print_result(result: BenchmarkResult, options: Namespace) -> None:
-    """Print a result, and append it to `--output`."""
+def print_result(result: BenchmarkResult, options: Namespace, output: TextIO) -> None:
+    """Print a result on `output`, and append it to `--output`."""
     line = json.dumps(result.to_json(), ensure_ascii=False)
-    print(line if options.json else "\n".join(result.format_lines()), flush=True)
+    text = line if options.json else "\n".join(result.format_lines())
+    print(text, file=output, flush=True)
     if options.output is not None:
         with open(options.output, "a") as file:
             file.write(line + "\n")

@@ -7,13 +7,13 @@ import os
 import sys
 from argparse import Namespace, RawDescriptionHelpFormatter
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 import attrs
 
 import headstock
 from headstock import EngineConfig, UsageError
-from headstock.cli import ProgressBars, print_note, print_table, start_logs
+from headstock.cli import ProgressBars, print_note, print_table, reserve_output, start_logs
 from headstock.config import FlagParser, add_engine_flags, resolve_flags
 from headstock.errors import shorten, suggest_name
 from headstock_bench.command import open_config
@@ -58,8 +58,12 @@ def main(arguments: list[str]) -> int:
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
-    with open_config(options.shape, resolved) as config:
-        return show_choices(config, options) if options.show else keep_choices(config, options)
+    with (
+        reserve_output(options.json) as output,
+        open_config(options.shape, resolved) as config,
+    ):
+        run = show_choices if options.show else keep_choices
+        return run(config, options, output)
 
 
 def make_parser() -> FlagParser:
@@ -84,7 +88,7 @@ def make_parser() -> FlagParser:
     return root
 
 
-def keep_choices(config: EngineConfig, options: Namespace) -> int:
+def keep_choices(config: EngineConfig, options: Namespace, output: TextIO) -> int:
     """Measure, print the table and keep the choices; 0.   raises: HeadstockError"""
     from headstock.llm import start_engine
     from headstock.startup import tuned_choices
@@ -104,13 +108,13 @@ def keep_choices(config: EngineConfig, options: Namespace) -> int:
     tuned_choices.create_choices_folder(config.tuned_choices)
     choices = tune(config, None if options.quiet else report, open_llm)
     path = tuned_choices.write_tuned_choices(config.tuned_choices, choices)
-    print_choices(choices, options)
+    print_choices(choices, options, output)
     if not options.quiet:
         print_note(f"kept in {path}")
     return 0
 
 
-def show_choices(config: EngineConfig, options: Namespace) -> int:
+def show_choices(config: EngineConfig, options: Namespace, output: TextIO) -> int:
     """Print what is kept for this model, device and software; 0.   raises: UsageError"""
     from headstock.startup import device, tuned_choices
 
@@ -118,14 +122,14 @@ def show_choices(config: EngineConfig, options: Namespace) -> int:
     choices, reason = tuned_choices.load_tuned_choices(config, env)
     if choices is None:
         raise UsageError(reason)
-    print_choices(choices, options)
+    print_choices(choices, options, output)
     return 0
 
 
-def print_choices(choices: tuned_choices.TunedChoices, options: Namespace) -> None:
-    """Print the choices, as a table or as one JSON object."""
+def print_choices(choices: tuned_choices.TunedChoices, options: Namespace, output: TextIO) -> None:
+    """Print the choices on `output`, as a table or as one JSON object."""
     if options.json:
-        print(json.dumps(attrs.asdict(choices), ensure_ascii=False), flush=True)
+        print(json.dumps(attrs.asdict(choices), ensure_ascii=False), file=output, flush=True)
         return
     from headstock_bench.tuning import compare_times, describe_options
 
