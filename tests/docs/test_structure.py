@@ -10,7 +10,7 @@ from source_tree import CORE, ROOT, files, imports, tree
 PAGE = (ROOT / "docs" / "structure.md").read_text()
 SERVER = ROOT / "plugins" / "openai-server"
 ANYONE = {
-    *("spi", "errors", "logs", "outputs", "callbacks"),
+    *("spi", "errors", "logs", "outputs", "callbacks", "distributions"),
     *("sampling_params", "sampling_checks", "structured_outputs"),
 }
 """What every folder may import."""

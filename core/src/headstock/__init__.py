@@ -5,6 +5,7 @@ Names are imported when they are first used, so that `import headstock` alone im
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -91,6 +92,8 @@ def __getattr__(name: str) -> object:
     """The public name, from the module where it lives."""
     if name not in __all__:
         raise AttributeError(f"module 'headstock' has no attribute {name!r}")
+    if name == "LLM":  # it imports torch
+        import_module("headstock.distributions").shield_torch(os.environ)
     return getattr(import_module(HOMES.get(name, "headstock.errors")), name)
 
 

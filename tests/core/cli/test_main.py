@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import EntryPoints
 from types import ModuleType
 
 import pytest
@@ -342,7 +341,7 @@ def test_a_command_that_returns_no_exit_code_is_named(
 def test_a_command_of_ours_that_is_not_installed_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(entries, "entry_points", lambda: EntryPoints())
+    monkeypatch.setattr(entries, "read_distributions", lambda: ())
     assert main(["bench", "cpu1"]) == 2
     assert capsys.readouterr().err == (
         "headstock: command 'bench' is not installed; install it with: pip install "

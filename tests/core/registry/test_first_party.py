@@ -37,7 +37,7 @@ def test_the_table_is_what_the_members_declare() -> None:
 @pytest.fixture
 def nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     """No distribution has an entry point."""
-    monkeypatch.setattr("headstock.registry.entries.entry_points", lambda: _Nothing())
+    monkeypatch.setattr("headstock.registry.entries.read_distributions", lambda: ())
 
 
 @pytest.mark.usefixtures("nothing_installed")
@@ -195,8 +195,3 @@ def test_every_plugin_of_ours_can_be_chosen_or_says_what_to_install(
         assert all(reason.hint for reason in registry.find_missing(spec))
     else:
         assert Path(spec.directory).is_absolute()
-
-
-class _Nothing:
-    def select(self, group: str) -> list[object]:
-        return []

@@ -111,11 +111,7 @@ def test_replay_names_the_command_that_draws(
 def test_where_it_is_not_installed_the_pip_line_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    class Nothing:
-        def select(self, group: str) -> list[object]:
-            return []
-
-    monkeypatch.setattr("headstock.registry.entries.entry_points", Nothing)
+    monkeypatch.setattr("headstock.registry.entries.read_distributions", lambda: ())
     assert main(["replay-view", "run.recording"]) == 2
     assert (
         "'replay-view' is not installed; install it with: pip install ./plugins/replay-view"

@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from operator import itemgetter
 from types import MappingProxyType
 from typing import Any
@@ -16,10 +15,11 @@ import attrs
 from headstock import registry
 from headstock.cli.notes import print_note
 from headstock.cli.plugin_check import CHECK_EPILOG, check_plugin
+from headstock.cli.process import reserve_output
 from headstock.cli.tables import fold_line, print_table, terminal_width
 from headstock.config.flag_parser import FlagParser
-from headstock.errors import HeadstockError, UsageError
-from headstock.registry import InstalledPlugin
+from headstock.errors import HeadstockError, UsageError, shorten
+from headstock.registry import InstalledPlugin, UnusableEntry
 from headstock.spi import SPI, PluginSpec, Require
 from headstock.spi.versions import format_version
 
@@ -31,13 +31,16 @@ EPILOG = (
 _MISMATCHED = "wrong contract"
 """The status of a plugin that was made for another version of the contract."""
 
-_HINT_TITLES: Mapping[bool, str] = MappingProxyType(
+_INCOMPLETE = "incomplete"
+_HINT_TITLES: Mapping[str, str] = MappingProxyType(
     {
-        False: "to complete them, on a machine with the device that they are for",
-        True: "made for another version of the contract, and refused when chosen",
+        _INCOMPLETE: "to complete them, on a machine with the device that they are for",
+        _MISMATCHED: "made for another version of the contract, and refused when chosen",
     }
 )
-"""Whether plugins are mismatched -> the title over their hints."""
+"""Status -> the title over the hints of its plugins."""
+_BROKEN_TITLE = "broken, and of no use until they are repaired"
+"""The title over the hints of all others."""
 
 
 def main(arguments: list[str]) -> int:
@@ -45,7 +48,7 @@ def main(arguments: list[str]) -> int:
     args = make_parser().parse_args(arguments)
     match args.verb:
         case "list":
-            _show_list(registry.list_installed(args.group), as_json=args.json)
+            _show_list(args.group, as_json=args.json)
         case "check":
             return check_plugin(
                 _find_plugin(args.name), args.device, opt=args.opt, as_json=args.json
@@ -115,9 +118,16 @@ def _find_plugin(name: str) -> InstalledPlugin:
     return registry.find_plugin(kinds[0], name)
 
 
-def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
-    """Print the installed plugins, and what installs the kernels that some of them lack."""
-    rows = [_make_row(plugin, registry.explain_missing_extras(plugin)) for plugin in plugins]
+def _show_list(kind: str | None, *, as_json: bool) -> None:
+    """Print the installed plugins, what some of them lack, and what is broken.
+
+    raises: UsageError for a kind that does not exist
+    """
+    rows = [
+        _make_row(plugin, registry.explain_missing_extras(plugin))
+        for plugin in registry.list_installed(kind)
+    ]
+    rows += map(_make_unusable_row, registry.list_unusable(kind))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -125,7 +135,9 @@ def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
     width = terminal_width(sys.stdout)
     # Hints are long. A terminal shows them below the table; a pipe gets one line a plugin.
     state = _format_status if width is None else itemgetter("status")
-    cells = [(*(row[title.lower()] for title in header[:-1]), state(row)) for row in rows]
+    cells = [
+        (*(_format_cell(row[title.lower()]) for title in header[:-1]), state(row)) for row in rows
+    ]
     print_table(header, cells, sys.stdout, spare="TARGET")
     if width is not None:
         _show_hints(rows, width)
@@ -135,15 +147,15 @@ def _show_list(plugins: tuple[InstalledPlugin, ...], *, as_json: bool) -> None:
 
 def _show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
     """Print the next move for each plugin that has one, in lines of `width`."""
-    for mismatched, title in _HINT_TITLES.items():
+    for status in (*_HINT_TITLES, None):
         hints = {
-            f"{row['kind']} {row['name']}": row["hint"]
+            _format_cell(f"{row['kind']} {row['name']}".strip() or row["distribution"]): row["hint"]
             for row in rows
-            if row["hint"] and (row["status"] == _MISMATCHED) is mismatched
+            if row["hint"] and (row["status"] if row["status"] in _HINT_TITLES else None) == status
         }
         widest = max(map(len, hints), default=0)
         if hints:
-            print(f"\n{title}:")
+            print(f"\n{_HINT_TITLES.get(status or '', _BROKEN_TITLE)}:")
         for name, hint in hints.items():
             print(fold_line(f"  {name:{widest}}  {hint}", width, widest + 4))
 
@@ -154,12 +166,25 @@ def _make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
     In place of the hint a plugin of another version of the contract has the line that refuses it.
     """
     row: dict[str, str] = attrs.asdict(plugin)
-    if plugin.status == "ok" and (mismatch := registry.find_mismatch(plugin)):
+    if plugin.status != "ok":
+        return row | {"hint": registry.explain_unusable(plugin) or hint}
+    if mismatch := registry.find_mismatch(plugin):
         return row | {"status": _MISMATCHED, "hint": mismatch}
-    return row | {
-        "status": "incomplete" if hint and plugin.status == "ok" else plugin.status,
-        "hint": hint,
-    }
+    if absent := registry.explain_absent_module(plugin):
+        remedy = f"repair it or remove it with: pip uninstall {plugin.distribution}"
+        return row | {"status": "no module", "hint": f"{absent}; {remedy}"}
+    return row | {"status": _INCOMPLETE if hint else "ok", "hint": hint}
+
+
+def _make_unusable_row(entry: UnusableEntry) -> dict[str, str]:
+    """An entry point that is no plugin, or a file of them that cannot be read, for JSON."""
+    row: dict[str, str] = attrs.asdict(entry)
+    return {"hint" if key == "reason" else key: value for key, value in row.items()}
+
+
+def _format_cell(text: str) -> str:
+    """A text of anyone's on one line, without what would steer a terminal."""
+    return shorten("".join(each if each.isprintable() else "?" for each in text), 80)
 
 
 def _format_status(row: dict[str, str]) -> str:
@@ -169,7 +194,8 @@ def _format_status(row: dict[str, str]) -> str:
 
 def _show_plugin(plugin: InstalledPlugin, *, as_json: bool) -> None:
     """Print what one plugin claims.   raises: PluginBroken, SpiMismatch"""
-    facts = _describe_plugin(plugin)
+    with reserve_output(as_json):
+        facts = _describe_plugin(plugin)
     if as_json:
         print(json.dumps(facts, indent=2))
         return
@@ -259,10 +285,7 @@ def _format_requirement(need: Require) -> str:
             f"{alternative.distribution} {_format_requirement(alternative)}"
             for alternative in need.any_of
         )
-    try:
-        installed = version(need.distribution)
-    except PackageNotFoundError:
-        installed = "nothing"
+    installed = registry.find_version(need.distribution) or "nothing"
     return f"wanted {need.version or 'any version'}, found {installed}"
 
 

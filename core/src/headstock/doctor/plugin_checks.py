@@ -8,7 +8,7 @@ from typing import Any
 
 from headstock import registry
 from headstock.doctor.finding import Finding, fail_finding, pass_finding, run_check, warn_finding
-from headstock.errors import AmbiguousPlugin, HeadstockError
+from headstock.errors import AmbiguousPlugin, HeadstockError, shorten
 from headstock.registry import InstalledPlugin
 from headstock.registry.first_party import CHECKOUT, install_lines
 from headstock.spi import SPI, CheckpointSpec, PluginSpec, Rejection
@@ -23,6 +23,9 @@ _FindObstacles = Callable[[PluginSpec], Sequence[Rejection]]
 
 def check_plugins(find_obstacles: _FindObstacles) -> Iterator[Finding]:
     """Check that every installed plugin loads and can run, and that no required kind is empty."""
+    for entry in registry.list_unusable():
+        subject = f"{entry.kind} {entry.name}".strip() or "entry points"
+        yield warn_finding(shorten(subject), f"{entry.provider}: {entry.reason}", "")
     for kind in SPI:
         plugins = registry.load_specs(kind)
         if not plugins and kind in REQUIRED_KINDS:

@@ -9,14 +9,17 @@ from headstock.registry.assignments import (
     make_options,
     make_schedule,
 )
-from headstock.registry.contract_checks import find_mismatch
+from headstock.registry.contract_checks import explain_absent_module, find_mismatch
 from headstock.registry.culprit import Culprit, find_culprit
 from headstock.registry.entries import (
     InstalledPlugin,
+    UnusableEntry,
     entry_point_group,
+    explain_unusable,
     find_plugin,
     kind_label,
     list_installed,
+    list_unusable,
     unknown_architecture_error,
     unknown_name_error,
 )
@@ -30,23 +33,28 @@ from headstock.registry.loading import (
     make_part,
     plugin_label,
 )
-from headstock.registry.requirements import find_missing, require_installed
+from headstock.registry.requirements import find_missing, find_version, require_installed
 
 __all__ = [
     "Culprit",
     "InstalledPlugin",
+    "UnusableEntry",
     "entry_point_group",
+    "explain_absent_module",
     "explain_missing_extras",
+    "explain_unusable",
     "find_culprit",
     "find_mismatch",
     "find_missing",
     "find_plugin",
     "find_unclaimed",
+    "find_version",
     "import_implementation",
     "import_object",
     "install_lines",
     "kind_label",
     "list_installed",
+    "list_unusable",
     "load_spec",
     "load_specs",
     "make_family",

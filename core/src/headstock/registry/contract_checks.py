@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
+from headstock.errors import shorten
 from headstock.registry.entries import InstalledPlugin
 from headstock.registry.first_party import upgrade_line
 from headstock.spi.versions import SPI, SpiRange, format_version
@@ -53,6 +54,29 @@ def find_mismatch(plugin: InstalledPlugin, contract: Contract = SPI) -> str | No
     except (OSError, SyntaxError, ValueError, ImportError, AttributeError, RecursionError):
         return None
     return None if declared is None else explain_mismatch(plugin, declared, contract)
+
+
+def explain_absent_module(plugin: InstalledPlugin) -> str:
+    """Explain that the module of an entry point does not exist; no plugin code runs.
+
+    Empty when it does, and when only an import could tell.
+    """
+    module = plugin.target.partition(":")[0].strip()
+    top, *inner = module.split(".")
+    try:
+        spec = find_spec(top)
+        if spec is None:
+            return f"there is no module {shorten(top)!r}"
+        folders = spec.submodule_search_locations
+        if not inner or folders is None or (len(inner) == 1 and not folders):
+            return ""
+        found = any(
+            each.is_dir() or any(each.parent.glob(f"{inner[-1]}.*"))
+            for each in (Path(folder, *inner) for folder in folders)
+        )
+    except (OSError, ValueError, ImportError, AttributeError):
+        return ""
+    return "" if found else f"there is no module {shorten(module)!r}"
 
 
 def _names_only(source: bytes, offered: tuple[int, int, int]) -> bool:

@@ -8,18 +8,17 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache
-from importlib.metadata import (
-    Distribution,
-    EntryPoint,
-    EntryPoints,
-    PackageMetadata,
-    entry_points,
-)
+from functools import lru_cache
 from types import MappingProxyType
 
 from attrs import frozen
 
+from headstock.distributions import (
+    EntryPointLine,
+    InstalledDistribution,
+    normalize_name,
+    read_distributions,
+)
 from headstock.errors import (
     MAX_ERROR_LENGTH,
     AmbiguousPlugin,
@@ -34,7 +33,7 @@ from headstock.errors import (
 )
 from headstock.registry.first_party import find_distribution, install_lines
 from headstock.spi.plugin import NAME
-from headstock.spi.versions import SPI
+from headstock.spi.versions import RESERVED, SPI
 
 _KIND_LABELS: Mapping[str, str] = MappingProxyType(
     {
@@ -47,12 +46,16 @@ _KIND_LABELS: Mapping[str, str] = MappingProxyType(
     }
 )
 
+_TARGET = re.compile(r"[A-Za-z_][\w.]*\s*:\s*[A-Za-z_][\w.]*\s*(\[.*\])?")
+"""A module and what it calls its function; extras may follow."""
+
 
 @frozen(kw_only=True)
 class InstalledPlugin:
     """An entry point of a plugin.
 
-    `status` is "ok", "duplicate" (several distributions provide the name) or "bad name".
+    `status` is "ok", "duplicate" (several distributions provide the name), "bad name" or
+    "bad target".
     """
 
     kind: str
@@ -65,6 +68,29 @@ class InstalledPlugin:
     def __str__(self) -> str:
         provider = f"{self.distribution} {self.version}, {self.target}"
         return f"{kind_label(self.kind)} {self.name!r} ({provider})"
+
+
+@frozen(kw_only=True)
+class UnusableEntry:
+    """An entry point that is no plugin, or a file of entry points that cannot be read.
+
+    kind: that its group names; empty where none is known
+    status: "unreadable", "unknown kind" or "reserved kind"
+    reason: what was found, what is wanted and the next move
+    """
+
+    kind: str
+    name: str
+    distribution: str
+    version: str
+    target: str
+    status: str
+    reason: str
+
+    @property
+    def provider(self) -> str:
+        """The distribution and its version, as far as they are known."""
+        return f"{self.distribution} {self.version}".strip() or "a distribution without a name"
 
 
 def kind_label(kind: str) -> str:
@@ -88,34 +114,80 @@ def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
     # imports of kernel libraries take seconds.
     if kind is not None:
         entry_point_group(kind)
-    listed = _read_plugins(entry_points, _read_path_times())
+    listed = _read_entries(read_distributions, _read_path_times())[0]
     return tuple(plugin for plugin in listed if kind in (None, plugin.kind))
+
+
+def list_unusable(kind: str | None = None) -> tuple[UnusableEntry, ...]:
+    """List what in entry points is no plugin though it seems meant to be one, and files unread.
+
+    Those of `kind`, and those of which no kind is known, may hide a plugin of it.
+    """
+    unusable = _read_entries(read_distributions, _read_path_times())[1]
+    return tuple(entry for entry in unusable if kind is None or entry.kind in (kind, ""))
 
 
 # A start asks a dozen times, and a scan of 200 distributions takes 5 to 50 ms.
 @lru_cache(maxsize=1)
-def _read_plugins(
-    read: Callable[[], EntryPoints], path_times: tuple[tuple[str, int], ...]
-) -> tuple[InstalledPlugin, ...]:
-    """Read the plugins of all kinds from the metadata of distributions.
+def _read_entries(
+    read: Callable[[], Iterable[InstalledDistribution]], path_times: tuple[tuple[str, int], ...]
+) -> tuple[tuple[InstalledPlugin, ...], tuple[UnusableEntry, ...]]:
+    """Read the plugins of all kinds from the metadata of distributions, and what is unusable.
 
     path_times: the folders that are searched and when each changed, as installing does
     """
-    everything = read()
+    groups = {entry_point_group(kind): kind for kind in SPI}
+    lines: dict[str, list[tuple[InstalledDistribution, EntryPointLine]]] = {}
+    unusable = []
+    for distribution in read():
+        for line in distribution.read_entry_points():
+            if line.fault or (line.group not in groups and _is_ours(line.group)):
+                unusable.append(_make_unusable(distribution, line))
+            elif line.group in groups:
+                lines.setdefault(groups[line.group], []).append((distribution, line))
+    plugins = (plugin for kind in SPI for plugin in _make_records(kind, lines.get(kind, ())))
+    return tuple(plugins), tuple(unusable)
 
-    # Every access to `metadata` parses the whole file, and a distribution has several plugins.
-    @cache
-    def read_metadata(provider: Distribution) -> PackageMetadata:
-        """The metadata of a distribution."""
-        return provider.metadata
 
-    return tuple(
-        plugin
-        for kind in SPI
-        for plugin in _make_records(
-            kind, everything.select(group=entry_point_group(kind)), read_metadata
+def _is_ours(group: str) -> bool:
+    """Whether only a plugin of headstock would use the group."""
+    return group.lower() == "headstock" or group.lower().startswith("headstock.")
+
+
+def _make_unusable(distribution: InstalledDistribution, line: EntryPointLine) -> UnusableEntry:
+    """Make the record of a line that is no plugin."""
+    kind = line.group.partition(".")[2] if _is_ours(line.group) else ""
+    if line.fault:
+        quoted = f": {shorten(line.name or line.value)!r}" if line.group or line.name else ""
+        where = f" in [{shorten(line.group)}]" if line.group else ""
+        status, reason = "unreadable", f"{line.fault}{where}{quoted}; {_remedy(distribution)}"
+    elif kind in RESERVED:
+        status = "reserved kind"
+        reason = (
+            f"the group {line.group} is reserved for later, and this headstock reads no plugins of "
+            f"it; wanted one of headstock.{{{','.join(SPI)}}}"
         )
+    else:
+        status = "unknown kind"
+        reason = (
+            f"the group {shorten(line.group)} is of no kind of plugin; wanted one of "
+            f"headstock.{{{','.join(SPI)}}}{suggest_name(kind, SPI, '')}"
+        )
+    return UnusableEntry(
+        kind=kind,
+        name=shorten(line.name),
+        distribution=distribution.name,
+        version=distribution.version,
+        target=shorten(line.value),
+        status=status,
+        reason=reason,
     )
+
+
+def _remedy(distribution: InstalledDistribution) -> str:
+    """What makes a distribution with broken metadata harmless."""
+    name = shorten(distribution.name)
+    return f"repair it or remove it with: pip uninstall {name}" if name else "remove its folder"
 
 
 def _read_path_times() -> tuple[tuple[str, int], ...]:
@@ -128,37 +200,42 @@ def _read_path_times() -> tuple[tuple[str, int], ...]:
 
 
 def _make_records(
-    kind: str,
-    entries: Iterable[EntryPoint],
-    read_metadata: Callable[[Distribution], PackageMetadata],
+    kind: str, lines: Iterable[tuple[InstalledDistribution, EntryPointLine]]
 ) -> list[InstalledPlugin]:
     """Make the records of one group, sorted by name, distribution and target."""
-    listed = list(entries)
-    providers = Counter(entry.name for entry in listed)
+    listed = list(lines)
+    providers = Counter(line.name for _, line in listed)
     records = (
-        _make_record(
-            kind, entry, providers[entry.name], read_metadata(entry.dist) if entry.dist else None
+        InstalledPlugin(
+            kind=kind,
+            name=line.name,
+            distribution=distribution.name,
+            version=distribution.version,
+            target=line.value,
+            status="duplicate" if providers[line.name] > 1 else _check_line(kind, line),
         )
-        for entry in listed
+        for distribution, line in listed
     )
     return sorted(records, key=lambda record: (record.name, record.distribution, record.target))
 
 
-def _make_record(
-    kind: str, entry: EntryPoint, providers: int, metadata: PackageMetadata | None
-) -> InstalledPlugin:
-    """Make the record of one entry point from the metadata of its distribution."""
+def _check_line(kind: str, line: EntryPointLine) -> str:
+    """The status of an entry point whose name is its own."""
     # A model is named by its architecture, as config.json spells it. No other name may be "auto",
     # which every setting of a plugin takes already.
-    is_usable = kind == "model" or (NAME.fullmatch(entry.name) and entry.name != "auto")
-    return InstalledPlugin(
-        kind=kind,
-        name=entry.name,
-        distribution=metadata["Name"] if metadata else "",
-        version=metadata["Version"] if metadata else "",
-        target=entry.value,
-        status="duplicate" if providers > 1 else "ok" if is_usable else "bad name",
-    )
+    if kind != "model" and (not NAME.fullmatch(line.name) or line.name == "auto"):
+        return "bad name"
+    return "ok" if _TARGET.fullmatch(line.value) else "bad target"
+
+
+def explain_unusable(plugin: InstalledPlugin) -> str:
+    """Explain what is wrong with a name or a target; empty for other plugins."""
+    match plugin.status:
+        case "bad name":
+            return f"it has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
+        case "bad target":
+            return f"its target is {shorten(plugin.target)!r}; wanted MODULE:FUNCTION"
+    return ""
 
 
 def find_plugin(
@@ -179,22 +256,15 @@ def find_plugin(
         matches = [
             plugin
             for plugin in matches
-            if _normalize_name(plugin.distribution) == _normalize_name(distribution)
+            if normalize_name(plugin.distribution) == normalize_name(distribution)
         ]
     if not matches:
         raise UnknownPlugin(_explain_unknown(kind, name, installed))
     if len(matches) > 1:
         raise AmbiguousPlugin(_explain_ambiguous(matches))
-    if matches[0].status == "bad name":
-        raise PluginBroken(
-            f"{matches[0]} has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
-        )
+    if fault := explain_unusable(matches[0]):
+        raise PluginBroken(f"{matches[0]}: {fault}")
     return matches[0]
-
-
-def _normalize_name(distribution: str) -> str:
-    """Normalize a distribution's name as package indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", distribution).lower()
 
 
 def _explain_unknown(kind: str, name: str, installed: Iterable[InstalledPlugin]) -> str:
@@ -232,7 +302,7 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     present = [
         plugin.name
         for plugin in list_installed()
-        if distribution and _normalize_name(plugin.distribution) == distribution
+        if distribution and normalize_name(plugin.distribution) == distribution
     ]
     if present:
         return UnknownPlugin(

@@ -28,7 +28,8 @@ def explain_missing_extras(plugin: InstalledPlugin) -> str:
     # Extras, because the spec's `requires` would need the plugin's code, and a list runs none.
     try:
         extras = _requirements_by_extra(distribution(plugin.distribution).requires or [])
-    except PackageNotFoundError:
+    # What cannot be read of a distribution says nothing of extras; `list_unusable` names files.
+    except (PackageNotFoundError, ValueError, TypeError):
         return ""
     if not extras or any(all(map(is_requirement_met, needs)) for needs in extras.values()):
         return ""

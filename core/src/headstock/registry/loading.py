@@ -8,7 +8,9 @@ the whole program.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from typing import Any
 
@@ -79,7 +81,8 @@ class PluginDriver(DriverManager[Any]):
     def _load_one_plugin(self, ep: EntryPoint, *arguments: Any) -> Extension[Any] | None:
         # Not BaseException: an interrupt is the user's and goes through.
         try:
-            return super()._load_one_plugin(ep, *arguments)
+            with keep_signal_handlers():
+                return super()._load_one_plugin(ep, *arguments)
         except CannotRun as error:  # its light module already knows that it cannot serve here
             raise CannotRun(f"{self.plugin}: {shorten(error, 300)}") from error
         except (Exception, SystemExit) as error:
@@ -89,6 +92,21 @@ class PluginDriver(DriverManager[Any]):
     def spec(self) -> object:
         """The object that the entry point's function returned."""
         return self.extensions[0].obj
+
+
+@contextmanager
+def keep_signal_handlers() -> Iterator[None]:
+    """Keep Ctrl-C and SIGTERM what they were: a plugin that is imported owns no process."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, handlers, strict=True):
+            # None is a handler of C code, which Python cannot set. Only the main thread may set
+            # one, so in others there is nothing to undo.
+            if handler is not None and signal.getsignal(number) != handler:
+                signal.signal(number, handler)
 
 
 def _explain_load_failure(plugin: InstalledPlugin, error: BaseException) -> str:
@@ -213,7 +231,8 @@ def import_object(spec: PluginSpec, path: str) -> Any:
     """
     module, _, name = path.partition(":")
     try:
-        return getattr(importlib.import_module(module), name)
+        with keep_signal_handlers():
+            return getattr(importlib.import_module(module), name)
     except (Exception, SystemExit) as error:
         raise PluginBroken(
             f"{plugin_label(spec)}: {path} cannot be imported: {describe_error(error)}"

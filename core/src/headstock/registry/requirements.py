@@ -73,9 +73,19 @@ def _installed_version(requirement: Require) -> str | None:
     try:
         if find_spec(requirement.import_name.partition(".")[0]) is None:
             return None
-        return importlib.metadata.version(requirement.distribution)
-    except (ValueError, importlib.metadata.PackageNotFoundError):
+    except ValueError:
         return None
+    return find_version(requirement.distribution)
+
+
+def find_version(distribution: str) -> str | None:
+    """Read the version of a distribution; None where it is absent, or its metadata unreadable."""
+    try:
+        # None, where METADATA has no version.
+        version: str | None = importlib.metadata.version(distribution)
+    except (ValueError, TypeError, importlib.metadata.PackageNotFoundError):
+        return None
+    return version
 
 
 def is_requirement_met(requirement: str, *, any_build: bool = False) -> bool:
@@ -84,15 +94,16 @@ def is_requirement_met(requirement: str, *, any_build: bool = False) -> bool:
     A CPU build, as torch's `2.13.0+cpu`, counts only with `any_build`: it lacks the kernels of
     other devices.
     """
-    try:
-        version = importlib.metadata.version(requirement_name(requirement))
-    except importlib.metadata.PackageNotFoundError:
+    version = find_version(requirement_name(requirement))
+    if version is None or (version.endswith("+cpu") and not any_build):
         return False
-    if version.endswith("+cpu") and not any_build:
-        return False
-    from packaging.requirements import Requirement  # as below
+    from packaging.requirements import InvalidRequirement, Requirement  # as below
 
-    return Requirement(requirement).specifier.contains(version, prereleases=True)
+    try:
+        specifier = str(Requirement(requirement).specifier)
+    except InvalidRequirement:
+        return False
+    return _is_version_allowed(specifier, version)
 
 
 def requirement_name(requirement: str) -> str:
@@ -102,7 +113,14 @@ def requirement_name(requirement: str) -> str:
 
 
 def _is_version_allowed(specifier: str, version: str) -> bool:
-    """Whether a PEP 440 specifier allows the version (pre-releases count)."""
-    from packaging.specifiers import SpecifierSet  # 30 ms that few commands need to spend
+    """Whether a PEP 440 specifier allows the version (pre-releases count).
 
-    return SpecifierSet(specifier).contains(version, prereleases=True)
+    One that cannot be read allows none, and a version that is none is allowed by "" alone.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet  # 30 ms that few need to spend
+    from packaging.version import InvalidVersion
+
+    try:
+        return not specifier or SpecifierSet(specifier).contains(version, prereleases=True)
+    except (InvalidSpecifier, InvalidVersion):
+        return False

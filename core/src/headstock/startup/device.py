@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import gc
 import platform
-import re
-from importlib.metadata import distributions
 from pathlib import Path
 
 import torch
 
+from headstock.distributions import read_distributions
 from headstock.errors import CannotRun, EngineDied, format_count
 from headstock.spi import DeviceEnv
 from headstock.startup.host_memory import free_host_bytes, total_host_bytes
@@ -49,18 +48,7 @@ def describe_device(requested: str) -> DeviceEnv:
 
 def read_versions() -> dict[str, str]:
     """The version of each installed distribution, by name."""
-    versions = {}
-    for distribution in distributions():
-        # `metadata` would parse the description too: half a second of a start for 200 of them.
-        text = distribution.read_text("METADATA") or distribution.read_text("PKG-INFO") or ""
-        header = dict(_HEADER.findall(text.partition("\n\n")[0]))
-        if "Name" in header:
-            versions[header["Name"]] = header.get("Version", "")
-    return versions
-
-
-_HEADER = re.compile(r"^(Name|Version):[ \t]*(.*?)[ \t\r]*$", re.MULTILINE)
-"""The fields of a distribution's METADATA that are read."""
+    return {each.name: each.version for each in read_distributions() if each.name}
 
 
 def read_cpu_name() -> str:
