@@ -226,17 +226,9 @@ def test_a_missing_shard_is_named(write: Any, loading: Any, tensors: Any) -> Non
     assert "part-1.safetensors is missing" in refused(loading, directory)
 
 
-def test_a_tensor_in_two_shards(write: Any, loading: Any, tensors: Any) -> None:
-    directory = write(tensors)
-    names = shards(directory, tensors)
-    save_file({"lm_head.weight": tensors["lm_head.weight"]}, directory / "part-2.safetensors")
-    write_index(directory, {**names, "other": "part-2.safetensors"})
-
-    assert "lm_head.weight is in both" in refused(loading, directory)
-
-
 @pytest.mark.parametrize(
-    "name", ["../out.safetensors", "/etc/hostname", "sub/out.safetensors", "link.safetensors"]
+    "name",
+    ["../out.safetensors", "/etc/hostname", "sub/out.safetensors", "a\0b", "\ud800", ".", ""],
 )
 def test_files_outside_the_directory_are_not_read(
     write: Any, loading: Any, tensors: Any, tmp_path_factory: Any, name: str
@@ -244,7 +236,6 @@ def test_files_outside_the_directory_are_not_read(
     directory = write(tensors)
     outside = tmp_path_factory.mktemp("outside") / "out.safetensors"
     (directory / "model.safetensors").rename(outside)
-    (directory / "link.safetensors").symlink_to(outside)
     write_index(directory, dict.fromkeys(tensors, name))
 
     assert "leads out of the directory" in refused(loading, directory)

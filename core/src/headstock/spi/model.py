@@ -57,7 +57,7 @@ class ParamSpec:
     ignored: names that the checkpoint may have and that are not read
     left_out: beginnings of the names of parts of a model that are not computed here, such as layers
         that predict further tokens; the engine says at its start that it leaves them out
-    copies: names that may hold the first source once more
+    copies: names that may hold the first source once more, or in its place
     dummy: what dummy weights hold everywhere; None for noise
     source_shape: the shape that the sources make, where `transform` gives it another one
     transform: makes the tensor out of the one that the sources make, which it may write; of the
@@ -115,6 +115,7 @@ class Model:
 class ModelSpec(PluginSpec):
     """A model family as its entry point returns it; `implementation` names a `Model`.
 
-    The name of the entry point is the architecture. With a class of options, `implementation` names
+    The name of the entry point is the architecture. A family of `MineForCausalLM` serves a
+    `MineModel` too, which has no head. With a class of options, `implementation` names
     a function that makes a `Model` out of them.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import math
 import zlib
 from collections.abc import Callable, Mapping
@@ -17,7 +18,8 @@ from torch import Tensor
 
 from headstock.callbacks import ProgressCallback
 from headstock.errors import ModelError, PluginBroken, shorten
-from headstock.spi import ModelConfig, Params, ParamSpec, Shard, Weight
+from headstock.logs import LogEvent
+from headstock.spi import ModelConfig, Params, ParamSpec, Role, Shard, Weight
 from headstock.weights.quant_reader import KV_SCALE_SUFFIXES
 from headstock.weights.reader import (
     CheckpointReader,
@@ -27,6 +29,8 @@ from headstock.weights.reader import (
     plan_pieces,
     read_quantization,
 )
+
+LOG = logging.getLogger(__name__)
 
 _Prepare = Callable[[ParamSpec, Weight], Weight]
 
@@ -71,12 +75,14 @@ def load_weights(
             _Noise()
             if dummy
             else _Files(
-                stack.enter_context(CheckpointReader.open(directory, read_quantization(directory))),
+                stack.enter_context(_open_checkpoint(directory, whole or specs)),
                 specs,
                 whole or specs,
                 config.shard,
             )
         )
+        for remark in source.remarks:
+            LOG.warning(remark)
         target = _Target(specs, config, dtype, device, max_seq_len, source)
         total, bytes_done = sum(map(target.count_bytes, specs)), 0
         on_progress("weights", 0, total)
@@ -95,6 +101,11 @@ def load_weights(
     return weights
 
 
+def _open_checkpoint(directory: Path, specs: Mapping[str, ParamSpec]) -> CheckpointReader:
+    """Open a directory's weights, named as the parameters have it.   raises: ModelError"""
+    return CheckpointReader.open(directory, read_quantization(directory), specs)
+
+
 def _is_bias(name: str, specs: Mapping[str, ParamSpec]) -> bool:
     """Whether the parameter goes into the weight of another one."""
     return name.endswith(".bias") and name.removesuffix(".bias") in specs
@@ -107,11 +118,31 @@ def find_differing_copies(directory: Path, specs: Mapping[str, ParamSpec]) -> tu
     """
     if not any(spec.copies for spec in specs.values()):
         return ()
-    with CheckpointReader.open(directory, read_quantization(directory)) as checkpoint:
+    with _open_checkpoint(directory, specs) as checkpoint:
         try:
             return tuple(list_differing_copies(specs, checkpoint))
         except (SafetensorError, OSError) as error:
             raise ModelError(f"cannot read the weights in {directory}: {shorten(error)}") from error
+
+
+def find_missing_heads(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
+    """List the output matrices that the checkpoint leaves out, from headers alone.
+
+    One that the index names is lost and not left out.
+
+    raises: ModelError
+    """
+    heads = {
+        name
+        for spec in specs.values()
+        if spec.roles == {Role.HEAD}
+        for row in spec.sources
+        for name in row
+    }
+    if not heads:
+        return ()
+    with _open_checkpoint(directory, specs) as checkpoint:
+        return tuple(sorted(heads - checkpoint.tensors.keys() - checkpoint.lost.keys()))
 
 
 def find_left_out(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
@@ -121,7 +152,7 @@ def find_left_out(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str,
     """
     if not any(spec.left_out for spec in specs.values()):
         return ()
-    with CheckpointReader.open(directory, read_quantization(directory)) as checkpoint:
+    with _open_checkpoint(directory, specs) as checkpoint:
         return tuple(sorted(list_left_out(specs, checkpoint)))
 
 
@@ -142,7 +173,7 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
     # A model that is not known may have a config.json that nothing can read.
     reader = None if specs is None else read_quantization(directory)
     # Headers alone: the doctor checks a model of any size without reading it.
-    with CheckpointReader.open(directory, reader) as checkpoint:
+    with CheckpointReader.open(directory, reader, specs) as checkpoint:
         if specs is not None:
             plan_pieces(specs, checkpoint)
         files = checkpoint.list_files()
@@ -163,7 +194,13 @@ def parameter_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
 
 
 class _Source(Protocol):
-    """Where tensors come from."""
+    """Where tensors come from.
+
+    remarks: what is odd about it, for the log
+    """
+
+    @property
+    def remarks(self) -> tuple[LogEvent, ...]: ...
 
     def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
         """How many bytes are read, or made."""
@@ -188,6 +225,10 @@ class _Files:
     @pieces.default
     def _plan(self) -> Mapping[str, list[Piece]]:
         return plan_pieces(self.specs, self.checkpoint, self.whole, self.shard)
+
+    @property
+    def remarks(self) -> tuple[LogEvent, ...]:
+        return self.checkpoint.remarks
 
     def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
         return sum(
@@ -221,6 +262,8 @@ class _Noise:
 
     The noise depends on the parameter's name alone.
     """
+
+    remarks = ()
 
     def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
         return math.prod(spec.shape) * dtype.itemsize

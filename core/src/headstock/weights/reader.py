@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -13,11 +13,13 @@ from safetensors import safe_open
 from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shorten
+from headstock.logs import LogEvent
 from headstock.spi import ParamSpec, Shard, Weight
 from headstock.weights.dequantize import dequantize_
-from headstock.weights.directory import read_json, weight_files
+from headstock.weights.directory import read_json
 from headstock.weights.quant_reader import PackedTensor, QuantReader, find_quant_reader
-from headstock.weights.safetensors_header import TensorEntry, read_header
+from headstock.weights.safetensors_header import TensorEntry
+from headstock.weights.stored_tensors import find_stored_names, read_stored
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 WHOLE = Shard()
@@ -32,42 +34,51 @@ class CheckpointReader:
     tensors: by name, those that a model may use; packed ones stand for what they pack
     packed: the formats of those that are not plain
     entries: all, with scales
+    stored: the name that each has in its file
+    lost: names in the index that no file holds, with the file that it names for them
+    remarks: what is odd about the directory, for the log
     """
 
     directory: Path
     tensors: Mapping[str, TensorEntry]
     packed: Mapping[str, PackedTensor]
     entries: Mapping[str, TensorEntry]
+    stored: Mapping[str, str]
+    lost: Mapping[str, str]
+    remarks: tuple[LogEvent, ...]
     _paths: Mapping[str, Path]
     _stack: ExitStack = field(factory=ExitStack)
     _files: dict[Path, Any] = field(factory=dict)
 
     @classmethod
-    def open(cls, directory: Path, reader: QuantReader | None) -> CheckpointReader:
+    def open(
+        cls,
+        directory: Path,
+        reader: QuantReader | None,
+        specs: Mapping[str, ParamSpec] | None = None,
+    ) -> CheckpointReader:
         """Open the checkpoint, whose weights `reader` unpacks where it is given.
 
-        raises: ModelError when a file does not match its header, or the weights are not quantized
-            as config.json says
+        Tensors have the names that `specs` have for them, or without those their own.
+
+        raises: ModelError when a file does not match its header, the weights are not quantized as
+            config.json says, or they are named in two ways
         """
-        entries: dict[str, TensorEntry] = {}
-        paths: dict[str, Path] = {}
-        for path in weight_files(directory):
-            for name, entry in read_header(path).items():
-                if name in entries:
-                    raise ModelError(
-                        f"{shorten(name)} is in both {paths[name].name} and {path.name} of "
-                        f"{directory}"
-                    )
-                entries[name], paths[name] = entry, path
-        if reader is None:
-            return cls(directory, entries, {}, entries, paths)
-        try:
-            found = reader.sort(entries)
-        except ModelError as error:
-            raise ModelError(f"the weights in {directory}: {error}") from error
-        aside = found.unread | {each.scales for each in found.packed.values()}
-        tensors = {name: entry for name, entry in entries.items() if name not in aside}
-        return cls(directory, tensors, found.packed, entries, paths)
+        found = read_stored(directory)
+        names = find_stored_names(found.entries, specs or {}, directory)
+        entries = {name: found.entries[stored] for name, stored in names.items()}
+        paths = {name: found.paths[stored] for name, stored in names.items()}
+        packed, aside = _sort_entries(directory, reader, entries)
+        return cls(
+            directory=directory,
+            tensors={name: entry for name, entry in entries.items() if name not in aside},
+            packed=packed,
+            entries=entries,
+            stored=names,
+            lost=found.lost,
+            remarks=found.remarks,
+            paths=paths,
+        )
 
     def read(self, name: str) -> Tensor:
         """Read the tensor of that name, on the CPU as it is stored."""
@@ -76,7 +87,7 @@ class CheckpointReader:
         # header again.
         if path not in self._files:
             self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-        return self._files[path].get_tensor(name)  # type: ignore[no-any-return]
+        return self._files[path].get_tensor(self.stored[name])  # type: ignore[no-any-return]
 
     def read_weight(self, name: str) -> Weight:
         """Read a tensor with the scales that it needs.   raises: ModelError for damaged scales"""
@@ -146,6 +157,19 @@ class CheckpointReader:
         self._stack.close()
 
 
+def _sort_entries(
+    directory: Path, reader: QuantReader | None, entries: Mapping[str, TensorEntry]
+) -> tuple[Mapping[str, PackedTensor], Set[str]]:
+    """The packed tensors, and the names of those that only serve others.   raises: ModelError"""
+    if reader is None:
+        return {}, frozenset()
+    try:
+        found = reader.sort(entries)
+    except ModelError as error:
+        raise ModelError(f"the weights in {directory}: {error}") from error
+    return found.packed, found.unread | {each.scales for each in found.packed.values()}
+
+
 def _narrow(tensor: Tensor, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
     """A part of the tensor; dimensions beyond those of `begin` are whole."""
     for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
@@ -204,6 +228,9 @@ def _list_pieces(
         full, local = full[1:], local[1:]
     for row, names in enumerate(spec.sources):
         place = row if spec.stacked else None
+        if not full:
+            yield _take_scalar(names, place)
+            continue
         if len(names) == 1:
             yield from _cut(names[0], place, full, local, whole.parts, spec.parts, shard, 0)
             continue
@@ -216,6 +243,16 @@ def _list_pieces(
             shapes = (full_rows, *full[1:]), (rows, *local[1:])
             yield from _cut(name, place, *shapes, (), (), shard, 0, start)
             start += rows
+
+
+def _take_scalar(names: tuple[str, ...], row: int | None) -> Piece:
+    """The one number of a parameter without dimensions.   raises: PluginBroken"""
+    if len(names) != 1:
+        raise PluginBroken(
+            f"a family's parameter without dimensions is made of {_join_names(list(names))}; "
+            "wanted one tensor, or a parameter with dimensions to put several side by side"
+        )
+    return Piece(names[0], (), (), (), row, ())
 
 
 def _cut(
@@ -285,7 +322,7 @@ def plan_pieces(
     missing = [name for name in declared if name not in checkpoint.tensors]
     left_out = set(list_left_out(specs, checkpoint))
     unexpected = [
-        name
+        checkpoint.stored[name]
         for name in checkpoint.tensors
         if name not in declared and name not in ignored and name not in left_out
     ]
@@ -296,6 +333,11 @@ def plan_pieces(
             for names, problem in ((missing, "missing"), (unexpected, "unexpected"))
             if names
         ]
+        problems += [
+            f"the index has {shorten(name)} in {shorten(checkpoint.lost[name])}, which lacks it"
+            for name in missing
+            if name in checkpoint.lost
+        ][:1]
         raise ModelError(where + "; ".join(problems))
     for name, piece in declared.items():
         entry = checkpoint.tensors[name]

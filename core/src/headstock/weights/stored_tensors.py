@@ -1,0 +1,126 @@
+"""The tensors that a model directory stores, under the names that a model declares."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from pathlib import Path
+
+from attrs import frozen
+
+from headstock.errors import ModelError, shorten
+from headstock.logs import LogEvent, log_event
+from headstock.spi import ParamSpec
+from headstock.weights.directory import weight_files
+from headstock.weights.safetensors_header import TensorEntry, read_header
+
+
+@frozen
+class StoredTensors:
+    """What files hold, by the names that they have there.
+
+    entries: each tensor
+    paths: the file that it is read from
+    lost: names in the index that no file holds, with the file that it names for them
+    remarks: what is odd about the directory, for the log
+    """
+
+    entries: Mapping[str, TensorEntry]
+    paths: Mapping[str, Path]
+    lost: Mapping[str, str]
+    remarks: tuple[LogEvent, ...]
+
+
+def read_stored(directory: Path) -> StoredTensors:
+    """Read the headers of a directory's files.
+
+    Of several files with a tensor, the index decides.
+
+    raises: ModelError when a file does not match its header, or nothing decides
+    """
+    files = weight_files(directory)
+    headers = {name: read_header(path) for name, path in files.paths.items()}
+    holders: dict[str, list[str]] = {}
+    for file, header in headers.items():
+        for name in header:
+            holders.setdefault(name, []).append(file)
+    owners: dict[str, str] = {}
+    stale: list[str] = []
+    for name, held_by in holders.items():
+        assigned = files.assigned.get(name)
+        if assigned not in held_by and len(held_by) > 1:
+            raise ModelError(
+                f"{shorten(name)} is in both {held_by[0]} and {held_by[1]} of {directory}, and the "
+                "index chooses neither; remove the one that is out of date"
+            )
+        owners[name] = assigned if assigned in held_by else held_by[0]
+        if assigned is not None and held_by != [assigned]:
+            stale.append(name)
+    remarks = list(files.remarks)
+    if stale:
+        name = stale[0]
+        other = next(file for file in holders[name] if file != files.assigned[name])
+        facts = {"tensor": name, "read": owners[name], "other": other, "tensors": len(stale)}
+        remarks.append(log_event("files hold tensors that the index assigns elsewhere", **facts))
+    return StoredTensors(
+        entries={name: headers[owner][name] for name, owner in owners.items()},
+        paths={name: files.paths[owner] for name, owner in owners.items()},
+        lost={name: file for name, file in files.assigned.items() if name not in owners},
+        remarks=tuple(remarks),
+    )
+
+
+def find_stored_names(
+    stored: Collection[str], specs: Mapping[str, ParamSpec], directory: Path
+) -> dict[str, str]:
+    """The stored name of each tensor, by the name that the parameters have for it.
+
+    A base model saves its tensors without the beginning that most names have: "layers.0..." for
+    "model.layers.0...". A copy stands for the tensor that it copies where that is not stored.
+
+    raises: ModelError where some names have that beginning and others lack it
+    """
+    known = set(_list_names(specs.values()))
+    names = {name: name for name in stored}
+    base, others = _find_beginnings(_list_sources(specs.values()), known)
+    bare = [name for name in stored if name not in known and base + name in known]
+    whole = [name for name in stored if name.startswith(base)]
+    if base and bare and whole:
+        raise ModelError(
+            f"the weights in {directory} have names with {base!r} ({shorten(whole[0])}) and "
+            f"without ({shorten(bare[0])}); rename them alike"
+        )
+    if base and bare:
+        names = {
+            name if name in known or name.startswith(others) else base + name: name
+            for name in stored
+        }
+    for spec in specs.values():
+        copy = next((name for name in spec.copies if name in names), None)
+        if copy is not None and spec.sources[0][0] not in names:
+            names[spec.sources[0][0]] = names.pop(copy)
+    return names
+
+
+def _find_beginnings(sources: Iterable[str], known: set[str]) -> tuple[str, tuple[str, ...]]:
+    """The beginning that most sources have, to the first dot, and those of other names."""
+    counts = Counter(name.partition(".")[0] + "." for name in sources if "." in name)
+    base = counts.most_common(1)[0][0] if counts else ""
+    return base, tuple({name.partition(".")[0] + "." for name in known} - {base})
+
+
+def _list_sources(specs: Iterable[ParamSpec]) -> Iterator[str]:
+    """The names of the tensors that parameters are made of."""
+    for spec in specs:
+        for row in spec.sources:
+            yield from row
+
+
+def _list_names(specs: Iterable[ParamSpec]) -> Iterator[str]:
+    """All names that a declaration has, and beginnings of names."""
+    specs = list(specs)
+    yield from _list_sources(specs)
+    for spec in specs:
+        yield from (*spec.ignored, *spec.copies, *spec.left_out)
+        if spec.whole is not None:
+            yield spec.whole
