@@ -290,7 +290,7 @@ def scripted(
             eos_ids=(0,),
             request_args=None,
             close=lambda: None,
-            summary=SimpleNamespace(lines=lambda *later: ["model: scripted"]),
+            summary=SimpleNamespace(lines=lambda *later: ["model: scripted"], no_text=""),
             stats=lambda: SimpleNamespace(draft_line=""),
         )
         config = EngineConfig(max_running_requests=running, chat_template=chat_template)

@@ -17,11 +17,16 @@ _SAMPLE_TEXT = "Once upon a time"
 
 def check_weights(directory: Path, model: FamilyAndConfig | None) -> Iterator[Finding]:
     """Check that the headers of the weights agree with their files, and with the model if known."""
+    from headstock.startup.model_loading import replace_missing_head
     from headstock.weights import check_headers
 
-    tensors, files, size = check_headers(
-        directory, None if model is None else model.family.params(model.config)
-    )
+    specs, no_text = None, ""
+    if model is not None:
+        config, no_text = replace_missing_head(directory, model.family, model.config)
+        specs = model.family.params(config)
+    tensors, files, size = check_headers(directory, specs)
+    if no_text:
+        yield warn_finding("weights", f"vectors are served, and no text: {no_text}", "")
     yield pass_finding(
         "weights",
         (

@@ -320,6 +320,18 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     )
 
 
+def list_served_names(architecture: str) -> tuple[str, ...]:
+    """The names under which a family may serve an architecture, its own first.
+
+    transformers calls a model without its head after the family alone: Qwen3Model, Gemma3TextModel.
+    """
+    bare = architecture.removesuffix("Model")
+    if bare == architecture:
+        return (architecture,)
+    families = dict.fromkeys((bare, bare.removesuffix("Text")))
+    return (architecture, *(f"{family}ForCausalLM" for family in families))
+
+
 def unknown_architecture_error(
     name: str, *, has_code: bool = False, inputs: Sequence[str] = ()
 ) -> CannotRun:
@@ -328,7 +340,8 @@ def unknown_architecture_error(
     has_code: the checkpoint brings Python code for it
     inputs: what the model takes beside text, such as "images"
     """
-    absent = install_lines("model").get(name)
+    lines = install_lines("model")
+    absent = next((lines[each] for each in list_served_names(name) if each in lines), None)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
     # Counted, not listed: those of a full installation would not fit into a line.

@@ -190,6 +190,11 @@ class InputProcessor:
 
         raises: RequestError
         """
+        if self.engine.summary.no_text:
+            raise RequestError(
+                f"this model gives no text: {self.engine.summary.no_text}; ask for vectors "
+                "(LLM.embed, /v1/embeddings)"
+            )
         tokenized = self.tokenize(prompt)
         if params.stop and isinstance(self.tokenizer, NoTokenizer):
             raise RequestError(

@@ -65,6 +65,7 @@ from headstock.startup.model_loading import (
     load_onto_device,
     locate_model,
     read_family,
+    replace_missing_head,
     resolve_max_seq_len,
     untie_embeddings,
 )
@@ -86,6 +87,7 @@ Reading it takes about a quarter of a second a step on one thread of a CPU.
 class EngineBuild:
     """An engine's parts and the decisions behind them.
 
+    no_text: why the model gives vectors alone; empty where it gives text
     request_args: what requests may give the plugins
     weights: what loading made of quantized weights; empty for others
     grammars: follows the answers that a grammar rules; None where none can be ruled
@@ -100,6 +102,7 @@ class EngineBuild:
     env: DeviceEnv
     directory: Path
     model: ModelConfig
+    no_text: str
     parts: SelectedPlugins
     request_args: RequestArgs
     terms: Terms
@@ -138,10 +141,13 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     read = read_family(directory, config.model_family, config.opt)
     family, model = read.family, read.config
     notes: list[str] = []
+    no_text = ""
     if config.load_format != "dummy":
         model = untie_embeddings(directory, family, model)
+        model, no_text = replace_missing_head(directory, family, model)
         left_out = describe_left_out(directory, family, model)
         notes += [left_out] if left_out else []
+        notes += [f"vectors are served, and no text: {no_text}"] if no_text else []
     dtype = resolve_model_dtype(config.dtype, model, env)
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len, read.formats)
@@ -228,6 +234,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         env=env,
         directory=directory,
         model=model,
+        no_text=no_text,
         parts=parts,
         request_args=request_args,
         terms=terms,

@@ -154,14 +154,16 @@ def read_family(
     # Files are data only. A family that serves the architecture needs no code of the checkpoint's,
     # which published ones bring for versions of transformers that had no such family yet.
     has_code = hf.pop(_CODE_FIELD, None) is not None
-    if architectures[0] not in {plugin.name for plugin in registry.list_installed("model")}:
+    architecture, inputs = _find_served_name(architectures[0]), _list_other_inputs(hf)
+    # A base model may be another one beside such inputs: Gemma3Model is no Gemma3ForCausalLM.
+    if architecture is None or (inputs and architecture != architectures[0]):
         raise registry.unknown_architecture_error(
-            architectures[0], has_code=has_code, inputs=_list_other_inputs(hf)
+            architectures[0], has_code=has_code, inputs=inputs
         )
     if has_code:
         LOG.info(log_event("Python code of the checkpoint is not run", field=_CODE_FIELD))
     reader = weights.read_quantization(directory)
-    spec = _load_family_spec(architectures[0], provider)
+    spec = _load_family_spec(architecture, provider)
     family = registry.make_family(spec, opt)
     # How weights are stored is the reader's matter: families never see it.
     plain = {name: value for name, value in hf.items() if name not in weights.QUANTIZATION_FIELDS}
@@ -207,6 +209,16 @@ def _list_other_inputs(hf: Mapping[str, object]) -> list[str]:
     ]
 
 
+def _find_served_name(architecture: str) -> str | None:
+    """The name under which a family serves an architecture; None where none does.
+
+    A model without its head, as embedding models are published, has a name of its own.
+    """
+    served = {plugin.name for plugin in registry.list_installed("model")}
+    names = registry.list_served_names(architecture)
+    return next((name for name in names if name in served), None)
+
+
 def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
     """Load the spec of the family for an architecture.
 
@@ -248,6 +260,24 @@ def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> Mode
         log_event("an output matrix of its own is used", tensor=differing[0], because=because)
     )
     return attrs.evolve(model, tied_embeddings=False)
+
+
+def replace_missing_head(
+    directory: Path, family: Model, model: ModelConfig
+) -> tuple[ModelConfig, str]:
+    """Give a model whose checkpoint leaves its output matrix out the embeddings in its place.
+
+    returns: the model, and why it gives vectors alone; empty where it has an output matrix
+    raises: ModelError when a file does not match its header
+    """
+    missing = weights.find_missing_heads(directory, family.params(model))
+    if not missing:
+        return model, ""
+    # Steps are measured and captured with it; no request may sample by it.
+    return attrs.evolve(model, tied_embeddings=True), (
+        f"the checkpoint has no output matrix ({shorten(missing[0])}), and tie_word_embeddings in "
+        "config.json does not put the embeddings in its place"
+    )
 
 
 def shard_model(family: Model, model: ModelConfig, shard: Shard) -> ModelConfig:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 class EngineSummary:
     """What was selected and negotiated at start-up; `proposer` is empty without one.
 
+    no_text: why the model gives vectors alone; empty where it gives text
     options: of plugins, as `--opt` has them: what was tuned, and then what was given
     prompt_graphs: token counts of the steps with prompt tokens that graphs are planned for, largest
         first
@@ -48,6 +49,7 @@ class EngineSummary:
     memory: tuple[str, ...]
     notes: tuple[str, ...]
     start: tuple[tuple[str, float], ...]
+    no_text: str = ""
 
     def lines(self, *later: tuple[str, float]) -> list[str]:
         """The lines of the start-up print; `later` are parts of the start after the engine's."""
@@ -111,6 +113,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         memory=tuple(build.memory.lines()),
         notes=tuple(map(build.config.spell, build.notes)),
         start=build.start,
+        no_text=build.no_text,
     )
 
 
