@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from attrs import Attribute, frozen
 
-from headstock.errors import RequestError, shorten
+from headstock.errors import RequestError, format_count, shorten
 
 MAX_N: Final = 128
 MAX_TEMPERATURE: Final = 2.0
@@ -66,6 +66,20 @@ def check_priority(value: object) -> int:
     if not is_int(value, -MAX_COUNT, MAX_COUNT):
         raise make_parameter_error("priority", "an integer of at most 31 bits", value)
     return int(value)
+
+
+def check_room(min_tokens: int, room: int, length_hint: str) -> None:
+    """Raise RequestError when an answer ends for want of room before `min_tokens` are out.
+
+    room: the tokens that fit beside the prompt
+    length_hint: what would allow longer sequences, as the end of an error
+    """
+    if min_tokens > room:
+        raise RequestError(
+            f"min_tokens ({min_tokens}) is more than the {format_count(room, 'token')} that fit "
+            f"beside the prompt; lower it, or shorten the prompt{length_hint}",
+            parameter="min_tokens",
+        )
 
 
 @frozen

@@ -155,6 +155,25 @@ def test_messages_of_another_type_are_refused(scripted: Make, messages: Any) -> 
     assert loop.seen == []
 
 
+@pytest.mark.parametrize("max_tokens", [None, 300])
+def test_min_tokens_that_do_not_fit_beside_the_prompt_are_refused_with_both_numbers(
+    scripted: Make, max_tokens: int | None
+) -> None:
+    llm, loop = scripted(max_seq_len=40)
+    prompt = {"prompt_token_ids": [5] * 30}
+    params = SamplingParams(max_tokens=max_tokens, min_tokens=11)
+    with pytest.raises(
+        RequestError,
+        match=r"min_tokens \(11\) is more than the 10 tokens that fit beside the prompt; lower it, "
+        r"or shorten the prompt or raise max_seq_len$",
+    ) as caught:
+        llm.generate(prompt, params)
+    assert caught.value.parameter == "min_tokens"
+    assert loop.seen == []
+    (output,) = llm.generate(prompt, SamplingParams(max_tokens=max_tokens, min_tokens=10))
+    assert len(output.outputs[0].token_ids) == 10
+
+
 def test_min_tokens_and_allowed_token_ids_that_leave_no_token_are_refused_by_both_names(
     scripted: Make,
 ) -> None:

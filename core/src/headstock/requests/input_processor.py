@@ -16,7 +16,7 @@ from headstock.requests.answer_formats import AnswerFormats
 from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
 from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
-from headstock.sampling_checks import check_priority
+from headstock.sampling_checks import check_priority, check_room
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import PoolingKind
 from headstock.text.answer import AnswerFormat
@@ -205,6 +205,8 @@ class InputProcessor:
             params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
         )
         check_some_allowed(params, stop_ids)
+        max_output_tokens = self.engine.max_seq_len - len(tokenized.tokens)
+        check_room(params.min_tokens, max_output_tokens, self.engine.length_hint)
         if self.engine.request_args is not None:
             self.engine.request_args.make(params.extra_args)
         return PromptRequest(
@@ -215,7 +217,7 @@ class InputProcessor:
             priority=-check_priority(priority),
             tokenizer=self.tokenizer,
             stop_ids=tuple(dict.fromkeys(stop_ids)),
-            max_output_tokens=self.engine.max_seq_len - len(tokenized.tokens),
+            max_output_tokens=max_output_tokens,
             seed=self.seeds.getrandbits(63) if params.seed is None else params.seed,
             answer_format=answer_format,
         )

@@ -56,7 +56,7 @@ class PromptRequest:
                 id=f"{request_id}-{index}" if params.n > 1 else request_id,
                 prompt=tokens,
                 max_tokens=self.max_tokens,
-                min_tokens=min(params.min_tokens, max_output_tokens),
+                min_tokens=params.min_tokens,
                 stop_ids=stop_ids,
                 prompt_logprobs=params.prompt_logprobs is not None and index == 0,
                 params=params.for_answer(index, seed),
