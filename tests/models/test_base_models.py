@@ -190,3 +190,14 @@ def test_a_family_that_is_not_installed_is_named_for_its_base_model() -> None:
     error = unknown_architecture_error("Gemma3TextModel")
     assert isinstance(error, CannotRun)
     assert "install it with: pip install ./models/gemma" in str(error)
+    # Beside images, Gemma3Model is another model than Gemma3ForCausalLM.
+    other = unknown_architecture_error("Gemma3Model", inputs=["images"])
+    assert "install it with" not in str(other)
+
+
+def test_a_base_model_beside_images_is_not_that_of_a_text_family(tmp_path: Path) -> None:
+    write(tmp_path, small("gemma3_text"))
+    edit(tmp_path, {"architectures": ["Gemma3Model"], "vision_config": {}}, bare=False)
+
+    with pytest.raises(CannotRun, match=r"Gemma3Model.*images"):
+        read_model(tmp_path)

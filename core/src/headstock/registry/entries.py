@@ -341,7 +341,9 @@ def unknown_architecture_error(
     inputs: what the model takes beside text, such as "images"
     """
     lines = install_lines("model")
-    absent = next((lines[each] for each in list_served_names(name) if each in lines), None)
+    # With such inputs a base model is not that of the family which has its name.
+    names = (name,) if inputs else list_served_names(name)
+    absent = next((lines[each] for each in names if each in lines), None)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
     # Counted, not listed: those of a full installation would not fit into a line.
