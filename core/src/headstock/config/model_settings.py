@@ -81,7 +81,9 @@ class ModelSettings:
     )
     reasoning_parser: str = setting_field(
         "--reasoning-parser",
-        Choice(names=("auto", "off", "think", "mistral", "seed"), spellings=MARK_SPELLINGS),
+        Choice(
+            names=("auto", "off", "think", "qwen3", "mistral", "seed"), spellings=MARK_SPELLINGS
+        ),
         "auto",
         "marks that tell reasoning from the answer in chats; auto: those of the chat template",
         group="model",

@@ -25,9 +25,8 @@ VLLM_SEQS = (
 )
 MARK_SPELLINGS = {
     "none": "off",
-    **dict.fromkeys(
-        ("qwen3", "qwen3-thinking", "deepseek_r1", "deepseek-r1", "deepseek_v3", "glm45"), "think"
-    ),
+    **dict.fromkeys(("qwen3-thinking", "deepseek_r1", "deepseek-r1"), "think"),
+    **dict.fromkeys(("deepseek_v3", "glm45"), "qwen3"),
     "magistral": "mistral",
     "seed_oss": "seed",
 }

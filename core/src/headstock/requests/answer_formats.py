@@ -61,6 +61,7 @@ class AnswerFormats:
             plain,
             make_parser=partial(parser.make, tools),
             parser_label=parser.label,
+            tool_names=frozenset(tool.name for tool in tools),
             special_tokens=(*plain.special_tokens, *parser.spec.special_tokens),
             allows_several=conversation.parallel_tool_calls is not False,
         )
@@ -81,6 +82,8 @@ class AnswerFormats:
             return outputs, evolve(answer, reasoning=None, first_state=ReasoningState.AFTER)
         is_inside = answer.first_state is ReasoningState.INSIDE
         reasoning = ReasoningTokens(start=None if is_inside else start, end=end)
+        # Without the opening mark the answer is the structure, whatever its texts are.
+        answer = evolve(answer, reasoning=evolve(marks, closes_alone=False))
         return evolve(outputs, after_reasoning=reasoning), answer
 
     def _select_tool_parser(self, template: str) -> SelectedToolParser:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from headstock import registry
+from headstock.errors import PluginBroken, shorten
 from headstock.selection.auto_choices import TOOL_PARSERS
 from headstock.selection.refusals import check_resolve
 from headstock.spi import DeviceEnv, Tool, ToolParser, ToolParserSpec
@@ -22,6 +23,14 @@ class SelectedToolParser:
     def make(self, tools: Sequence[Tool]) -> ToolParser:
         """A parser for one answer.   raises: PluginBroken"""
         parser: ToolParser = registry.make_part(self.spec, ToolParser, tuple(tools))
+        openings = parser.call_openings
+        if not isinstance(openings, tuple) or not all(
+            isinstance(opening, str) and opening for opening in openings
+        ):
+            raise PluginBroken(
+                f"{self.label}: call_openings must be a tuple of texts that are not empty, got "
+                f"{shorten(openings)}; report it there"
+            )
         return parser
 
 

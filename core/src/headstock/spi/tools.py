@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from enum import Enum
+from typing import ClassVar
 
 from attrs import field, frozen
 from attrs.validators import deep_iterable, instance_of
@@ -65,7 +66,13 @@ class ToolParser(ABC):
     How an answer is cut into pieces changes nothing but how the texts of its events are cut. Text
     that turns out to be no call is content, every character of it. A call that the answer breaks
     off in has no END.
+
+    call_openings: what calls begin with, such as "<tool_call>" and a line break. Where one of them
+        stands on a line of its own in reasoning that is not closed, a call begins. One without a
+        line break at its end must begin the line.
     """
+
+    call_openings: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def feed(self, text: str) -> Sequence[ToolEvent]:

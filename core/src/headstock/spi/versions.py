@@ -19,7 +19,7 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
         "proposer": (0, 2, 1),
-        "tools": (0, 2, 0),
+        "tools": (0, 2, 1),
         "logits": (0, 2, 1),
         "grammar": (0, 2, 0),
     }

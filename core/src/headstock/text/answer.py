@@ -12,6 +12,7 @@ from headstock.errors import PLUGIN_FAILURES, PluginBroken, describe_error, form
 from headstock.outputs import ToolCall
 from headstock.spi import ToolEvent, ToolEventKind, ToolParser
 from headstock.text.reasoning import ReasoningMarks, ReasoningSplitter, ReasoningState
+from headstock.text.reasoning_calls import CallFinder
 
 ID_LENGTH = 9
 """Characters of the id of a call: the chat templates of Mistral refuse any other length."""
@@ -23,6 +24,7 @@ class AnswerFormat:
 
     make_parser: makes the tool parser of one answer; None where no calls are looked for
     parser_label: what errors call it
+    tool_names: which calls in reasoning count; None for those of any tool
     special_tokens: texts of special tokens that the answer's text must show
     allows_several: whether an answer may go on after a call
     """
@@ -31,6 +33,7 @@ class AnswerFormat:
     first_state: ReasoningState = ReasoningState.START
     make_parser: Callable[[], ToolParser] | None = None
     parser_label: str = ""
+    tool_names: frozenset[str] | None = None
     special_tokens: tuple[str, ...] = ()
     allows_several: bool = True
 
@@ -55,27 +58,33 @@ class AnswerDivider:
 
     def __init__(self, answer_format: AnswerFormat) -> None:
         self.format = answer_format
+        self.parser: ToolParser | None = None
+        calls: CallFinder | None = None
+        make_parser = answer_format.make_parser
+        if make_parser is not None:
+            self.parser = make_parser()
+            if self.parser.call_openings:
+                calls = CallFinder(self.parser.call_openings, make_parser, answer_format.tool_names)
         marks = answer_format.reasoning
         self.splitter = (
-            None if marks is None else ReasoningSplitter(marks, answer_format.first_state)
+            None if marks is None else ReasoningSplitter(marks, answer_format.first_state, calls)
         )
-        self.parser: ToolParser | None = None
-        if answer_format.make_parser is not None:
-            self.parser = answer_format.make_parser()
+        # What follows a call in reasoning may have the closing mark yet, which is no content.
+        self.late: ReasoningSplitter | None = None
         self.num_calls = self.num_ended = self.num_chars = self.num_read = 0
         self.is_in_call = self.is_ended = False
 
     def add_text(self, text: str, *, is_last: bool) -> DividedText:
         """What `text` makes certain; with `is_last`, the rest too.   raises: PluginBroken"""
-        reasoning, content = self._split(text, is_last=is_last)
         if self.parser is None:
-            return DividedText(reasoning, content)
-        self.num_read += len(content)
+            return DividedText(*self._split(text, is_last=is_last))
         try:
+            reasoning, content = self._split(text, is_last=is_last)
+            self.num_read += len(content)
             events = list(self.parser.feed(content)) if content else []
             if is_last:
                 events += self.parser.finish()
-            divided = self._collect(reasoning, events)
+            divided = self._collect(reasoning, events, is_last=is_last)
             if is_last and not self.num_calls and self.num_chars != self.num_read:
                 raise ValueError(
                     f"an answer of {format_count(self.num_read, 'character')} has no call, and "
@@ -94,10 +103,14 @@ class AnswerDivider:
         reasoning, content = self.splitter.feed(text)
         if is_last:
             more_reasoning, more_content = self.splitter.finish()
-            return reasoning + more_reasoning, content + more_content
+            reasoning, content = reasoning + more_reasoning, content + more_content
+        if self.splitter.is_ended_by_call and self.late is None:
+            self.late = ReasoningSplitter(self.splitter.marks, ReasoningState.INSIDE)
         return reasoning, content
 
-    def _collect(self, reasoning: str, events: Sequence[ToolEvent]) -> DividedText:
+    def _collect(
+        self, reasoning: str, events: Sequence[ToolEvent], *, is_last: bool
+    ) -> DividedText:
         """What the parser's events add.   raises: ValueError for events out of order"""
         contents: list[str] = []
         calls: list[ToolCall] = []
@@ -107,10 +120,10 @@ class AnswerDivider:
             match event.kind:
                 case ToolEventKind.CONTENT:
                     self.is_in_call = False
-                    contents.append(event.text)
-                    self.num_chars += len(event.text)
+                    contents.append(self._pass_content(event.text))
                 case ToolEventKind.CALL:
                     self.is_in_call = True
+                    contents.append(self._flush_content())
                     calls.append(
                         ToolCall(self.num_calls, make_call_id(), event.text, offset=self.num_chars)
                     )
@@ -125,7 +138,22 @@ class AnswerDivider:
                     self.is_ended = not self.format.allows_several
                 case unknown:
                     raise ValueError(f"a {shorten(unknown)} event")
+        if is_last:
+            contents.append(self._flush_content())
         return DividedText(reasoning, "".join(contents), join_calls(calls))
+
+    def _pass_content(self, text: str) -> str:
+        """What of the parser's content is certain, without a closing mark that comes late."""
+        if self.late is not None:
+            text = "".join(self.late.feed(text))
+        self.num_chars += len(text)
+        return text
+
+    def _flush_content(self) -> str:
+        """The content that was held back, as it may have been a mark."""
+        text = self.late.take_held() if self.late is not None else ""
+        self.num_chars += len(text)
+        return text
 
 
 def join_calls(pieces: Sequence[ToolCall]) -> tuple[ToolCall, ...]:

@@ -23,6 +23,12 @@ def count_partial(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
+def find_first(text: str, marks: Sequence[str], start: int = 0) -> tuple[int, str]:
+    """Where the first of `marks` from `start` on begins, and which it is; "" without one."""
+    places = ((text.find(mark, start), mark) for mark in marks)
+    return min((place for place in places if place[0] >= 0), default=(-1, ""))
+
+
 class StopStringMatcher:
     """Passes text on until a stop string is complete; the text that comes out does not depend on
     how it was cut into pieces.

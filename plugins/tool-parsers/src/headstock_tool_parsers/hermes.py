@@ -9,6 +9,7 @@ class HermesParser(CallParser):
     """Each call is a JSON object between two tags."""
 
     marks = ("<tool_call>",)
+    call_openings = ("<tool_call>\n",)
 
     def begin_call(self) -> bool:
         """The object."""

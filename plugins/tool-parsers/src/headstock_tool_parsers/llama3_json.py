@@ -17,6 +17,7 @@ class Llama3JsonParser(CallParser):
     """
 
     marks = ("<|python_tag|>",)
+    call_openings = ("<|python_tag|>",)
     argument_keys = ("parameters", "arguments")
 
     def __init__(self, tools: Sequence[Tool]) -> None:

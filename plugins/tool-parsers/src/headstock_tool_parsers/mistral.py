@@ -17,6 +17,7 @@ class MistralParser(CallParser):
     """After the mark comes a list of objects, or a name and its arguments."""
 
     marks = ("[TOOL_CALLS]",)
+    call_openings = ("[TOOL_CALLS]",)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)

@@ -22,6 +22,7 @@ class Qwen3CoderParser(CallParser):
     """
 
     marks = ("<tool_call>", FUNCTION)
+    call_openings = ("<tool_call>\n",)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
