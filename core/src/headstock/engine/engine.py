@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -84,6 +85,7 @@ class Engine:
         self.env = parts.env
         self.request_args = parts.request_args
         self.device_lost = False
+        self.close_lock = threading.Lock()
         # A GPU's stream runs beside the host by itself; a CPU needs a thread to overlap.
         needs_thread = self.limits.overlap and parts.env.device == "cpu"
         self.executor = ThreadedExecutor(parts.executor) if needs_thread else parts.executor
@@ -380,15 +382,16 @@ class Engine:
         return collect_stats(self.state, self.limits, self.output_tracker, counts)
 
     def close(self) -> None:
-        """Free the device; the engine must not be used afterwards.
+        """Free the device, one caller at a time; the engine must not be used afterwards.
 
         References to this engine do not keep device memory. A lost device keeps its memory,
         because torch aborts a process that frees pinned memory then.
         """
-        try:
-            self.recorder.close()
-        finally:
-            self.preparation.close()
-            if not self.device_lost:
-                self.executor.close()
-                self.in_flight.clear()
+        with self.close_lock:
+            try:
+                self.recorder.close()
+            finally:
+                self.preparation.close()
+                if not self.device_lost:
+                    self.executor.close()
+                    self.in_flight.clear()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import logging
+import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 
 from headstock.engine.engine import Engine
@@ -54,10 +55,15 @@ class Loop:
         # Held until the thread has emitted its last update.
         self.run_lock = threading.Lock()
         self.run_lock.acquire()
+        self.abandon_lock = threading.Lock()  # taken by the one who closes an abandoned engine
         # Free only between a wake-up and the moment the thread takes it: a wake-up that comes
         # before the thread sleeps is not lost.
         self.wakeup = threading.Lock()
         self.wakeup.acquire()
+        # A script need not close its engine to end, so the thread is a daemon. But one that is in
+        # C++ code while the interpreter ends would abort the process (SIGABRT). Weak, or an engine
+        # that was closed or dropped would stay in memory until then.
+        weakref.finalize(self, _close_at_exit, weakref.ref(self), os.getpid())
         self.thread = threading.Thread(target=self._run, name="headstock-engine", daemon=True)
         self.thread.start()
 
@@ -204,10 +210,8 @@ class Loop:
 
         The garbage collector calls this, so from any thread at any point, the loop's own included.
         """
-        # A daemon thread in C++ code while the interpreter exits would abort the process (SIGABRT).
-        atexit.register(self.thread.join)
-        # Set before `run_lock` is tried, and the thread reads it after it has released that: so
-        # one of the two closes the engine, whatever their order.
+        # Set before `has_ended` is read, and the thread reads it after it has set that: so one of
+        # the two closes the engine, whatever their order.
         self.is_abandoned = True
         self.closing = True
         self._wake()
@@ -215,6 +219,22 @@ class Loop:
 
     def _close_abandoned(self) -> None:
         """Close the engine if the thread has ended; the lock lets one of two callers do it."""
-        if self.run_lock.acquire(blocking=False):  # never released
+        if self.has_ended and self.abandon_lock.acquire(blocking=False):  # never released
             self.engine.close()
-            atexit.unregister(self.thread.join)
+
+
+def _close_at_exit(ref: weakref.ref[Loop], process_id: int) -> None:
+    """Close a loop that still lives as the interpreter ends, and its engine.
+
+    A forked process has no thread of it, and leaves files and the device to the one that has.
+    """
+    loop = ref()
+    if loop is None or os.getpid() != process_id:
+        return
+    while True:
+        try:
+            loop.close()
+            loop.engine.close()
+            return
+        except KeyboardInterrupt:  # nothing may run when the interpreter ends
+            continue

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import Any
 
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.spi import Sample
+
+Call = tuple[Future[Any], Callable[..., Any], tuple[Any, ...]]
+"""A call for the thread: where its result goes, the function, its arguments."""
 
 
 class QueuedStep(Pending):
@@ -27,16 +33,26 @@ class ThreadedExecutor(Executor):
     """Runs plans with `inner` on one thread, in order, as a GPU's stream does.
 
     One thread and not more: pages that are freed are given to later steps at once, which is safe
-    only if steps run in the order of their launch.
+    only if steps run in the order of their launch. The thread ends with `close`, when the executor
+    is dropped, and before the interpreter does.
     """
+
+    # No ThreadPoolExecutor: it takes no step once the main thread has ended, and threads of a
+    # script may stream on then.
 
     def __init__(self, inner: Executor) -> None:
         self.inner = inner
-        self.thread = ThreadPoolExecutor(1, thread_name_prefix="headstock-device")
+        self.calls: SimpleQueue[Call | None] = SimpleQueue()
+        # The thread refers to the queue alone, so that an executor that is dropped can end it.
+        self.thread = threading.Thread(
+            target=_run_calls, args=(self.calls,), name="headstock-device", daemon=True
+        )
+        self.thread.start()
+        weakref.finalize(self, _end_thread, self.calls, self.thread)
 
     def execute(self, plan: Any, new_rows: Mapping[int, Any]) -> QueuedStep:
         """Queue `plan` behind the earlier ones."""
-        return QueuedStep(self.thread.submit(self._run, plan, new_rows))
+        return QueuedStep(self._queue(self._run, plan, new_rows))
 
     def _run(self, plan: Any, new_rows: Mapping[int, Any]) -> tuple[Sample, Pending]:
         """Run one plan to its end, on the thread; return its sample and the step."""
@@ -47,9 +63,36 @@ class ThreadedExecutor(Executor):
 
     def capture_next(self) -> int:
         """Capture one graph on the thread; return how many sizes are still without."""
-        return self.thread.submit(self.inner.capture_next).result()
+        num_left: int = self._queue(self.inner.capture_next).result()
+        return num_left
+
+    def _queue(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:
+        """Queue a call for the thread."""
+        future: Future[Any] = Future()
+        self.calls.put((future, function, arguments))
+        return future
 
     def close(self) -> None:
         """Finish the queue and free the device."""
-        self.thread.shutdown(wait=True)
+        _end_thread(self.calls, self.thread)
         self.inner.close()
+
+
+def _run_calls(calls: SimpleQueue[Call | None]) -> None:
+    """Run the calls of the queue in their order, up to a None."""
+    while (call := calls.get()) is not None:
+        future, function, arguments = call
+        try:
+            future.set_result(function(*arguments))
+        except BaseException as error:  # even SystemExit, from a plugin: the engine waits for it
+            future.set_exception(error)
+        # While it waits for the next call, the thread keeps nothing of this one alive.
+        del call, future, function, arguments
+
+
+def _end_thread(calls: SimpleQueue[Call | None], thread: threading.Thread) -> None:
+    """Have the thread end after the calls that are queued, and wait for it."""
+    calls.put(None)
+    # The garbage collector may drop an executor on its own thread.
+    if thread is not threading.current_thread():
+        thread.join()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Sequence
@@ -16,6 +17,7 @@ from headstock.outputs import Update
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop
 from headstock.requests.inbox import Inbox, Inboxes, TimedUpdate, UpdateQueue, join_updates
+from headstock.requests.process_life import check_process
 from headstock.requests.prompt_request import PromptRequest
 from headstock.scheduler.request import Request
 
@@ -122,14 +124,20 @@ class RequestClient(Generic[PromptKind]):
         self.in_flight.clear()
 
 
-def _wait_for_update(queue: SimpleQueue[TimedUpdate], loop: EngineLoop) -> TimedUpdate:
-    """The first update in the queue; waits for it.   raises: EngineDied when none will come"""
+def _wait_for_update(
+    queue: SimpleQueue[TimedUpdate], loop: EngineLoop, process_id: int
+) -> TimedUpdate:
+    """The first update in the queue; waits for it.
+
+    raises: EngineDied when none will come, UsageError in another process than `process_id`
+    """
     while True:
         # Read before the queue: the loop passes its last updates on before it is over.
         is_over = loop.has_ended
         # A wait without a timeout would not be interrupted by a signal that another thread got.
         with contextlib.suppress(Empty):
             return queue.get(timeout=POLL_SECONDS)
+        check_process(process_id)
         if is_over:
             loop.check_alive()
 
@@ -148,13 +156,14 @@ def stream_outputs(
     raises: EngineDied
     """
     queue: SimpleQueue[TimedUpdate] = SimpleQueue()
+    process_id = os.getpid()
     client = RequestClient(
         loop, prompt_requests, max_in_flight, queue.put, stream_tokens=stream_tokens
     )
     try:
         while client.has_unfinished:
             client.submit_waiting()
-            piece = client.apply_update(*_wait_for_update(queue, loop))
+            piece = client.apply_update(*_wait_for_update(queue, loop, process_id))
             if piece is not None:
                 yield piece
     finally:

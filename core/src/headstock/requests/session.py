@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import warnings
 import weakref
@@ -21,6 +22,7 @@ from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.inbox import Inboxes
 from headstock.requests.input_processor import InputProcessor
+from headstock.requests.process_life import check_can_start, check_process, hold_exit
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
 from headstock.selection.tool_parsers import select_tool_parser
@@ -41,27 +43,36 @@ def start_engine(
     `after_step` is called on that thread, as `headstock.engine.loop.Loop` says.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
-    from headstock.engine.engine import Engine
-    from headstock.engine.loop import Loop
+    with hold_exit() as check_not_ending:
+        from headstock.engine.engine import Engine
+        from headstock.engine.loop import Loop
 
-    engine = Engine(config, on_progress)
-    try:
-        return engine, Loop(engine, after_step)
-    except BaseException:  # Ctrl-C
-        engine.close()
-        raise
+        check_can_start()
+
+        def report(stage: str, completed: int, total: int) -> None:
+            check_not_ending()
+            if on_progress is not None:
+                on_progress(stage, completed, total)
+
+        engine = Engine(config, report)
+        try:
+            return engine, Loop(engine, after_step)
+        except BaseException:  # Ctrl-C
+            engine.close()
+            raise
 
 
 class EngineSession:
     """Runs prompt requests on the engine that `start` gives.
 
-    It must be closed, or used in a `with` statement.
+    It must be closed, or used in a `with` statement. A process that this one forks cannot use it.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
     def __init__(self, config: EngineConfig, start: StartEngine = start_engine) -> None:
         self.config = config
         self.closed = True  # until there is an engine to close
+        self.process_id = os.getpid()
         with config.spelling.render_errors():
             # Before the engine starts, which may load weights for minutes.
             template = (
@@ -76,11 +87,13 @@ class EngineSession:
         # The streams of an event loop hold its inbox, and without them neither is held.
         self.inboxes: Inboxes = weakref.WeakValueDictionary()
         # Refers to the loop alone: a finalizer that referred to the session would keep it alive.
-        self.finalizer = weakref.finalize(self, _warn_and_abandon, self.loop, config.model)
-        self.finalizer.atexit = False  # the system frees all then, and other threads may be gone
+        self.finalizer = weakref.finalize(
+            self, _warn_and_abandon, self.loop, config.model, self.process_id
+        )
+        self.finalizer.atexit = False  # the loop ends itself then
         started = time.monotonic()
         try:
-            self.input_processor = InputProcessor(
+            self._input_processor = InputProcessor(
                 self.engine,
                 config.seed,
                 config.spelling,
@@ -97,9 +110,15 @@ class EngineSession:
         return self.engine.summary.lines(("tokenizer", self.tokenizer_seconds))
 
     @property
+    def input_processor(self) -> InputProcessor:
+        """What makes requests of prompts.   raises: UsageError after `close`, or after a fork"""
+        self.check_open()
+        return self._input_processor
+
+    @property
     def tokenizer(self) -> Tokenizer:
         """The checkpoint's tokenizer."""
-        return self.input_processor.tokenizer
+        return self._input_processor.tokenizer
 
     def prepare_chats(self) -> None:
         """Load what chats need beside texts, so that the first one does not wait for it.
@@ -112,7 +131,7 @@ class EngineSession:
     @property
     def default_params(self) -> SamplingParams:
         """The parameters of requests without any: generation_config.json over SamplingParams()."""
-        return self.input_processor.default_params
+        return self._input_processor.default_params
 
     def stream_outputs(
         self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True
@@ -184,18 +203,22 @@ class EngineSession:
         return 2 * self.config.max_running_requests
 
     def check_open(self) -> None:
-        """Raise UsageError after `close`."""
+        """Raise UsageError after `close`, and in a process that this one forked."""
+        check_process(self.process_id)
         if self.closed:
             raise UsageError("this LLM is closed; make a new one")
 
     def close(self) -> None:
         """End what runs and free the memory.
 
-        A second call does nothing, unless the first was interrupted.
+        A second call does nothing, unless the first was interrupted. In a forked process nothing
+        runs, and the memory, files and connections are the other's.
         """
         if self.closed:
             return
         self.closed = True
+        if os.getpid() != self.process_id:
+            return
         try:
             # The loop first: its thread must not step an engine whose device is gone.
             self.loop.close()
@@ -218,8 +241,10 @@ class EngineSession:
         self.close()
 
 
-def _warn_and_abandon(loop: EngineLoop, model: str) -> None:
+def _warn_and_abandon(loop: EngineLoop, model: str, process_id: int) -> None:
     """Warn of an LLM that was dropped without `close`, and stop its loop."""
+    if os.getpid() != process_id:
+        return
     try:
         LOG.warning(
             log_event(
