@@ -168,7 +168,7 @@ class NoSource:
 
 def make_table() -> SamplingTable:
     """The settings of 256 rows, 8 of which have a mask and a processor."""
-    table = SamplingTable(ROWS + 1, VOCAB, DEVICE, [Near()], NoSource())
+    table = SamplingTable(ROWS + 1, VOCAB, DEVICE, {"near": Near()}, NoSource())
     table.columns.floats[:] = torch.tensor([[0.6], [0.9], [0.02]], device=DEVICE)
     table.columns.integers[1] = torch.arange(ROWS + 1, device=DEVICE) * 77_777
     ruled = torch.arange(NUM_RULED, device=DEVICE) * 7

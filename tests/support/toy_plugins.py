@@ -67,11 +67,13 @@ toy-sharing = toy_plugins:sharing_attention
 rerun = rerun:spec
 [headstock.ops]
 toy = toy_plugins:ops
+lifted = toy_lift:ops
 [headstock.proposer]
 guess = toy_proposer:spec
 [headstock.logits]
 shift = toy_processor:shift_spec
 sharpen = toy_processor:sharpen_spec
+lift = toy_lift:spec
 [headstock.grammar]
 toy-rules = toy_grammar:spec
 [headstock.model]

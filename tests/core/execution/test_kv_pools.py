@@ -23,6 +23,7 @@ from headstock.spi import (
     LayerInfo,
     ModelConfig,
     Phase,
+    RowColumns,
     Sampling,
     StateKV,
     StateTensor,
@@ -136,6 +137,7 @@ def test_a_step_finds_slots_by_token_and_state_pages_by_row(by_numpy: bool) -> N
         max_query_len=2,
         logit_indices=None,
         sampling=Sampling(),
+        columns=RowColumns(),
         by_numpy=by_numpy,
     )
 

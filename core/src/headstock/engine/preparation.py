@@ -11,7 +11,7 @@ from headstock.errors import RequestError
 from headstock.grammar import GrammarRows
 from headstock.scheduler import Plan, Request, State
 from headstock.selection.grammars import explain_no_grammar
-from headstock.selection.processors import SelectedProcessor
+from headstock.selection.processors import SelectedProcessor, digest_forward_values
 from headstock.selection.request_args import RequestArgs
 from headstock.spi import RunnerSpec
 from headstock.startup.build import EngineBuild
@@ -50,14 +50,17 @@ class RequestPreparation:
 
     def prepare(self, request: Request) -> Request:
         """Return the request as the scheduler and the sampler take it.   raises: RequestError"""
-        # What is pooled is not sampled.
-        if self.processors and not request.pooling:
+        # What is pooled is not sampled, but operations may read what it gives plugins.
+        if any(not request.pooling or each.is_in_forward for each in self.processors):
             args = self.request_args.make(request.extra_args)
             values = tuple(
                 each.make_values(args.get(each.spec.name), request.prompt, self.vocab)
+                if not request.pooling or each.is_in_forward
+                else None
                 for each in self.processors
             )
-            request = evolve(request, processor_values=values)
+            variant = digest_forward_values(self.processors, values)
+            request = evolve(request, processor_values=values, variant=variant)
         if self.grammars is not None and request.params.structured_outputs is not None:
             self.grammars.add_request(request)
             # What may come next is known once the token before it is.

@@ -74,6 +74,7 @@ def make_step(
         max_query_len=int(counts.max()),
         logit_indices=None if is_all_scored else more[-1],
         sampling=sampling.make_sampling(tokens[0][logits], tokens[1][logits], buffers),
+        columns=sampling.processors.row_columns,
         pooling=pooling,
         by_numpy=buffers.device.type == "cpu",
     )

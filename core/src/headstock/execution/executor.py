@@ -132,6 +132,7 @@ class LocalExecutor(Executor):
             for row, entry in new_rows.items():
                 self.sampling.write_row(row, entry.request)
                 self.pooling.write_row(row, entry.request)
+            self.sampling.processors.upload_forward_columns(self.buffers)
             self.sampling.masks.plan(plan, self.buffers)
             if len(plan.drafts):
                 return self._launch_verification(plan)

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import evolve
 from torch import Tensor
 
-from headstock.spi import LogitsProcessor, Processing
+from headstock.errors import PluginBroken
+from headstock.spi import LogitsProcessor, Processing, RowColumns, Sampling
 from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
@@ -25,20 +27,41 @@ ProcessorValues = Sequence[Mapping[str, Any] | None]
 """By processor, the values of a request's columns; None where all are neutral."""
 
 
+class UnreadProcessing(Processing):
+    """Stands for the processing of a batch, where it is not to be read."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        object.__setattr__(self, "names", tuple(names))
+
+    def __getattribute__(self, name: str) -> Any:
+        """Raise PluginBroken for what a processing has."""
+        if name not in ("rows", "parts"):
+            return super().__getattribute__(name)
+        raise PluginBroken(
+            f"what requests give the logits processors {', '.join(self.names)} was read from the "
+            "sampling of a batch; operations read Batch.columns, of columns declared with "
+            "LogitColumn(in_forward=True), and runners sample by RowTables.sampling"
+        )
+
+
 class ProcessorColumns:
     """The columns of logits processors, one entry a row of the tables.
 
+    names: of the processors
     host, device: by processor and name, [rows] or [rows, width]; the device's lack `stale_rows`
+    row_columns: those of `device` that operations may read
     is_used: [processors, rows] bool, where a row's logits are processed
+    has_values: [processors, rows] bool, where a row's columns are not neutral
     chosen: [2, FEW_ROWS] int64 on the device, which logits a replay processes and whose rows they
         are, the first ones again where there are fewer
-    few: as `device`, of the chosen rows alone
+    few: as `device`, of the chosen rows alone; older than `device` while `is_few_stale`
     """
 
     def __init__(
-        self, processors: Sequence[LogitsProcessor], rows: int, device: torch.device
+        self, processors: Mapping[str, LogitsProcessor], rows: int, device: torch.device
     ) -> None:
-        self.processors = tuple(processors)
+        self.names = tuple(processors)
+        self.processors = tuple(processors.values())
         self.host: list[dict[str, np.ndarray]] = [
             {
                 name: np.full(
@@ -52,8 +75,22 @@ class ProcessorColumns:
             {name: torch.from_numpy(values).to(device, copy=True) for name, values in each.items()}
             for each in self.host
         ]
+        self.row_columns = RowColumns(
+            tables={
+                name: {
+                    column: table
+                    for column, table in tables.items()
+                    if processor.columns[column].in_forward
+                }
+                for name, processor, tables in zip(
+                    self.names, self.processors, self.device, strict=True
+                )
+            }
+        )
         self.is_used = np.zeros((len(self.processors), rows), bool)
+        self.has_values = np.zeros_like(self.is_used)
         self.stale_rows: set[int] = set()
+        self.is_few_stale = False
         self.chosen = torch.zeros((2, FEW_ROWS), dtype=torch.int64, device=device)
         self.last_chosen = np.zeros((2, FEW_ROWS), np.int64)
         self.few = [
@@ -72,13 +109,26 @@ class ProcessorColumns:
             arguments = values[number] if values else None
             # What leaves the best token in its place changes nothing for a greedy row.
             is_used = arguments is not None and (processor.changes_argmax or not is_greedy)
-            if not is_used and not self.is_used[number, row]:
-                continue
             self.is_used[number, row] = is_used
+            # Operations read the values of rows whose logits stay as they are, too.
+            given = {
+                name: value
+                for name, value in (arguments or {}).items()
+                if is_used or processor.columns[name].in_forward
+            }
+            if not given and not self.has_values[number, row]:
+                continue
+            self.has_values[number, row] = bool(given)
             self.stale_rows.add(row)
             for name, column in processor.columns.items():
-                value = (arguments or {}).get(name, column.neutral) if is_used else column.neutral
-                self.host[number][name][row] = value
+                self.host[number][name][row] = given.get(name, column.neutral)
+
+    def hide_processing(self, sampling: Sampling) -> Sampling:
+        """Return the sampling with a processing that raises whoever reads it."""
+        # In each step: without it, steps that process nothing would hide a set that reads it.
+        if not self.names or isinstance(sampling.processing, UnreadProcessing):
+            return sampling
+        return evolve(sampling, processing=UnreadProcessing(self.names))
 
     def find_processed(self, rows: Ints) -> Ints:
         """Find which of these logits are processed.   rows, returns: [n], [m] int64"""
@@ -96,9 +146,9 @@ class ProcessorColumns:
         """
         if not self.processors:
             return frozenset()
-        is_new = bool(self.stale_rows)
-        if is_new:
-            self._upload(buffers)
+        is_new = self.is_few_stale or bool(self.stale_rows)
+        self.is_few_stale = False
+        self._upload(buffers)
         which = self.find_processed(rows)
         is_few = len(which) <= FEW_ROWS
         # Always valid for the logits of this step: a graph may process some though none asks for
@@ -118,8 +168,16 @@ class ProcessorColumns:
             return frozenset()
         return frozenset({FEW if is_few else ALL})
 
+    def upload_forward_columns(self, buffers: Buffers) -> None:
+        """Bring what operations read up to date, before a step is launched.   writes: device"""
+        if self.stale_rows and any(self.row_columns.tables.values()):
+            self._upload(buffers)
+            self.is_few_stale = True
+
     def _upload(self, buffers: Buffers) -> None:
         """Bring the device's columns up to date.   writes: device"""
+        if not self.stale_rows:
+            return
         new = np.fromiter(self.stale_rows, np.int64, len(self.stale_rows))
         names = [(i, name) for i, each in enumerate(self.host) for name in each]
         values = (self.host[i][name][new] for i, name in names)

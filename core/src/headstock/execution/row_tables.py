@@ -22,6 +22,7 @@ from headstock.spi import (
     PrefixInputs,
     PromptInputs,
     PromptStep,
+    RowColumns,
     RowTables,
     Sample,
     Sampling,
@@ -43,6 +44,7 @@ def make_batch(
     max_query_len: int,
     logit_indices: Tensor | None,
     sampling: Sampling,
+    columns: RowColumns,
     by_numpy: bool,
     pooling: Pooling | None = None,
 ) -> Batch:
@@ -67,6 +69,7 @@ def make_batch(
         logit_indices=logit_indices,
         sampling=sampling,
         pooling=pooling,
+        columns=columns,
     )
 
 
@@ -198,7 +201,8 @@ class DeviceTables(RowTables):
             positions=positions,
             max_query_len=query_len,
             logit_indices=None,
-            sampling=Sampling(),
+            sampling=self.sampling_table.processors.hide_processing(Sampling()),
+            columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
         )
 
@@ -301,7 +305,8 @@ class DeviceTables(RowTables):
             positions=inputs.positions,
             max_query_len=len(inputs.token_rows),
             logit_indices=None,
-            sampling=Sampling(),
+            sampling=self.sampling_table.processors.hide_processing(Sampling()),
+            columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -88,7 +88,7 @@ class SamplingTable:
         rows: int,
         vocab: int,
         device: torch.device | str = "cpu",
-        processors: Sequence[LogitsProcessor] = (),
+        processors: Mapping[str, LogitsProcessor] | None = None,
         masks: MaskSource | None = None,
         max_drafts: int = 0,
     ) -> None:
@@ -97,7 +97,7 @@ class SamplingTable:
         self.floats = self.neutral[:, None].repeat(rows, 1)
         self.active = np.zeros(self.floats.shape, bool)
         self.columns = DeviceColumns.make_greedy(rows, vocab, torch.device(device))
-        self.processors = ProcessorColumns(processors, rows, torch.device(device))
+        self.processors = ProcessorColumns(processors or {}, rows, torch.device(device))
         self.masks = TokenMasks(
             masks, rows=rows, places=max_drafts + 1, vocab=vocab, device=torch.device(device)
         )

@@ -68,6 +68,8 @@ class TokenAnonymizer:
             # Schedulers tell users apart, so hashes of two must differ: 64 bits of each.
             extra_args=None,  # they may hold texts, and the schedule does not depend on them
             user=request.user and self._hash(b"user", request.user.encode()).hex()[:16],
+            # Hashed once more: whoever guesses arguments could make their digests.
+            variant=request.variant and self._hash(b"variant", request.variant.encode()).hex()[:16],
             adapter=request.adapter and self._hash(b"adapter", request.adapter.encode()).hex()[:16],
         )
 

@@ -24,12 +24,14 @@ class Request:
     user: whose it is, for schedulers; "" for nobody's
     adapter: the adapter that computes it; "" for the model alone
     namespace: requests of different namespaces, or adapters, never share pages;
-        `prefix_namespace` is of both
+        `prefix_namespace` is of both and of `variant`
+    variant: a digest of what the request gives plugins that changes its keys and values; "" for
+        nothing
     wait_for_sample: each step waits for the token of the one before, as a logit rule on the host
         needs
     prompt_logprobs: every prompt position gets logits
     pooling: the request ends when its prompt is computed, without a token
-    extra_args: for plugins, no part of the schedule
+    extra_args: for plugins; the schedule depends on `variant` alone
     params, processor_values: for the sampler alone
     """
 
@@ -42,6 +44,7 @@ class Request:
     user: str = ""
     adapter: str = ""
     namespace: str = ""
+    variant: str = ""
     wait_for_sample: bool = False
     prompt_logprobs: bool = False
     extra_args: Mapping[str, Any] | None = None
@@ -53,10 +56,13 @@ class Request:
 
     @prefix_namespace.default
     def _join_namespace(self) -> str:
-        """The namespace of its keys and values, which an adapter makes of the same tokens anew."""
+        """The namespace of its keys and values: an adapter, or a plugin, makes others of the same
+        tokens.
+        """
         # Unlike any other namespace, whatever characters a caller's has.
-        if self.adapter or self.namespace.startswith("\0"):
-            return f"\0{len(self.adapter)}:{self.adapter}{self.namespace}"
+        if self.adapter or self.variant or self.namespace.startswith("\0"):
+            parts = (f"{len(each)}:{each}" for each in (self.adapter, self.variant))
+            return f"\0{''.join(parts)}{self.namespace}"
         return self.namespace
 
     @property

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,34 @@ class SelectedProcessor:
         return {
             key: _check_value(name, key, value, self.columns[key]) for key, value in values.items()
         }
+
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether operations read some of its columns."""
+        return any(column.in_forward for column in self.columns.values())
+
+
+def digest_forward_values(
+    processors: Sequence[SelectedProcessor], values: Sequence[Mapping[str, Any] | None]
+) -> str:
+    """Digest what operations read of a request's values; empty where all of it is neutral.
+
+    Keys and values of equal tokens are the same for requests of equal digests alone.
+    values: by processor, as `make_values` made them
+    """
+    digest, is_neutral = hashlib.blake2b(digest_size=16), True
+    for each, given in zip(processors, values, strict=True):
+        for name, column in each.columns.items():
+            if not column.in_forward or given is None or name not in given:
+                continue
+            array = np.asarray(given[name], column.dtype)
+            if array.tobytes() == np.full_like(array, column.neutral).tobytes():
+                continue
+            is_neutral = False
+            # The lengths of names keep their ends apart.
+            head = f"{len(each.spec.name)}:{each.spec.name}{len(name)}:{name}{array.nbytes}:"
+            digest.update(head.encode() + array.tobytes())
+    return "" if is_neutral else digest.hexdigest()
 
 
 _BLAME = "report it to its author or leave it out of --logits-processors"

@@ -18,7 +18,15 @@ from headstock.spi.attention import (
     PrefixGroups,
     SharedPrefixes,
 )
-from headstock.spi.batch import Batch, KVLayer, Pooling, Processing, Sample, Sampling
+from headstock.spi.batch import (
+    Batch,
+    KVLayer,
+    Pooling,
+    Processing,
+    RowColumns,
+    Sample,
+    Sampling,
+)
 from headstock.spi.cache import (
     CacheCapabilities,
     CachePolicy,
@@ -170,6 +178,7 @@ __all__ = [
     "Require",
     "Role",
     "Rope",
+    "RowColumns",
     "RowTables",
     "Runner",
     "RunnerCapabilities",

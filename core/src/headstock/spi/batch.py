@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import evolve, field, fields, frozen
+
+from headstock.errors import PluginBroken
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -167,6 +170,34 @@ class KVLayer:
 
 
 @frozen(kw_only=True, eq=False)
+class RowColumns:
+    """What requests gave logits processors, for operations.
+
+    tables: by processor and column, those that are declared `in_forward`; [rows] or [rows, width]
+        of the row tables, to be indexed by `Batch.row_ids` or `Batch.token_rows`. Rows that pad
+        have neutral values
+    """
+
+    tables: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({})
+
+    def read(self, processor: str, column: str) -> Tensor | None:
+        """Return the table of a column; None where the engine runs without the processor.
+
+        raises: PluginBroken when the processor declares no such column `in_forward`
+        """
+        columns = self.tables.get(processor)
+        if columns is None:
+            return None
+        # Without the declaration requests of other values would share keys and values.
+        if column not in columns:
+            raise PluginBroken(
+                f"the logits processor {processor!r} declares no column {column!r} that operations "
+                "may read; its author should declare it with LogitColumn(in_forward=True)"
+            )
+        return columns[column]
+
+
+@frozen(kw_only=True, eq=False)
 class Batch:
     """One step's tokens, flat over its rows.
 
@@ -185,7 +216,10 @@ class Batch:
         [pages, 2, page_size, kv_heads, head_dim]
     logit_indices: [m] int64, which tokens' hidden states are scored; None when that is every
         token in order
+    sampling: of the scored tokens. What logits processors do to them is for sampling alone:
+        operations read `columns`
     pooling: the rows that are pooled; None when none is
+    columns: what requests gave logits processors and operations may read
     """
 
     # Flat, because rows of a step have 1 to thousands of tokens: padding them would be computed
@@ -204,6 +238,7 @@ class Batch:
     state_pages: tuple[Tensor | None, ...] = ()
     kv: tuple[KVLayer, ...] = ()
     pooling: Pooling | None = None
+    columns: RowColumns = RowColumns()
 
 
 def _index_tensors(record: Record, which: Any) -> Record:

@@ -30,6 +30,8 @@ class LogitColumn:
 
     neutral: the value of rows that the processor shall leave as they are
     width: how many numbers a row has; 0 for one
+    in_forward: operations read it too (`Batch.columns`). A request whose value is not neutral then
+        shares cached pages only with requests of equal values
     """
 
     neutral: float = field(validator=instance_of((int, float)))
@@ -37,6 +39,7 @@ class LogitColumn:
         default="float32", validator=in_(("float32", "int64"))
     )
     width: int = field(default=0, validator=[instance_of(int), ge(0)])
+    in_forward: bool = field(default=False, validator=instance_of(bool))
 
     def __attrs_post_init__(self) -> None:
         if self.dtype == "int64" and self.neutral != int(self.neutral):
@@ -73,7 +76,7 @@ class LogitsProcessor(ABC):
     def row(self, args: Any, prompt: Ints, vocab: int) -> Mapping[str, Any] | None:
         """The values of a request's columns; those left out are neutral. None for all neutral.
 
-        Called once a request, on the host.
+        Called once a request, on the host; for one that pools only where a column is `in_forward`.
 
         args: an instance of the spec's `request_args` class; None where the spec names none, or
             the request gives none of its fields

@@ -99,6 +99,7 @@ class RowTables(ABC):
     def batch(self, row_ids: Tensor, starts: Tensor, query_len: int) -> Batch:
         """Make the batch in which each row computes `query_len` tokens, every one of them scored.
 
+        How these are sampled is no part of it: `sampling` makes that.
         row_ids, starts: [n] int64, each row and its first position in this step
         """
 
@@ -159,7 +160,10 @@ class RowTables(ABC):
 
     @abstractmethod
     def prompt_batch(self, inputs: PromptInputs) -> Batch:
-        """Make the batch of the inputs, padding included, every token of it scored."""
+        """Make the batch of the inputs, padding included, every token of it scored.
+
+        As in `batch`, it does not say how.
+        """
 
     @abstractmethod
     def prompt_attention_step(

@@ -13,14 +13,14 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "attention": (0, 2, 2),
         "cache": (0, 2, 1),
         "scheduler": (0, 2, 1),
-        "runner": (0, 2, 2),
-        "ops": (0, 2, 2),
-        "model": (0, 2, 2),
+        "runner": (0, 2, 3),
+        "ops": (0, 2, 3),
+        "model": (0, 2, 3),
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
         "proposer": (0, 2, 1),
         "tools": (0, 2, 1),
-        "logits": (0, 2, 1),
+        "logits": (0, 2, 2),
         "grammar": (0, 2, 0),
     }
 )

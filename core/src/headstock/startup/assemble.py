@@ -78,7 +78,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     program = Program(
         config=model,
         params=inputs.params,
-        model=check_model(inputs),
+        model=check_model(inputs, sampling.processors),
         ops=watch_operations(inputs, watch, buffers.page_tables),
         row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(

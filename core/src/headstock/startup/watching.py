@@ -13,6 +13,7 @@ from headstock.debug.watched_attention import WatchedAttention
 from headstock.debug.watched_logits import WatchedProcessor
 from headstock.debug.watched_ops import WatchedOps
 from headstock.errors import PluginBroken, describe_type
+from headstock.execution.processor_columns import ProcessorColumns
 from headstock.spi import (
     Attend,
     AttentionBackend,
@@ -69,16 +70,18 @@ def watch_operations(
     return WatchedOps(inputs.parts.operations, name, watch, reference, page_tables)
 
 
-def watch_processors(inputs: BuildInputs, watch: DebugWatch | None) -> list[LogitsProcessor]:
-    """Wrap the logits processors; they are returned as they are without debug flags for them."""
+def watch_processors(inputs: BuildInputs, watch: DebugWatch | None) -> dict[str, LogitsProcessor]:
+    """Wrap the logits processors, by name; without debug flags for them they are as they are."""
     selected = inputs.parts.processors
     if watch is None or not inputs.config.debug_invariants:
-        return [each.processor for each in selected]
-    return [WatchedProcessor(each.processor, each.spec.name, watch) for each in selected]
+        return {each.spec.name: each.processor for each in selected}
+    return {
+        each.spec.name: WatchedProcessor(each.processor, each.spec.name, watch) for each in selected
+    }
 
 
-def check_model(inputs: BuildInputs) -> Model:
-    """Have what the family's `forward` returns checked, with and without debug flags."""
+def check_model(inputs: BuildInputs, processors: ProcessorColumns) -> Model:
+    """Have what the family's `forward` reads and returns checked, with and without debug flags."""
     family, name = inputs.family, inputs.model.architecture
 
     # Always, because a wrong shape fails in operations, which would be blamed. The host looks at
@@ -86,6 +89,9 @@ def check_model(inputs: BuildInputs) -> Model:
     def forward(
         params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops
     ) -> Tensor:
+        # What operations read of requests must be declared: keys and values depend on it.
+        if (sampling := processors.hide_processing(batch.sampling)) is not batch.sampling:
+            batch = evolve(batch, sampling=sampling)
         hidden: object = family.forward(params, config, batch, attend, ops)
         # A family that scores by itself may have states of another width.
         width = config.hidden if family.logits is None else None
