@@ -185,7 +185,7 @@ def test_an_answer_that_cannot_be_followed_fails_alone(
     toys: Toys, runner: str, overlap: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     requests = make_requests(6)
-    wrong = evolve(ruled("wrong", range(3, 9), 30, "20 fails 4"))
+    wrong = evolve(ruled("wrong", range(3, 9), 30, "25 fails 20"))
     engine = toys.engine(grammar="toy-rules", runner=runner, overlap=overlap)
     harness = UncheckedHarness(engine)
     harness.run([*requests, wrong])
@@ -193,7 +193,7 @@ def test_an_answer_that_cannot_be_followed_fails_alone(
     engine.close()
 
     assert harness.reasons["wrong"] == "error"
-    assert harness.outputs["wrong"] == follow_rules(wrong, 20)[:4]
+    assert harness.outputs["wrong"] == follow_rules(wrong, 25)[:20]
     assert {name: harness.outputs[name] for name in right_answers(requests)} == right_answers(
         requests
     )

@@ -13,6 +13,7 @@ import pytest
 from tokenizers import Tokenizer
 
 import headstock_demo
+from headstock.grammar.trial_process import try_grammar
 from headstock.spi import GrammarKind, Matcher, Tool, Vocabulary
 from headstock.text.forced_call import make_call_schema
 from headstock_llguidance.engine import LLGuidanceEngine
@@ -208,3 +209,80 @@ def test_an_answer_that_becomes_too_complex_is_an_error_and_no_end() -> None:
     grammar = engine.compile(GrammarKind.GRAMMAR, 'start: e\ne: "b" e | "a" | "aa" | "aaa"')
     with pytest.raises(ValueError, match=r"limit|complex|items"):
         allowed(grammar.start())
+
+
+def nest(count: int) -> dict[str, object]:
+    """A schema whose objects have `count` properties that may be left out."""
+    return {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(count)}}
+
+
+DEFS = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}
+MUTUAL = {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}}
+ENDLESS = {"type": "object", "properties": {"a": {"$ref": "#"}}, "required": ["a"]}
+LARK = GrammarKind.GRAMMAR
+UNFOLLOWED = {
+    "a reference to itself": (GrammarKind.JSON_SCHEMA, DEFS, "a rule refers to itself alone"),
+    "two references in turn": (GrammarKind.JSON_SCHEMA, MUTUAL, "a rule refers to itself alone"),
+    "the root": (GrammarKind.JSON_SCHEMA, {"$ref": "#"}, "a rule refers to itself alone"),
+    "an object without end": (GrammarKind.JSON_SCHEMA, ENDLESS, "Too many items"),
+    "an array without end": (
+        GrammarKind.JSON_SCHEMA,
+        {"type": "array", "items": {"$ref": "#"}, "minItems": 1},
+        "Too many items",
+    ),
+    "500 properties": (GrammarKind.JSON_SCHEMA, nest(500), "Current row has 2007 items; max is"),
+    "a rule of itself": (LARK, "start: start", "a rule refers to itself alone"),
+    "rules in turn": (LARK, 'start: a\na: b "x"\nb: a "y"', "a rule refers to itself alone"),
+    "a GBNF rule of itself": (LARK, "root ::= root", "a rule refers to itself alone"),
+    "2,000 rules": (
+        LARK,
+        f"start: {' | '.join(f'r{i}' for i in range(2000))}\n"
+        + "\n".join(f'r{i}: "a{i}"' for i in range(2000)),
+        "max is 2000",
+    ),
+    "100,000 times a letter": (LARK, 'start: "x"{100000}', "Too many items"),
+    "a million times a letter": (GrammarKind.REGEX, "(a{1000}){1000}", "too many expressions"),
+    "nothing": (GrammarKind.REGEX, r"[^\s\S]", "nothing can match"),
+}
+
+
+@pytest.mark.feature("W5")
+@pytest.mark.parametrize("name", UNFOLLOWED)
+def test_what_no_answer_can_follow_is_refused_in_the_trial(
+    engine: LLGuidanceEngine, name: str
+) -> None:
+    kind, given, reason = UNFOLLOWED[name]
+    text = given if isinstance(given, str) else json.dumps(given)
+    vocabulary = Vocabulary(tokenizer_file=str(FILE), size=SIZE, end_ids=(END,))
+    answer = try_grammar(engine, vocabulary, {"kind": kind.value, "text": text})
+    assert reason in answer["error"] and "broken" not in answer
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        (LARK, 'start: start "a" | "b"'),
+        (LARK, 'start: ""'),
+        (LARK, 'start: e start "a" | "b"\ne: ""'),
+        (GrammarKind.REGEX, "(a|b)*a(a|b){30}"),
+        (GrammarKind.CHOICE, '["\U0001f600", "\u00e4"]'),
+        (GrammarKind.JSON_SCHEMA, '{"anyOf": [{"$ref": "#"}, {"type": "string"}]}'),
+        (GrammarKind.JSON_SCHEMA, '{"type": "array", "minItems": 1000000000}'),
+        (GrammarKind.JSON_SCHEMA, json.dumps({**nest(500), "additionalProperties": False})),
+    ],
+)
+def test_what_answers_can_follow_passes_the_trial(
+    engine: LLGuidanceEngine, kind: GrammarKind, text: str
+) -> None:
+    vocabulary = Vocabulary(tokenizer_file=str(FILE), size=SIZE, end_ids=(END, SIZE + 5))
+    assert try_grammar(engine, vocabulary, {"kind": kind.value, "text": text}) == {}
+
+
+def test_a_limit_that_a_token_reaches_is_told_from_a_token_that_is_not_allowed(
+    engine: LLGuidanceEngine,
+) -> None:
+    matcher = engine.compile(GrammarKind.JSON_SCHEMA, json.dumps(nest(500))).start()
+    brace, other = (TOKENIZER.encode(text, add_special_tokens=False).ids[:1] for text in "{x")
+    assert matcher.advance(np.array(other, np.int32)) == 0
+    with pytest.raises(ValueError, match="Current row has 2007 items"):
+        matcher.advance(np.array(brace, np.int32))

@@ -14,9 +14,15 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from headstock import registry
 from headstock.errors import HeadstockError, describe_error, shorten
-from headstock.spi import GrammarEngine, GrammarKind, GrammarSpec, Vocabulary
+from headstock.spi import GrammarEngine, GrammarKind, GrammarSpec, Matcher, Vocabulary
+
+NUM_ANSWERS = 2
+NUM_TOKENS = 16
+"""Answers of a grammar that are begun, and tokens of each."""
 
 
 def main() -> None:
@@ -39,24 +45,35 @@ def main() -> None:
             return
         _limit_memory(start["bytes"])
         _answer(answers, {})
+        vocabulary = _read_vocabulary(start)
         for line in sys.stdin:
-            _answer(answers, try_grammar(engine, json.loads(line)))
+            _answer(answers, try_grammar(engine, vocabulary, json.loads(line)))
 
 
 def make_engine(start: Mapping[str, Any]) -> GrammarEngine:
     """Make the plugin's engine.   raises: HeadstockError, ValueError"""
     spec: GrammarSpec = registry.load_spec("grammar", start["plugin"])
     options = () if spec.options is None else (registry.make_options(spec, start["options"]),)
-    values = start["vocabulary"]
-    vocabulary = Vocabulary(**{**values, "end_ids": tuple(values["end_ids"])})
-    engine: GrammarEngine = registry.make_part(spec, GrammarEngine, vocabulary, *options)
+    engine: GrammarEngine = registry.make_part(
+        spec, GrammarEngine, _read_vocabulary(start), *options
+    )
     return engine
 
 
-def try_grammar(engine: GrammarEngine, question: Mapping[str, str]) -> dict[str, str]:
-    """Compile a grammar and start an answer; what is wrong with it, or nothing."""
+def _read_vocabulary(start: Mapping[str, Any]) -> Vocabulary:
+    """The vocabulary that the first line names."""
+    values = start["vocabulary"]
+    return Vocabulary(**{**values, "end_ids": tuple(values["end_ids"])})
+
+
+def try_grammar(
+    engine: GrammarEngine, vocabulary: Vocabulary, question: Mapping[str, str]
+) -> dict[str, str]:
+    """Compile a grammar and follow answers; what is wrong with it, or nothing."""
     try:
-        engine.compile(GrammarKind(question["kind"]), question["text"]).start()
+        compiled = engine.compile(GrammarKind(question["kind"]), question["text"])
+        for seed in range(NUM_ANSWERS):
+            follow_answer(compiled.start(), vocabulary, seed)
     except ValueError as error:
         return {"error": shorten(error, 400)}
     except MemoryError:
@@ -64,6 +81,28 @@ def try_grammar(engine: GrammarEngine, question: Mapping[str, str]) -> dict[str,
     except (Exception, SystemExit) as error:
         return {"broken": describe_error(error)}
     return {}
+
+
+def follow_answer(matcher: Matcher, vocabulary: Vocabulary, seed: int) -> None:
+    """Follow the beginning of an answer, of tokens drawn from those that are allowed.
+
+    raises: ValueError when no answer can begin, or when it cannot be followed any further
+    """
+    # Many a limit is reached at the first tokens alone: a rule that has no end is compiled in no
+    # time, and so are rows of thousands of rules.
+    draws = np.random.default_rng(seed)
+    mask = np.zeros((vocabulary.size + 31) // 32, np.int32)
+    for count in range(NUM_TOKENS):
+        mask.fill(0)
+        may_end = matcher.fill_mask(mask)
+        bits = np.unpackbits(mask.view(np.uint8), bitorder="little")[: vocabulary.size]
+        bits[[token for token in vocabulary.end_ids if 0 <= token < vocabulary.size]] = 0
+        allowed = bits.nonzero()[0]
+        if not (len(allowed) or may_end or count):
+            raise ValueError("no token may begin the answer, and it may not be empty")
+        # Later ones may come to no end by themselves: a vocabulary may lack the bytes of a letter.
+        if not len(allowed) or not matcher.advance(draws.choice(allowed, 1).astype(np.int32)):
+            return
 
 
 def _limit_memory(count: int) -> None:

@@ -14,6 +14,7 @@ from headstock.spi import CompiledGrammar, GrammarEngine, GrammarKind, Matcher, 
 from headstock.spi.arrays import Ints
 from headstock_llguidance.options import LLGuidanceOptions
 
+_NO_TEXT = "no text follows it: a rule refers to itself alone, or nothing can match"
 _FEW = 4
 """Up to so many masks one thread is as fast as several."""
 
@@ -30,7 +31,7 @@ class LLMatcher(Matcher):
         # A failed matcher allows the tokens that end a text, so that it looks like an answer that
         # is complete.
         if self.matcher.is_error():
-            raise ValueError(_first_line(self.matcher.get_error()))
+            raise ValueError(_explain(self.matcher.get_error()))
 
     def fill_mask(self, mask: Ints) -> bool:
         """See `Matcher.fill_mask`."""
@@ -40,7 +41,10 @@ class LLMatcher(Matcher):
 
     def advance(self, tokens: Ints) -> int:
         """See `Matcher.advance`."""
-        return int(self.matcher.try_consume_tokens(tokens.tolist()))
+        count = int(self.matcher.try_consume_tokens(tokens.tolist()))
+        if count < len(tokens):
+            self.check()  # a limit that is reached reads like a token that is not allowed
+        return count
 
     def rollback(self, count: int) -> None:
         """See `Matcher.rollback`."""
@@ -81,7 +85,7 @@ class LLGuidanceEngine(GrammarEngine):
         grammar = self.write_grammar(kind, text)
         matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=self.limits)
         if matcher.is_error():
-            raise ValueError(_first_line(matcher.get_error()))
+            raise ValueError(_explain(matcher.get_error()))
         # It says in a warning what of a schema it would not do.
         if warnings := matcher.get_grammar_warnings():
             raise ValueError(_first_line("; ".join(warnings)))
@@ -120,7 +124,7 @@ class LLGuidanceEngine(GrammarEngine):
                 [(matcher, at) for at, matcher in enumerate(found)], start, size, len(masks)
             )
         return [
-            ValueError(_first_line(matcher.get_error()))
+            ValueError(_explain(matcher.get_error()))
             if matcher.is_error()
             else (bool(matcher.is_accepting()),)
             for matcher in found
@@ -134,6 +138,12 @@ def _write_lark(text: str) -> str:
     except Exception as error:  # of this very type, or of one that is no ValueError
         reason, *_ = str(error).split(", '")  # a quotation of the grammar follows
         raise ValueError(f"GBNF: {reason}") from error
+
+
+def _explain(text: str) -> str:
+    """Explain an error of a matcher in a line."""
+    line = _first_line(text)
+    return _NO_TEXT if line == "NoExtensionBias" else line
 
 
 def _first_line(text: str) -> str:
