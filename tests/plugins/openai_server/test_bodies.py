@@ -60,7 +60,7 @@ def refusal(body: Any, kind: type = ChatBody) -> ApiError:
     ("change", "param", "text"),
     [
         ({"temprature": 1}, "temprature", "did you mean temperature?"),
-        ({"guided_json": {}}, "guided_json", "is not a known field; leave it out"),
+        ({"zork": {}}, "zork", "is not a known field; leave it out"),
         ({"n": "2"}, "n", "n is not valid: expected int | null, got str"),
         ({"n": True}, "n", "expected int | null, got bool"),
         ({"temperature": "warm"}, "temperature", "expected float | null, got str"),

@@ -76,6 +76,65 @@ def test_each_structure_of_vllm_is_served_beside_other_requests(
     assert other.json["choices"][0]["text"] == " 42."
 
 
+@pytest.mark.feature("W5")
+@pytest.mark.parametrize(
+    ("guided", "wanted"),
+    [
+        ({"guided_regex": "[ab]{3}c"}, "[ab]{3}c"),
+        ({"guided_choice": ["red", "gr\u00fcn"]}, "red|gr\u00fcn"),
+        ({"guided_grammar": 'start: "x" "y"~2'}, "xyy"),
+        ({"guided_json": {"enum": [1, 2]}}, "1|2"),
+        ({"guided_json": '{"enum": [1, 2]}', "guided_json_object": False}, "1|2"),
+        ({"guided_json": {"enum": [1]}, "response_format": {"type": "text"}}, "1"),
+        ({"guided_regex": "a", "guided_decoding_backend": "auto"}, "a"),
+    ],
+)
+def test_the_earlier_names_of_vllm_mean_the_same(
+    server: Served, guided: dict[str, Any], wanted: str
+) -> None:
+    text = server.post(TEXT, {"prompt": "a", "max_tokens": 20, **guided}).json["choices"][0]["text"]
+    assert re.fullmatch(wanted, text)
+    (choice,) = server.post(CHAT, QUESTION | guided).json["choices"]
+    assert re.fullmatch(wanted, choice["message"]["content"])
+
+
+JSON = {"type": "json_object"}
+
+
+@pytest.mark.parametrize(
+    ("guided", "param", "text"),
+    [
+        ({"guided_regex": "a", "response_format": JSON}, "guided_regex", "exclude each other"),
+        (
+            {"guided_regex": "a", "guided_choice": ["a"]},
+            "guided_regex",
+            "guided_regex and guided_choice exclude each other; give one of them",
+        ),
+        (
+            {"guided_json": {}, "structured_outputs": {"regex": "a"}},
+            "guided_json",
+            "guided_json and structured_outputs exclude each other",
+        ),
+        ({"guided_regex": "("}, "guided_regex", "guided_regex: this regex cannot be served"),
+        ({"guided_json": {"$ref": "#"}}, "guided_json", "a rule refers to itself alone"),
+        ({"guided_choice": []}, "guided_choice", "a list of 1 to 1024 texts"),
+        ({"guided_whitespace_pattern": " "}, "guided_whitespace_pattern", "whitespace=on"),
+        ({"guided_decoding_backend": "outlines"}, "guided_decoding_backend", "--grammar"),
+        (
+            {"guided_regex": "a", "ignore_eos": True, "min_tokens": 2},
+            "ignore_eos",
+            "leave ignore_eos and min_tokens out",
+        ),
+    ],
+)
+def test_what_earlier_names_cannot_mean_is_refused_by_them(
+    server: Served, guided: dict[str, Any], param: str, text: str
+) -> None:
+    answer = server.post(TEXT, {"prompt": "a", "max_tokens": 20, **guided})
+    assert (answer.status, answer.error["param"]) == (400, param)
+    assert text in answer.error["message"]
+
+
 def test_any_object_is_json(server: Served) -> None:
     body = QUESTION | {"response_format": {"type": "json_object"}, "temperature": 0}
     (choice,) = server.post(CHAT, body).json["choices"]

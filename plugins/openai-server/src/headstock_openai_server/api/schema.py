@@ -60,6 +60,13 @@ class SamplingBody(EngineBody, kw_only=True):
     prompt_logprobs: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_json_object: bool | None = None
+    guided_decoding_backend: Any = None
+    guided_whitespace_pattern: Any = None
 
     bad_words: Any = None
     best_of: Any = None

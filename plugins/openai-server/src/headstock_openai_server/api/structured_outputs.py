@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from headstock_openai_server.api.bodies import Body
 from headstock_openai_server.api.errors import refuse
@@ -34,13 +34,53 @@ class StructuredOutputsBody(Body, kw_only=True):
     json_object: bool | None = None
 
 
-def read_structure(
-    response_format: ResponseFormat | None, structured_outputs: StructuredOutputsBody | None
-) -> dict[str, Any] | None:
+class StructuredBody(Protocol):
+    """A body that may say what its answers look like, by the names of OpenAI or of vLLM."""
+
+    response_format: ResponseFormat | None
+    structured_outputs: StructuredOutputsBody | None
+    guided_json: dict[str, Any] | bool | str | None
+    guided_regex: str | None
+    guided_choice: list[str] | None
+    guided_grammar: str | None
+    guided_json_object: bool | None
+
+
+GUIDED = {f"guided_{name}": name for name in StructuredOutputsBody.__struct_fields__}
+"""The names that vLLM had before `structured_outputs`, and what they are there."""
+
+
+def list_guided(body: StructuredBody) -> dict[str, Any]:
+    """The structure by vLLM's earlier names, as far as the body gives any of them."""
+    values = {name: getattr(body, name) for name in GUIDED}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def name_structure(body: StructuredBody) -> str:
+    """The name by which this client gave the structure of an answer."""
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    return next(iter(list_guided(body)), "response_format")
+
+
+def read_structure(body: StructuredBody) -> dict[str, Any] | None:
     """The structure as `SamplingParams.structured_outputs` takes it; None where any text will do.
 
     raises: ApiError
     """
+    response_format, structured_outputs = body.response_format, body.structured_outputs
+    guided = list_guided(body)
+    # False asks for nothing.
+    if guided.get("guided_json_object") is False:
+        del guided["guided_json_object"]
+    if len(guided) > 1 or (guided and structured_outputs is not None):
+        *others, last = [*guided, *(["structured_outputs"] if structured_outputs else [])]
+        raise refuse(
+            f"{', '.join(others)} and {last} exclude each other; give one of them", others[0]
+        )
+    if guided:
+        ((name, value),) = guided.items()
+        structured_outputs = StructuredOutputsBody(**{GUIDED[name]: value})
     if (
         response_format is not None
         and response_format.json_schema is not None
@@ -59,8 +99,8 @@ def read_structure(
         return {name: value for name, value in values.items() if value is not None}
     if structured_outputs is not None:
         raise refuse(
-            "response_format and structured_outputs exclude each other; give one of them",
-            "structured_outputs",
+            f"response_format and {name_structure(body)} exclude each other; give one of them",
+            name_structure(body),
         )
     if response_format.type == "json_object":
         return {"json_object": True}

@@ -47,6 +47,8 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "function_call": ("none", "auto"),
         "functions": ([],),
         "generate_summary": (),
+        "guided_decoding_backend": ("auto", "guidance"),
+        "guided_whitespace_pattern": (),
         "image": (),
         "include_obfuscation": (False,),
         "include_reasoning": (True,),
@@ -94,6 +96,9 @@ HINTS: Mapping[str, str] = MappingProxyType(
         "encrypted_content": "reasoning comes and goes as plain text, in content",
         "previous_response_id": "nothing is stored; send the earlier items in input",
         "prompt": "nothing is stored; send its text in instructions and input",
+        "guided_decoding_backend": "headstock serve --grammar chooses the plugin; leave it out",
+        "guided_whitespace_pattern": "headstock serve --opt llguidance.whitespace=on allows white "
+        "space in JSON; leave it out",
         "no_stop_trim": "include_stop_str_in_output keeps the stop string",
         "request_id": "send an X-Request-Id header",
         "summary": "reasoning comes whole, as reasoning_text",

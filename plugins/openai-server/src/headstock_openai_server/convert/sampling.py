@@ -10,7 +10,7 @@ from headstock import RequestError, SamplingParams
 from headstock.config import name_parameters
 from headstock_openai_server.api.errors import ApiError, refuse
 from headstock_openai_server.api.schema import ChatBody, CompletionBody, SamplingBody
-from headstock_openai_server.api.structured_outputs import read_structure
+from headstock_openai_server.api.structured_outputs import name_structure, read_structure
 
 COMPLETION_TOKENS = 16
 """OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
@@ -73,7 +73,7 @@ def _make_params(
     if body.stream and body.prompt_logprobs is not None:
         raise refuse("prompt_logprobs cannot be streamed; leave stream out", "prompt_logprobs")
     given = {name: getattr(body, name) for name in PASSED_ON}
-    given["structured_outputs"] = read_structure(body.response_format, body.structured_outputs)
+    given["structured_outputs"] = read_structure(body)
     return defaults.replace(
         {name: value for name, value in given.items() if value is not None} | dict(changes)
     )
@@ -84,14 +84,13 @@ def client_names(body: SamplingBody) -> dict[str, str]:
     names = {"prompts": "prompt"}
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "logprobs"
-    if body.structured_outputs is None:
-        names["structured_outputs"] = "response_format"
+    names["structured_outputs"] = name_structure(body)
     if isinstance(body, ChatBody):
         names |= {"logprobs": "top_logprobs", "prompt": "messages"}
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         is_forced = body.tool_choice not in (None, "none", "auto")
-        if is_forced and read_structure(body.response_format, body.structured_outputs) is None:
+        if is_forced and read_structure(body) is None:
             names["structured_outputs"] = "tool_choice"  # the structure of the tools' calls
     return names
 

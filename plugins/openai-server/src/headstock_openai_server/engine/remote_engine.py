@@ -90,6 +90,10 @@ class RemoteEngine:
     def request_args(self) -> None:
         """None: the process refuses what its plugins do not take."""
 
+    @property
+    def check_sampling(self) -> None:
+        """None: the process compiles grammars while other requests run."""
+
     def stats(self) -> engine_stats.EngineStats:
         """The latest counts."""
         return self._loop.stats
