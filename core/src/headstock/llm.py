@@ -196,8 +196,10 @@ class LLM:
     ) -> list[RequestOutput]:
         """The whole outputs of `prompt_requests`, in their order.
 
-        raises: UsageError, EngineDied
+        raises: RequestError before any runs, UsageError, EngineDied
         """
+        self._session.check_open()
+        self._session.check_requests(prompt_requests)
         answers: dict[str, RequestOutput] = {}
         with (
             prompt_bar(use_tqdm, len(prompt_requests)) as advance,
@@ -293,6 +295,7 @@ class LLM:
             priority,
             divides=split_answers,
         )
+        await asyncio.to_thread(self._session.check_requests, [prompt_request])
         async with aclosing(self._session.stream_outputs_async(prompt_request)) as outputs:
             async for _, piece in outputs:
                 yield piece
@@ -301,12 +304,19 @@ class LLM:
         self, prompt: PromptType, params: SamplingParams | None, priority: int
     ) -> PromptRequest:
         """The checked request.   raises: RequestError"""
-        process = self._session.input_processor.process
+
+        def process() -> PromptRequest:
+            request = self._session.input_processor.process(prompt, params, priority)
+            self._session.check_requests([request])
+            return request
+
         # The way to a thread and back delays a first token more than a check of these.
-        if isinstance(prompt, list | tuple) and len(prompt) <= _FEW_TOKENS:
-            return process(prompt, params, priority)
-        # Long texts take milliseconds, which would hold up other streams of the event loop.
-        return await asyncio.to_thread(process, prompt, params, priority)
+        is_short = isinstance(prompt, list | tuple) and len(prompt) <= _FEW_TOKENS
+        if is_short and (params is None or params.structured_outputs is None):
+            return process()
+        # Long texts take milliseconds, which would hold up other streams of the event loop, and
+        # grammars may take seconds.
+        return await asyncio.to_thread(process)
 
     def get_tokenizer(self) -> Any:
         """The model's tokenizer, as transformers has it.   raises: ModelError without one"""

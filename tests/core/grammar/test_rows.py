@@ -332,7 +332,11 @@ def test_a_recording_replays_without_the_grammar(toys: Toys, tmp_path: Path) -> 
     [
         ({"min_tokens": 3}, "min_tokens cannot be combined with structured_outputs"),
         ({"allowed_token_ids": [3]}, "allowed_token_ids cannot be combined"),
-        ({"ignore_eos": True}, "ignore_eos cannot be combined"),
+        ({"ignore_eos": True}, "ignore_eos cannot be combined.*leave ignore_eos out"),
+        (
+            {"ignore_eos": True, "stop_token_ids": [3], "min_tokens": 2},
+            "ignore_eos and min_tokens cannot be combined.*; leave ignore_eos and min_tokens out",
+        ),
     ],
 )
 def test_what_contradicts_a_grammar_is_refused_by_name(

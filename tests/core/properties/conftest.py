@@ -47,6 +47,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Script
         length_hint="shorten it",
         eos_ids=(0,),
         request_args=None,
+        check_sampling=None,
         close=lambda: None,
         summary=SimpleNamespace(lines=list),
     )

@@ -289,6 +289,7 @@ def scripted(
             length_hint=" or raise --max-seq-len",
             eos_ids=(0,),
             request_args=None,
+            check_sampling=None,
             close=lambda: None,
             summary=SimpleNamespace(lines=lambda *later: ["model: scripted"], no_text=""),
             stats=lambda: SimpleNamespace(draft_line=""),

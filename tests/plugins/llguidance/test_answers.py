@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,7 +12,7 @@ from json_schemas import draw_schema
 from jsonschema import Draft202012Validator, FormatChecker
 from often import often
 
-from headstock import LLM, RequestOutput, SamplingParams
+from headstock import LLM, RequestError, RequestOutput, SamplingParams
 
 PROMPTS = ("Once upon a time", "12 + 30 =", "Describe the city as JSON: ")
 
@@ -78,3 +80,47 @@ def test_a_grammar_begins_behind_what_the_model_thinks(proposer: str) -> None:
     assert thought and after.token_ids.count(end) >= 1 and not thought.startswith(at_once.text[:1])
     for text in (at_once.text, answer):
         Draft202012Validator(schema).validate(json.loads(text))
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", num_pages=256, max_running_requests=8) as one:
+        yield one
+
+
+RULED = SamplingParams(max_tokens=4, temperature=0.0, structured_outputs={"regex": "[ab]+"})  # type: ignore[arg-type]
+REFUSED = [
+    (RULED.replace({"structured_outputs": {"regex": "("}}), "this regex cannot be served"),
+    (RULED.replace({"structured_outputs": {"json": {"$ref": "#"}}}), "refers to itself alone"),
+    (RULED.replace({"ignore_eos": True}), "leave ignore_eos out"),
+]
+
+
+@pytest.mark.parametrize(("params", "reason"), REFUSED)
+def test_a_refused_grammar_raises_before_anything_runs(
+    llm: LLM, params: SamplingParams, reason: str
+) -> None:
+    before = llm._session.engine.stats().prompt_tokens
+    with pytest.raises(RequestError, match=rf"prompts\[1\]: .*{reason}"):
+        llm.generate(["a", "b"], [RULED, params])
+    messages = [{"role": "user", "content": "Who?"}]
+    with pytest.raises(RequestError, match=rf"prompts\[1\]: .*{reason}"):
+        llm.chat([messages, messages], [RULED, params])
+    with pytest.raises(RequestError, match=reason):
+        llm.stream("a", params)
+    with pytest.raises(RequestError, match=reason):
+        llm.stream_chat(messages, params)
+    for prompt in ("a", [5, 6]):
+        with pytest.raises(RequestError, match=reason):
+            asyncio.run(llm.generate_async(prompt, params))
+
+    assert llm._session.engine.stats().prompt_tokens == before
+    (output,) = llm.generate("a", RULED)
+    assert set(output.outputs[0].text) <= set("ab")
+
+
+def test_the_advice_about_an_answer_that_ignores_its_end_leads_to_an_answer(llm: LLM) -> None:
+    with pytest.raises(RequestError, match="leave ignore_eos out"):
+        llm.generate("a", RULED.replace({"ignore_eos": True}))
+    (output,) = llm.generate("a", RULED.replace({"ignore_eos": False}))
+    assert output.outputs[0].error is None and output.outputs[0].text

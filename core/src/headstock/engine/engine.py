@@ -95,6 +95,7 @@ class Engine:
             self.state = initial_state(self.limits)
         self.output_tracker = OutputTracker()
         self.drafting, self.preparation = make_drafting(parts), make_preparation(parts)
+        self.check_sampling = self.preparation.check
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
         self.planning = RecordedPlanning(self.recorder, self.names, self.config.spell)

@@ -69,18 +69,20 @@ class GrammarRows:
     def check_request(self, request: Request) -> None:
         """Raise RequestError when the grammar of a request's answer cannot be served."""
         params = request.params
+        # All at once, and before the tokens that end it, which one of them takes away.
+        excluded = {name: rule for name, rule in _EXCLUDED.items() if getattr(params, name)}
+        if excluded:
+            raise RequestError(
+                f"{' and '.join(excluded)} cannot be combined with {PARAMETER}: "
+                f"{', and '.join(excluded.values())}; leave {' and '.join(excluded)} out",
+                next(iter(excluded)),
+            )
         if not self._list_end_ids(request):
             raise RequestError(
-                f"{PARAMETER} needs a token that ends an answer, and the model has none or "
-                "ignore_eos is set; give stop_token_ids or leave ignore_eos out",
+                f"{PARAMETER} needs a token that ends an answer, and the model has none; give "
+                "stop_token_ids",
                 PARAMETER,
             )
-        for name, rule in _EXCLUDED.items():
-            if getattr(params, name):
-                raise RequestError(
-                    f"{name} cannot be combined with {PARAMETER}: {rule}; leave out one of the two",
-                    name,
-                )
         self.compiler.compile(params.structured_outputs)
 
     def add_request(self, request: Request) -> None:

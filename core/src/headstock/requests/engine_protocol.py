@@ -28,7 +28,8 @@ class StartedEngine(Protocol):
 
     `directory` holds the model's tokenizer, `length_hint` says in errors what would allow
     more tokens than `max_seq_len`. `request_args` are what requests may give plugins; None where
-    only the engine's process can tell.
+    only the engine's process can tell. `check_sampling` raises RequestError for what the engine
+    would refuse at `submit`, such as the grammar of an answer; None where only `submit` tells.
     """
 
     @property
@@ -45,6 +46,8 @@ class StartedEngine(Protocol):
     def summary(self) -> EngineSummary: ...
     @property
     def request_args(self) -> RequestArgs | None: ...
+    @property
+    def check_sampling(self) -> Callable[[Request], None] | None: ...
     @property
     def has_work(self) -> bool: ...
 

@@ -21,7 +21,7 @@ from headstock.requests.client import stream_outputs, stream_outputs_async
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.inbox import Inboxes
-from headstock.requests.input_processor import InputProcessor
+from headstock.requests.input_processor import InputProcessor, name_prompt_in_errors
 from headstock.requests.process_life import check_can_start, check_process, hold_exit
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
@@ -133,6 +133,20 @@ class EngineSession:
         """The parameters of requests without any: generation_config.json over SamplingParams()."""
         return self._input_processor.default_params
 
+    def check_requests(self, prompt_requests: Sequence[PromptRequest]) -> None:
+        """Check what only the engine knows, such as grammars, before any of the requests runs.
+
+        raises: RequestError, which names the prompt at fault
+        """
+        check = self.engine.check_sampling
+        if check is None:
+            return
+        count = len(prompt_requests)
+        with self.config.spelling.render_errors():
+            for index, prompt_request in enumerate(prompt_requests):
+                with name_prompt_in_errors(index, count):
+                    check(prompt_request.requests[0])  # the others differ in their seed alone
+
     def stream_outputs(
         self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True
     ) -> Generator[tuple[PromptRequest, RequestOutput], None, None]:
@@ -185,6 +199,7 @@ class EngineSession:
 
     def stream_request(self, prompt_request: PromptRequest) -> Iterator[RequestOutput]:
         """As `stream`, of a prompt request."""
+        self.check_requests([prompt_request])
         outputs = self.stream_outputs([prompt_request])
 
         def pieces(_session: EngineSession) -> Iterator[RequestOutput]:

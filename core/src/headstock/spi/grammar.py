@@ -65,6 +65,7 @@ class Matcher(ABC):
         """Follow the tokens as far as they are allowed; return how many that are.
 
         tokens: [n] int32, without those that end the text
+        raises: ValueError when they cannot be followed because a limit is reached
         """
 
     @abstractmethod
