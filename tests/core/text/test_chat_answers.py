@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from chat_templates import HERMES_CALLS
 
 from headstock import LLM, SamplingParams
 from headstock.errors import RequestError, UnknownPlugin
 from headstock.outputs import CompletionOutput, ToolCall
-from headstock.requests.answer_formats import AnswerFormats
 from headstock.spi import ToolEvent, ToolEventKind, ToolParser
 from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
 from headstock.text.completion import join_pieces
@@ -31,7 +31,7 @@ TOOLS: list[Any] = [
 ]
 TEMPLATE = (
     "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}{{ mood }}"
-    "{{ reasoning_effort }}{# <tool_call> </think> #}"
+    "{{ reasoning_effort }}{# </think> #}" + HERMES_CALLS
 )
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
 ANSWER = f"<think>\nHm.\n</think>\n\nSo: {CALL}\n{CALL}"
@@ -309,33 +309,6 @@ def test_the_last_message_may_be_gone_on_with(scripted: Make) -> None:
     talk[-1] |= {"tool_calls": [{"function": {"name": "add", "arguments": "{}"}}]}
     with pytest.raises(RequestError, match="this one ends with tool_calls; leave them out"):
         llm.chat(talk, **options)
-
-
-def test_the_template_says_which_parser_auto_is() -> None:
-    offer = Conversation(messages=TALK, tools=TOOLS)
-
-    def choose(template: str, **settings: str) -> str:
-        made = AnswerFormats(**settings).make_format(offer, template, "")
-        assert made is not None
-        return made.parser_label
-
-    for template, name in (
-        ("<tool_call> <function=", "qwen3_coder"),
-        ("<tool_call>", "hermes"),
-        ("[TOOL_CALLS]", "mistral"),
-        ("<|python_tag|>", "llama3_json"),
-    ):
-        assert f"{name!r} (headstock-tool-parsers" in choose(template)
-        assert "'hermes'" in choose(template, tool_parser="hermes")
-    for template in ("{{ tools }}", "<tool_call><arg_key>", "<seed:tool_call><function="):
-        with pytest.raises(RequestError, match="no known format; choose with --tool-parser"):
-            choose(template)
-    with pytest.raises(RequestError, match="--tool-parser is off"):
-        choose("<tool_call>", tool_parser="off")
-    with pytest.raises(RequestError, match="no tool parser 'other' is installed"):
-        choose("<tool_call>", tool_parser="other")
-    plain = Conversation(messages=TALK)
-    assert AnswerFormats().make_format(plain, "<tool_call>", "") is None
 
 
 def test_a_parser_that_is_not_installed_is_refused_before_a_model_is_loaded() -> None:

@@ -28,9 +28,12 @@ from .test_chat_answers import SUB, TALK, TEMPLATE, TOOLS, Make
         ("<think></think>", None),
     ],
 )
-def test_a_structure_begins_after_reasoning(prompt: str, reasoning: ReasoningTokens | None) -> None:
+def test_a_structure_begins_after_reasoning(
+    tokenizer: Tokenizer, prompt: str, reasoning: ReasoningTokens | None
+) -> None:
     formats, structure = AnswerFormats(), StructuredOutputsParams(json_object=True)
-    answer = formats.make_format(Conversation(messages=TALK), "{# </think> #}", prompt)
+    talk = Conversation(messages=TALK)
+    answer = formats.make_format(talk, "{# </think> #}", prompt, tokenizer)
     assert answer is not None
     ids = {"<think>": 1, "</think>": 2}
 

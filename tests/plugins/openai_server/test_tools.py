@@ -11,13 +11,13 @@ from served import Answer, Served, serve
 
 CHAT = "/v1/chat/completions"
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
+    "{% if tools %}{{ tools | tojson }} {% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.a }})"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
     "{% endfor %}\n{% endfor %}"
     "{% if add_generation_prompt and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
 )
-"""It writes tools, reads arguments as an object, and closes reasoning that is not wanted."""
+"""It writes tools and calls as Hermes does, and closes reasoning that is not wanted."""
 CALLED = r'headstock_requests_total{.*outcome="tool_calls"}'
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": [3]}}\n</tool_call>'
 ADD = {
@@ -192,9 +192,10 @@ def test_tools_and_calls_of_earlier_turns_reach_the_template(server: Served) -> 
     ]  # fmt: skip
     tokens = server.post("/tokenize", {"messages": messages, "tools": [ADD]}).json["tokens"]
     text = server.post("/detokenize", {"tokens": tokens}).json["prompt"]
-    shown, _, rest = text.partition(" <tool_call>")
+    shown, _, rest = text.partition(" system: ")
     assert json.loads(shown) == [ADD]
-    assert rest == "system: Be brief.user: 2 + 3?assistant: add(2)tool: 5"
+    called = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
+    assert rest == f"Be brief.user: 2 + 3?assistant: {called}tool: 5"
     # What the model wrote itself may be no JSON, and goes back as it is.
     call["function"]["arguments"] = "{a: 2}"
     assert server.post("/tokenize", {"messages": messages}).status == 200

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Sequence
 from functools import partial
+from typing import Final
 
 from attrs import evolve
 
-from headstock.errors import HeadstockError, RequestError
-from headstock.selection.tool_parsers import (
-    SelectedToolParser,
-    find_auto_parser,
-    select_tool_parser,
+from headstock.errors import (
+    PLUGIN_FAILURES,
+    HeadstockError,
+    PluginBroken,
+    RequestError,
+    describe_error,
 )
+from headstock.selection.auto_choices import TOOL_PARSERS
+from headstock.selection.tool_parsers import SelectedToolParser, select_tool_parser
 from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 from headstock.text.answer import AnswerFormat
 from headstock.text.conversation import Conversation
 from headstock.text.forced_call import ForcedCallParser
 from headstock.text.reasoning import ReasoningState, find_first_state, find_marks
+from headstock.text.template_calls import SAMPLE, is_sample_call, render_sample_calls
 from headstock.text.tokenizer import Tokenizer
 from headstock.text.tools import list_tools
+
+MAX_TEMPLATES: Final = 64
+"""Chat templates whose parsers are remembered; a request may bring its own."""
 
 
 class AnswerFormats:
@@ -29,12 +39,13 @@ class AnswerFormats:
         self.reasoning_parser = reasoning_parser
         # Listing what is installed takes longer than most of a request.
         self.selected: dict[str, SelectedToolParser] = {}
+        self.by_template: OrderedDict[str, SelectedToolParser | None] = OrderedDict()
 
     def make_format(
-        self, conversation: Conversation, template: str, prompt: str
+        self, conversation: Conversation, template: str, prompt: str, tokenizer: Tokenizer
     ) -> AnswerFormat | None:
-        """The format of answers to a conversation that `template` has rendered as `prompt`; None
-        where nothing divides them.
+        """The format of answers to a conversation that `template` has rendered as `prompt`, with
+        the special tokens of `tokenizer`; None where nothing divides them.
 
         raises: RequestError for tools whose calls nothing would find; it names settings by flags
         """
@@ -56,7 +67,7 @@ class AnswerFormats:
         tools = list_tools(conversation.offered_tools)
         if not tools:
             return None if marks is None else plain
-        parser = self._select_tool_parser(template)
+        parser = self._select_tool_parser(template, tokenizer)
         return evolve(
             plain,
             make_parser=partial(parser.make, tools),
@@ -86,19 +97,51 @@ class AnswerFormats:
         answer = evolve(answer, reasoning=evolve(marks, closes_alone=False))
         return evolve(outputs, after_reasoning=reasoning), answer
 
-    def _select_tool_parser(self, template: str) -> SelectedToolParser:
+    def _select_tool_parser(self, template: str, tokenizer: Tokenizer) -> SelectedToolParser:
         """The parser of the setting, or else of the template.   raises: RequestError"""
-        name = find_auto_parser(template) if self.tool_parser == "auto" else self.tool_parser
-        if name in ("", "off"):
-            reason = "--tool-parser is off" if name else "its chat template has no known format"
+        try:
+            parser = (
+                self._find_auto_parser(template, tokenizer)
+                if self.tool_parser == "auto"
+                else None
+                if self.tool_parser == "off"
+                else self._select(self.tool_parser)
+            )
+        except HeadstockError as error:
+            raise RequestError(f"tools are not supported here: {error}", "tools") from error
+        if parser is None:
+            is_off = self.tool_parser == "off"
+            reason = "--tool-parser is off" if is_off else "its chat template has no known format"
             raise RequestError(
                 f"tools are not supported with this model: {reason}; choose with --tool-parser, "
                 "or leave tools out",
                 "tools",
             )
+        return parser
+
+    def _find_auto_parser(self, template: str, tokenizer: Tokenizer) -> SelectedToolParser | None:
+        """The parser that reads the calls of this template, if any.   raises: HeadstockError"""
+        if template not in self.by_template:
+            answers = render_sample_calls(tokenizer, template)
+            parsers = map(self._select, TOOL_PARSERS if answers else ())
+            self.by_template[template] = next(
+                (parser for parser in parsers if _reads_any(parser, answers)), None
+            )
+            if len(self.by_template) > MAX_TEMPLATES:
+                self.by_template.popitem(last=False)
+        return self.by_template[template]
+
+    def _select(self, name: str) -> SelectedToolParser:
         if name not in self.selected:
-            try:
-                self.selected[name] = select_tool_parser(name)
-            except HeadstockError as error:
-                raise RequestError(f"tools are not supported here: {error}", "tools") from error
+            self.selected[name] = select_tool_parser(name)
         return self.selected[name]
+
+
+def _reads_any(parser: SelectedToolParser, answers: Sequence[str]) -> bool:
+    """Whether the parser reads one of the answers as the sample call.   raises: PluginBroken"""
+    try:
+        return any(is_sample_call(parser.make([SAMPLE]), answer) for answer in answers)
+    except PLUGIN_FAILURES as error:
+        raise PluginBroken(
+            f"{parser.label} failed: {describe_error(error)}; report it there"
+        ) from error

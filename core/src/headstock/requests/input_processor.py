@@ -146,7 +146,10 @@ class InputProcessor:
         with self.spelling.render_errors():
             answer_format = (
                 self.answer_formats.make_format(
-                    conversation, self.find_template(conversation), prompt.text or ""
+                    conversation,
+                    self.find_template(conversation),
+                    prompt.text or "",
+                    self.tokenizer,
                 )
                 if divides
                 else None

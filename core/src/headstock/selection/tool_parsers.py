@@ -8,7 +8,6 @@ from attrs import frozen
 
 from headstock import registry
 from headstock.errors import PluginBroken, shorten
-from headstock.selection.auto_choices import TOOL_PARSERS
 from headstock.selection.refusals import check_resolve
 from headstock.spi import DeviceEnv, Tool, ToolParser, ToolParserSpec
 
@@ -44,8 +43,3 @@ def select_tool_parser(name: str) -> SelectedToolParser:
     # Parsers run on the host, in a process that may have no device.
     check_resolve(spec, "--tool-parser", None, DeviceEnv(device="cpu"))
     return SelectedToolParser(spec, str(registry.find_plugin("tools", name)))
-
-
-def find_auto_parser(template: str) -> str:
-    """What `--tool-parser auto` means for a chat template; empty when it has no known format."""
-    return next((name for mark, name in TOOL_PARSERS if mark in template), "")

@@ -62,9 +62,9 @@ def test_several_chats_run_as_a_batch(model: Any) -> None:
 
 
 TEMPLATE = (
-    "{% if tools %}{{ tools | tojson }} <tool_call>{% endif %}"
+    "{% if tools %}{{ tools | tojson }} {% endif %}"
     "{% for m in messages %}{{ m.role }}: {{ m.content }}"
-    "{% for c in m.tool_calls or [] %}{{ c.function.name }}({{ c.function.arguments.a }})"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
     "{% endfor %}\n{% endfor %}"
 )
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'

@@ -169,8 +169,8 @@ def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     template = tmp_path_factory.mktemp("tools") / "chat.jinja"
     template.write_text(
         "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-        "{{ m.reasoning_content }}{{ m.tool_calls | tojson if m.tool_calls else '' }}\n{% endfor %}"
-        "{# <tool_call> </think> #}"
+        "{{ m.reasoning_content }}{% for c in m.tool_calls or [] %}<tool_call>"
+        "{{ c.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}{# </think> #}"
     )
     text = '<think>Hm.</think>I add.\n<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
     script = {"text": text, "stops": True}
