@@ -38,6 +38,24 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=lambda m: f"{ops}: {m}")  # noqa: B023
 
 
+NULLS = (
+    Case("deepseek_v3", {"norm_topk_prob": None}),
+    Case("deepseek_v3", {"rope_interleave": None}),
+    Case("gemma3_text", {"partial_rotary_factor": None}),
+    Case("lfm2", {"hidden_act": None}),
+    Case("ernie4_5", {"use_bias": None}),
+    Case("granite", {"num_key_value_heads": None}),
+)
+
+
+@pytest.mark.parametrize("case", NULLS, ids=str)
+def test_nulls_are_read_as_transformers_reads_them(case: Case, tmp_path: Path) -> None:
+    write(tmp_path, case.hf)
+
+    ours = log_probabilities(tmp_path, case.family, PROMPT, TorchOps())
+    torch.testing.assert_close(ours, expected(tmp_path, PROMPT), atol=1e-4, rtol=0)
+
+
 WINDOWED = {"gemma2", "gemma3_text", "phi3", "mixtral", "smollm3", "qwen2_moe"}
 BIASED = {
     *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "ernie4_5", "seed_oss"),

@@ -58,6 +58,13 @@ def test_heads_of_real_sizes(model_type: str, head_dim: int, tmp_path: Path) -> 
     assert_parity(tmp_path, PROMPT)
 
 
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3"])
+def test_null_heads_of_keys_are_as_many_as_heads(model_type: str, tmp_path: Path) -> None:
+    write(tmp_path, shape(model_type, num_key_value_heads=None))
+
+    assert_parity(tmp_path, PROMPT)
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize(
     "rope",

@@ -11,8 +11,12 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from headstock.nn.rope import SCALINGS
 from headstock.spi import Feature, FullKV, KVGroup
+from headstock_gemma.families import GEMMA2
+from headstock_lfm2.families import LFM2
 from headstock_llama.families import LLAMA, MISTRAL
-from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
+from headstock_llama.variants import GRANITE, SEED_OSS, SMOLLM3
+from headstock_olmo.families import OLMO2
+from headstock_qwen.families import QWEN2, QWEN2_MOE, QWEN3, QWEN3_MOE
 
 HF: dict[str, Any] = {
     "vocab_size": 64,
@@ -113,6 +117,41 @@ def test_windows_and_groups(
     for layer in config.layers:
         assert layer.index in config.kv_groups[layer.group].layers
         assert config.kv_groups[layer.group].window == layer.window
+
+
+@pytest.mark.parametrize(
+    ("family", "field"),
+    [
+        (LLAMA, "attention_bias"),
+        (LLAMA, "mlp_bias"),
+        (QWEN3, "attention_bias"),
+        (QWEN3_MOE, "attention_bias"),
+        (SEED_OSS, "attention_bias"),
+        (SEED_OSS, "attention_out_bias"),
+        (OLMO2, "attention_bias"),
+        (GEMMA2, "attention_bias"),
+        (GRANITE, "mlp_bias"),
+        (SMOLLM3, "attention_bias"),
+        (LFM2, "conv_bias"),
+        (QWEN2_MOE, "qkv_bias"),
+    ],
+)
+def test_a_null_bias_is_none_whatever_the_default(family: Any, field: str) -> None:
+    def find_biases(value: object) -> tuple[bool, ...]:
+        config = family.config({**HF, field: value})
+        biases = (config.qkv_bias, config.out_bias, config.mlp_bias)
+        return (*biases, *(each.conv.bias for each in config.layers if each.conv))
+
+    # Seed-OSS has others by default.
+    assert not any(find_biases(None)) or field == "attention_out_bias"
+    assert find_biases(None) == find_biases(False)
+    with pytest.raises(ValueError, match=f"{field} is 'no', wanted true or false"):
+        find_biases("no")
+
+
+def test_a_null_number_that_no_default_stands_for_is_named() -> None:
+    with pytest.raises(ValueError, match="rms_norm_eps is null, wanted a number above 0"):
+        LLAMA.config({**HF, "rms_norm_eps": None})
 
 
 def test_yarn_stretches_the_longest_sequence() -> None:

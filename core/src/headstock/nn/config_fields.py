@@ -35,12 +35,26 @@ def read_number(hf: Json, name: str, default: float | None = None) -> float:
     return float(value)
 
 
-def read_flag(hf: Json, name: str, default: bool) -> bool:
-    """The field, true or false; `default` where it is absent.   raises: ValueError"""
+def read_flag(hf: Json, name: str, default: bool, *, may_be_null: bool = False) -> bool:
+    """The field, true or false; `default` where it is absent, false for a null that may be.
+
+    raises: ValueError
+    """
     value = hf.get(name, default)
+    if value is None and may_be_null:
+        return False
     if type(value) is not bool:
         raise ValueError(f"{name} is {quoted(value)}, wanted true or false")
     return value
+
+
+def read_bias(hf: Json, name: str, default: bool = False) -> bool:
+    """Whether the field asks for a bias, and null for none; `default` where it is absent.
+
+    raises: ValueError
+    """
+    # Older files have null. No mistake is silent: a stored bias that is not read is refused.
+    return read_flag(hf, name, default, may_be_null=True)
 
 
 def without_nulls(hf: Json, *names: str) -> Json:

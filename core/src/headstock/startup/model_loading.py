@@ -307,10 +307,13 @@ def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[st
         return model.max_position
     if config.max_seq_len > model.max_position:
         if not config.max_seq_len_or_less:
+            # The keys that are stored would be of another rope.
+            is_dynamic = any(rope.scaling == "dynamic" for rope in model.ropes)
+            why = ", as rope_type 'dynamic' turns every token anew beyond it" if is_dynamic else ""
             raise UsageError(
                 f"--max-seq-len {config.max_seq_len}: the model's own limit is "
-                f"{format_count(model.max_position, 'token')}; lower it, leave it out, or have it "
-                "cut by --max-seq-len-or-less"
+                f"{format_count(model.max_position, 'token')}{why}; lower it, leave it out, or "
+                "have it cut by --max-seq-len-or-less"
             )
         notes.append(
             f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own "

@@ -9,6 +9,7 @@ from attrs import evolve
 from headstock.nn.config_fields import (
     Json,
     quoted,
+    read_bias,
     read_flag,
     read_number,
     read_positive,
@@ -91,7 +92,7 @@ def deepseek_v2_config(hf: Json) -> ModelConfig:
     experts = _read_experts(hf)
     if hf["topk_method"] != "greedy":
         experts = _add_groups(hf, experts, 1)
-    mlp_bias = read_flag(hf, "mlp_bias", False)
+    mlp_bias = read_bias(hf, "mlp_bias")
     return _read_deepseek(
         hf, "DeepseekV2ForCausalLM", "deepseek_v2", ("mlp_bias",), experts, mlp_bias=mlp_bias
     )
@@ -106,7 +107,7 @@ def deepseek_v3_config(hf: Json) -> ModelConfig:
     _check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
     experts = evolve(
         _add_groups(hf, _read_experts(hf), 2),
-        renormalize=read_flag(hf, "norm_topk_prob", True),
+        renormalize=read_flag(hf, "norm_topk_prob", True, may_be_null=True),
         norm_floor=LEAST_SUM,
         choice_bias=True,
         scoring=Scoring.SIGMOID,
@@ -117,7 +118,7 @@ def deepseek_v3_config(hf: Json) -> ModelConfig:
         "deepseek_v3",
         ("rope_interleave",),
         experts,
-        interleaved=read_flag(hf, "rope_interleave", True),
+        interleaved=read_flag(hf, "rope_interleave", True, may_be_null=True),
     )
 
 
@@ -146,7 +147,7 @@ def _read_deepseek(
         norm_eps=LATENT_NORM_EPS,
     )
     rope = _read_rope(hf, latent.rope_dim, interleaved)
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     count = read_layer_count(hf)
     dense = read_whole(hf, "first_k_dense_replace")
     config = decoder_config(

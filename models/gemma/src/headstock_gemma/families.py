@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from attrs import evolve
 
-from headstock.nn.config_fields import Json, quoted, read_flag, read_number, read_positive
+from headstock.nn.config_fields import Json, quoted, read_bias, read_number, read_positive
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
     check_whole_heads,
@@ -103,7 +103,7 @@ def _read_gemma(
     ]
     # transformers makes the mask of a window whether or not a layer has one, and fails without.
     window = read_positive(hf, "sliding_window")
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     sources = _rope_sources(hf) if several else {}
     config = decoder_config(
         {name: value for name, value in hf.items() if not several or name not in ROPE_FIELDS},
@@ -171,7 +171,8 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
                 "rope_type"
             )
         # What stands outside counts for both kinds.
-        outside = {name: hf[name] for name in ("partial_rotary_factor",) if name in hf}
+        part = hf.get("partial_rotary_factor")
+        outside = {} if part is None else {"partial_rotary_factor": part}
         numbers = {"rope_theta": hf.get(theta, default), **outside, **table}
         sources[kind] = {"rope_parameters": numbers}
     return sources

@@ -5,9 +5,11 @@ from __future__ import annotations
 from headstock.nn.config_fields import (
     Json,
     quoted,
+    read_bias,
     read_flag,
     read_number,
     read_positive,
+    without_nulls,
 )
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
@@ -79,13 +81,13 @@ FIELDS = (
 
 def lfm2_config(hf: Json) -> ModelConfig:
     """LFM2: gated convolutions, and attention with a norm of each query and key."""
-    hf = {**DEFAULTS, **hf}
+    hf = {**DEFAULTS, **without_nulls(hf, "hidden_act")}
     _check_unread_fields(hf)
     types, hidden = _read_types(hf), read_positive(hf, "hidden_size")
     taps = read_positive(hf, "conv_L_cache")
     if not 2 <= taps <= MOST_TAPS:
         raise ValueError(f"conv_L_cache is {taps}, wanted 2 to {MOST_TAPS}")
-    conv = ShortConv(taps=taps, width=hidden, bias=read_flag(hf, "conv_bias", False))
+    conv = ShortConv(taps=taps, width=hidden, bias=read_bias(hf, "conv_bias"))
     plain = {
         **{name: value for name, value in hf.items() if name not in ("layer_types", *FIELDS)},
         "intermediate_size": _read_intermediate(hf),

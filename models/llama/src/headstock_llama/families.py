@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from headstock.nn.config_fields import Json, read_flag, read_positive, without_nulls
+from headstock.nn.config_fields import Json, read_bias, read_positive, without_nulls
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
     check_whole_heads,
@@ -17,7 +17,7 @@ from headstock.spi import ModelConfig
 def llama_config(hf: Json) -> ModelConfig:
     """Llama: biases as configured, and no windows."""
     hf = without_nulls(hf, "head_dim", "num_key_value_heads")
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     check_whole_heads(hf)
     return decoder_config(
         hf,
@@ -26,7 +26,7 @@ def llama_config(hf: Json) -> ModelConfig:
         fields=("attention_bias", "mlp_bias"),
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=read_flag(hf, "mlp_bias", False),
+        mlp_bias=read_bias(hf, "mlp_bias"),
     )
 
 

@@ -7,6 +7,7 @@ from attrs import evolve
 from headstock.nn.config_fields import (
     Json,
     quoted,
+    read_bias,
     read_flag,
     read_number,
     read_positive,
@@ -84,7 +85,7 @@ def mixtral_config(hf: Json) -> ModelConfig:
 def granite_config(hf: Json) -> ModelConfig:
     """Granite: numbers that embeddings, attention scores, sums and logits are multiplied by."""
     hf = complete_fields(hf, {"num_key_value_heads": None})
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     config = decoder_config(
         hf,
         "GraniteForCausalLM",
@@ -95,7 +96,7 @@ def granite_config(hf: Json) -> ModelConfig:
         ),
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=read_flag(hf, "mlp_bias", False),
+        mlp_bias=read_bias(hf, "mlp_bias"),
         scale=read_number(hf, "attention_multiplier", 1.0),
     )
     return evolve(
@@ -123,7 +124,7 @@ def smollm3_config(hf: Json) -> ModelConfig:
         if types is None
         else windows_by_type(types, window)
     )
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     return decoder_config(
         hf,
         "SmolLM3ForCausalLM",
@@ -135,7 +136,7 @@ def smollm3_config(hf: Json) -> ModelConfig:
         windows=windows,
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=read_flag(hf, "mlp_bias", False),
+        mlp_bias=read_bias(hf, "mlp_bias"),
         ropes=[read_rope(hf, read_head_dim(hf), default_theta=2e6)],
         layer_ropes=[0 if is_turned else None for is_turned in turned],
     )
@@ -160,9 +161,9 @@ def seed_oss_config(hf: Json) -> ModelConfig:
         "SeedOssForCausalLM",
         model_types=("seed_oss",),
         fields=("attention_bias", "attention_out_bias", "mlp_bias", "residual_dropout"),
-        qkv_bias=read_flag(hf, "attention_bias", True),
-        out_bias=read_flag(hf, "attention_out_bias", False),
-        mlp_bias=read_flag(hf, "mlp_bias", False),
+        qkv_bias=read_bias(hf, "attention_bias", default=True),
+        out_bias=read_bias(hf, "attention_out_bias"),
+        mlp_bias=read_bias(hf, "mlp_bias"),
     )
 
 
@@ -174,8 +175,8 @@ def ernie_config(hf: Json) -> ModelConfig:
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": True,
     }
-    hf = without_nulls(complete_fields(hf, defaults), "head_dim", "use_bias")
-    bias = read_flag(hf, "use_bias", False)
+    hf = without_nulls(complete_fields(hf, defaults), "head_dim")
+    bias = read_bias(hf, "use_bias")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
     return decoder_config(
         hf,
@@ -197,10 +198,10 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
         "tie_word_embeddings": True,
         "moe_norm_min": 1e-12,
     }
-    hf = without_nulls(complete_fields(hf, defaults), "use_bias")
+    hf = complete_fields(hf, defaults)
     # transformers gives attention, dense parts, shared experts and scores a bias then, and routed
     # experts none, though a checkpoint made so has theirs. No published one is.
-    if read_flag(hf, "use_bias", False):
+    if read_bias(hf, "use_bias"):
         raise ValueError("use_bias is true, which is not supported; wanted false")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
     experts = _read_ernie_experts(hf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from headstock.nn.config_fields import Json, read_flag
+from headstock.nn.config_fields import Json, read_bias
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import complete_fields, decoder_config
 from headstock.spi import ModelConfig, QkNorm
@@ -13,7 +13,7 @@ from headstock.spi import ModelConfig, QkNorm
 def olmo2_config(hf: Json) -> ModelConfig:
     """OLMo-2: norms after each part in place of before, of queries and of keys as a whole."""
     hf = complete_fields(hf, {"num_key_value_heads": None, "rms_norm_eps": 1e-5})
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     config = decoder_config(
         hf,
         "Olmo2ForCausalLM",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from headstock.nn.config_fields import Json, read_flag, read_positive, read_whole
+from headstock.nn.config_fields import Json, read_bias, read_flag, read_positive, read_whole
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
+    complete_fields,
     decoder_config,
     read_layer_count,
     read_layer_types,
@@ -31,6 +32,7 @@ EXPERT_FIELDS = (
 
 def qwen2_config(hf: Json) -> ModelConfig:
     """Qwen2: biases on queries, keys and values."""
+    hf = complete_fields(hf, {})
     return decoder_config(
         hf,
         "Qwen2ForCausalLM",
@@ -44,7 +46,8 @@ def qwen2_config(hf: Json) -> ModelConfig:
 
 def qwen3_config(hf: Json) -> ModelConfig:
     """Qwen3: normalized queries and keys, heads of 128 unless it says otherwise."""
-    bias = read_flag(hf, "attention_bias", False)
+    hf = complete_fields(hf, {})
+    bias = read_bias(hf, "attention_bias")
     return decoder_config(
         hf,
         "Qwen3ForCausalLM",
@@ -61,7 +64,7 @@ def qwen3_config(hf: Json) -> ModelConfig:
 
 def qwen3_moe_config(hf: Json) -> ModelConfig:
     """Qwen3-MoE: as Qwen3, with experts in most layers and one window for all layers."""
-    bias = read_flag(hf, "attention_bias", False)
+    bias = read_bias(hf, "attention_bias")
     return decoder_config(
         hf,
         "Qwen3MoeForCausalLM",
@@ -104,7 +107,7 @@ def qwen2_moe_config(hf: Json) -> ModelConfig:
             for each in experts
         ],
         default_kv_heads=16,
-        qkv_bias=read_flag(hf, "qkv_bias", True),
+        qkv_bias=read_bias(hf, "qkv_bias", default=True),
     )
 
 
