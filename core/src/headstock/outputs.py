@@ -28,7 +28,11 @@ __all__ = [
 class Logprob:
     """The log-probability of one token.
 
-    rank: 1 is the likeliest; None is a token below the requested ones
+    rank: 1 is the likeliest; below the requested ones, how many tokens are as likely or likelier,
+        itself among them
+    decoded_token: what the token adds to the text, so that those of an answer, joined, are its
+        text; empty for a part of a character but the last one; of a special token that the text
+        leaves out, its own
     """
 
     logprob: float
@@ -194,11 +198,16 @@ class EmbeddingRequestOutput:
 
 @frozen
 class TokenLogprob:
-    """A token, its log-probability, and the likeliest tokens with theirs, best first."""
+    """A token, its log-probability, and the likeliest tokens with theirs, best first.
+
+    rank: how many tokens are as likely as it or likelier, itself among them; None where an engine
+        elsewhere does not say
+    """
 
     token: int
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
+    rank: int | None = None
 
 
 @frozen(kw_only=True)

@@ -123,9 +123,9 @@ def held_text_lost(flush: Any, self: Any) -> str:
     return ""
 
 
-def scores_of_all(add_logprobs: Any, self: Any, update: Any, num_tokens: int) -> Any:
+def scores_of_all(add_logprobs: Any, self: Any, update: Any, num_tokens: int, tables: Any) -> Any:
     """Tokens behind a stop string count towards the log-probability."""
-    return add_logprobs(self, update, len(update.tokens))
+    return add_logprobs(self, update, len(update.tokens), tables)
 
 
 def told_by_any(update_metrics: Any, self: Any, update: Any, seconds: float) -> None:

@@ -11,7 +11,8 @@ from headstock.outputs import CompletionOutput, RequestMetrics, RequestOutput, U
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import Request
 from headstock.text.answer import AnswerFormat
-from headstock.text.completion import CompletionBuilder, LogprobTable, make_prompt_logprobs
+from headstock.text.completion import CompletionBuilder
+from headstock.text.logprobs import LogprobTable, read_tokens
 from headstock.text.prompt import Prompt
 from headstock.text.tokenizer import Tokenizer
 
@@ -85,8 +86,13 @@ class PromptRequest:
             self.update_metrics(update, seconds)
         prompt_logprobs = None
         if update.prompt_logprobs is not None:
-            prompt_logprobs = make_prompt_logprobs(update.prompt_logprobs, self.tokenizer)
-            self.prompt_logprobs = prompt_logprobs
+            tables = read_tokens(
+                self.prompt.tokens,
+                update.prompt_logprobs,
+                self.tokenizer,
+                skip_special_tokens=self.params.skip_special_tokens,
+            )
+            prompt_logprobs = self.prompt_logprobs = [each.table for each in tables]
         return self._make_output([piece], prompt_logprobs)
 
     def update_metrics(self, update: Update, seconds: float) -> None:
@@ -109,10 +115,31 @@ class PromptRequest:
     @cached_property
     def completions(self) -> dict[str, CompletionBuilder]:
         """The builder of each request's completion."""
-        return {
-            request.id: CompletionBuilder(index, request.params, self.tokenizer, self.answer_format)
-            for index, request in enumerate(self.requests)
-        }
+        builders = {}
+        prompt = self.prompt.tokens
+        for index, request in enumerate(self.requests):
+            builder = CompletionBuilder(
+                index, request.params, self.tokenizer, self.answer_format, prompt
+            )
+            builders[request.id] = builder
+            # The others need no more of the prompt than the first one does.
+            prompt = [*builder.detokenizer.window]
+        return builders
+
+    def text_before(self, index: int | None) -> str:
+        """The prompt's text before answer `index`, whose text has begun: as it was given, or that
+        of its tokens but for an unfinished character at its end that the answer completes. None
+        stands for no answer.
+        """
+        if self.prompt.text is not None:
+            return self.prompt.text
+        text = self.tokenizer.decode(
+            self.prompt.tokens, skip_special_tokens=self.params.skip_special_tokens
+        )
+        if index is None:
+            return text
+        replaced = self.completions[self.requests[index].id].detokenizer.num_replaced
+        return text[: len(text) - replaced]
 
     @property
     def must_stream(self) -> bool:

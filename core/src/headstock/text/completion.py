@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from attrs import evolve
 
 from headstock.errors import PluginBroken
-from headstock.outputs import CompletionOutput, Logprob, TokenLogprob, ToolCall, Update
+from headstock.outputs import CompletionOutput, TokenLogprob, ToolCall, Update
 from headstock.sampling_params import SamplingParams
 from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
 from headstock.text.detokenizer import Detokenizer
+from headstock.text.logprobs import LogprobReader, LogprobTable, ReadTable
 from headstock.text.stop import StopStringMatcher
 from headstock.text.tokenizer import Tokenizer
-
-LogprobTable = dict[int, Logprob]
-"""The candidates of one position, by token id."""
 
 
 class CompletionBuilder:
     """Turns each update of one request into a piece of its completion; after a piece with a finish
-    reason there are none. With a format, the pieces are divided.
+    reason there are none. With a format, the pieces are divided. The text is what the tokens add
+    to that of the `prompt`.
+
+    With log-probabilities, a token comes with the text that it adds. So one of a run of bytes waits
+    for the run's end.
 
     joined: what pieces add up to, where somebody adds them
     """
@@ -31,10 +34,10 @@ class CompletionBuilder:
         params: SamplingParams,
         tokenizer: Tokenizer,
         answer_format: AnswerFormat | None = None,
+        prompt: Sequence[int] = (),
     ) -> None:
         self.index = index
         self.params = params
-        self.tokenizer = tokenizer
         self.divider = None if answer_format is None else AnswerDivider(answer_format)
         self.detokenizer = Detokenizer(
             tokenizer,
@@ -42,7 +45,9 @@ class CompletionBuilder:
             shown_ids=frozenset()
             if answer_format is None
             else tokenizer.find_ids(answer_format.special_tokens),
+            prompt=prompt,
         )
+        self.reader = None if params.logprobs is None else LogprobReader(self.detokenizer)
         self.matcher = StopStringMatcher(params.stop, include=params.include_stop_str_in_output)
         self.joined = JoinedPieces()
         self.num_tokens = 0  # counted where stop strings may end the completion
@@ -56,18 +61,19 @@ class CompletionBuilder:
         if update.finish_reason is None and self.is_plain:  # as most are
             text = self.detokenizer.add_tokens(update.tokens)
             return CompletionOutput(index=self.index, text=text, token_ids=[*update.tokens])
-        if self.matcher.stops:
-            text, num_tokens, stop = self._detokenize_until_stop(update)
+        if self.matcher.stops or self.reader is not None:
+            text, num_tokens, stop = self._detokenize_each(update)
         else:
             text, num_tokens, stop = self._detokenize(update), len(update.tokens), None
+        tables = None if self.reader is None else self.reader.take_tables()
         finish_reason = "stop" if stop is not None else update.finish_reason
         output = CompletionOutput(
             index=self.index,
             text=text,
-            token_ids=list(update.tokens[:num_tokens]),
-            logprobs=None
-            if self.cumulative_logprob is None
-            else self.add_logprobs(update, num_tokens),
+            token_ids=list(update.tokens[:num_tokens])
+            if tables is None
+            else [table.token for table in tables],
+            logprobs=self.add_logprobs(update, num_tokens, tables),
             cumulative_logprob=self.cumulative_logprob,
             finish_reason=finish_reason,
             stop_reason=self._stop_token_id(update) if stop is None else stop,
@@ -108,32 +114,43 @@ class CompletionBuilder:
             return self.detokenizer.add_last_tokens(tokens)
         return self.detokenizer.add_tokens(tokens)
 
-    def _detokenize_until_stop(self, update: Update) -> tuple[str, int, str | None]:
+    def _detokenize_each(self, update: Update) -> tuple[str, int, str | None]:
         """The text that may go out, the number of tokens that it is of, and the stop string that
         ended it, if one did.
         """
-        # One token at a time: the completion ends with the token that completes a stop string, and
-        # `min_tokens` may pass in the middle of an update.
+        # One token at a time: the completion ends with the token that completes a stop string,
+        # `min_tokens` may pass in the middle of an update, and tables have the text of each token.
         pieces = []
-        for position, token in enumerate(update.tokens, start=1):
+        entries = (update.logprobs or ())[: len(update.tokens)]
+        for position, (token, entry) in enumerate(zip_longest(update.tokens, entries), start=1):
             self.num_tokens += 1
             is_silent = (
                 position == len(update.tokens)
                 and update.stop_token is not None
                 and not self.matcher.include
             )
-            match = self.matcher.add_text(
-                "" if is_silent else self.detokenizer.add_token(token), can_stop=self.can_stop
-            )
+            piece = self._read(token, entry, is_silent=is_silent)
+            match = self.matcher.add_text(piece, can_stop=self.can_stop)
             pieces.append(match.text)
             if match.stop is not None:
+                self._flush()
                 return "".join(pieces), position, match.stop
         if update.finish_reason is None:
             return "".join(pieces), len(update.tokens), None
         # What the detokenizer held back may complete a stop string yet.
-        match = self.matcher.add_text(self.detokenizer.flush(), can_stop=self.can_stop)
+        match = self.matcher.add_text(self._flush(), can_stop=self.can_stop)
         text = "".join([*pieces, match.text, self.matcher.flush()])
         return text, len(update.tokens), match.stop
+
+    def _read(self, token: int, entry: TokenLogprob | None, *, is_silent: bool) -> str:
+        """The text that `token` makes certain."""
+        if self.reader is not None:
+            return self.reader.add_token(token, entry, is_silent=is_silent)
+        return "" if is_silent else self.detokenizer.add_token(token)
+
+    def _flush(self) -> str:
+        """The rest of the text."""
+        return self.detokenizer.flush() if self.reader is None else self.reader.flush()
 
     @property
     def can_stop(self) -> bool:
@@ -146,36 +163,17 @@ class CompletionBuilder:
         """
         return update.stop_token if update.stop_token in self.params.stop_token_ids else None
 
-    def add_logprobs(self, update: Update, num_tokens: int) -> list[LogprobTable] | None:
-        """A table for each of the update's first `num_tokens` tokens, which also count towards the
-        cumulative log-probability; None when they were not requested.
+    def add_logprobs(
+        self, update: Update, num_tokens: int, tables: Iterable[ReadTable] | None
+    ) -> list[LogprobTable] | None:
+        """The tables that are certain; the update's first `num_tokens` tokens count towards the
+        cumulative log-probability. None when they were not requested.
         """
         if self.cumulative_logprob is None:
             return None
         entries = (update.logprobs or ())[:num_tokens]
         self.cumulative_logprob += sum(entry.logprob for entry in entries)
-        return [make_logprob_table(entry, self.tokenizer) for entry in entries]
-
-
-def make_logprob_table(entry: TokenLogprob, tokenizer: Tokenizer) -> LogprobTable:
-    """The likeliest tokens of one position, and the token that stands there."""
-    table = {
-        token: Logprob(logprob, rank, tokenizer.decode([token], skip_special_tokens=False))
-        for rank, (token, logprob) in enumerate(entry.top, start=1)
-    }
-    if entry.token not in table:
-        text = tokenizer.decode([entry.token], skip_special_tokens=False)
-        table[entry.token] = Logprob(entry.logprob, None, text)
-    return table
-
-
-def make_prompt_logprobs(
-    entries: Sequence[TokenLogprob | None] | None, tokenizer: Tokenizer
-) -> list[LogprobTable | None] | None:
-    """A table for each prompt position but the first, which nothing predicts; None for None."""
-    if entries is None:
-        return None
-    return [None if entry is None else make_logprob_table(entry, tokenizer) for entry in entries]
+        return [each.table for each in tables or () if each.table is not None]
 
 
 class JoinedPieces:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Sequence
+from itertools import islice, takewhile
 from typing import Final
 
 from headstock.text.tokenizer import Tokenizer
@@ -22,6 +22,13 @@ WINDOW: Final = 16
 class Detokenizer:
     """Gives the text of a growing row of tokens in pieces, whose concatenation is the text of them
     all. Special tokens may be left out, but for those in `shown_ids`.
+
+    Behind a `prompt` it is what the tokens add to the prompt's text: the text of the prompt's
+    tokens and of these, after the text of the prompt's tokens.
+
+    window: the last tokens, at first those of the prompt that decide how the text begins
+    num_replaced: characters at the end of the prompt's text in whose place the text comes, once
+        it has begun: those of an unfinished character that it completes
     """
 
     # A token alone has no text: it may hold a part of a character, and a decoder may drop the first
@@ -31,6 +38,8 @@ class Detokenizer:
     #     however many of its bytes are there, and nothing before it can change.
     #   - Byte fallback: one bad byte turns its whole run of byte tokens into U+FFFD, so a run is
     #     decoded when the first token that is no byte ends it.
+    # So the window begins with the prompt's last tokens: CONTEXT of them, and all of a run of bytes
+    # at its end.
 
     def __init__(
         self,
@@ -38,11 +47,31 @@ class Detokenizer:
         *,
         skip_special_tokens: bool = True,
         shown_ids: frozenset[int] = frozenset(),
+        prompt: Sequence[int] = (),
     ) -> None:
         self.tokenizer = tokenizer
         self.skipped_ids = tokenizer.special_ids - shown_ids if skip_special_tokens else frozenset()
-        self.window: list[int] = []
-        self.num_emitted = 0  # characters of the window's text
+        self.window = self._list_context(prompt)
+        # Of the window's tokens, until the first text goes out.
+        self.prompt_text = self._decode_window() if self.window else ""
+        self.num_emitted = len(self.prompt_text)  # characters of the window's text
+        self.num_pending = 0  # characters at its end that may change
+        self.num_replaced = 0
+
+    def _list_context(self, prompt: Sequence[int]) -> list[int]:
+        """The tokens at the prompt's end that decide how the text behind it begins."""
+        if not self.tokenizer.vocab_size:
+            return []
+        context: list[int] = []
+        is_in_run = True
+        for token in reversed(prompt):
+            if token in self.skipped_ids or not self.tokenizer.has_token(token):
+                continue
+            context.append(token)
+            is_in_run = is_in_run and token in self.tokenizer.byte_ids
+            if len(context) >= CONTEXT and not is_in_run:
+                break
+        return context[::-1]
 
     def add_tokens(self, tokens: Iterable[int]) -> str:
         """The text that `tokens` make certain."""
@@ -70,15 +99,28 @@ class Detokenizer:
     def _read_window(self) -> str:
         """The text that the window, whose last token is no byte, makes certain."""
         text = self._decode_window()
-        num_pending = int(text.endswith(REPLACEMENT))
-        piece = text[self.num_emitted : len(text) - num_pending]
-        self.num_emitted = len(text) - num_pending
+        self.num_pending = int(text.endswith(REPLACEMENT))
+        piece = self._emit(text, len(text) - self.num_pending)
         if len(self.window) >= WINDOW:
             known = filter(self.tokenizer.has_token, reversed(self.window))
             self.window = [*islice(known, CONTEXT)][::-1]
             # Decoded anew: the shorter window may begin within a character, or without its space.
-            self.num_emitted = len(self._decode_window()) - num_pending
+            self.num_emitted = len(self._decode_window()) - self.num_pending
+            self.prompt_text = ""
         return piece
+
+    def _emit(self, text: str, end: int) -> str:
+        """The characters of the window's `text` before `end` that did not go out yet."""
+        if self.prompt_text:
+            start = _count_common(self.prompt_text, text)
+            if end <= start:
+                return ""
+            self.num_replaced = len(self.prompt_text) - start
+            self.prompt_text = ""
+        else:
+            start = self.num_emitted
+        self.num_emitted = end
+        return text[start:end]
 
     def add_last_tokens(self, tokens: Iterable[int]) -> str:
         """The rest of the text, with that of `tokens`, when no token follows them."""
@@ -89,9 +131,43 @@ class Detokenizer:
     def flush(self) -> str:
         """The rest of the text, when no token follows."""
         text = self._decode_window()
-        piece = text[self.num_emitted :]
-        self.num_emitted = len(text)
-        return piece
+        return self._emit(text, len(text))
+
+    def peek(self) -> str:
+        """The rest of the text, if no token followed."""
+        text = self._decode_window()
+        return text[
+            _count_common(self.prompt_text, text) if self.prompt_text else self.num_emitted :
+        ]
+
+    def list_additions(self, tokens: Iterable[int]) -> list[str]:
+        """What each of `tokens` would add to the text, if it came next: nothing for a part of a
+        character. Of a special token that is left out, its own text.
+        """
+        # As many tokens as must stay behind what is certain, or a whole run of bytes.
+        is_in_run = bool(self.window) and self.window[-1] in self.tokenizer.byte_ids
+        context = self.window if is_in_run else self.window[-CONTEXT:]
+        before = self.tokenizer.decode(context, skip_special_tokens=False)
+        return [self._read_addition(token, context, before) for token in tokens]
+
+    def _read_addition(self, token: int, context: list[int], before: str) -> str:
+        if token in self.skipped_ids:
+            return self.tokenizer.decode([token], skip_special_tokens=False)
+        text = self.tokenizer.decode([*context, token], skip_special_tokens=False)
+        if text.endswith(REPLACEMENT):
+            if token in self.tokenizer.byte_ids:
+                return ""
+            text = text[:-1]
+        return text[_count_common(before, text) :]
 
     def _decode_window(self) -> str:
         return self.tokenizer.decode(self.window, skip_special_tokens=False)
+
+
+def _count_common(before: str, text: str) -> int:
+    """The characters with which both begin."""
+    if text.startswith(before):  # as nearly always
+        return len(before)
+    return sum(
+        1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(before, text, strict=False))
+    )

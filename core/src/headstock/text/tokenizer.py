@@ -36,6 +36,9 @@ class Tokenizer:
     """Text to token ids and back, as the checkpoint in `directory` defines it. Safe to share
     between threads.
 
+    special_tokens: the ids of special tokens, by their texts
+    byte_values: the bytes that tokens of vocabularies with byte fallback stand for, by id
+
     raises: ModelError
     """
 
@@ -57,8 +60,13 @@ class Tokenizer:
         self.vocab_size: int = self.backend.get_vocab_size(with_added_tokens=True)
         self.eos_ids: tuple[int, ...] = () if eos_id is None else (int(eos_id),)
         added = self.backend.get_added_tokens_decoder()
-        self.special_ids = frozenset(token for token, entry in added.items() if entry.special)
-        self.byte_ids = self.find_ids(BYTE_TOKENS)
+        self.special_tokens = {
+            str(entry.content): int(token) for token, entry in added.items() if entry.special
+        }
+        self.special_ids = frozenset(self.special_tokens.values())
+        ids = ((self.backend.token_to_id(text), int(text[3:5], 16)) for text in BYTE_TOKENS)
+        self.byte_values = {token: value for token, value in ids if token is not None}
+        self.byte_ids = frozenset(self.byte_values)
 
     @property
     def hf_tokenizer(self) -> Any:
@@ -130,6 +138,7 @@ class NoTokenizer(Tokenizer):
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
+        self.special_tokens, self.byte_values = {}, {}
 
     @property
     def hf_tokenizer(self) -> Any:

@@ -84,8 +84,8 @@ class CompletionLogprobWriter:
     """Writes the log-probabilities of one completion, piece by piece, with offsets in its text."""
 
     def __init__(self, tokenizer: Tokenizer, most: int, *, skip_special_tokens: bool) -> None:
+        # Before any token: what the first one of a prompt, which has no table, adds to nothing.
         self.detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens)
-        self.tokenizer = tokenizer
         self.most = most
         self.offset = 0
 
@@ -98,16 +98,14 @@ class CompletionLogprobWriter:
         """
         result = CompletionLogprobs(tokens=[], token_logprobs=[], top_logprobs=[], text_offset=[])
         for token, table in zip(tokens, tables, strict=True):
-            result.text_offset.append(self.offset)
-            self.offset += len(self.detokenizer.add_token(token))
             if table is None:
-                text = self.tokenizer.decode([token], skip_special_tokens=False)
-                result.tokens.append(text)
+                (text,) = self.detokenizer.list_additions([token])
+                self._add_token(result, token, text)
                 result.token_logprobs.append(None)
                 result.top_logprobs.append(None)
                 continue
             entry = table[token]
-            result.tokens.append(entry.decoded_token)
+            self._add_token(result, token, entry.decoded_token)
             result.token_logprobs.append(clamp(entry.logprob))
             top: dict[str, float] = {}
             # Several tokens may have one text, such as parts of characters: the likeliest stays.
@@ -115,3 +113,10 @@ class CompletionLogprobWriter:
                 top.setdefault(each.decoded_token, clamp(each.logprob))
             result.top_logprobs.append(top)
         return result
+
+    def _add_token(self, result: CompletionLogprobs, token: int, text: str) -> None:
+        """Add a token and where its text begins."""
+        result.tokens.append(text)
+        result.text_offset.append(self.offset)
+        if token not in self.detokenizer.skipped_ids:
+            self.offset += len(text)

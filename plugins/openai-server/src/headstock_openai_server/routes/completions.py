@@ -137,9 +137,9 @@ class ChoiceText:
         self.prompt_request = prompt_request
         self.echo = bool(body.echo)
         self.drops_output = body.max_tokens == 0
-        self.tokenizer = tokenizer
-        self.skips = params.skip_special_tokens
         self.is_open = False
+        self.tokens: list[int] = []
+        self.tables: list[LogprobTable | None] = []
         self.writer = (
             None
             if body.logprobs is None
@@ -151,22 +151,20 @@ class ChoiceText:
     def add_output(self, output: CompletionOutput) -> tuple[str, CompletionLogprobs | None]:
         """The text and the log-probabilities that `output` adds."""
         text = "" if self.drops_output else output.text
-        tokens = [] if self.drops_output else list(output.token_ids)
-        tables: list[LogprobTable | None] = []
         if not self.drops_output:
-            tables += output.logprobs or ()
-        prompt = self.prompt_request.prompt
+            self.tokens += output.token_ids
+            self.tables += output.logprobs or ()
         if self.echo and not self.is_open:
-            known = prompt.text
-            if known is None:
-                known = self.tokenizer.decode(prompt.tokens, skip_special_tokens=self.skips)
-            text = known + text
-            tokens = [*prompt.tokens, *tokens]
-            tables = [*(self.prompt_request.prompt_logprobs or ()), *tables]
+            # The prompt's text is certain when the answer's has begun.
+            if not text and output.finish_reason is None:
+                return "", None
+            index = None if self.drops_output else output.index
+            text = self.prompt_request.text_before(index) + text
+            self.tokens = [*self.prompt_request.prompt.tokens, *self.tokens]
+            self.tables = [*(self.prompt_request.prompt_logprobs or ()), *self.tables]
         self.is_open = True
-        if self.writer is None:
-            return text, None
-        return text, self.writer.write(tokens, tables)
+        tokens, tables, self.tokens, self.tables = self.tokens, self.tables, [], []
+        return text, None if self.writer is None else self.writer.write(tokens, tables)
 
 
 async def complete_prompts(
