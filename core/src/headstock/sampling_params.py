@@ -99,7 +99,8 @@ class SamplingParams:
       is cut to that, and the answer then ends with "length".
     - Of `n` answers, answer i is seeded with seed + i; without a seed the engine draws one.
     - `user` says whose the request is, for schedulers. `extra_args` are for plugins that take them.
-    - Stop strings are searched for in the text, once `min_tokens` are out.
+    - Stop strings are searched for in the text, once `min_tokens` are out. One that holds special
+      tokens is searched for as if the text showed those.
     - `structured_outputs` is a `StructuredOutputsParams`, or a mapping of its names.
     - `logprobs` and `prompt_logprobs` count the alternatives that are reported beside the token.
 

@@ -127,3 +127,21 @@ def test_an_answer_of_a_chat_begins_with_its_space(llama: Served) -> None:
         body = ask_for(TIME, messages=messages, **more)
         (choice,) = llama.post(CHAT, body).json["choices"]
         assert choice["message"]["content"] == " time time"
+
+
+def test_stop_strings_that_hold_special_tokens_end_answers_over_http(server: Served) -> None:
+    body = ask_for(2, prompt="12 + 30 =", ignore_eos=True, max_tokens=6)
+    cases = {
+        "<|im_end|>": (1, {}),
+        "<|im_end|><|im_end|>": (2, {"skip_special_tokens": False}),
+        "<|im_end|><|im_end|><|im_end|>": (3, {"stream": True}),
+    }
+    for stop, (count, more) in cases.items():
+        answer = server.post(TEXT, body | {"stop": stop} | more)
+        if not more.get("stream"):
+            assert answer.json["usage"]["completion_tokens"] == count
+        choices = answer.events if more.get("stream") else [answer.json]
+        last = choices[-1]["choices"][0]
+        assert (last["text"], last["finish_reason"], last["stop_reason"]) == ("", "stop", stop)
+    kept = server.post(TEXT, body | {"stop": "<|im_end|>", "include_stop_str_in_output": True})
+    assert kept.json["choices"][0]["text"] == "<|im_end|>"

@@ -11,9 +11,9 @@ from headstock.errors import PluginBroken
 from headstock.outputs import CompletionOutput, TokenLogprob, ToolCall, Update
 from headstock.sampling_params import SamplingParams
 from headstock.text.answer import AnswerDivider, AnswerFormat, join_calls
-from headstock.text.detokenizer import Detokenizer
+from headstock.text.detokenizer import REPLACEMENT, Detokenizer
 from headstock.text.logprobs import LogprobReader, LogprobTable, ReadTable
-from headstock.text.stop import StopStringMatcher
+from headstock.text.stop import StopMatch, StopStringMatcher
 from headstock.text.tokenizer import Tokenizer
 
 
@@ -48,7 +48,15 @@ class CompletionBuilder:
             prompt=prompt,
         )
         self.reader = None if params.logprobs is None else LogprobReader(self.detokenizer)
-        self.matcher = StopStringMatcher(params.stop, include=params.include_stop_str_in_output)
+        self.matcher = StopStringMatcher(
+            params.stop,
+            include=params.include_stop_str_in_output,
+            special_tokens={
+                text: token
+                for text, token in tokenizer.find_special_tokens(params.stop).items()
+                if token in self.detokenizer.skipped_ids
+            },
+        )
         self.joined = JoinedPieces()
         self.num_tokens = 0  # counted where stop strings may end the completion
         self.cumulative_logprob: float | None = None if params.logprobs is None else 0.0
@@ -129,8 +137,7 @@ class CompletionBuilder:
                 and update.stop_token is not None
                 and not self.matcher.include
             )
-            piece = self._read(token, entry, is_silent=is_silent)
-            match = self.matcher.add_text(piece, can_stop=self.can_stop)
+            match = self._match_token(token, self._read(token, entry, is_silent=is_silent))
             pieces.append(match.text)
             if match.stop is not None:
                 self._flush()
@@ -151,6 +158,16 @@ class CompletionBuilder:
     def _flush(self) -> str:
         """The rest of the text."""
         return self.detokenizer.flush() if self.reader is None else self.reader.flush()
+
+    def _match_token(self, token: int, piece: str) -> StopMatch:
+        """The text that may go out after `token`, which made `piece` certain."""
+        if token not in self.matcher.marks:
+            return self.matcher.add_text(piece, can_stop=self.can_stop)
+        # The token ends a run of bytes where it is shown; an unfinished character has no text yet.
+        rest = self.detokenizer.peek()
+        return self.matcher.add_special_token(
+            token, "" if REPLACEMENT in rest else rest, can_stop=self.can_stop
+        )
 
     @property
     def can_stop(self) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Callable, Iterable, Sequence
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from itertools import product
 from pathlib import Path
@@ -115,6 +117,20 @@ class Tokenizer:
         """The ids of the tokens that are these texts, as far as there are any."""
         ids = map(self.backend.token_to_id, texts)
         return frozenset(token for token in ids if token is not None)
+
+    def find_special_tokens(self, texts: Iterable[str]) -> dict[str, int]:
+        """The special tokens whose texts `texts` hold, and their ids."""
+        pattern = self._special_pattern
+        found = (
+            [] if pattern is None else [each for text in texts for each in pattern.findall(text)]
+        )
+        return {text: self.special_tokens[text] for text in found}
+
+    @cached_property
+    def _special_pattern(self) -> re.Pattern[str] | None:
+        """Finds special tokens in a text; of several at one place the longest, as tokenizers do."""
+        texts = sorted(filter(None, self.special_tokens), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def find_id(self, text: str) -> int | None:
         """The id of the token that is this text; None where there is none."""
