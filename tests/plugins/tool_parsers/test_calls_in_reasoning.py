@@ -75,10 +75,15 @@ def divide(divider: AnswerDivider, pieces: list[str]) -> Parts:
         # text that a call may follow yet, or a mark
         ("hermes", "hm\n<tool_call>", ("hm\n<tool_call>", "", [])),
         ("hermes", 'hm\n<tool_call>\n{"name": "no', ('hm\n<tool_call>\n{"name": "no', "", [])),
-        ("hermes", 'hm\n<tool_call>\n{"name": "now",', ("hm", "", [("now", "")])),
+        (
+            "hermes",
+            'hm\n<tool_call>\n{"name": "get", "arguments": {"city": "',
+            ("hm", "", [("get", '{"city": "')]),
+        ),
         ("hermes", "hm\n<tool_call>\n</think>\nHi", ("hm\n<tool_call>", "Hi", [])),
-        # a second opening counts where the first one does not
-        ("hermes", f"hm\n<tool_call>\n{HERMES}", ("hm\n<tool_call>", "", CALLED)),
+        # an opening may be written twice, and a second one counts where the first one does not
+        ("hermes", f"hm\n<tool_call>\n{HERMES}", ("hm", "", CALLED)),
+        ("hermes", f"hm\n<tool_call>\nso\n{HERMES}", ("hm\n<tool_call>\nso", "", CALLED)),
     ],
 )
 def test_an_opening_on_a_line_of_its_own_begins_a_call(
@@ -142,7 +147,8 @@ def test_what_looks_like_a_call_is_held_back_no_longer_than_it_may_be_one() -> N
     divider = make_divider("hermes")
     assert read("hm\n<tool_call>\n") == DividedText("hm")
     assert read('{"name": "') == DividedText()
-    assert read('other", ').reasoning == '\n<tool_call>\n{"name": "other", '
+    rest = 'other", "arguments": {}'
+    assert read(rest).reasoning == '\n<tool_call>\n{"name": "' + rest
     divider = make_divider("hermes")
     held = '<tool_call>\n{"a": "'
     assert read(held) == DividedText()

@@ -74,11 +74,21 @@ class ForcedCallParser(ToolParser):
 
     def finish(self) -> list[ToolEvent]:
         """The rest; the end of the call if it is whole."""
-        try:
-            json.loads(self.text)
-        except ValueError:
-            return self._list_events(len(self.text))
+        if not self._is_whole():
+            events = self._list_events(len(self.text))
+            is_call = self.is_open or not self.text
+            return events if is_call else [ToolEvent(ToolEventKind.CONTENT, self.text)]
         return [*self._list_events(self._count_certain()), ToolEvent(ToolEventKind.END)]
+
+    def _is_whole(self) -> bool:
+        """Whether the text is a call with an object of arguments."""
+        try:
+            value = json.loads(self.text)
+        except (ValueError, RecursionError):
+            return False
+        if not self.name:
+            value = value.get("parameters") if OPENING.match(self.text) else None
+        return isinstance(value, dict)
 
     def _count_certain(self) -> int:
         """The characters that are no part of the end of the object around name and arguments."""
@@ -93,7 +103,7 @@ class ForcedCallParser(ToolParser):
         events = []
         if not self.is_open:
             opening = None if self.name else OPENING.match(self.text)
-            if opening is None and not (self.name and self.text):
+            if opening is None and not (self.name and self.text.lstrip().startswith("{")):
                 return []
             self.is_open = True
             self.num_sent = 0 if opening is None else opening.end()

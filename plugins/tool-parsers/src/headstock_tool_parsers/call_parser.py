@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 
 from headstock.spi import Tool, ToolEvent, ToolEventKind, ToolParser
-from headstock_tool_parsers.json_text import CallReader, Reading
+from headstock_tool_parsers.call_reader import CallReader
+from headstock_tool_parsers.json_reader import Reading
 
 BLANK = " \t\r\n"
+AFTER_CALL = re.compile(r"[\s,;}\]]*")
+"""What may lie between two calls, or between a call and its closing mark."""
 
 
 class CallParser(ToolParser):
@@ -17,10 +21,13 @@ class CallParser(ToolParser):
     A state takes what is certain from the front of `buffer`. It returns True when the next state
     should look at the rest, and False when more text must come.
 
-    opening: what was taken since a call may have begun; content, if it turns out to be none
+    closers: marks that may end a call
+    opening: what was taken and no event stands for; content, if it turns out to be no call
+    is_list: whether the call is in a list
     """
 
     marks: tuple[str, ...] = ()
+    closers: tuple[str, ...] = ()
     argument_keys: tuple[str, ...] = ("arguments", "parameters")
 
     def __init__(self, tools: Sequence[Tool]) -> None:
@@ -29,8 +36,9 @@ class CallParser(ToolParser):
         self.opening = ""
         self.events: list[ToolEvent] = []
         self.state: Callable[[], bool] = self.read_text
-        self.reader = CallReader(())
-        self.is_beside_call = False
+        self.next_marks: tuple[str, ...] = ()
+        self.reader = CallReader()
+        self.is_beside_call = self.is_list = False
 
     def feed(self, text: str) -> list[ToolEvent]:
         """The events that `text` makes certain."""
@@ -41,22 +49,19 @@ class CallParser(ToolParser):
 
     def finish(self) -> list[ToolEvent]:
         """The events of what was held back."""
-        if self.state == self.read_call and self.reader.end_early():
+        if self.state == self.read_call:
+            if self.reader.end_early() or self.reader.break_off():
+                self.opening = ""
             self.events += self.reader.take_events()
-        if self.opening:
-            self.add_content(self.opening + self.buffer)
-        elif self.holds_text and not (self.is_beside_call and self.buffer.isspace()):
-            self.add_content(self.buffer)
+        if self.state == self.end_call:
+            self.buffer = self.drop_gap()
+        self.add_content(self.opening + self.buffer)
+        self.opening = self.buffer = ""
         return self._take_events()
 
     def _take_events(self) -> list[ToolEvent]:
         events, self.events = self.events, []
         return events
-
-    @property
-    def holds_text(self) -> bool:
-        """Whether what is held back is text, and not what follows a call."""
-        return self.state == self.read_text
 
     @property
     def names(self) -> frozenset[str] | None:
@@ -74,6 +79,7 @@ class CallParser(ToolParser):
             self.buffer = self.buffer[len(before) :]
             # White space before a call is dropped with the mark, and kept where there is none.
             self.take(start - len(before) + len(mark))
+            self.is_list = False
             return self.go_to(self.begin_call)
         kept = count_partial(self.buffer, self.marks)
         certain = self.buffer[: len(self.buffer) - kept].rstrip()
@@ -85,37 +91,74 @@ class CallParser(ToolParser):
     def begin_call(self) -> bool:
         """What comes right after a mark."""
 
+    def begin_object(self) -> bool:
+        """What follows a mark: an object, or a list of them."""
+        if not self.skip():
+            return False
+        if self.buffer[0] == "[" and not self.is_list:
+            self.is_list = True
+            self.take(1)
+            return True
+        return self.read_object() if self.buffer[0] == "{" else self.give_up()
+
     def read_call(self) -> bool:
-        """A call as a JSON object; `end_call` follows, or text when it is none."""
+        """A call as JSON; `end_call` follows, or text when it is none."""
         for position, char in enumerate(self.buffer):
             reading = self.reader.add(char)
             if reading is Reading.PART:
                 continue
             # Models forget the last bracket: a call is one without it.
             is_ended = reading is Reading.LAST or self.reader.end_early()
-            is_call = self._note_call(position)
-            if is_ended:
-                self.is_beside_call = True
-                if reading is Reading.LAST:
-                    self.buffer = self.buffer[1:]
-                return self.go_to(self.end_call)
-            # Only what comes now is looked at again: going back to the mark could take as long as
-            # the answer squared.
-            return self.go_to(self.read_text) if is_call else self.give_up()
+            self._note_call(position + (reading is Reading.LAST))
+            if not is_ended:
+                # Only what comes now is looked at again: going back to the mark could take as long
+                # as the answer squared.
+                return self.give_up()
+            self.buffer, self.opening = self.opening + self.buffer, ""
+            self.is_beside_call = True
+            return self.go_to(self.end_call)
         self._note_call(len(self.buffer))
         return False
 
-    def _note_call(self, count: int) -> bool:
-        """Take what the reader has read; whether it is certain to be a call."""
+    def _note_call(self, count: int) -> None:
+        """Take what the reader has read."""
         self.events += self.reader.take_events()
         self.take(count)
         if self.reader.is_call:
-            self.opening = ""
-        return self.reader.is_call
+            self.opening = self.opening[len(self.opening) - self.reader.num_held :]
+            self.is_beside_call = False
 
-    @abstractmethod
     def end_call(self) -> bool:
-        """What comes right after a whole call."""
+        """What comes right after a whole call: its closing mark, the next call, or text."""
+        gap = AFTER_CALL.match(self.buffer)
+        length = gap.end() if gap else 0
+        end_of_list = self.buffer.find("]", 0, length)
+        if self.is_list and end_of_list >= 0:
+            self.is_list = False
+            self.buffer = self.buffer[end_of_list + 1 :]
+            return True
+        found = match_mark(self.buffer[length:], (*self.next_marks, *self.closers, *self.marks))
+        if found is None:
+            return False
+        mark, end = found
+        if mark in self.closers:
+            self.buffer = self.buffer[length + end :]
+            return self.go_to(self.after_close)
+        if mark in self.next_marks:
+            self.take(length)
+            return self.read_object()
+        if mark:
+            self.buffer = self.buffer[length:]
+        return self.go_to(self.read_text)
+
+    def after_close(self) -> bool:
+        """More closing marks, which models write twice or in another order, or text."""
+        rest = self.buffer.lstrip()
+        found = match_mark(rest, self.closers)
+        if found is None:
+            return False
+        self.buffer = rest[found[1] :]
+        return True if found[0] else self.go_to(self.read_text)
 
     # for states
 
@@ -126,13 +169,18 @@ class CallParser(ToolParser):
 
     def read_object(self) -> bool:
         """Read a call as a JSON object; always True."""
-        self.reader = CallReader(self.argument_keys, self.names)
+        self.reader, self.next_marks = CallReader(self.argument_keys, self.names), ("{",)
+        return self.go_to(self.read_call)
+
+    def read_arguments(self, name: str) -> bool:
+        """Read the arguments of a call as a JSON object; always True."""
+        self.reader, self.next_marks = CallReader(name=name), ()
         return self.go_to(self.read_call)
 
     def give_up(self) -> bool:
         """What was taken is no call; always True."""
         self.add_content(self.opening)
-        self.opening = ""
+        self.opening, self.is_list = "", False
         return self.go_to(self.read_text)
 
     def take(self, count: int) -> None:
@@ -156,12 +204,23 @@ class CallParser(ToolParser):
             self.is_beside_call = False
             self.events.append(ToolEvent(ToolEventKind.CONTENT, text))
 
-    def drop_close(self, mark: str) -> bool:
-        """Drop a closing mark, then go on with text; False while it may be incomplete."""
-        if not self.skip() or (self.buffer != mark and mark.startswith(self.buffer)):
+    def drop_gap(self) -> str:
+        """What is held back behind a call, or nothing where it may belong to the call."""
+        rest = AFTER_CALL.sub("", self.buffer, count=1)
+        is_closer = any(mark.startswith(rest) for mark in self.closers)
+        return "" if is_closer or not rest else self.buffer
+
+    def skip_second_mark(self) -> bool:
+        """Pass over a first mark that is written twice; False where more text must come."""
+        if not self.skip():
             return False
-        self.buffer = self.buffer.removeprefix(mark)
-        return self.go_to(self.read_text)
+        found = match_mark(self.buffer, self.marks[:1])
+        if found is None:
+            return False
+        if found[0] and self.opening.count(found[0]) == 1:
+            self.take(found[1])
+            return self.skip()
+        return True
 
 
 def find_first(text: str, marks: Sequence[str]) -> tuple[int, str]:
@@ -175,3 +234,21 @@ def count_partial(text: str, marks: Sequence[str]) -> int:
         if any(mark.startswith(text[-length:]) for mark in marks if len(mark) > length):
             return length
     return 0
+
+
+def match_mark(text: str, marks: Sequence[str]) -> tuple[str, int] | None:
+    """The mark that `text` begins with and the position behind it; "" and 0 for none of them, and
+    None where more text must come. Blanks before the last ">" of a mark do not matter.
+    """
+    is_part = False
+    for mark in marks:
+        if text.startswith(mark):
+            return mark, len(mark)
+        stem = mark.removesuffix(">")
+        if stem != mark and text.startswith(stem):
+            rest = text[len(stem) :].lstrip()
+            if rest.startswith(">"):
+                return mark, len(text) - len(rest) + 1
+            is_part = is_part or not rest
+        is_part = is_part or mark.startswith(text)
+    return None if is_part else ("", 0)

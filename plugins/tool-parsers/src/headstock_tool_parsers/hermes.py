@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from headstock_tool_parsers.call_parser import BLANK, CallParser
+from headstock_tool_parsers.call_parser import CallParser
 
 
 class HermesParser(CallParser):
-    """Each call is a JSON object between two tags."""
+    """Each call is a JSON object between two tags; some models write several there."""
 
     marks = ("<tool_call>",)
+    closers = ("</tool_call>",)
     call_openings = ("<tool_call>\n",)
 
     def begin_call(self) -> bool:
-        """The object."""
-        return self.read_object()
-
-    def end_call(self) -> bool:
-        """The closing tag; some models leave it out, or close the object twice before it."""
-        return self.skip(BLANK + "}") and self.drop_close("</tool_call>")
+        """The object, or a list of them."""
+        return self.skip_second_mark() and self.begin_object()

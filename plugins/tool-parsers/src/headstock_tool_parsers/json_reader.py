@@ -99,14 +99,16 @@ class JsonReader:
             return Reading.PART
         return self._add_mark(char)
 
-    def break_off(self) -> None:
-        """Spell what is held of a number or a word, when no more follows."""
+    def break_off(self) -> bool:
+        """Spell what is held of a number or word, when no more follows; False where it is none."""
         word = self._word
-        if word and (
-            NUMBER_START.fullmatch(word)
-            or any(name.startswith(word) for name in ("true", "false", "null"))
+        if NUMBER_START.fullmatch(word) or any(
+            name.startswith(word) for name in ("true", "false", "null")
         ):
-            self._spell(self._comma + word)
+            if word:
+                self._spell(self._comma + word)
+            return True
+        return any(name.startswith(word) for name in WORDS)
 
     def _spell(self, text: str) -> None:
         self._spelled.append(text)

@@ -10,7 +10,7 @@ from headstock_tool_parsers.call_parser import BLANK, CallParser
 
 class Llama3JsonParser(CallParser):
     """An answer that begins with an object is a call, and so is an object after the tag; several
-    are divided by semicolons or commas.
+    are divided by semicolons or commas, or lie in a list.
 
     There is no closing mark, and people ask for JSON as well: only the names of tools that the
     request offers make an object a call.
@@ -29,29 +29,16 @@ class Llama3JsonParser(CallParser):
         """The tools of the request."""
         return frozenset(self.tools)
 
-    @property
-    def holds_text(self) -> bool:
-        """Whether what is held back is text."""
-        return super().holds_text or self.state == self.begin_answer
-
     def begin_answer(self) -> bool:
         """The first character that is no white space decides."""
         rest = self.buffer.lstrip(BLANK)
         if not rest:
             return False
-        if rest[0] != "{":
+        if rest[0] not in "{[":
             return self.go_to(self.read_text)
         self.take(len(self.buffer) - len(rest))
-        return self.read_object()
+        return self.go_to(self.begin_object)
 
     def begin_call(self) -> bool:
-        """What follows a tag: an object, or code, which is text here."""
-        if not self.skip():
-            return False
-        return self.read_object() if self.buffer[0] == "{" else self.give_up()
-
-    def end_call(self) -> bool:
-        """Another object, another tag, or text; small models close the object twice."""
-        if not self.skip(BLANK + "};,"):
-            return False
-        return self.read_object() if self.buffer[0] == "{" else self.go_to(self.read_text)
+        """What follows a tag: objects, or code, which is text here."""
+        return self.begin_object()

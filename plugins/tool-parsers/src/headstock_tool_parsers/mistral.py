@@ -5,16 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headstock.spi import Tool, ToolEvent, ToolEventKind
-from headstock_tool_parsers.call_parser import BLANK, CallParser, count_partial
-from headstock_tool_parsers.json_text import Reading, ValueScanner
+from headstock.spi import Tool
+from headstock_tool_parsers.call_parser import CallParser, match_mark
+from headstock_tool_parsers.call_reader import NAME
 
-NAME = re.compile(r"[A-Za-z0-9_.-]+")
+WORD = re.compile(r"\s*[A-Za-z0-9_.:/-]*\s*")
+MAX_WORD = 128
 ID, ARGUMENTS = "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser(CallParser):
-    """After the mark comes a list of objects, or a name and its arguments."""
+    """After the mark comes a list of objects, an object, or a name and its arguments."""
 
     marks = ("[TOOL_CALLS]",)
     call_openings = ("[TOOL_CALLS]",)
@@ -22,80 +23,47 @@ class MistralParser(CallParser):
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
         self.name = ""
-        self.scanner = ValueScanner()
 
     def begin_call(self) -> bool:
-        """A list, or a name."""
+        """Objects, or a name."""
         if not self.skip():
             return False
-        if self.buffer[0] == "[":
-            self.take(1)
-            return self.go_to(self.begin_object)
-        self.name = ""
-        return self.go_to(self.read_name) if NAME.match(self.buffer) else self.give_up()
-
-    def begin_object(self) -> bool:
-        """The first object of a list."""
-        if not self.skip():
-            return False
-        return self.read_object() if self.buffer[0] == "{" else self.give_up()
-
-    def end_call(self) -> bool:
-        """The next object of a list, its end, or text."""
-        if not self.skip(BLANK + ","):
-            return False
-        if self.buffer[0] == "{":
-            return self.read_object()
-        self.buffer = self.buffer.removeprefix("]")
-        return self.go_to(self.read_text)
+        return self.go_to(self.begin_object if self.buffer[0] in "[{" else self.read_name)
 
     def read_name(self) -> bool:
         """A name, up to what follows it."""
-        name = NAME.match(self.buffer)
-        if name is not None:
-            self.name += name[0]
-            self.take(name.end())
-        rest = self.buffer
-        if not rest:
+        word, mark = self._take_word((ARGUMENTS, ID, "{"))
+        if mark is None:
             return False
-        for mark, following in ((ARGUMENTS, self.begin_arguments), (ID, self.skip_id)):
-            if rest.startswith(mark):
-                self.take(len(mark))
-                return self.go_to(following)
-            if mark.startswith(rest):
-                return False
-        return self.go_to(self.begin_arguments)
+        if not mark or not NAME.fullmatch(word):
+            return self.give_up()
+        self.name = word
+        return self.go_to(self.skip_id if mark == ID else self.begin_arguments)
 
     def skip_id(self) -> bool:
         """The model's own id of a call, which nothing reads."""
-        before, mark, _ = self.buffer.partition(ARGUMENTS)
-        if mark:
-            self.take(len(before) + len(mark))
-            return self.go_to(self.begin_arguments)
-        self.take(len(self.buffer) - count_partial(self.buffer, (ARGUMENTS,)))
-        return False
+        _, mark = self._take_word((ARGUMENTS,))
+        if mark is None:
+            return False
+        return self.go_to(self.begin_arguments) if mark else self.give_up()
 
     def begin_arguments(self) -> bool:
         """The object with the arguments begins; the mark before it is left out at times."""
         if not self.skip():
             return False
-        if self.buffer[0] != "{":
-            return self.give_up()
-        self.events.append(ToolEvent(ToolEventKind.CALL, self.name))
-        self.opening, self.scanner = "", ValueScanner()
-        return self.go_to(self.read_arguments)
+        return self.read_arguments(self.name) if self.buffer[0] == "{" else self.give_up()
 
-    def read_arguments(self) -> bool:
-        """The arguments, as they come."""
-        for position, char in enumerate(self.buffer, start=1):
-            if self.scanner.add(char) is Reading.LAST:
-                self.events += [
-                    ToolEvent(ToolEventKind.ARGUMENTS, self.buffer[:position]),
-                    ToolEvent(ToolEventKind.END),
-                ]
-                self.is_beside_call = True
-                self.buffer = self.buffer[position:]
-                return self.go_to(self.read_text)
-        self.events.append(ToolEvent(ToolEventKind.ARGUMENTS, self.buffer))
-        self.buffer = ""
-        return False
+    def _take_word(self, marks: Sequence[str]) -> tuple[str, str | None]:
+        """A word, and which of the marks comes after it, both taken but for a bracket.
+
+        The mark is "" for none, and None where more text must come.
+        """
+        word = WORD.match(self.buffer)
+        end = word.end() if word else 0
+        found = match_mark(self.buffer[end:], marks)
+        name = self.buffer[:end].strip()
+        if found is None and len(name) <= MAX_WORD:
+            return "", None
+        mark, length = found or ("", 0)
+        self.take(end + (length if mark != "{" else 0))
+        return name, mark

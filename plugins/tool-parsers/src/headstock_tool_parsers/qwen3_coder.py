@@ -3,118 +3,179 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 
 from headstock.spi import Tool, ToolEvent, ToolEventKind
 from headstock_tool_parsers.argument_types import ArgumentTypes
-from headstock_tool_parsers.call_parser import CallParser, count_partial
+from headstock_tool_parsers.call_parser import CallParser, match_mark
+from headstock_tool_parsers.call_reader import NAME
+from headstock_tool_parsers.value_end import (
+    CALL,
+    END_CALL,
+    END_FUNCTION,
+    END_PARAMETER,
+    FUNCTION,
+    MAX_WORD,
+    PARAMETER,
+    ValueEnd,
+    read_word,
+)
 
-FUNCTION, PARAMETER = "<function=", "<parameter="
-END_FUNCTION, END_PARAMETER = "</function>", "</parameter>"
-NAME = re.compile(r"[^<>\n]*")
+MAX_STRAY = 200
+"""Characters between the arguments of a call that may be no tags, blanks among them."""
 
 
 class Qwen3CoderParser(CallParser):
     """Arguments are text between tags. Their types are those of the tool's schema.
 
-    The outer tag is left out at times.
+    The outer tag is left out at times, and so are closing tags: the next tag ends what is open.
+    Arguments may be one JSON object in place of tags.
+
+    stray: text between the arguments of a call; content, once the call is over
     """
 
-    marks = ("<tool_call>", FUNCTION)
+    marks = (CALL, FUNCTION)
+    closers = (END_FUNCTION, END_CALL, END_PARAMETER)
     call_openings = ("<tool_call>\n",)
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)
-        self.name = self.key = self.value = ""
+        self.name = self.key = self.stray = ""
         self.num_arguments = 0
+        self.is_open = self.is_last = False  # whether the call has begun; no more text follows
+        self.types = ArgumentTypes({})
+        self.value_end = ValueEnd(self.tools, self.types)
+
+    def finish(self) -> list[ToolEvent]:
+        """The events of what was held back."""
+        self.is_last = True
+        while self.buffer and self.state():
+            pass
+        if self.state == self.begin_parameter:
+            is_tag = match_mark(self.buffer, (PARAMETER, CALL, *self.closers)) is None
+            if self.is_open:
+                self.buffer = self.stray + ("" if is_tag else self.buffer)
+            elif is_tag and self.name in self.tools and not self.stray:
+                self._begin_call()
+                self.buffer = ""
+        elif self.is_open and self.state in (self.read_key, self.read_value):
+            self.buffer = self.stray  # the argument is cut, and nothing shows what it would be
+        return super().finish()
 
     def begin_call(self) -> bool:
         """The inner tag."""
+        self.is_open = False
         if self.opening.endswith(FUNCTION):
-            self.name = ""
             return self.go_to(self.read_name)
-        if not self.skip():
+        if not self.skip_second_mark():
             return False
-        if self.buffer.startswith(FUNCTION):
-            self.take(len(FUNCTION))
-            return True
-        return False if FUNCTION.startswith(self.buffer) else self.give_up()
+        found = match_mark(self.buffer, (FUNCTION,))
+        if found is None:
+            return False
+        self.take(found[1])
+        return True if found[0] else self.give_up()
 
     def read_name(self) -> bool:
         """The name of the tool, up to the end of its tag."""
-        name = self._read_word()
-        self.name += name
-        self.take(len(name))
-        if not self.buffer:
+        word, end = read_word(self.buffer, blanks=True)
+        if end is None:
             return False
-        if self.buffer[0] != ">" or not self.name:
+        if not self.buffer.startswith(">", end) or not NAME.fullmatch(word):
             return self.give_up()
-        self.buffer, self.opening = self.buffer[1:], ""
-        self._add(ToolEventKind.CALL, self.name)
-        self._add(ToolEventKind.ARGUMENTS, "{")
-        self.num_arguments = 0
+        self.name, self.stray, self.num_arguments = word, "", 0
+        tool = self.tools.get(word)
+        self.types = ArgumentTypes({} if tool is None else tool.parameters)
+        self.take(end + 1)
         return self.go_to(self.begin_parameter)
-
-    def begin_parameter(self) -> bool:
-        """The next argument, or the end of the call."""
-        if not self.skip():
-            return False
-        for mark in (PARAMETER, END_FUNCTION):
-            if self.buffer.startswith(mark):
-                self.buffer = self.buffer[len(mark) :]
-                if mark == PARAMETER:
-                    self.key = self.value = ""
-                    return self.go_to(self.read_key)
-                self._add(ToolEventKind.ARGUMENTS, "}")
-                self._add(ToolEventKind.END)
-                self.is_beside_call = True
-                return self.go_to(self.end_call)
-            if mark.startswith(self.buffer):
-                return False
-        return self.go_to(self.read_text)
 
     def read_key(self) -> bool:
         """The name of an argument."""
-        word = self._read_word()
-        self.key += word
-        self.buffer = self.buffer[len(word) :]
-        if not self.buffer:
+        word, end = read_word(self.buffer)
+        if end is None:
             return False
-        self.buffer = self.buffer.removeprefix(">")
+        if end > MAX_WORD:
+            return self._abandon()
+        self.key = word
+        self._pass(end + self.buffer.startswith(">", end))
+        self.value_end = ValueEnd(self.tools, self.types)
         return self.go_to(self.read_value)
 
     def read_value(self) -> bool:
         """The text of an argument, which goes out when it is whole."""
-        value, mark, rest = self.buffer.partition(END_PARAMETER)
-        if mark:
-            self.value += value
-            self.buffer = rest
-            self._add_argument()
-            return self.go_to(self.begin_parameter)
-        kept = count_partial(self.buffer, (END_PARAMETER,))
-        self.value += self.buffer[: len(self.buffer) - kept]
-        self.buffer = self.buffer[len(self.buffer) - kept :]
-        return False
-
-    def end_call(self) -> bool:
-        """The closing tag."""
-        return self.drop_close("</tool_call>")
-
-    def _read_word(self) -> str:
-        match = NAME.match(self.buffer)
-        return match[0] if match else ""
-
-    def _add_argument(self) -> None:
-        """Give out an argument; a line break beside its tags is no part of it."""
-        text = self.value.removeprefix("\n").removesuffix("\n")
-        tool = self.tools.get(self.name)
-        types = ArgumentTypes({} if tool is None else tool.parameters)
-        value = types.spell_value(self.key, text)
+        found = self.value_end.find(self.buffer, is_last=self.is_last)
+        if found is None:
+            return False
+        length, end = found
+        # A line break beside the tags is no part of the value.
+        text = self.buffer[:length].removeprefix("\n").removesuffix("\n")
+        if not self.is_open:
+            self._begin_call()
         divider = ", " if self.num_arguments else ""
-        self.num_arguments += 1
         key = json.dumps(self.key, ensure_ascii=False)
+        value = self.types.spell_value(self.key, text)
         self._add(ToolEventKind.ARGUMENTS, f"{divider}{key}: {value}")
+        self.num_arguments += 1
+        self._pass(end)
+        return self.go_to(self.begin_parameter)
+
+    def begin_parameter(self) -> bool:
+        """The next argument, all of them as JSON, or the end of the call."""
+        num_blanks = len(self.buffer) - len(self.buffer.lstrip())
+        if num_blanks:
+            return self._add_stray(num_blanks) if self.stray else self._pass(num_blanks)
+        is_first = not self.is_open
+        found = match_mark(self.buffer, (PARAMETER, CALL, FUNCTION, *self.closers, "{"))
+        if found is None:
+            return False
+        mark, end = found
+        if mark == "{" and is_first and not self.stray:
+            return self.read_arguments(self.name)
+        if mark in ("", "{"):
+            next_tag = self.buffer.find("<", 1)
+            return self._add_stray(len(self.buffer) if next_tag < 0 else next_tag)
+        if mark in (CALL, FUNCTION):
+            return self.give_up() if is_first else self._end_function(mark)
+        # Text that quotes the format names no tool that is offered.
+        if is_first and (mark != PARAMETER or self.name in self.tools):
+            self._begin_call()
+        self._pass(end)
+        if mark == END_PARAMETER:
+            return True
+        return self.go_to(self.read_key) if mark == PARAMETER else self._end_function(mark)
+
+    def _add_stray(self, count: int) -> bool:
+        """Put characters aside that stand where a tag should be."""
+        self.stray += self.buffer[:count]
+        self._pass(count)
+        is_call = self.is_open or self.name in self.tools
+        return True if is_call and len(self.stray) <= MAX_STRAY else self._abandon()
+
+    def _abandon(self) -> bool:
+        """What follows is no part of the call, which has no end then."""
+        if not self.is_open:
+            return self.give_up()
+        self.buffer, self.stray = self.stray + self.buffer, ""
+        return self.go_to(self.read_text)
+
+    def _end_function(self, mark: str) -> bool:
+        """End the call at this tag; the next state looks at what is behind it."""
+        self._add(ToolEventKind.ARGUMENTS, "}")
+        self._add(ToolEventKind.END)
+        self.is_beside_call, self.is_open, self.next_marks = True, False, ()
+        self.add_content(self.stray.strip())
+        return self.go_to(self.end_call if mark == END_FUNCTION else self.after_close)
+
+    def _begin_call(self) -> None:
+        self._add(ToolEventKind.CALL, self.name)
+        self._add(ToolEventKind.ARGUMENTS, "{")
+        self.opening, self.is_open, self.is_beside_call = "", True, False
+
+    def _pass(self, count: int) -> bool:
+        """Pass over characters, which are kept until the call is one; always True."""
+        self.take(count)
+        if self.is_open:
+            self.opening = ""
+        return True
 
     def _add(self, kind: ToolEventKind, text: str = "") -> None:
         self.events.append(ToolEvent(kind, text))
