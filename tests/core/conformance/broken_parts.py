@@ -15,13 +15,17 @@ from headstock.spi import (
     Batch,
     Budget,
     CacheStats,
+    LayerConfig,
     Match,
+    ModelConfig,
+    Params,
     ParamSpec,
     Proposer,
     Role,
     Sample,
     Sampling,
     ScheduleDecision,
+    Stream,
     View,
     Weight,
 )
@@ -187,6 +191,110 @@ class PenaltiesIgnored(SettingsIgnored):
 
 class TargetsIgnored(SettingsIgnored):
     names = ("targets",)
+
+
+class TopKIgnored(SettingsIgnored):
+    names = ("top_k",)
+
+
+class TopPIgnored(SettingsIgnored):
+    names = ("top_p",)
+
+
+class MinPIgnored(SettingsIgnored):
+    names = ("min_p",)
+
+
+class RepetitionIgnored(SettingsIgnored):
+    names = ("repetition",)
+
+
+class PresenceIgnored(SettingsIgnored):
+    names = ("presence",)
+
+
+class FrequencyIgnored(SettingsIgnored):
+    names = ("frequency",)
+
+
+class BiasIgnored(SettingsIgnored):
+    names = ("bias",)
+
+
+class HeadMinPIgnored(TorchOps):
+    """Ignores min-p where scores and samples are one call."""
+
+    def lm_head_sample(
+        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
+    ) -> Sample:
+        return super().lm_head_sample(params, config, hidden, evolve(sampling, min_p=None))
+
+
+class OneSeed(TorchOps):
+    """Takes the seed of the first row for all."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        if sampling.seeds is not None:
+            sampling = evolve(sampling, seeds=sampling.seeds[:1].expand(len(logits)))
+        return super().sample(logits, sampling)
+
+
+class OnePosition(TorchOps):
+    """Takes the position of the first row for all."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        if sampling.positions is not None:
+            sampling = evolve(sampling, positions=sampling.positions[:1].expand(len(logits)))
+        return super().sample(logits, sampling)
+
+
+class SampleRowsCut(TorchOps):
+    """Samples the first 50 rows."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        logits[50:] = logits[:1]
+        return super().sample(logits, sampling)
+
+
+class SampleCallsCounted(TorchOps):
+    """Is greedy from the 400th call on."""
+
+    calls = 0
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        self.calls += 1
+        return super().sample(logits, sampling if self.calls < 400 else Sampling())
+
+
+class LinearTokensCut(TorchOps):
+    """Has products of the first 900 tokens alone."""
+
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
+        out = super().linear(x, weight, batch)
+        out[900:] = 0
+        return out
+
+
+class SequencesCut(TorchOps):
+    """Stores keys and values of the first 45 rows alone."""
+
+    def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
+        out = super().linear(x, weight, batch)
+        if batch is not None and len(batch.row_ids) > 45:
+            out[int(batch.query_start[45]) :] = 0
+        return out
+
+
+class LateLayersForgotten(TorchOps):
+    """Leaves out the feed-forward part from layer 23 on."""
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        return operation == "mlp" or super().takes(operation, config, layer)
+
+    def mlp(
+        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
+    ) -> Stream:
+        return x if layer.index >= 23 else super().mlp(x, params, config, layer, batch)
 
 
 def starve(view: View, budget: Budget) -> ScheduleDecision:

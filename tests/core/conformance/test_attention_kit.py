@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations, product
 
 import pytest
 from core.conformance.plain_attention import BROKEN, Plain, make_spec
+from core.conformance.sized_attention import SIZED
 
 from headstock.conformance.attention.checks import list_cases
+from headstock.conformance.attention.pairs import cover_pairs
 from headstock.conformance.case import CaseResult, Outcome, run_case
 from headstock.spi import DeviceEnv
 
+LARGE = ("every two claims", "many ", "long rows", " calls")
+"""Words of the cases that take longest."""
 CPU = DeviceEnv(device="cpu")
 
 
@@ -20,7 +25,9 @@ def check(backend: type[Plain]) -> Iterator[CaseResult]:
         make_spec(backend.__name__), CPU, make_backend=lambda spec, context: backend(context)
     )
     # From the last: those of state are dear to reach otherwise.
-    return map(run_case, reversed(cases))
+    plain = [case for case in cases if not any(word in case.name for word in LARGE)]
+    large = [case for case in cases if case not in plain]
+    return map(run_case, [*reversed(plain), *large])
 
 
 def test_a_right_backend_passes_every_case() -> None:
@@ -39,3 +46,25 @@ def test_a_wrong_backend_fails_and_its_fault_is_named(backend: type[Plain]) -> N
             break
     assert BROKEN[backend] in reasons[-1], reasons
     assert "\n" not in reasons[-1] and len(reasons[-1]) <= 400
+
+
+@pytest.mark.feature("R7")
+@pytest.mark.parametrize("backend", SIZED, ids=lambda backend: backend.__name__)
+def test_a_backend_that_is_right_for_small_steps_alone_fails(backend: type[Plain]) -> None:
+    name, said = SIZED[backend]
+    cases = list_cases(
+        make_spec(backend.__name__), CPU, make_backend=lambda spec, context: backend(context)
+    )
+    reasons = (run_case(case).reason for case in cases if name in case.name)
+    assert any(said in reason for reason in reasons)
+
+
+AXES = {"a": [1, 2, 3], "b": [True, False], "c": ["x"], "d": [None, 4, 5, 6]}
+
+
+def test_every_two_values_of_two_axes_are_in_a_combination() -> None:
+    chosen = cover_pairs(AXES)
+    assert len(chosen) < 3 * 2 * 4
+    for one, other in combinations(AXES, 2):
+        wanted = set(product(AXES[one], AXES[other]))
+        assert {(each[one], each[other]) for each in chosen} == wanted

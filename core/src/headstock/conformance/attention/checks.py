@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from attrs import evolve, field, frozen
+from attrs import evolve
 
 from headstock.conformance.attention import shared_prefix_cases
 from headstock.conformance.attention.cases import (
     AttentionCase,
-    around,
-    in_8_bits,
-    in_second_group,
-    make,
     make_latent,
 )
 from headstock.conformance.attention.comparison import check
 from headstock.conformance.attention.graph_checks import capture, list_graph_cases
+from headstock.conformance.attention.pairs import list_pairs
+from headstock.conformance.attention.shapes import (
+    DTYPES,
+    HEAD_DIMS,
+    LAYER,
+    PAGE_SIZES,
+    PLAIN,
+    RATIOS,
+    REGION,
+    CaseOptions,
+    Named,
+    Shape,
+    compare_case,
+)
+from headstock.conformance.attention.size_checks import list_size_cases
 from headstock.conformance.attention.state_checks import list_state_cases, row_lens
 from headstock.conformance.attention.subject import MakeBackend, Subject, sample_set
 from headstock.conformance.case import Case
@@ -33,78 +44,6 @@ from headstock.spi import (
     Phase,
 )
 from headstock.startup.assemble import make_attention_backend
-
-SCALE = 0.3
-"""Of scores: no function of a head dimension, so that a scale of the backend's own shows."""
-LAYER = LayerInfo(index=0, group=0, scale=SCALE)
-PAGE_SIZES = (16, 1, 3, 64, 128, 256)
-HEAD_DIMS = (64, 16, 128, 80, 256)
-RATIOS = (2, 1, 7, 4, 8)
-DTYPES = ("float32", "bfloat16", "float16")
-TAIL = 100.0
-"""What a row's last page holds past its end: the contract says that it is finite."""
-REGION = 1024
-"""Tokens of a region: a page that holds the longest row of a case."""
-CONTEXTS = (1, 2, 15, 16, 17, 33, 150)
-"""Lengths of rows where pages are not what is looked at."""
-REGION_CONTEXTS = (7, 90, 600)
-
-
-@frozen(kw_only=True)
-class Shape:
-    """The numbers of a case."""
-
-    page_size: int
-    head_dim: int
-    ratio: int
-    dtype: str
-    kv_heads: int = 3
-    layout: LayoutKind = LayoutKind.FULL
-    rope_dim: int = 0
-    kv_dtype: str = ""
-
-    def make(
-        self, phase: Phase, device: str, lens: list[tuple[int, int]] | None = None
-    ) -> AttentionCase:
-        """Rows of these lengths, or of `CONTEXTS`."""
-        is_latent = self.layout is LayoutKind.LATENT
-        kv_heads = 1 if is_latent else self.kv_heads
-        case = make(
-            phase,
-            lens or row_lens(phase, *(REGION_CONTEXTS if self.page_size == REGION else CONTEXTS)),
-            page_size=self.page_size,
-            heads=kv_heads * self.ratio,
-            kv_heads=kv_heads,
-            head_dim=self.head_dim,
-            dtype=getattr(torch, self.dtype),
-            device=device,
-            tail=TAIL,
-        )
-        if is_latent:
-            return make_latent(case, self.rope_dim)
-        if self.kv_dtype in ("", self.dtype):
-            return case
-        # A kernel of 8 bits may round queries too; these it leaves as they are.
-        narrow = case.q.to(getattr(torch, self.kv_dtype)).to(case.q.dtype)
-        return in_8_bits(evolve(case, q=narrow), 1.0, 1.0)
-
-
-@frozen(kw_only=True)
-class CaseOptions:
-    """What a case asks of a backend beyond its shape.
-
-    at_page_ends: whether rows end around the ends of pages, some of them long
-    """
-
-    layer: LayerInfo = LAYER
-    features: frozenset[Feature] = field(factory=frozenset)
-    with_lse: bool = False
-    contiguous: bool = False
-    groups: int = 1
-    at_page_ends: bool = False
-
-
-PLAIN = CaseOptions()
 
 
 def list_cases(
@@ -165,9 +104,6 @@ def is_served(subject: Subject, shape: Shape) -> bool:
     return subject.serves(case, contiguous=not subject.claims.paged)
 
 
-Named = tuple[str, Callable[[], object]]
-
-
 def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
     """The cases of one layout."""
     claims = subject.claims
@@ -182,13 +118,28 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
             )
     for text, work in list_state_cases(subject, shape.make, LAYER, contiguous=contiguous):
         yield f"{head}{text}", work
-    for text, work in list_graph_cases(subject, shape.make, LAYER):
+    yield from list_pairs(subject, shape, head)
+    # Sizes that backends know of are those of tokens: few heads make them cheap.
+    few = evolve(shape, kv_heads=1)
+    fewest = evolve(few, ratio=2)
+    if shape.layout is LayoutKind.LATENT and is_served(subject, fewest):
+        few = fewest
+    for text, work in list_size_cases(subject, few.make, LAYER, contiguous=contiguous):
         yield f"{head}{text}", work
+    for suffix, layer in (("", LAYER), *list_layers(claims.features)):
+        for text, work in list_graph_cases(subject, shape.make, layer):
+            yield f"{head}{text}{suffix}", work
     if Feature.SHARED_PREFIX in claims.features and Phase.DECODE in claims.phases:
-        for number, layout in enumerate(shared_prefix_cases.LAYOUTS):
+        layouts = shared_prefix_cases.LAYOUTS
+        for number, layout in enumerate(layouts):
             yield (
                 f"{head}decode: shared prefixes {number + 1}",
-                partial(compare_shared, subject, shape, layout),
+                partial(compare_shared, subject, shape, layout, LAYER),
+            )
+        for suffix, layer in list_layers(claims.features):
+            yield (
+                f"{head}decode: shared prefixes{suffix}",
+                partial(compare_shared, subject, shape, layouts[1], layer),
             )
         # A backend of revision 0 gets no prompts with shared prefixes.
         is_mixed = claims.graph is GraphSupport.ALWAYS and subject.spec.spi.revision > 0
@@ -197,6 +148,16 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
                 f"{head}extend: replays beside shared prefixes",
                 partial(replay_mixed, subject, shape),
             )
+
+
+def list_layers(features: frozenset[Feature]) -> Iterator[tuple[str, LayerInfo]]:
+    """Layers that ask for the features, each alone and both together."""
+    values = {Feature.SLIDING_WINDOW: {"window": 40}, Feature.SOFTCAP: {"softcap": 0.7}}
+    changes = [value for feature, value in values.items() if feature in features]
+    for change in changes:
+        yield f", {next(iter(change))}", evolve(LAYER, **change)
+    if len(changes) == len(values):
+        yield ", window and softcap", evolve(LAYER, window=40, softcap=0.7)
 
 
 def list_variants(
@@ -253,29 +214,11 @@ def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, 
         yield "LSE", shape, CaseOptions(with_lse=True, features=frozenset({Feature.LSE}))
 
 
-def compare_case(subject: Subject, shape: Shape, phase: Phase, options: CaseOptions) -> None:
-    """Compare what the backend writes with attention in float64."""
-    lens = around(phase, shape.page_size) if options.at_page_ends else None
-    case = shape.make(phase, subject.device, lens)
-    if options.groups == 2:
-        case = in_second_group(case)
-    layers = [evolve(options.layer, index=0)]
-    backend = subject.open(
-        case,
-        layers,
-        features=options.features,
-        contiguous=options.contiguous,
-        groups=options.groups,
-    )
-    check(backend, case, layers[0], with_lse=options.with_lse)
-    backend.close()
-
-
-def compare_shared(subject: Subject, shape: Shape, layout: Any) -> None:
+def compare_shared(subject: Subject, shape: Shape, layout: Any, layer: LayerInfo) -> None:
     """Compare a step whose rows share pages with attention of each row by itself."""
     case = make_shared(subject, shape, layout)
-    backend = subject.open(case, [LAYER], features=frozenset({Feature.SHARED_PREFIX}))
-    check(backend, case, LAYER)
+    backend = subject.open(case, [layer], features=frozenset({Feature.SHARED_PREFIX}))
+    check(backend, case, layer)
     backend.close()
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from headstock.conformance.attention.cases import AttentionCase
 from headstock.spi import LayerInfo
+
+MAX_QUERIES = 256
+"""Queries of a row that are computed at once."""
 
 
 def row_attention(
@@ -42,9 +46,18 @@ def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
     float32
     """
     queries = torch.split(case.q, case.step.host_query_lens.tolist())
-    rows = [
-        row_attention(*row, layer.scale, layer.window, layer.softcap)
-        for row in zip(queries, case.keys, case.values, strict=True)
+    parts = [
+        row_attention(part, keys[:stop], values[:stop], layer.scale, layer.window, layer.softcap)
+        for q, keys, values in zip(queries, case.keys, case.values, strict=True)
+        for part, stop in split_queries(q, len(keys))
     ]
-    answers, sums = zip(*rows, strict=True)
+    answers, sums = zip(*parts, strict=True)
     return torch.cat(answers).float(), torch.cat(sums).float()
+
+
+def split_queries(q: Tensor, context: int) -> Iterator[tuple[Tensor, int]]:
+    """A row's queries in parts, which bounds the scores held at once, and what each part sees."""
+    stop = context - len(q)
+    for part in q.split(MAX_QUERIES):
+        stop += len(part)
+        yield part, stop

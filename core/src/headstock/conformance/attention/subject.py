@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve, frozen
+from torch import Tensor
 
 from headstock import registry
-from headstock.conformance.attention.cases import AttentionCase, context_of, out_dim_of
+from headstock.conformance.attention.cases import (
+    MAX_ROWS,
+    MAX_SEQ_LEN,
+    AttentionCase,
+    context_of,
+    describe_pool,
+    out_dim_of,
+)
 from headstock.errors import CannotRun
 from headstock.selection.capabilities import resolve_capabilities
 from headstock.spi import (
@@ -84,32 +92,52 @@ class Subject:
         layers: Iterable[LayerInfo],
         *,
         graph: GraphSupport = GraphSupport.NEVER,
+        layer_pools: Mapping[int, Tensor] | None = None,
+        max_rows: int = MAX_ROWS,
+        max_seq_len: int = MAX_SEQ_LEN,
         **terms: Any,
     ) -> AttentionBackend:
         """A backend for the case's pool, asked first whether it serves such a model here.
 
         graph: what the case needs
+        layer_pools: by layer, where each has a pool of its own
         terms: as in `make_query`
         raises: CannotRun, PluginBroken
         """
-        context = context_of(case, registry.make_options(self.spec, self.opt))
+        context = context_of(
+            case,
+            registry.make_options(self.spec, self.opt),
+            max_rows=max_rows,
+            max_seq_len=max_seq_len,
+        )
         infos = {layer.index: evolve(layer, out_dim=out_dim_of(case)) for layer in layers}
         windows = [layer.window for layer in infos.values() if layer.window is not None]
         # pages keep all that some layer sees
         window = max(windows) if len(windows) == len(infos) else None
-        query = self.make_query(context, window=window, **terms)
+        features = terms.pop("features", frozenset()) | find_features(infos.values())
+        query = self.make_query(context, window=window, features=features, **terms)
         resolved = self.resolve(query)
         if resolved.graph < graph:
             raise CannotRun(f"graphs are {resolved.graph.name} here, and {graph.name} is wanted")
-        pool, part = context.pools[0], context.kv[0]
+        pools = layer_pools or dict.fromkeys(infos, case.pool)
+        parts = {index: describe_pool(evolve(case, pool=pool))[1] for index, pool in pools.items()}
         made = evolve(
             context,
             query=query,
             layers=infos,
-            pools=dict.fromkeys(infos, pool),
-            kv={index: evolve(part, group=layer.group) for index, layer in infos.items()},
+            pools=dict(pools),
+            kv={index: evolve(parts[index], group=each.group) for index, each in infos.items()},
         )
         return self.make(self.spec, made)
+
+
+def find_features(layers: Iterable[LayerInfo]) -> frozenset[Feature]:
+    """The features that layers ask for."""
+    asked_features = {
+        Feature.SLIDING_WINDOW: any(layer.window is not None for layer in layers),
+        Feature.SOFTCAP: any(layer.softcap > 0 for layer in layers),
+    }
+    return frozenset(feature for feature, is_asked in asked_features.items() if is_asked)
 
 
 def sample_set(numbers: IntSet, candidates: Iterable[int], most: int) -> list[int]:

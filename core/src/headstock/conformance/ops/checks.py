@@ -17,12 +17,15 @@ from headstock.conformance.model.paged import Paged
 from headstock.conformance.ops.cases import batch_of
 from headstock.conformance.ops.models import (
     EPS,
+    EXPERTS,
     Weights,
     draw_weights,
     list_configs,
+    make_deep,
     make_latent_config,
     make_plain,
     make_state_config,
+    with_experts,
 )
 from headstock.conformance.ops.sampling import (
     SETTINGS,
@@ -30,6 +33,12 @@ from headstock.conformance.ops.sampling import (
     check_processors,
     check_rules,
     check_sampling,
+)
+from headstock.conformance.ops.settings import (
+    NUM_CALLS,
+    check_each_setting,
+    check_head,
+    check_many_calls,
 )
 from headstock.errors import CannotRun
 from headstock.nn.decoder import forward
@@ -49,6 +58,8 @@ from headstock.spi import (
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENS = (1, 2, 7, 33)
 """Tokens of a step."""
+MANY_TOKENS = (310, 2100)
+NUM_SEQUENCES = 70
 ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 """What every set may be off by, as a share of the largest number, beside twice what torch is off
 by in this type.
@@ -107,6 +118,15 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             yield name, partial(check_model, subject, config, types[0])
         for dtype in types[1:]:
             yield dtype, partial(check_model, subject, make_plain(), dtype)
+        for name, config in (
+            ("many tokens", make_plain()),
+            ("many tokens of experts", with_experts(make_plain(), EXPERTS)),
+            ("many layers", make_deep()),
+        ):
+            sizes = (9,) if name == "many layers" else MANY_TOKENS
+            yield name, partial(check_model, subject, config, types[0], sizes)
+        if subject.device == "cpu" and "float32" in claims.dtypes:
+            yield "many sequences", partial(check_sequences, subject, make_plain())
         yield "nothing else is written", partial(check_inputs, subject, types[0])
     for kind, config in (
         (LayoutKind.LATENT, make_latent_config()),
@@ -114,21 +134,28 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     ):
         if kind in claims.layouts:
             yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
+            yield f"{kind.value} KV, many sequences", partial(check_sequences, subject, config)
+    if "float32" in claims.dtypes:
+        yield "sampling: scores and samples in one call", partial(run_check, subject, check_head)
     for name, settings in SETTINGS.items():
         yield f"sampling: {name}", partial(run_sampling, subject, settings)
     for name, check in (
         ("mask", check_mask),
         ("processors", check_processors),
         ("bans, biases, penalties", check_rules),
+        ("each setting, for many rows", check_each_setting),
+        (f"{NUM_CALLS} calls", check_many_calls),
     ):
         yield f"sampling: {name}", partial(run_check, subject, check)
 
 
-def check_model(subject: Subject, config: ModelConfig, dtype_name: str) -> None:
+def check_model(
+    subject: Subject, config: ModelConfig, dtype_name: str, sizes: Sequence[int] = TOKENS
+) -> None:
     """Steps of a model agree with torch's operations in float32, as far as torch's do."""
     dtype: torch.dtype = getattr(torch, dtype_name)
     weights = draw_weights(config, dtype, subject.device)
-    for tokens in TOKENS:
+    for tokens in sizes:
         ours, theirs = (
             run_step(ops, config, weights, make_batch(config, tokens, dtype, subject.device))
             for ops in (subject.make(), TorchOps())
@@ -290,6 +317,33 @@ def check_chunks(subject: Subject, config: ModelConfig) -> None:
     worst = share_off(*scores)
     most = ROUNDING[torch.float32] + subject.loss
     assert worst <= most, f"scores are off by {worst:.1e} of the largest, {most:.1e} is allowed"
+
+
+def check_sequences(subject: Subject, config: ModelConfig) -> None:
+    """Steps of many rows, of any lengths, agree with torch's.
+
+    raises: CannotRun on a GPU: what drives it is on the CPU
+    """
+    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
+        raise CannotRun("it is checked on a CPU and in float32 alone")
+    weights = draw_weights(config, torch.float32, "cpu")
+    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+    prompts = {
+        row: [(11 * at + row) % config.vocab for at in range(1 + 5 * row % 7)]
+        for row in range(NUM_SEQUENCES)
+    }
+    scores = []
+    for ops in (subject.make(), TorchOps()):
+        params = weights.prepare(ops)
+        paged = Paged.new(model, config, params, ops, sequences=NUM_SEQUENCES, length=12)
+        last = {row: [row % config.vocab] for row in reversed(prompts)}
+        scores.append(torch.cat([paged.step(prompts), paged.step(last)]))
+    worst = share_off(*scores)
+    most = ROUNDING[torch.float32] + subject.loss
+    assert worst <= most, (
+        f"scores of {NUM_SEQUENCES} sequences are off by {worst:.1e} of the largest, {most:.1e} "
+        "is allowed"
+    )
 
 
 def run_sampling(subject: Subject, settings: Mapping[str, object]) -> None:

@@ -45,6 +45,11 @@ def make_plain() -> ModelConfig:
     return evolve(config_of(SHAPE), norm_eps=EPS)
 
 
+def make_deep() -> ModelConfig:
+    """A plain decoder of many layers."""
+    return evolve(config_of(evolve(SHAPE, layers=40)), norm_eps=EPS)
+
+
 def with_experts(config: ModelConfig, experts: Experts) -> ModelConfig:
     """The decoder with mixtures of experts in all layers but the first."""
     first, *others = config.layers
