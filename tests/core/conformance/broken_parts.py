@@ -95,6 +95,55 @@ class PagesLost(RadixCache):
         return [pages[:-1] for pages in super().evict(index, group, count)]
 
 
+class MatchHolds(RadixCache):
+    """Holds what it matches from the 30th match on."""
+
+    matches = 0
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        found = super().match_prefix(index, keys, namespace)
+        self.matches += 1
+        if self.matches > 30:
+            self.hold(index, found.handle)
+        return found
+
+
+class EvictAllKeepsOne(RadixCache):
+    """Keeps a page when it evicts more than 25."""
+
+    def evict_all(self, index: Any) -> Sequence[Ints]:
+        return [
+            self.evict(index, group, count - (count > 25))[group]
+            for group in range(1)
+            for count in [self.count_evictable(index, group)]
+        ]
+
+
+class LatePagesWrong(RadixCache):
+    """Gives a page twice from the 37th on."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        found = super().match_prefix(index, keys, namespace)
+        pages = found.pages.copy()
+        if pages.shape[1] > 37:
+            pages[:, 37] = pages[:, 36]
+        return Match(pages, found.handle)
+
+
+class NamespacesCut(RadixCache):
+    """Shares pages between tenants behind the 50th."""
+
+    def find(self, namespace: str) -> str:
+        names = vars(self).setdefault("names", {})
+        return str(min(names.setdefault(namespace, len(names)), 50))
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, keys, self.find(namespace))
+
+    def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Any:
+        return super().insert(index, handle, keys, pages, self.find(namespace))
+
+
 class StatsWrong(RadixCache):
     """Counts held pages as free."""
 

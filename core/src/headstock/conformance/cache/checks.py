@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import redirect_stdout
 from functools import partial
+from types import MappingProxyType
 
 import numpy as np
 from attrs import frozen
 
 from headstock import registry
+from headstock.conformance.cache import sizes
 from headstock.conformance.case import Case
 from headstock.errors import CannotRun
 from headstock.spi import (
@@ -87,7 +89,31 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{name}: other keys", partial(check_keys, subject, groups)
             yield f"{name}: pages in order", partial(check_order, subject, groups)
             yield f"{name}: evicted pages", partial(check_evicted, subject, groups)
+            for text, check in SIZE_CHECKS.items():
+                yield f"{name}: {text}", partial(run_sized, subject, groups, check)
             yield f"{name}: rows in any order", partial(check_rows, subject, groups)
+
+
+SIZE_CHECKS: Mapping[str, Callable[[CachePolicy, Sequence[KVGroup], int], object]] = (
+    MappingProxyType(
+        {
+            "hundreds of pages": sizes.check_long,
+            "hundreds of paths": sizes.check_wide,
+            "hundreds of calls": sizes.check_calls,
+            "pages that a row holds": sizes.check_partly_held,
+        }
+    )
+)
+
+
+def run_sized(
+    subject: Subject,
+    groups: Sequence[KVGroup],
+    check: Callable[[CachePolicy, Sequence[KVGroup], int], object],
+) -> None:
+    """Run a check of sizes with a new policy."""
+    size = subject.page_size
+    check(subject.make(size, groups), groups, size)
 
 
 def ints(values: object) -> np.ndarray:
