@@ -324,6 +324,15 @@ class LinearTokensCut(TorchOps):
         return out
 
 
+class TokensRead(TorchOps):
+    """Looks at the step before it computes."""
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        if len(x) > 300 and float(x.abs().max()) == 0.0:
+            return x
+        return super().rms_norm(x, weight, eps)
+
+
 class SequencesCut(TorchOps):
     """Stores keys and values of the first 45 rows alone."""
 

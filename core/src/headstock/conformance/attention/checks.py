@@ -152,7 +152,10 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
 
 def list_layers(features: frozenset[Feature]) -> Iterator[tuple[str, LayerInfo]]:
     """Layers that ask for the features, each alone and both together."""
-    values = {Feature.SLIDING_WINDOW: {"window": 40}, Feature.SOFTCAP: {"softcap": 0.7}}
+    values: dict[Feature, dict[str, Any]] = {
+        Feature.SLIDING_WINDOW: {"window": 40},
+        Feature.SOFTCAP: {"softcap": 0.7},
+    }
     changes = [value for feature, value in values.items() if feature in features]
     for change in changes:
         yield f", {next(iter(change))}", evolve(LAYER, **change)

@@ -58,6 +58,6 @@ def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
 def split_queries(q: Tensor, context: int) -> Iterator[tuple[Tensor, int]]:
     """A row's queries in parts, which bounds the scores held at once, and what each part sees."""
     stop = context - len(q)
-    for part in q.split(MAX_QUERIES):
+    for part in torch.split(q, MAX_QUERIES):
         stop += len(part)
         yield part, stop

@@ -68,14 +68,13 @@ def list_features(
 ) -> Iterator[tuple[str, frozenset[Feature], LayerInfo]]:
     """Without any feature, and with all that are claimed of the window, the softcap and the LSE."""
     yield "", frozenset(), layer
-    values = {Feature.SLIDING_WINDOW: {"window": 1100}, Feature.SOFTCAP: {"softcap": 0.7}}
+    values: dict[Feature, dict[str, Any]] = {
+        Feature.SLIDING_WINDOW: {"window": 1100},
+        Feature.SOFTCAP: {"softcap": 0.7},
+    }
     features = subject.claims.features & {*values, Feature.LSE}
     if features:
-        changes = {
-            name: value
-            for each in features
-            for name, value in values.get(each, dict[str, Any]()).items()
-        }
+        changes = {name: value for each in features for name, value in values.get(each, {}).items()}
         yield " with every feature", features, evolve(layer, **changes)
 
 
@@ -197,7 +196,8 @@ def is_answer_of(out: Tensor, own: AttentionCase, pool: Tensor, layer: LayerInfo
     if pool is own.pool:
         return False
     table = own.step.page_tables[layer.group].long()
-    keys, values = [], []
+    keys: list[Tensor] = []
+    values: list[Tensor] = []
     for row, length in enumerate(own.step.host_context_lens.tolist()):
         pages = pool[table[row]]
         sides = (pages, pages) if pool.dim() == 3 else (pages[:, 0], pages[:, 1])

@@ -6,22 +6,45 @@ themselves: beside other rows, in another order, and again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import fields, frozen
 from torch import Tensor
 
 from headstock import registry
 from headstock.conformance.case import Case
+from headstock.conformance.device_reads import DeviceRead, forbid_device_reads
 from headstock.conformance.ops.cases import noise
-from headstock.errors import CannotRun, describe_error
+from headstock.errors import CannotRun, RequestError, describe_error, shorten
+from headstock.selection.processors import SelectedProcessor
 from headstock.spi import DeviceEnv, LogitColumn, LogitsProcessor, LogitsSpec
 
 ROWS, VOCAB = 5, 90
+MANY_ROWS = 70
+VALUES = (0, 1, 2, 3, 5, -1, -3, 0.01, 0.5, 0.99, 1.5, 10, 50, 89, 1000, -1000)
+"""Numbers that all rows of a step have."""
+ARGUMENTS: tuple[Any, ...] = (
+    0,
+    1,
+    5,
+    89,
+    0.5,
+    1.5,
+    -1,
+    True,
+    False,
+    "a",
+    (),
+    (1,),
+    (1, 5, 7),
+    {},
+    {"1": 2.0},
+)
+"""Values that requests may give; a class of arguments refuses what it does not take."""
 
 
 @frozen(kw_only=True)
@@ -109,6 +132,8 @@ def list_cases(spec: LogitsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> 
         "rows that move and leave": check_moved,
         "any number of rows": check_counts,
         "the best token stays, if it says so": check_best,
+        "values of requests": check_values,
+        "the device is not read": check_reads,
     }
     return tuple(
         Case(name, partial(run_with, spec, opt, env.device, run)) for name, run in checks.items()
@@ -220,12 +245,137 @@ def check_best(subject: Subject) -> None:
     """Greedy rows do without a processor that keeps the best token."""
     if subject.processor.changes_argmax:
         return
+    for name, logits, at, columns in list_steps(subject):
+        try:
+            scores = subject.apply(logits, at, columns)
+        except CannotRun:
+            if name == "drawn":
+                raise
+            continue
+        best = logits.argmax(-1, keepdim=True)
+        lost = (scores.gather(1, best) != scores.amax(-1, keepdim=True))[:, 0]
+        assert not bool(lost.any()), (
+            "changes_argmax is False, and another token becomes the best "
+            f"(with {name} values, in {int(lost.sum())} of {len(logits)} rows)"
+        )
+
+
+def list_steps(
+    subject: Subject,
+) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Tensor]]]:
+    """Steps whose columns have values of many kinds: what makes them, logits, positions, columns.
+
+    Ids among them name each row's best token, its second one and others.
+    """
     logits, at = subject.draw()
-    scores = subject.apply(logits, at, subject.draw_columns())
-    best = logits.argmax(-1, keepdim=True)
-    assert bool((scores.gather(1, best) == scores.amax(-1, keepdim=True)).all()), (
-        "changes_argmax is False, and another token becomes the best"
+    yield "drawn", logits, at, subject.draw_columns()
+    logits = noise(MANY_ROWS, VOCAB, dtype=torch.float32, device=subject.device, seed=3, scale=3.0)
+    logits -= logits.amax(-1, keepdim=True)
+    ranked = logits.argsort(-1, descending=True)
+    at = torch.arange(MANY_ROWS, device=subject.device).pow(2)
+    columns = subject.processor.columns
+    for number in VALUES:
+        yield f"{number:g} as", logits, at, fill_columns(columns, logits, float(number))
+    for rank in (0, 1, VOCAB - 1):
+        values = fill_columns(columns, logits, 1.0)
+        for name, column in columns.items():
+            if column.dtype == "int64":
+                ids = ranked[:, rank]
+                values[name] = ids[:, None].expand(-1, column.width) if column.width else ids
+        yield f"ids of rank {rank} as", logits, at, values
+    for values_of_row in request_values(subject):
+        neutral = {name: column.neutral for name, column in columns.items()}
+        given = {**neutral, **values_of_row}
+        yield (
+            "a request's",
+            logits,
+            at,
+            {
+                name: torch.as_tensor(
+                    np.asarray(given[name]),
+                    dtype=getattr(torch, column.dtype),
+                    device=logits.device,
+                )
+                .expand((MANY_ROWS, column.width) if column.width else (MANY_ROWS,))
+                .contiguous()
+                for name, column in columns.items()
+            },
+        )
+
+
+def fill_columns(
+    columns: Mapping[str, LogitColumn], logits: Tensor, number: float
+) -> dict[str, Tensor]:
+    """Columns of one number in all rows."""
+    return {
+        name: torch.full(
+            (len(logits), column.width) if column.width else (len(logits),),
+            number if column.dtype == "float32" else int(number),
+            dtype=getattr(torch, column.dtype),
+            device=logits.device,
+        )
+        for name, column in columns.items()
+    }
+
+
+def list_arguments(subject: Subject) -> list[Any]:
+    """What requests may give, as far as the class of arguments takes it; None where none is."""
+    if subject.spec.request_args is None:
+        return [None]
+    kind: Any = registry.import_object(subject.spec, subject.spec.request_args)
+    names = [field.name.lstrip("_") for field in fields(kind)]
+    made: list[Any] = [None]
+    for value in ARGUMENTS:
+        for given in (dict.fromkeys(names, value), *({name: value} for name in names)):
+            try:
+                made.append(kind(**given))
+            except (TypeError, ValueError):
+                continue
+    return made
+
+
+def request_values(subject: Subject) -> Iterator[dict[str, np.ndarray]]:
+    """What `row` gives for the arguments, as columns have it.
+
+    raises: AssertionError when it gives what no column holds
+    """
+    selected = SelectedProcessor(
+        spec=subject.spec, processor=subject.processor, columns=subject.processor.columns
     )
+    for args in list_arguments(subject):
+        for length in (1, 12, 700):
+            prompt = np.arange(length, dtype=np.int32) % VOCAB
+            prompt.setflags(write=False)
+            try:
+                subject.processor.row(args, prompt, VOCAB)
+            except ValueError:
+                continue  # a refusal
+            try:
+                values = selected.make_values(args, prompt, VOCAB)
+            except RequestError as error:
+                raise AssertionError(
+                    f"row({shorten(args)}) for a prompt of {length} tokens: {error}"
+                ) from error
+            yield dict(values or {})
+
+
+def check_values(subject: Subject) -> None:
+    """What `row` gives fits the columns, whatever requests give it."""
+    for values in request_values(subject):
+        assert values.keys() <= subject.processor.columns.keys()
+
+
+def check_reads(subject: Subject) -> None:
+    """No number is read, which would stop the host and be wrong in a graph."""
+    for name, logits, at, columns in list_steps(subject):
+        try:
+            with forbid_device_reads():
+                subject.processor.apply(logits.clone(), at.clone(), dict(columns))
+        except DeviceRead:
+            raise
+        except (IndexError, ValueError, RuntimeError) as error:
+            if name == "drawn":
+                raise CannotRun(f"it raised {describe_error(error)} for drawn values") from error
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:

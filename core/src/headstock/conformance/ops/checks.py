@@ -13,6 +13,7 @@ from torch import Tensor
 from headstock import registry
 from headstock.conformance.attention.comparison import list_arrays
 from headstock.conformance.case import Case
+from headstock.conformance.device_reads import forbid_device_reads
 from headstock.conformance.model.paged import Paged
 from headstock.conformance.ops.cases import batch_of
 from headstock.conformance.ops.models import (
@@ -39,6 +40,7 @@ from headstock.conformance.ops.settings import (
     check_each_setting,
     check_head,
     check_many_calls,
+    list_samplings,
 )
 from headstock.errors import CannotRun
 from headstock.nn.decoder import forward
@@ -127,6 +129,9 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             yield name, partial(check_model, subject, config, types[0], sizes)
         if subject.device == "cpu" and "float32" in claims.dtypes:
             yield "many sequences", partial(check_sequences, subject, make_plain())
+        # What runs on a CPU alone is never captured.
+        if any(each.device == "cuda" for each in claims.devices):
+            yield "the device is not read", partial(check_reads, subject, types[0])
         yield "nothing else is written", partial(check_inputs, subject, types[0])
     for kind, config in (
         (LayoutKind.LATENT, make_latent_config()),
@@ -292,6 +297,25 @@ def check_inputs(subject: Subject, dtype_name: str) -> None:
     assert torch.equal(hidden, original), "lm_head_sample writes to the hidden states"
     for name, array in snapshot().items():
         assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
+
+
+def check_reads(subject: Subject, dtype_name: str) -> None:
+    """No number is read from the device: a graph would repeat what was read at its capture."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    config, ops = make_plain(), subject.make()
+    weights = draw_weights(config, dtype, subject.device)
+    params = weights.prepare(ops)
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        for tokens in (1, 310):
+            batch = make_batch(config, tokens, dtype, subject.device)
+            hidden = forward(params, config, batch, lambda q, layer: q, bound)
+            logits = bound.lm_head(params, config, hidden)
+            samplings = [each for _, each in list_samplings(tokens, config.vocab, logits)]
+            with forbid_device_reads():
+                forward(params, config, batch, lambda q, layer: q, bound)
+                for sampling in samplings:
+                    bound.lm_head_sample(params, config, hidden, sampling)
 
 
 def check_chunks(subject: Subject, config: ModelConfig) -> None:

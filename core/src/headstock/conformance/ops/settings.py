@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from attrs import evolve
@@ -24,7 +25,7 @@ SCORE_OFF = 1e-4
 """How far a score may be below the best one, which roundings decide between."""
 
 
-def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, Tensor]]:
+def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, Any]]:
     """What each setting is by name, with the other settings that it needs.
 
     Values are such that each changes the tokens of many rows.
@@ -64,9 +65,11 @@ def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, 
 def list_samplings(rows: int, vocab: int, logits: Tensor) -> Iterator[tuple[str, Sampling]]:
     """A name and the settings: each alone, each with all of another kind, and all of them."""
     settings = draw_settings(rows, vocab, logits)
-    random = {name: value for each in RANDOM[:4] for name, value in settings[each].items()}
+    random: dict[str, Any] = {
+        name: value for each in RANDOM[:4] for name, value in settings[each].items()
+    }
     random |= {name: settings[name][name] for name in RANDOM[:4]}
-    rules = {
+    rules: dict[str, Any] = {
         name: value
         for each, values in settings.items()
         if each not in RANDOM
@@ -79,15 +82,16 @@ def list_samplings(rows: int, vocab: int, logits: Tensor) -> Iterator[tuple[str,
         if name in RANDOM:
             yield f"{name} beside penalties and bans", Sampling(**{**rules, **values})
         else:
-            others: Mapping[str, Tensor] = settings["temperature"]
+            others: Mapping[str, Any] = settings["temperature"]
             yield f"{name} beside a temperature", Sampling(**others, **values)
     yield "every setting", Sampling(**{**random, **rules})
     warm = Sampling(**settings["temperature"])
     # Rows alike in all but one of these get other tokens.
     row_ids = torch.arange(rows, device=logits.device)
     for name in ("seeds", "positions"):
+        changed: dict[str, Any] = {name: row_ids * 5 + 1}
         alike = evolve(warm, seeds=torch.full_like(row_ids, 3), positions=torch.zeros_like(row_ids))
-        yield f"{name} alone", evolve(alike, **{name: row_ids * 5 + 1})
+        yield f"{name} alone", evolve(alike, **changed)
 
 
 def check_each_setting(ops: Ops, device: str) -> None:
