@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.spi import GrammarKind, Matcher, ToolEvent, ToolEventKind
+from headstock.spi import GrammarKind, Matcher, Tool, ToolEvent, ToolEventKind
 from headstock.spi.arrays import Ints
 from headstock_llguidance.engine import LLGrammar, LLGuidanceEngine, LLMatcher
 from headstock_tool_parsers.hermes import HermesParser
@@ -52,6 +52,119 @@ class TailLost(HermesParser):
 
     def finish(self) -> list[ToolEvent]:
         return []
+
+
+class HoldingParser(HermesParser):
+    """Keeps events for later as long as `is_due` says so."""
+
+    def __init__(self, tools: Sequence[Tool]) -> None:
+        super().__init__(tools)
+        self.kept: list[ToolEvent] = []
+        self.num_read = 0
+
+    def is_due(self) -> bool:
+        """Whether what was kept goes out now."""
+        return False
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        self.num_read += len(text)
+        self.kept += super().feed(text)
+        if not self.is_due():
+            return []
+        events, self.kept = self.kept, []
+        return events
+
+    def finish(self) -> list[ToolEvent]:
+        return [*self.kept, *super().finish()]
+
+
+class HoldsAll(HoldingParser):
+    """Gives everything out at the end."""
+
+
+class HoldsText(HoldingParser):
+    """Gives text out by a hundred characters."""
+
+    def is_due(self) -> bool:
+        is_text = all(event.kind is ToolEventKind.CONTENT for event in self.kept)
+        return not is_text or sum(len(event.text) for event in self.kept) >= 100
+
+
+class HoldsLateText(HoldingParser):
+    """Gives nothing more out before the end once there are 3,000 characters."""
+
+    def is_due(self) -> bool:
+        return self.num_read <= 3000
+
+
+class HoldsCalls(HoldingParser):
+    """Gives calls out when they have ended."""
+
+    def is_due(self) -> bool:
+        kinds = [event.kind for event in self.kept]
+        return kinds.count(ToolEventKind.CALL) == kinds.count(ToolEventKind.END)
+
+
+class EndInvented(HermesParser):
+    """Closes what an answer breaks off in."""
+
+    def finish(self) -> list[ToolEvent]:
+        was_open = self.state == self.read_call
+        events = super().finish()
+        if was_open and not any(each.kind is ToolEventKind.CONTENT for each in events):
+            return [*events, ToolEvent(ToolEventKind.ARGUMENTS, "}"), ToolEvent(ToolEventKind.END)]
+        return events
+
+
+class TextInvented(HermesParser):
+    """Closes the brackets of a call that the answer breaks off in."""
+
+    def finish(self) -> list[ToolEvent]:
+        was_open = self.state == self.read_call
+        events = super().finish()
+        if was_open and not any(each.kind is ToolEventKind.CONTENT for each in events):
+            return [*events, ToolEvent(ToolEventKind.ARGUMENTS, "]}")]
+        return events
+
+
+class TextAfterCallsLost(HermesParser):
+    """Forgets all text once there was a call."""
+
+    had_call = False
+
+    def add_content(self, text: str) -> None:
+        if not self.had_call:
+            super().add_content(text)
+
+    def end_call(self) -> bool:
+        self.had_call = True
+        return super().end_call()
+
+
+class BracketsLost(HermesParser):
+    """Takes brackets in text behind a call for marks."""
+
+    def end_call(self) -> bool:
+        self.marks = ("<tool_call>", "{x}")
+        return super().end_call()
+
+    def begin_call(self) -> bool:
+        if self.opening.endswith("{x}"):
+            self.opening = ""
+            return self.give_up()
+        return super().begin_call()
+
+
+class ArgumentsBroken(HermesParser):
+    """Ends calls whose arguments are no JSON."""
+
+    def feed(self, text: str) -> list[ToolEvent]:
+        return [
+            ToolEvent(each.kind, each.text.replace("1", "01"))
+            if each.kind is ToolEventKind.ARGUMENTS
+            else each
+            for each in super().feed(text)
+        ]
 
 
 class BitMissing(LLMatcher):

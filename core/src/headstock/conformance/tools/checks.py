@@ -2,95 +2,29 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
-from attrs import frozen
-
-from headstock import registry
 from headstock.conformance.case import Case
-from headstock.errors import CannotRun
-from headstock.spi import DeviceEnv, Tool, ToolEvent, ToolEventKind, ToolParser, ToolParserSpec
-
-CONTENT, CALL, ARGUMENTS, END = ToolEventKind
-TOOLS = (
-    Tool(
-        name="f",
-        parameters={
-            "type": "object",
-            "properties": {"a": {"type": "integer"}, "t": {"type": "string"}},
-        },
-    ),
-    Tool(name="get_weather", parameters={}),
+from headstock.conformance.tools.answers import (
+    AROUND,
+    CALL,
+    CALLS,
+    CONTENT,
+    END,
+    PLAIN,
+    PROSE,
+    TOOLS,
+    Subject,
+    describe,
+    load,
+    write_answers,
 )
-PLAIN = (
-    "It rains.",
-    " Two lines,\nand white space at both ends. \n",
-    "Grüße: 天気 🌧 é",
-    "a < b, c > d, [1], {x}, </b> and <tool",
-    '```json\n{"a": 1}\n```',
-    "f(a=1) is how one calls f.",
-)
-"""Answers without a call in any format."""
+from headstock.errors import CannotRun, shorten
+from headstock.spi import DeviceEnv, ToolEvent, ToolParserSpec
 
-_OBJECT = '{"name": "f", "arguments": {"a": 1, "t": "}]<\\" é"}}'
-_LIST = f'[{_OBJECT}, {{"name": "get_weather", "arguments": {{}}}}]'
-_CODER = (
-    "<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n<parameter=t>\nx < y\n"
-    "</parameter>\n</function>\n</tool_call>"
-)
-CALLS = (
-    f"<tool_call>\n{_OBJECT}\n</tool_call>",
-    f"Let me see.\n<tool_call>{_OBJECT}</tool_call>\n<tool_call>{_OBJECT}</tool_call>\nDone.",
-    _OBJECT.replace("arguments", "parameters"),
-    f"<|python_tag|>{_OBJECT}",
-    f"Wait. [TOOL_CALLS]{_LIST}",
-    f"[TOOL_CALLS]{_LIST}",
-    '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]get_weather[ARGS]{}',
-    _CODER,
-    f"I look.\n{_CODER}\n{_CODER}",
-    f"<function_calls>{_LIST}</function_calls>",
-    '[f(a=1, t="x"), get_weather()]',
-    f"```json\n{_OBJECT}\n```",
-)
-"""Answers with calls in formats that models have; most parsers read one or two of them."""
-
-
-@frozen
-class Subject:
-    """A parser's spec, and the answers that are tried.
-
-    answers: with calls, at least one in the parser's own format
-    """
-
-    spec: ToolParserSpec
-    answers: Sequence[str]
-
-    def make(self) -> ToolParser:
-        """A parser as the engine makes it.   raises: PluginBroken"""
-        parser: ToolParser = registry.make_part(self.spec, ToolParser, TOOLS)
-        return parser
-
-    def read(self, pieces: Iterable[str]) -> list[ToolEvent]:
-        """What a new parser finds; texts of one kind that follow each other are joined."""
-        parser = self.make()
-        joined: list[ToolEvent] = []
-        for events in (*map(parser.feed, pieces), parser.finish()):
-            for event in events:
-                assert isinstance(event, ToolEvent), f"an event is {event!r}, wanted a ToolEvent"
-                last = joined[-1] if joined else None
-                if last and last.kind is event.kind and event.kind in (CONTENT, ARGUMENTS):
-                    joined[-1] = ToolEvent(event.kind, last.text + event.text)
-                elif event.text or event.kind in (CALL, END):
-                    joined.append(event)
-        return joined
-
-    def list_answers(self) -> list[str]:
-        """Answers with calls, answers without, and answers with what looks like a call."""
-        torn = [answer.replace(":", ";", 1) for answer in self.answers]
-        marks = [f"The mark {mark} is no call." for mark in self.spec.special_tokens]
-        return list(dict.fromkeys((*self.answers, *PLAIN, *torn, *marks)))
+MAX_HELD = 32
+"""Characters of text that a parser may hold back, as they may begin a call."""
 
 
 def list_cases(
@@ -111,6 +45,9 @@ def list_cases(
         "an answer in two pieces, cut anywhere": check_halves,
         "an answer in pieces of any size": check_pieces,
         "an answer that breaks off": check_broken_off,
+        "text around calls": check_text_around,
+        "text goes out as it comes": check_streamed_text,
+        "arguments go out as they come": check_streamed_arguments,
         "two answers at once": check_two,
     }
     subject = Subject(spec, answers)
@@ -131,16 +68,15 @@ def check_calls(subject: Subject) -> None:
     """Whole calls of tools that the request offers have an object of arguments."""
     num_calls = 0
     for text in subject.answers:
-        for index, event in enumerate(events := subject.read([text])):
-            if event.kind is not CALL:
-                continue
+        for call in subject.find(text).calls:
             num_calls += 1
-            arguments = events[index + 1].text if index + 1 < len(events) else ""
-            assert event.text in {tool.name for tool in TOOLS}, (
-                f"{text!r} calls {event.text!r}, which is none of its tools"
+            assert call.name in {tool.name for tool in TOOLS}, (
+                f"{text!r} calls {call.name!r}, which is none of its tools"
             )
-            assert isinstance(load(arguments), dict), (
-                f"{text!r} gives the arguments {arguments!r}, wanted a JSON object"
+    for text in subject.list_answers():
+        for call in subject.find(text).calls:
+            assert not call.has_end or isinstance(load(call.arguments), dict), (
+                f"{text!r} gives the arguments {call.arguments!r}, wanted a JSON object"
             )
     if not num_calls:
         raise CannotRun(
@@ -176,8 +112,81 @@ def check_pieces(subject: Subject) -> None:
 def check_broken_off(subject: Subject) -> None:
     """The limit of tokens ends an answer anywhere."""
     for text in subject.answers:
+        whole = subject.find(text)
         for length in range(len(text)):
             assert_order(text[:length], subject.read([text[:length]]), is_whole=False)
+            for call, other in zip(subject.find(text[:length]).calls, whole.calls, strict=False):
+                assert not call.has_end or call == other, (
+                    f"{text[:length]!r} breaks off, and ends the call {call.name} with "
+                    f"{call.arguments!r}, which is not all of it"
+                )
+                assert other.arguments.startswith(call.arguments), (
+                    f"{text[:length]!r} has the arguments {call.arguments!r}, and the whole answer "
+                    f"{other.arguments!r}"
+                )
+
+
+def check_text_around(subject: Subject) -> None:
+    """What is no part of a call is for the reader, before calls, between them and behind them."""
+    for text in subject.answers:
+        for around in (f"{AROUND}\n{text}", f"{text}\n{AROUND}", f"{text}\n{AROUND}\n{text}"):
+            content = subject.find(around).content
+            assert AROUND in content, (
+                f"{around!r} has the text {AROUND!r}, and the content is {content!r}"
+            )
+
+
+def check_streamed_text(subject: Subject) -> None:
+    """A reader sees text as it is made, whatever its length, also behind a call."""
+    for before in ("", *subject.answers):
+        size = 1 if before else 5
+        prose = PROSE[: len(PROSE) // 20] if before else PROSE
+        pieces = [before, *(prose[at : at + size] for at in range(0, len(prose), size))]
+        *steps, last = subject.read_steps(pieces)
+        for index, found in enumerate(steps):
+            num_missing = len(prose) - sum(map(len, pieces[1 : index + 1]))
+            num_held = len(last.content) - len(found.content) - num_missing
+            assert index == 0 or num_held <= MAX_HELD, (
+                f"{num_held} characters of text that begins no call are held back; at most "
+                f"{MAX_HELD} may be"
+            )
+
+
+def check_streamed_arguments(subject: Subject) -> None:
+    """Of a call's arguments at most one value is held back, whatever its length."""
+    lengths = (1, 40, 2500)
+    longer = [
+        answer
+        for length in lengths
+        for answer in write_answers(*(" ".join([word] * length) for word in ("rain", "wind")))
+    ]
+    for text in (*subject.answers, *longer):
+        calls = subject.find(text).calls
+        values = [list_texts(call.arguments) for call in calls]
+        starts = [[text.find(value) for value in each] for each in values]
+        pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+        for num_read, found in enumerate(subject.read_steps(pieces), start=1):
+            for index, (each, begins) in enumerate(zip(values, starts, strict=True)):
+                if len(calls) > 1 and text.count(each[0] if each else "") > 1:
+                    continue  # the same words in two calls do not say which of them has begun
+                begun = [value for value, at in zip(each, begins, strict=True) if at < num_read * 7]
+                given = found.calls[index].arguments if index < len(found.calls) else ""
+                missing = next((value for value in begun[:-1] if value not in given), None)
+                assert missing is None, (
+                    f"the value {shorten(missing)} of {len(missing or '')} characters is held "
+                    "back when the next one has begun"
+                )
+
+
+def list_texts(arguments: str) -> list[str]:
+    """The texts among arguments that are spelled as they are, and stand there once."""
+    values = load(arguments)
+    texts = (
+        [each for each in values.values() if isinstance(each, str)]
+        if isinstance(values, dict)
+        else []
+    )
+    return [text for text in texts if len(text) > 3 and arguments.count(text) == 1]
 
 
 def check_two(subject: Subject) -> None:
@@ -219,16 +228,3 @@ def assert_same(
     assert list(events) == list(whole), (
         f"{text!r} {how} comes as {describe(events)}, and in one piece as {describe(whole)}"
     )
-
-
-def describe(events: Sequence[ToolEvent]) -> str:
-    """Events as errors show them."""
-    return ", ".join(f"{event.kind.name} {event.text!r}" for event in events) or "nothing"
-
-
-def load(text: str) -> object:
-    """The value that JSON spells; None when it spells none."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return None
