@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.errors import PluginBroken
@@ -27,11 +27,14 @@ ProcessorValues = Sequence[Mapping[str, Any] | None]
 """By processor, the values of a request's columns; None where all are neutral."""
 
 
+@frozen(kw_only=True, eq=False)
 class UnreadProcessing(Processing):
-    """Stands for the processing of a batch, where it is not to be read."""
+    """Stands for the processing of a batch, where it is not to be read.
 
-    def __init__(self, names: Sequence[str]) -> None:
-        object.__setattr__(self, "names", tuple(names))
+    names: of the processors
+    """
+
+    names: tuple[str, ...]
 
     def __getattribute__(self, name: str) -> Any:
         """Raise PluginBroken for what a processing has."""
@@ -128,7 +131,7 @@ class ProcessorColumns:
         # In each step: without it, steps that process nothing would hide a set that reads it.
         if not self.names or isinstance(sampling.processing, UnreadProcessing):
             return sampling
-        return evolve(sampling, processing=UnreadProcessing(self.names))
+        return evolve(sampling, processing=UnreadProcessing(rows=None, parts=(), names=self.names))
 
     def find_processed(self, rows: Ints) -> Ints:
         """Find which of these logits are processed.   rows, returns: [n], [m] int64"""
