@@ -112,7 +112,7 @@ DISTS = (
         module=scheduler_module("future", version="99, 0"),
     ),
     Dist(name="next-edition", plugin="next", module=scheduler_module("next", version="0, 3")),
-    Dist(name="next-revision", plugin="later", module=scheduler_module("later", version="0, 2, 1")),
+    Dist(name="next-revision", plugin="later", module=scheduler_module("later", version="0, 2, 9")),
     Dist(name="from-the-past", plugin="past", module=scheduler_module("past", version="0, 1")),
     # It fails before its spec says the version: names and fields of 0.1 are gone.
     Dist(name="lost-a-name", plugin="ancient", module=LOST_A_NAME + OLD),

@@ -17,7 +17,10 @@ from headstock.errors import (
     SpiMismatch,
     UnknownPlugin,
 )
+from headstock.spi import SPI
+from headstock.spi.versions import format_version
 
+OFFERED = f"offers {format_version(SPI['scheduler'])};"
 EXPECTED = [
     (
         "import-error",
@@ -37,8 +40,16 @@ EXPECTED = [
     ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
     ("next", SpiMismatch, ["next-edition 1.0", "0.3", "upgrade headstock"]),
-    ("later", SpiMismatch, ["next-revision 1.0", "0.2.1", "offers 0.2;", "upgrade headstock"]),
-    ("past", SpiMismatch, ["from-the-past 1.0", "0.1", "offers 0.2;", "upgrade from-the-past"]),
+    (
+        "later",
+        SpiMismatch,
+        ["next-revision 1.0", "0.2.9", OFFERED, "upgrade headstock"],
+    ),
+    (
+        "past",
+        SpiMismatch,
+        ["from-the-past 1.0", "0.1", OFFERED, "upgrade from-the-past"],
+    ),
     ("ancient", SpiMismatch, ["lost-a-name 1.0", "0.1", "read docs/plugins.md#versions-of"]),
     ("antique", SpiMismatch, ["lost-a-field 1.0", "0.1", "upgrade lost-a-field"]),
     ("soun", UnknownPlugin, ["did you mean sound?", "sound (sound-plugin 1.0)"]),
@@ -124,8 +135,8 @@ def test_an_implementation_is_what_the_path_names(broken: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "offered"),
     [
-        ({"sound": "0, 2", "later": "0, 2, 1"}, (0, 2, 1)),
-        ({"sound": "0, 2", "later": "0, 2, 1"}, (0, 2, 7)),
+        ({"sound": "0, 2", "later": "0, 2, 9"}, (0, 2, 9)),
+        ({"sound": "0, 2", "later": "0, 2, 9"}, (0, 2, 17)),
     ],
 )
 def test_a_plugin_runs_on_its_revision_and_every_later_one(

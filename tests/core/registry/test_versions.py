@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -13,8 +14,12 @@ from broken_plugins import Dist, scheduler_module, write_installed
 from sample_plugins import run_headstock
 from source_tree import CORE
 
+from headstock.spi import SPI
+from headstock.spi.versions import format_version
+
+OFFERED = f"this headstock offers {format_version(SPI['scheduler'])}"
 MIXED = "headstock.builtin.mixed:schedule"
-MADE_FOR = {"of-0-1": "0, 1", "of-0-2": "0, 2", "of-0-2-1": "0, 2, 1", "of-0-3": "0, 3"}
+MADE_FOR = {"of-0-1": "0, 1", "of-0-2": "0, 2", "of-0-2-99": "0, 2, 99", "of-0-3": "0, 3"}
 """Distribution, whose plugin has the same name -> the version that it declares."""
 
 RUN = ("run", "--prompt", "12 + 30 =", "--max-tokens", "4", "--num-pages", "8", "--quiet")
@@ -34,13 +39,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def later(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str]) -> dict[str, str]:
-    """The same with a core that offers the next revision of every kind."""
+    """The same with a core that offers a later revision of every kind."""
     folder = tmp_path_factory.mktemp("later")
     shutil.copytree(CORE, folder / "headstock")
     versions = folder / "headstock" / "spi" / "versions.py"
     source = versions.read_text()
-    assert source.count("(0, 2, 0)") >= 8
-    versions.write_text(source.replace("(0, 2, 0)", "(0, 2, 1)"))
+    raised, count = re.subn(r": \(0, 2, \d+\)", ": (0, 2, 99)", source)
+    assert count == len(SPI)
+    versions.write_text(raised)
     return with_path(environment, folder)
 
 
@@ -56,7 +62,7 @@ def with_path(environment: dict[str, str], folder: Path) -> dict[str, str]:
 
 def test_a_later_revision_runs_plugins_made_for_it_and_before_it(later: dict[str, str]) -> None:
     # All other parts, the family of the demo model included, were made for 0.2.
-    run = run_headstock(later, *RUN, "--scheduler", "of-0-2-1")
+    run = run_headstock(later, *RUN, "--scheduler", "of-0-2-99")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip()
 
@@ -65,7 +71,7 @@ def test_the_list_says_which_versions_fit(
     later: dict[str, str], environment: dict[str, str]
 ) -> None:
     refused = {"of-0-1", "of-0-3"}
-    for env, expected in ((later, refused), (environment, refused | {"of-0-2-1"})):
+    for env, expected in ((later, refused), (environment, refused | {"of-0-2-99"})):
         run = run_headstock(env, "plugins", "list", "scheduler", "--json")
         status = {row["name"]: row["status"] for row in json.loads(run.stdout)}
         assert {name for name in MADE_FOR if status[name] == "wrong contract"} == expected
@@ -74,10 +80,13 @@ def test_the_list_says_which_versions_fit(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("of-0-1", "made for version 0.1 of the scheduler contract; this headstock offers 0.2; "),
+        (
+            "of-0-1",
+            f"made for version 0.1 of the scheduler contract; {OFFERED}; ",
+        ),
         pytest.param(
-            "of-0-2-1",
-            "made for version 0.2.1 of the scheduler contract; this headstock offers 0.2; ",
+            "of-0-2-99",
+            f"made for version 0.2.99 of the scheduler contract; {OFFERED}; ",
             marks=pytest.mark.full,
         ),
     ],
