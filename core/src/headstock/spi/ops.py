@@ -91,10 +91,12 @@ class OpsSpec(PluginSpec):
 class Ops(ABC):
     """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
-    They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head),
-    attn_out, latent, q_latent_norm, kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out,
-    mlp_norm, gate_up, down, router, experts_gate_up, experts_down. Outside layers: embed, norm,
-    lm_head, rope.
+    They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head)
+    or q_norm and k_norm (of all heads), attn_out, attn_post_norm, latent, q_latent_norm,
+    kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out, mlp_norm, gate_up, down,
+    mlp_post_norm, router, router_bias, experts_gate_up, experts_down, shared_gate,
+    shared_gate_up, shared_down. Outside layers: embed, norm, lm_head, and rope.0, rope.1, ... for
+    each of `ModelConfig.ropes`.
     """
 
     def configure(self, query: PartQuery, env: DeviceEnv) -> None:
