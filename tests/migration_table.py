@@ -128,8 +128,8 @@ OUTPUTS = [
     ),
     case("ids = output.prompt_token_ids + output.outputs[0].token_ids", "isinstance(ids, list)"),
     case(
-        "scores = output.outputs[0].logprobs[0]; best = next(iter(scores.values()))",
-        "(best.rank, best.decoded_token) and best.logprob <= 0",
+        "scores = output.outputs[0].logprobs[0]; sampled, *others = scores",
+        "sampled == output.outputs[0].token_ids[0] and scores[sampled].rank >= 1",
     ),
     case("scores = output.prompt_logprobs", "scores[0] is None and len(scores) > 1"),
     case("output.outputs[0].cumulative_logprob", "output.outputs[0].cumulative_logprob < 0"),

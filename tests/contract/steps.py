@@ -336,6 +336,7 @@ CASES: dict[str, Case] = {
             logprobs=_two(-1.0),
             top_ids=torch.tensor([[1], [2]]),
             top_logprobs=_two(-1.0)[:, None],
+            ranks=torch.tensor([1, 1]),
         ),
         first_tokens,
         {
@@ -344,6 +345,7 @@ CASES: dict[str, Case] = {
             "logprobs": _two(-2.0),
             "top_ids": torch.tensor([[4], [2]]),
             "top_logprobs": _two(-3.0)[:, None],
+            "ranks": torch.tensor([3, 1]),
         },
     ),
     **vary(

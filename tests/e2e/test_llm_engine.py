@@ -116,6 +116,40 @@ def test_logprobs_rank_the_greedy_token_first(llm: LLM) -> None:
     )
 
 
+@pytest.mark.parametrize("most", [0, 1, 3])
+def test_a_sampled_token_comes_first_with_its_rank(llm: LLM, most: int) -> None:
+    unlikely = dict.fromkeys((17, 300, 444, 500), 100.0)
+    settings = {"temperature": 2.0, "max_tokens": 6, "seed": 11, "logit_bias": unlikely}
+    (output,) = llm.generate(
+        PROMPTS[0], SamplingParams(**settings, logprobs=most, prompt_logprobs=most)
+    )
+    (answer,) = output.outputs
+    # What each token scored, by asking for all those before it as a prompt.
+    ids = [*output.prompt_token_ids, *answer.token_ids]
+    assert answer.logprobs is not None and output.prompt_logprobs is not None
+    tables = [*output.prompt_logprobs[1:], *answer.logprobs]
+    ranks = []
+    for count, table in enumerate(tables, start=1):
+        assert table is not None
+        (found,) = llm.generate(
+            {"prompt_token_ids": ids[:count]},
+            SamplingParams(temperature=0, max_tokens=1, logprobs=20),
+        )
+        (likely,) = found.outputs[0].logprobs or ()
+        scores = [entry.logprob for entry in likely.values()]
+        token, *others = table
+        assert token == ids[count]
+        rank = table[token].rank
+        assert rank is not None
+        ranks.append(rank)
+        if rank <= 20:
+            assert scores[rank - 1] == pytest.approx(table[token].logprob, abs=1e-3)
+        else:
+            assert table[token].logprob <= scores[-1] + 1e-3
+        assert others == [each for each in list(likely)[:most] if each != token]
+    assert max(ranks) > 20 and min(ranks) == 1
+
+
 def test_chat_answers_in_the_template(llm: LLM) -> None:
     (output,) = llm.chat([{"role": "user", "content": "What is 2 + 3?"}], GREEDY)
     assert output.outputs[0].finish_reason == "stop" and "5" in output.outputs[0].text

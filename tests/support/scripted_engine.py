@@ -222,7 +222,7 @@ def make_updates(
 def make_logprob(token: int, most: int) -> WireLogprob:
     """The log-probability of a token, the likeliest of its position."""
     top = [(token + rank) % VOCAB for rank in range(most)]
-    return token, -1.0, tuple((each, -1.0 - rank) for rank, each in enumerate(top))
+    return token, -1.0, tuple((each, -1.0 - rank) for rank, each in enumerate(top)), 1
 
 
 def make_prompt_logprobs(one: Running) -> tuple[WireLogprob | None, ...]:

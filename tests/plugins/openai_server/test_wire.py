@@ -111,7 +111,7 @@ def test_an_update_arrives_with_every_field() -> None:
     update = Update(
         id="3",
         tokens=(4, 2),
-        logprobs=(TokenLogprob(4, -0.5, ((4, -0.5), (9, -1.5))), TokenLogprob(2, -2.0)),
+        logprobs=(TokenLogprob(4, -0.5, ((4, -0.5), (9, -1.5))), TokenLogprob(2, -2.0, (), 7)),
         prompt_logprobs=(None, TokenLogprob(8, -0.25, ((8, -0.25),))),
         finish_reason="stop",
         stop_token=2,

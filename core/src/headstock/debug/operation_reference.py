@@ -190,4 +190,13 @@ def _find_logprob_fault(
         if bool(is_off.any()):
             at = int(is_off.nonzero()[0])
             return f"is off by {float(errors[at].max()):.3g} in {what}, at logit {at}"
+    if sampled.ranks is None:
+        return ""
+    mine = expected.logprobs[:, None]
+    least = (logprobs > mine + allowed[:, None]).sum(-1)
+    most = (logprobs >= mine - allowed[:, None]).sum(-1)
+    is_off = ((sampled.ranks < least) | (sampled.ranks > most)) & sampled.healthy
+    if bool(is_off.any()):
+        at = int(is_off.nonzero()[0])
+        return f"gave the rank {int(sampled.ranks[at])} for a token, at logit {at}"
     return ""

@@ -276,8 +276,8 @@ class OutputTracker:
                 ]
 
 
-_LogprobArrays = tuple[np.ndarray, Ints, np.ndarray]
-"""[n] float32 logprobs, [n, k] top_ids, [n, k] float32 top_logprobs."""
+_LogprobArrays = tuple[np.ndarray, Ints, np.ndarray, Ints]
+"""[n] float32 logprobs, [n, k] top_ids, [n, k] float32 top_logprobs, [n] ranks."""
 
 
 def _logprob_arrays(sample: Sample) -> _LogprobArrays:
@@ -286,8 +286,11 @@ def _logprob_arrays(sample: Sample) -> _LogprobArrays:
         sample.logprobs is not None
         and sample.top_ids is not None
         and sample.top_logprobs is not None
+        and sample.ranks is not None
     )
-    return sample.logprobs.numpy(), sample.top_ids.numpy(), sample.top_logprobs.numpy()
+    parts = (sample.logprobs, sample.top_ids, sample.top_logprobs, sample.ranks)
+    logprobs, top_ids, top_logprobs, ranks = (part.numpy() for part in parts)
+    return logprobs, top_ids, top_logprobs, ranks
 
 
 def _token_logprob(arrays: _LogprobArrays, at: int, token: int, most: int) -> TokenLogprob:
@@ -295,6 +298,6 @@ def _token_logprob(arrays: _LogprobArrays, at: int, token: int, most: int) -> To
 
     A batch computes the most alternatives that any of its rows asks for.
     """
-    logprobs, top_ids, top_logprobs = arrays
+    logprobs, top_ids, top_logprobs, ranks = arrays
     top = zip(top_ids[at, :most].tolist(), top_logprobs[at, :most].tolist(), strict=True)
-    return TokenLogprob(token, float(logprobs[at]), tuple(top))
+    return TokenLogprob(token, float(logprobs[at]), tuple(top), int(ranks[at]))

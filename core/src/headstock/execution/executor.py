@@ -79,6 +79,8 @@ def _find_sample_fault(sample: object, num_rows: int, num_logits: int) -> str:
         return f"{found} as tokens and healthy; wanted torch.int64 and torch.bool"
     if tokens.shape != healthy.shape:
         return f"{list(tokens.shape)} tokens and {list(healthy.shape)} healthy flags {wanted}"
+    if sample.logprobs is not None and sample.ranks is None:
+        return "log-probabilities without ranks; score_and_sample of headstock.nn gives both"
     # Rows that are pooled are not scored.
     return f"{len(tokens)} tokens {wanted}" if len(tokens) < min(num_rows, num_logits) else ""
 

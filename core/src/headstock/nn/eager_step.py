@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from headstock.nn.pooling import pool_hidden
+from headstock.nn.sampler import find_targets, rank_tokens
 from headstock.spi import Attend, Batch, Program, Sample, Sampling
 
 
@@ -56,8 +57,24 @@ def _sample_hidden(program: Program, hidden: Tensor, sampling: Sampling) -> Samp
     """What `hidden` [n, hidden] samples, by the family's own scores if it makes any."""
     ops = program.ops
     if program.model.logits is None:
-        return ops.lm_head_sample(program.params, program.config, hidden, sampling)
-    return ops.sample(program.model.logits(program.params, program.config, hidden, ops), sampling)
+        sample = ops.lm_head_sample(program.params, program.config, hidden, sampling)
+    else:
+        logits = program.model.logits(program.params, program.config, hidden, ops)
+        sample = ops.sample(logits, sampling)
+    if not isinstance(sample, Sample) or sample.logprobs is None or sample.ranks is not None:
+        return sample
+    return attrs.evolve(sample, ranks=_rank_anew(program, hidden, sampling, sample.tokens))
+
+
+def _rank_anew(program: Program, hidden: Tensor, sampling: Sampling, tokens: Tensor) -> Tensor:
+    """The ranks [n] of the reported tokens, for operations that gave none."""
+    # The scores once more: the operations may have written to those that they sampled from.
+    params, config, ops = program.params, program.config, program.ops
+    if program.model.logits is None:
+        logits = ops.lm_head(params, config, hidden)
+    else:
+        logits = program.model.logits(params, config, hidden, ops)
+    return rank_tokens(logits, find_targets(tokens, sampling))
 
 
 def _concat_samples(samples: list[Sample]) -> Sample:

@@ -201,7 +201,7 @@ def _put_rows(whole: Sample, rows: Tensor, part: Sample) -> Sample:
     )
 
 
-_SAMPLE_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs")
+_SAMPLE_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks")
 
 
 def divide_by_temperature(
@@ -232,15 +232,12 @@ def join_best(best: Tensor, tokens: Tensor) -> tuple[Tensor, Tensor]:
 def attach_logprobs(
     tokens: Tensor, healthy: Tensor, logprobs: Tensor, sampling: Sampling
 ) -> Sample:
-    """The sample with log-probabilities of its tokens or the targets, and of the likeliest tokens.
+    """The sample with log-probabilities and ranks of its tokens or the targets, and with the
+    likeliest tokens.
 
     tokens: [n] int64    healthy: [n] bool    logprobs: [n, vocab] float32
     """
-    targets = (
-        tokens
-        if sampling.targets is None
-        else torch.where(sampling.targets < 0, tokens, sampling.targets)
-    )
+    targets = find_targets(tokens, sampling)
     top_logprobs, top_ids = logprobs.topk(min(sampling.top_logprobs, logprobs.shape[-1]), -1)
     return Sample(
         tokens=tokens,
@@ -248,4 +245,20 @@ def attach_logprobs(
         logprobs=logprobs.gather(-1, targets[:, None]).squeeze(-1),
         top_ids=top_ids,
         top_logprobs=top_logprobs,
+        ranks=rank_tokens(logprobs, targets),
     )
+
+
+def find_targets(tokens: Tensor, sampling: Sampling) -> Tensor:
+    """The tokens whose log-probabilities are reported.   tokens, result: [n] int64"""
+    targets = sampling.targets
+    return tokens if targets is None else torch.where(targets < 0, tokens, targets)
+
+
+def rank_tokens(scores: Tensor, tokens: Tensor) -> Tensor:
+    """How many tokens are as likely as each row's or likelier, itself among them.
+
+    scores: [n, vocab], logits or log-probabilities    tokens, result: [n] int64
+    """
+    # Equals count, as in vLLM: so a token that is not among the k likeliest never ranks among them.
+    return (scores >= scores.gather(-1, tokens[:, None])).sum(-1)

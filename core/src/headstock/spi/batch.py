@@ -112,7 +112,9 @@ class Sample:
         None for a batch without one
     logprobs: [n] float32 of the tokens
     top_ids, top_logprobs: [n, k]
-    logprobs and both after it are None when no row asked for log-probabilities.
+    ranks: [n] int64 of the tokens, how many are as likely as it or likelier, itself among them
+    logprobs and those after it are None when no row asked for log-probabilities. Ranks alone may be
+    missing from what operations return: headstock computes the scores once more then.
     """
 
     # `healthy` comes with every sample: only logits tell that what a row computed is sound
@@ -122,6 +124,7 @@ class Sample:
     logprobs: Tensor | None = None
     top_ids: Tensor | None = None
     top_logprobs: Tensor | None = None
+    ranks: Tensor | None = None
     pooled: Tensor | None = None
 
     def first(self, count: int) -> Sample:

@@ -10,12 +10,12 @@ from attrs.validators import ge, instance_of
 
 SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "attention": (0, 2, 3),
+        "attention": (0, 2, 4),
         "cache": (0, 2, 1),
         "scheduler": (0, 2, 1),
-        "runner": (0, 2, 4),
-        "ops": (0, 2, 4),
-        "model": (0, 2, 4),
+        "runner": (0, 2, 5),
+        "ops": (0, 2, 5),
+        "model": (0, 2, 5),
         "checkpoint": (0, 2, 0),
         "command": (0, 2, 0),
         "proposer": (0, 2, 1),

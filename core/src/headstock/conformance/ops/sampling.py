@@ -100,6 +100,9 @@ def check_logprobs(actual: Sample, expected: Sample, rows: Tensor) -> None:
     torch.testing.assert_close(actual.logprobs[rows], expected.logprobs[rows], **close)
     torch.testing.assert_close(actual.top_logprobs[rows], expected.top_logprobs[rows], **close)
     assert torch.equal(actual.top_ids[rows], expected.top_ids[rows]), "other alternatives"
+    # Those of operations that give none are computed by headstock.
+    if actual.ranks is not None and expected.ranks is not None:
+        assert torch.equal(actual.ranks[rows], expected.ranks[rows]), "other ranks"
 
 
 def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ class WireRequest(msgspec.Struct, array_like=True, frozen=True):
     params: dict[str, Any]
 
 
-WireLogprob = tuple[int, float, tuple[tuple[int, float], ...]]
+WireLogprob = tuple[int, float, tuple[tuple[int, float], ...], int | None]
 """The fields of a `TokenLogprob`."""
 
 
@@ -360,7 +360,7 @@ def pack_update(update: Update) -> WireUpdate:
 
 
 def _pack_logprob(logprob: TokenLogprob) -> WireLogprob:
-    return logprob.token, logprob.logprob, logprob.top
+    return logprob.token, logprob.logprob, logprob.top, logprob.rank
 
 
 def unpack_update(wire: WireUpdate) -> Update:

@@ -10,7 +10,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.nn.penalties import apply_logit_rules_
-from headstock.nn.sampler import attach_logprobs, sample_processed
+from headstock.nn.sampler import attach_logprobs, find_targets, rank_tokens, sample_processed
 from headstock.spi import Sample, Sampling
 from headstock_triton.pdl import launch_options
 from headstock_triton.sampling.masks import FEW_ROWS
@@ -162,6 +162,8 @@ def fused_sample(
             logprobs=logprobs,
             top_ids=nothing.long(),
             top_logprobs=nothing,
+            # Of the logits as given: without a mask nothing is written to them.
+            ranks=rank_tokens(logits, find_targets(tokens, sampling)),
         )
     logits = logits.to(torch.float32)
     likely = logits.log_softmax(-1) if sampling.top_logprobs >= 0 else None
