@@ -66,7 +66,7 @@ def test_a_request_arrives_with_every_field() -> None:
     )
     plain = Request(id="", prompt=np.zeros(1, np.int32), max_tokens=1)
     # Values of processors are made where the engine is.
-    made = {"processor_values"}
+    made = {"processor_values", "variant"}
     names = [each.name for each in fields(Request) if each.init and each.name not in made]
     assert names == list(WireRequest.__struct_fields__), "a new field needs its place in a message"
     (found,) = unpack_requests(send(pack_requests(1, [request], stream_tokens=True)))
