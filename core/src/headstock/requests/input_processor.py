@@ -32,6 +32,7 @@ from headstock.text.prompt import (
     check_salt,
     tokenize_prompt,
 )
+from headstock.text.template_variables import UnreadNotices, list_variables
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
 
 ParamsInput = SamplingParams | Sequence[SamplingParams] | None
@@ -66,6 +67,7 @@ class InputProcessor:
         self.eos_ids = tuple(
             dict.fromkeys((*(generation_config.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids))
         )
+        self.unread_notices = UnreadNotices()
         self.request_numbers = itertools.count()
         self.seeds = random.Random(seed)
 
@@ -76,7 +78,8 @@ class InputProcessor:
         """
         variables = dict(conversation.chat_template_kwargs or {})
         if conversation.reasoning_effort is not None:
-            if "reasoning_effort" not in self.find_template(conversation):
+            read = list_variables(self.find_template(conversation))
+            if read is not None and "reasoning_effort" not in read:
                 raise RequestError(
                     "reasoning_effort is not supported: the chat template does not read it; leave "
                     "it out",
@@ -93,6 +96,8 @@ class InputProcessor:
                 continue_final_message=conversation.continue_final_message,
                 template_kwargs=variables,
             )
+        if variables:
+            self.unread_notices.say(variables, self.find_template(conversation))
         # The template has written the special tokens out already.
         return self.tokenize(text, add_special_tokens=False)
 

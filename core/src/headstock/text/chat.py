@@ -17,6 +17,7 @@ from headstock.errors import (
     shorten,
 )
 from headstock.text.messages import Message, check_messages, spell_for_template
+from headstock.text.template_variables import find_unread, make_environment
 from headstock.text.tokenizer import Tokenizer
 
 TEMPLATE_CHARACTERS = "{}\n"
@@ -49,7 +50,9 @@ def render_chat(
             "that does",
             parameter="tools",
         )
-    variables = _check_template_kwargs(template_kwargs, hf_tokenizer.apply_chat_template)
+    variables = _check_template_kwargs(
+        template_kwargs, hf_tokenizer.apply_chat_template, template_text
+    )
 
     def render(turns: list[dict[str, Any]]) -> str:
         return str(
@@ -98,9 +101,12 @@ def find_template(tokenizer: Tokenizer, template: str | None, *, has_tools: bool
 
 
 def _check_template_kwargs(
-    values: Mapping[str, object] | None, render: Callable[..., object]
+    values: Mapping[str, object] | None, render: Callable[..., object], template: str
 ) -> Mapping[str, object]:
-    """The variables, if none of them is a parameter of `render`.   raises: RequestError"""
+    """The variables, if none is a parameter of `render` or a slip for one that the template reads.
+
+    raises: RequestError
+    """
     # transformers passes what it does not know on to the template. What it knows would change how
     # the template is rendered, or which one.
     taken = {"conversations", "messages", "self", *inspect.signature(render).parameters}
@@ -111,6 +117,7 @@ def _check_template_kwargs(
                 "chat template reads",
                 parameter="chat_template_kwargs",
             )
+    find_unread(values or {}, template)
     return values or {}
 
 
@@ -144,26 +151,12 @@ def _check_syntax(text: str, source: str) -> None:
     """Raise UsageError, which calls it `source`, unless `text` is a template."""
     # Parsed at once, not when the first chat is rendered: a wrong file is refused before a model
     # is loaded for minutes.
-    from jinja2 import TemplateSyntaxError, nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Generation(Extension):
-        """The tag that marks an assistant's words in templates; transformers adds it too."""
-
-        tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    from jinja2 import TemplateSyntaxError
 
     if not text.strip():
         raise UsageError(f"{source}: the template is empty")
     try:
-        ImmutableSandboxedEnvironment(extensions=[Generation, "jinja2.ext.loopcontrols"]).parse(
-            text
-        )
+        make_environment().parse(text)
     except TemplateSyntaxError as error:
         raise UsageError(
             f"{source}: not a Jinja template: {shorten(error.message)} (line {error.lineno})"
