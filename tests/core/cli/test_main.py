@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+import tomllib
+from pathlib import Path
 from types import ModuleType
 
 import pytest
+from source_tree import ROOT
 
 from headstock import registry
 from headstock.cli import main as entry
@@ -367,3 +371,39 @@ def test_unknown_verbs_and_flags(capsys: pytest.CaptureFixture[str]) -> None:
     ]:
         assert main(arguments) == 2
         assert capsys.readouterr().err == message
+
+
+def test_the_distribution_of_two_commands_says_what_each_does() -> None:
+    project = tomllib.loads((ROOT / "plugins/bench/pyproject.toml").read_text("utf-8"))["project"]
+    parts = project["description"].split("; ")
+    assert [part.partition(": ")[0] for part in parts] == sorted(
+        project["entry-points"]["headstock.command"]
+    )
+
+
+def test_help_says_of_each_command_of_a_distribution_what_it_does(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, summary, commands in (
+        ("one", "draws: one picture; or more", "draw"),
+        ("two", "hum: hum a tune; whistle: whistle it, loudly", "hum whistle"),
+        ("three", "sing and dance", "sing dance"),
+    ):
+        folder = tmp_path / f"{name}-1.0.dist-info"
+        folder.mkdir()
+        (folder / "METADATA").write_text(f"Name: {name}\nVersion: 1.0\nSummary: {summary}\n")
+        lines = "".join(f"{command} = {name}:spec\n" for command in commands.split())
+        (folder / "entry_points.txt").write_text(f"[headstock.command]\n{lines}")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    assert main(["--help"]) == 0
+
+    text = capsys.readouterr().out
+    said = {}
+    for line in text.splitlines():
+        if match := re.match(r"  (\w+) {2,}(.+)", line):
+            said[match[1]] = match[2]
+    unknown = "a command of three; its own --help says what it does"
+    assert (said["draw"], said["hum"]) == ("draws: one picture; or more", "hum a tune")
+    assert said["whistle"] == "whistle it, loudly"
+    assert (said["sing"], said["dance"]) == (unknown, unknown)

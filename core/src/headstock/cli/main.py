@@ -185,17 +185,27 @@ def _format_usage() -> str:
 
 
 def list_plugin_commands() -> dict[str, str]:
-    """Installed commands of plugins -> the summaries of their distributions."""
+    """Installed commands of plugins -> what the summaries of their distributions say of them.
+
+    A distribution with several commands says `NAME: what it does; NAME: what it does`.
+    """
     from headstock.distributions import read_distributions
 
     # `--help` shows what metadata says: a broken plugin cannot stop it, a slow one not slow it
-    return {
-        line.name: " ".join(distribution.header.get("Summary", "").split())
-        for distribution in read_distributions()
-        for line in distribution.read_entry_points()
+    commands: dict[str, str] = {}
+    for distribution in read_distributions():
         # A name that no verb can have is for 'headstock plugins list' to explain.
-        if line.group == "headstock.command" and line.name.replace("-", "_").isidentifier()
-    }
+        names = [
+            line.name
+            for line in distribution.read_entry_points()
+            if line.group == "headstock.command" and line.name.replace("-", "_").isidentifier()
+        ]
+        summary = " ".join(distribution.header.get("Summary", "").split())
+        parts = dict(part.strip().partition(": ")[::2] for part in summary.split(";"))
+        for name in names:
+            other = f"a command of {distribution.name}; its own --help says what it does"
+            commands[name] = summary if len(names) == 1 else parts.get(name, other)
+    return commands
 
 
 def read_version() -> str:
