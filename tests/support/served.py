@@ -242,7 +242,7 @@ def serve(
     def read_errors() -> None:
         for line in process.stderr:
             served.errors.append(line)
-            match = re.match(r"listening on http://\S+:(\d+)", line)
+            match = re.match(r"loading .*; http://\S+:(\d+)/health", line)
             if match:
                 served.port = int(match[1])
                 listening.set()

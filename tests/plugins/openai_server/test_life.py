@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import signal
 import socket
 import time
@@ -274,3 +275,14 @@ def test_a_client_that_reads_nothing_is_dropped_and_others_are_not_slowed() -> N
             server.wait_for("headstock_requests_running", 60)
             server.wait_for("headstock_requests_running", 0, 60)
         assert server.metric("headstock_requests_total") == 60
+
+
+def test_a_server_says_that_it_listens_only_once_it_serves() -> None:
+    with serve("--tp", "2", wait_ready=False) as refused:
+        assert refused.process.wait() == 5
+    assert not any("listening" in line for line in refused.errors)
+    assert "--tp 2" in refused.errors[-1]
+
+    with serve(script={}) as server:
+        (line,) = [line for line in server.errors if "listening" in line]
+        assert re.fullmatch(rf"ready: \S+, listening on http://\S+:{server.port}/v1\n", line)

@@ -68,7 +68,10 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     )
     listener = listen(settings)
     host, port = listener.getsockname()[:2]
-    print_note(f"listening on {format_address(host, port)}, loading {resolved.engine.model}")
+    # Not yet that it serves: the engine may refuse its options.
+    print_note(
+        f"loading {resolved.engine.model}; {format_address(host, port)}/health says how far it is"
+    )
     if settings.is_open:
         print_note(
             f"warning: {host} may be reached from other machines, and no --api-key is set: "
@@ -95,7 +98,7 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
                     if not options.quiet:
                         print_summary(session.list_summary())
                     names = ", ".join(settings.model_names)
-                    print_note(f"ready: {names} at {format_address(host, port)}/v1")
+                    print_note(f"ready: {names}, listening on {format_address(host, port)}/v1")
 
                 await server.run(bars.update, show_ready)
         except HeadstockError as error:
