@@ -315,9 +315,9 @@ headstock says of it.
 | different | the same line works, and means something else |
 | refused | an error that says what to do: `NotSupported` for what headstock has not yet |
 
-Two defaults differ: `use_tqdm` is off, and `max_tokens` is 100. `LLM.generate_async`, `LLM.stream`,
-`LLM.stream_chat` and their `a...` forms take the place of `AsyncLLM`. Fields of HTTP requests are
-in [serving](serving.md#fields)."""
+Two defaults differ: `use_tqdm` is off, and `max_tokens` is 100; `LLM.chat` without parameters may
+fill the context. `LLM.generate_async`, `LLM.stream`, `LLM.stream_chat` and their `a...` forms take
+the place of `AsyncLLM`. Fields of HTTP requests are in [serving](serving.md#fields)."""
 
 
 def main() -> None:

@@ -462,3 +462,29 @@ def test_a_terminal_begins_a_chat() -> None:
     os.close(master)
     assert process.returncode == 0, err
     assert "5" in out and "chat: 1 answer, " in err and "/help lists the commands" in err
+
+
+def test_a_dumb_terminal_gets_no_escape_sequence_and_no_color_no_style(tmp_path: Path) -> None:
+    for variables, forbidden in (
+        ({"TERM": "dumb"}, r"\x1b"),
+        ({"NO_COLOR": "1"}, r"\x1b\[[1-9]\d*m"),
+    ):
+        for arguments in (
+            ("run", *SMALL, "--prompt", "12 + 30 ="),
+            ("run", *SMALL, "--prompt", "12 + 30 =", "--prompt", "Once"),
+            ("plugins", "list"),
+        ):
+            process = headstock(*arguments, **variables)
+            text = process.read()
+            process.close()
+            assert process.exitstatus == 0, text
+            assert re.search(forbidden, text) is None, text
+
+    chat = headstock("run", *SMALL, "--history", "off", state=tmp_path, TERM="dumb")
+    chat.expect("> ")
+    chat.sendline("What is the capital of France?")
+    chat.expect("Paris")
+    chat.sendline("/exit")
+    text = chat.before + chat.read()
+    chat.close()
+    assert chat.exitstatus == 0 and "\x1b" not in text

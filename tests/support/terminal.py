@@ -16,13 +16,17 @@ PROMPTS = r"\x1b\[\?2004h"
 """What an editor sends when it is ready for keys: pasted texts shall be marked."""
 
 
-def headstock(*arguments: str, state: Path | None = None, columns: int = 80) -> pexpect.spawn:
+def headstock(
+    *arguments: str, state: Path | None = None, columns: int = 80, **variables: str
+) -> pexpect.spawn:
     """`headstock ARGUMENTS` in a terminal; `state` is where it may remember things."""
     environment = os.environ | {
         "TERM": "xterm-256color",
         "XDG_STATE_HOME": str(state or os.devnull),
     }
     environment.pop("COLUMNS", None)
+    environment.pop("NO_COLOR", None)
+    environment.update(variables)
     command = [sys.executable, "-m", "headstock", *arguments]
     return pexpect.spawn(
         command[0],

@@ -16,6 +16,7 @@ from headstock.requests.engine_protocol import StartEngine
 from headstock.requests.foreign_names import drop_foreign_options, explain_missing_method
 from headstock.requests.input_processor import (
     ParamsInput,
+    RequestParams,
     list_params,
     name_prompt_in_errors,
 )
@@ -94,6 +95,7 @@ class LLM:
     ) -> list[RequestOutput]:
         """The answers to the prompts, in their order. All are checked before any runs.
 
+        `sampling_params` may be mappings of the names of SamplingParams.
         Prompts of lower `priority` go first and, where rows or pages are short, preempt others (0
         by default). An answer that fails while it runs has finish_reason "error", and the others go
         on. `use_tqdm` draws a bar on standard error: True with `tqdm.auto`, a callable with the bar
@@ -119,6 +121,8 @@ class LLM:
     ) -> list[RequestOutput]:
         """As `generate`, of one conversation or several through the model's chat template.
 
+        Without `sampling_params`, and a `max_new_tokens` of the model's, answers may fill the
+        context. One that is cut there, or by `max_tokens`, has finish_reason "length".
         The options are those of `headstock.text.conversation.ChatOptions`. `text` is what the model
         wrote. With `split_answers`, `reasoning` and `tool_calls` of outputs have theirs, and `text`
         the rest.
@@ -214,7 +218,7 @@ class LLM:
         return [answers[prompt_request.request_id] for prompt_request in prompt_requests]
 
     def stream(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: RequestParams = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
         """The answer in pieces: each output holds the new tokens alone.
 
@@ -226,7 +230,7 @@ class LLM:
     def stream_chat(
         self,
         messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: RequestParams = None,
         priority: int = 0,
         *,
         split_answers: bool = False,
@@ -246,7 +250,7 @@ class LLM:
         )
 
     async def generate_async(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: RequestParams = None, priority: int = 0
     ) -> RequestOutput:
         """The whole answer to one prompt; cancelling the task ends the request.
 
@@ -261,7 +265,7 @@ class LLM:
         return prompt_request.final_output()
 
     async def astream(
-        self, prompt: PromptType, sampling_params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, sampling_params: RequestParams = None, priority: int = 0
     ) -> AsyncIterator[RequestOutput]:
         """As `stream`, for asyncio; cancelling the task or closing the iterator ends the request.
 
@@ -277,7 +281,7 @@ class LLM:
     async def astream_chat(
         self,
         messages: Sequence[Message],
-        sampling_params: SamplingParams | None = None,
+        sampling_params: RequestParams = None,
         priority: int = 0,
         *,
         split_answers: bool = False,
@@ -301,7 +305,7 @@ class LLM:
                 yield piece
 
     async def _process_async(
-        self, prompt: PromptType, params: SamplingParams | None, priority: int
+        self, prompt: PromptType, params: RequestParams, priority: int
     ) -> PromptRequest:
         """The checked request.   raises: RequestError"""
 
@@ -312,10 +316,13 @@ class LLM:
 
         # The way to a thread and back delays a first token more than a check of these.
         is_short = isinstance(prompt, list | tuple) and len(prompt) <= _FEW_TOKENS
-        if is_short and (params is None or params.structured_outputs is None):
+        has_grammar = params is not None and (
+            not isinstance(params, SamplingParams) or params.structured_outputs is not None
+        )
+        if is_short and not has_grammar:
             return process()
         # Long texts take milliseconds, which would hold up other streams of the event loop, and
-        # grammars may take seconds.
+        # grammars, which a mapping may hold too, may take seconds.
         return await asyncio.to_thread(process)
 
     def get_tokenizer(self) -> Any:
@@ -323,7 +330,7 @@ class LLM:
         return self._session.tokenizer.hf_tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What a request without parameters has: those of the model's generation_config.json."""
+        """What a prompt without parameters has: those of the model's generation_config.json."""
         return self._session.default_params
 
     def reset_prefix_cache(self) -> None:

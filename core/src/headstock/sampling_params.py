@@ -197,7 +197,7 @@ class SamplingParams:
         validator=POSITIVE_OR_NONE,
         metadata=_make_flag_metadata(
             "maximum number of tokens to generate for a prompt",
-            "the model's, else 100",
+            "the model's, else 100; in chats all that the context holds",
             aliases=("--max-new-tokens",),
         ),
     )

@@ -188,3 +188,62 @@ def test_a_chat_needs_a_template(scripted: Any, byte_fallback: Path) -> None:
     llm, _ = scripted(directory=byte_fallback)
     with pytest.raises(UsageError, match="no chat template"):
         run_chat(llm._session, SamplingParams(), None, Typing("hi"))
+
+
+def test_a_full_context_drops_the_oldest_turns_and_says_so(
+    scripted: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, loop = scripted(
+        script=lambda request: [*llm._session.tokenizer.encode("hello fox"), 0], max_seq_len=200
+    )
+    turns = [f"turn {number} {'x' * 20}" for number in range(30)]
+    file = tmp_path / "chat.json"
+    typed = Typing(*turns, f"/save {file}", "/reset", turns[0])
+
+    assert run_chat(llm._session, SamplingParams(max_tokens=None), "be brief", typed) == 0
+
+    captured = capsys.readouterr()
+    assert captured.out == "hello fox\n" * 31
+    prompts = [
+        llm._session.tokenizer.decode(request.prompt, skip_special_tokens=False)
+        for request in loop.seen
+    ]
+    assert turns[0] in prompts[1] and turns[0] not in prompts[-2]
+    for prompt, turn, request in zip(prompts, [*turns, turns[0]], loop.seen, strict=True):
+        assert prompt.startswith("<|im|>system: be brief\n<|im|>user: turn ")
+        assert prompt.endswith(f"<|im|>user: {turn}\n<|im|>assistant: ")
+        assert len(request.prompt) <= 150  # a quarter is left for the answer
+    notes = [line for line in captured.err.splitlines() if "no longer sees" in line]
+    assert notes[0] == (
+        "the context of 200 tokens is full: the model no longer sees the 2 oldest turns; /reset "
+        "starts over"
+    )
+    assert len(notes) > 5 and prompts[-1].count("user") == 1
+    # What the model no longer sees was said all the same.
+    assert len(json.loads(file.read_text())["messages"]) == 61
+
+
+def test_a_turn_that_alone_does_not_fit_drops_no_other(
+    scripted: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    llm, loop = scripted(
+        script=lambda request: [*llm._session.tokenizer.encode("hello fox"), 0], max_seq_len=200
+    )
+    typed = Typing("first", "x" * 300, "second", "x" * 100_000, "third")
+
+    assert run_chat(llm._session, SamplingParams(max_tokens=None), None, typed) == 0
+
+    captured = capsys.readouterr()
+    assert captured.out == "hello fox\n" * 3
+    assert "no longer sees" not in captured.err and captured.err.count("/reset starts over") == 2
+    last = llm._session.tokenizer.decode(loop.seen[-1].prompt, skip_special_tokens=False)
+    assert "first" in last and "second" in last and "xxx" not in last
+
+
+def test_a_cut_answer_says_by_what(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    llm, _ = scripted(script=lambda request: [5] * 4096, max_seq_len=200)
+    run_chat(llm._session, SamplingParams(max_tokens=9), None, Typing("hi"))
+    assert "the answer was cut after 9 tokens (--max-tokens)" in capsys.readouterr().err
+
+    run_chat(llm._session, llm._session.default_chat_params, None, Typing("hi"))
+    assert "the answer was cut: it fills the context of 200 tokens" in capsys.readouterr().err

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from headstock import LLM, EngineConfig, SamplingParams
 from headstock.errors import NotSupported, RequestError, UsageError
@@ -134,14 +138,59 @@ def test_bad_prompts_are_refused_before_anything_runs(
     assert loop.seen == []
 
 
-@pytest.mark.parametrize("params", [5, "greedy", {"max_tokens": 5}, [5], [None, SHORT, {}]])
+@pytest.mark.parametrize("params", [5, "greedy", {1, 2}, [5], [None, SHORT, ["n"]]])
 def test_params_of_another_type_are_refused_by_name(scripted: Make, params: Any) -> None:
     llm, loop = scripted()
     with pytest.raises(
-        RequestError, match=r"sampling_params must be SamplingParams.*, got (int 5|str greedy|dict)"
+        RequestError,
+        match=r"sampling_params must be SamplingParams.*, got (int 5|str greedy|set|list)",
     ):
         llm.generate("a" if not isinstance(params, list) else ["a"] * len(params), params)
     assert loop.seen == []
+
+
+def test_a_mapping_of_names_is_the_sampling_params_of_these(scripted: Make) -> None:
+    llm, loop = scripted()
+    values: dict[str, Any] = {"temperature": 0.5, "max_tokens": 3, "seed": 7, "stop": "zz"}
+    messages = [{"role": "user", "content": "x"}]
+
+    llm.generate(["a", "b"], [values, {"max_tokens": 3}])
+    list(llm.stream("a", values))
+    llm.chat(messages, values)
+    asyncio.run(llm.generate_async("a", MappingProxyType(values)))
+
+    first, second, *others = [request.params for request in loop.seen]
+    assert [first, *others] == [
+        SamplingParams(temperature=0.5, max_tokens=3, seed=7, stop="zz")
+    ] * 4
+    assert evolve(second, seed=None) == SamplingParams(max_tokens=3)
+    for wrong, message in (
+        ({"temperatur": 0}, "temperatur.*temperature"),
+        ({"temperature": "cold"}, "temperature must be between"),
+        ({3: 4}, "3"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            llm.generate("a", wrong)
+
+
+def test_a_chat_without_parameters_may_fill_the_context_and_says_that_it_was_cut(
+    scripted: Make, byte_level: Path, tmp_path: Path
+) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    llm, _ = scripted(script=lambda request: [5] * 4096, max_seq_len=200)
+    (answer,) = llm.chat(messages)
+    assert len(answer.prompt_token_ids) + len(answer.outputs[0].token_ids) == 200
+    assert answer.outputs[0].finish_reason == "length"
+    assert len(list(llm.stream_chat(messages))) == len(answer.outputs[0].token_ids)
+    (completion,) = llm.generate("x")
+    assert len(completion.outputs[0].token_ids) == 100
+
+    # A number of the model's own holds.
+    shutil.copytree(byte_level, tmp_path / "model")
+    (tmp_path / "model" / "generation_config.json").write_text('{"max_new_tokens": 7}')
+    llm, _ = scripted(tmp_path / "model", script=lambda request: [5] * 4096)
+    (answer,) = llm.chat(messages)
+    assert len(answer.outputs[0].token_ids) == 7
 
 
 @pytest.mark.parametrize("messages", [5, None, "hello", {"role": "user"}, [5], [[5], 5], [[], []]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import signal
@@ -205,3 +206,53 @@ def test_a_chat_template_from_the_environment_serves_chats_alone(
     monkeypatch.setenv("HEADSTOCK_CHAT_TEMPLATE", "{{ messages[0].content }}!")
     assert run("-p", "fox", "--quiet", script=hello)[1] == "fox\n"
     assert run("-p", "fox", "--chat", "--quiet", script=hello)[1] == "fox!\n"
+
+
+class Terminal(io.StringIO):
+    """Output that is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("variables", "before"),
+    [
+        ({"TERM": "xterm"}, "\033[2mhello\033[0m"),
+        ({"TERM": "xterm", "NO_COLOR": "1"}, "hello"),
+        ({"TERM": "dumb"}, "hello"),
+    ],
+)
+def test_a_terminal_shows_a_prompt_before_its_completion_and_no_template_before_an_answer(
+    run: Run, monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], before: str
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    shown = []
+    for flags in ([], ["--chat"]):
+        terminal = Terminal()
+        monkeypatch.setattr("sys.stdout", terminal)
+        run("--prompt", "hello", "--quiet", *flags, script=lambda request: [*b"ab", 0])
+        shown.append(terminal.getvalue())
+    answer = shown[1]
+    assert shown[0] == f"{before}{answer}"
+    assert answer.endswith("\n") and "hello" not in answer and "<|im|>" not in answer
+
+
+def test_headings_of_chats_are_what_the_user_wrote(run: Run) -> None:
+    _, out, _ = run("-p", "hello", "-p", "fox", "--system", "be brief", script=hello)
+    assert [line for line in out.splitlines() if line.startswith("==>")] == [
+        "==> 1: hello <==",
+        "==> 2: fox <==",
+    ]
+
+
+def test_chats_may_fill_the_context_and_completions_have_100_tokens(run: Run) -> None:
+    endless = {"script": lambda request: [5] * 4096}
+    for flags, most in (([], 100), (["--chat"], None), (["--chat", "--max-tokens", "9"], 9)):
+        _, out, _ = run("--prompt", "hello", "--json", "--quiet", *flags, **endless)
+        answer = json.loads(out)
+        tokens = answer["usage"]["completion_tokens"]
+        assert tokens == (most or 256 - answer["usage"]["prompt_tokens"])
+        assert answer["finish_reason"] == "length"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -12,22 +11,22 @@ from headstock.cli.notes import print_note
 from headstock.cli.tables import print_table
 from headstock.errors import format_count, shorten
 from headstock.outputs import CompletionOutput, Logprob, RequestMetrics, RequestOutput
+from headstock.requests.terminal import can_style
 
 
 def show_prompt(prompt: str | None) -> None:
     """Print the prompt, dimmed, before its text; only a terminal gets it, a pipe not."""
     # A pipe gets the answer alone, for the program that reads it.
     if prompt is not None and sys.stdout.isatty():
-        # The convention of no-color.org.
-        begin, end = ("", "") if os.environ.get("NO_COLOR") else ("\033[2m", "\033[0m")
+        begin, end = ("\033[2m", "\033[0m") if can_style(sys.stdout) else ("", "")
         print(f"{begin}{prompt}{end}", end="", flush=True)
 
 
-def show_text(number: int, output: RequestOutput) -> None:
-    """Print the answers to a prompt, each under a heading."""
+def show_text(number: int, output: RequestOutput, prompt: str | None) -> None:
+    """Print the answers to a prompt, each under a heading; `prompt` is as the user gave it."""
     for answer in output.outputs:
         which = f"{number}" if len(output.outputs) == 1 else f"{number}.{answer.index + 1}"
-        heading = "token ids" if output.prompt is None else shorten(output.prompt)
+        heading = "token ids" if prompt is None else shorten(prompt)
         print(f"==> {which}: {heading} <==\n{answer.text}\n", flush=True)
         if show_logprobs(output, answer):
             print(flush=True)

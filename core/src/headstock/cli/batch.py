@@ -65,7 +65,7 @@ class PromptBatch:
         # One answer alone can be shown as it comes; several would be mixed.
         is_alone = self.total == len(requests) == 1 and requests[0].params.n == 1
         if is_alone and self.json_output is None:
-            return self.stream_answer(requests[0])
+            return self.stream_answer(waiting[0][1], requests[0])
         try:
             with ProgressBars(shown=not self.quiet) as bars:
                 ended = tokens = 0
@@ -136,7 +136,9 @@ class PromptBatch:
 
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:
         """The parameters of one input: its own over the flags over the model's defaults."""
-        return self.session.default_params.replace({**self.sampling, **prompt_input.sampling})
+        is_chat = prompt_input.conversation is not None
+        defaults = self.session.default_chat_params if is_chat else self.session.default_params
+        return defaults.replace({**self.sampling, **prompt_input.sampling})
 
     def note_cut_lengths(self, requests: Sequence[tuple[PromptInput, PromptRequest]]) -> None:
         """Print one note when answers are cut below the user's max_tokens.
@@ -158,10 +160,11 @@ class PromptBatch:
                 f"{format_count(max_seq_len, 'token')}"
             )
 
-    def stream_answer(self, request: PromptRequest) -> int:
+    def stream_answer(self, prompt_input: PromptInput, request: PromptRequest) -> int:
         """Print one answer as it comes; 1 when it failed, else 0."""
         tokens = 0
-        show_prompt(request.prompt.text)
+        # A completion goes on from its prompt; a chat's prompt is text of the template.
+        show_prompt(None if prompt_input.conversation is not None else request.prompt.text)
         try:
             for _, piece in self.session.stream_outputs([request]):
                 tokens += len(piece.outputs[0].token_ids)
@@ -196,7 +199,7 @@ class PromptBatch:
         if self.json_output is not None:
             show_json(prompt_input.where, number, output, self.json_output)
         else:
-            show_text(number, output)
+            show_text(number, output, prompt_input.text or output.prompt)
         for answer in output.outputs:
             if answer.error is not None:
                 print_note(f"headstock: {prompt_input.where}: {answer.error}")

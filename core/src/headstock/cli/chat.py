@@ -16,11 +16,15 @@ from headstock.errors import RequestError, format_count
 from headstock.outputs import RequestOutput
 from headstock.sampling_params import SamplingParams
 from headstock.text.conversation import Conversation
+from headstock.text.prompt import Prompt
 
 if TYPE_CHECKING:
     from headstock.requests.session import EngineSession
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+ROOM_SHARE = 4
+"""The part of the context that older turns leave to an answer: a quarter."""
 
 COMMANDS = ("/reset", "/system", "/stats", "/save", "/exit", "/quit", "/help")
 
@@ -103,14 +107,15 @@ class Chat:
         self.params = params
         self.system = system
         self.turns: list[dict[str, str]] = []
+        self.num_left_out = 0  # of the oldest turns, which the context no longer holds
         self.tokens = 0
         self.answers = 0
         self.last = "no answer yet"
 
-    @property
-    def messages(self) -> list[dict[str, str]]:
-        """The whole conversation, with the system message if there is one."""
-        return [*([{"role": "system", "content": self.system}] if self.system else []), *self.turns]
+    def list_messages(self, start: int = 0) -> list[dict[str, str]]:
+        """The turns from `start` on, after the system message if there is one."""
+        system = [{"role": "system", "content": self.system}] if self.system else []
+        return [*system, *self.turns[start:]]
 
     def leave(self) -> int:
         """Print that the chat has ended; its exit code."""
@@ -145,9 +150,7 @@ class Chat:
         raises: RequestError, EngineDied
         """
         pieces: list[RequestOutput] = []
-        conversation = Conversation(messages=self.messages, **self.options)
-        prompt = self.session.input_processor.render_chat(conversation)
-        stream = self.session.stream(prompt, self.params)
+        stream = self.session.stream(self.fit_context(), self.params)
         try:
             for piece in stream:
                 pieces.append(piece)
@@ -159,7 +162,46 @@ class Chat:
         if pieces and pieces[-1].outputs[0].error is not None:
             raise RequestError(pieces[-1].outputs[0].error)
         self.count_answer(pieces)
+        if pieces and pieces[-1].outputs[0].finish_reason == "length":
+            self.note_cut(pieces[-1])
         return "".join(piece.outputs[0].text for piece in pieces).strip()
+
+    def fit_context(self) -> Prompt:
+        """The prompt of the latest turns that leave room for an answer; says if it leaves some out.
+
+        raises: RequestError when the last turn alone does not fit
+        """
+        most = self.session.engine.max_seq_len
+        room = min(self.params.max_tokens or most, most // ROOM_SHARE)
+        start = self.num_left_out
+        while True:
+            # An answer goes with its question: templates want a user's turn first.
+            is_last = start + 2 >= len(self.turns)
+            conversation = Conversation(messages=self.list_messages(start), **self.options)
+            try:
+                prompt = self.session.input_processor.render_chat(conversation)
+            except RequestError:  # far longer than the context
+                if is_last:
+                    raise
+            else:
+                if len(prompt.tokens) + room <= most or is_last:
+                    break
+            start += 2
+        if start > self.num_left_out and len(prompt.tokens) < most:
+            self.num_left_out = start
+            print_note(
+                f"the context of {format_count(most, 'token')} is full: the model no longer sees "
+                f"the {format_count(start, 'oldest turn')}; /reset starts over"
+            )
+        return prompt
+
+    def note_cut(self, output: RequestOutput) -> None:
+        """Print why an answer was cut."""
+        if output.max_tokens == self.params.max_tokens:
+            print_note(f"the answer was cut after {output.max_tokens} tokens (--max-tokens)")
+        else:
+            most = format_count(self.session.engine.max_seq_len, "token")
+            print_note(f"the answer was cut: it fills the context of {most}")
 
     def count_answer(self, pieces: list[RequestOutput]) -> None:
         """Add an answer to the statistics."""
@@ -178,11 +220,11 @@ class Chat:
             case "/help":
                 _print_help()
             case "/reset":  # the system message stays
-                self.turns.clear()
+                self.clear()
                 print_note("conversation cleared")
             case "/system":
                 self.system = rest.strip() or None
-                self.turns.clear()
+                self.clear()
                 print_note("started over" + ("" if self.system else ", without a system message"))
             case "/stats":
                 print_note(f"last answer: {self.last}")
@@ -193,6 +235,11 @@ class Chat:
                 print_note(f"no command {word}; /help lists them")
         return True
 
+    def clear(self) -> None:
+        """Forget all turns; the system message stays."""
+        self.turns.clear()
+        self.num_left_out = 0
+
     def save_conversation(self, path: str) -> None:
         """Write the conversation to a new file, and print whether that worked."""
         if not path:
@@ -201,7 +248,7 @@ class Chat:
         try:
             # "x": a slip of the name must not cost an earlier conversation, nor any other file.
             with open(path, "x", encoding="utf-8") as file:
-                json.dump({"messages": self.messages}, file, ensure_ascii=False, indent=2)
+                json.dump({"messages": self.list_messages()}, file, ensure_ascii=False, indent=2)
                 file.write("\n")
         except FileExistsError:
             print_note(f"{path} exists; choose another name")

@@ -41,6 +41,14 @@ class PromptInput:
     priority: int = 0
     cache_salt: str = ""
 
+    @property
+    def text(self) -> str:
+        """What the user wrote: the prompt, or the last text of the conversation; may be empty."""
+        if self.conversation is None:
+            return self.content if isinstance(self.content, str) else ""
+        texts = [message.get("content") for message in self.conversation.messages]
+        return next((text for text in reversed(texts) if text and isinstance(text, str)), "")
+
 
 @frozen
 class InvalidPrompt:

@@ -82,7 +82,7 @@ def main(arguments: list[str]) -> int:
         with open_model(resolved, quiet=args.quiet, alone=True) as session:
             return run_chat(
                 session,
-                session.default_params.replace(resolved.sampling),
+                session.default_chat_params.replace(resolved.sampling),
                 args.system,
                 read,
                 options,

@@ -7,7 +7,9 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import Literal, TextIO
+
+from headstock.requests.terminal import can_style
 
 MAX_UNBROKEN_CELL = 26
 """Characters up to which a column of a table is never broken: names and versions are not, sentences
@@ -111,4 +113,5 @@ def _print_fitted(
     for row in rows:
         # Text, because rich takes brackets in a plain string for markup.
         table.add_row(*map(Text, row))
-    Console(file=stream, width=width, highlight=False).print(table)
+    color_system: Literal["auto"] | None = "auto" if can_style(stream) else None
+    Console(file=stream, width=width, highlight=False, color_system=color_system).print(table)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TextIO
 from headstock.cli.notes import print_note
 from headstock.cli.process import Terminated
 from headstock.errors import shorten
+from headstock.requests.terminal import can_draw
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -56,10 +57,10 @@ def history_path(flag: str | None, environ: Mapping[str, str]) -> Path | None:
 def open_reader(history: Path | None) -> Callable[[], str]:
     """A function that reads a turn from the terminal, with a line editor where one can be drawn.
 
-    It draws on standard output, or else on standard error. It raises EOFError at the end of input,
-    and LineDropped.
+    The editor draws on standard output, or else on standard error. The function raises EOFError at
+    the end of input, and LineDropped.
     """
-    drawn = next((stream for stream in (sys.stdout, sys.stderr) if stream.isatty()), None)
+    drawn = next((stream for stream in (sys.stdout, sys.stderr) if can_draw(stream)), None)
     if drawn is None:
         return _read_plain
     output = _open_output(drawn)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import cast
+from typing import Any, cast
 
 from attrs import evolve
 
@@ -35,8 +35,11 @@ from headstock.text.prompt import (
 from headstock.text.template_variables import UnreadNotices, list_variables
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
 
-ParamsInput = SamplingParams | Sequence[SamplingParams] | None
-"""Parameters of all prompts, or of each; None is the model's defaults."""
+RequestParams = SamplingParams | Mapping[str, Any] | None
+"""Parameters of a request; a mapping is `SamplingParams(**mapping)`, None the model's defaults."""
+
+ParamsInput = RequestParams | Sequence[RequestParams]
+"""Parameters of all prompts, or of each."""
 
 
 class InputProcessor:
@@ -62,6 +65,7 @@ class InputProcessor:
         self.tokenizer = open_tokenizer(engine.directory)
         generation_config = read_generation_config(engine.directory)
         self.default_params = generation_config.params
+        self.default_chat_params = generation_config.chat_params
         # generation_config.json wins over config.json, as in transformers. The tokenizer's token
         # counts too: some chat models end a turn with one that neither file lists.
         self.eos_ids = tuple(
@@ -127,7 +131,7 @@ class InputProcessor:
     def process_chat(
         self,
         conversation: Conversation,
-        params: SamplingParams | None = None,
+        params: RequestParams = None,
         priority: int = 0,
         *,
         cache_salt: str | None = None,
@@ -139,7 +143,8 @@ class InputProcessor:
         raises: UsageError, RequestError, ModelError
         """
         prompt = evolve(self.render_chat(conversation), cache_salt=check_salt(cache_salt))
-        params = self.default_params if params is None else params
+        with self.spelling.render_errors():
+            params = self._copy_params(params, self.default_chat_params)
         if conversation.forced_tools:
             params = force_call(params, conversation.forced_tools)
         elif conversation.offered_tools and params.structured_outputs is not None:
@@ -165,24 +170,28 @@ class InputProcessor:
                     outputs, answer_format, self.tokenizer
                 )
                 params = params.replace({"structured_outputs": outputs})
-            return self._make_request(prompt, self._copy_params(params), priority, answer_format)
+            return self._make_request(prompt, params, priority, answer_format)
 
     def process(
-        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, params: RequestParams = None, priority: int = 0
     ) -> PromptRequest:
         """The request for a checked prompt. A lower `priority` goes first, as in vLLM.
 
         raises: RequestError
         """
         with self.spelling.render_errors():
-            return self._make_request(prompt, self._copy_params(params), priority)
+            params = self._copy_params(params, self.default_params)
+            return self._make_request(prompt, params, priority)
 
-    def _copy_params(self, params: SamplingParams | None) -> SamplingParams:
-        """A checked copy of the parameters, the engine's own for None.   raises: RequestError"""
-        params = self.default_params if params is None else params
+    def _copy_params(self, params: RequestParams, defaults: SamplingParams) -> SamplingParams:
+        """A checked copy of the parameters, `defaults` for None.   raises: RequestError"""
+        params = defaults if params is None else params
+        if isinstance(params, Mapping):
+            return SamplingParams().replace(params)
         if not isinstance(params, SamplingParams):
             raise RequestError(
-                f"sampling_params must be SamplingParams, got {describe_type(params)}",
+                "sampling_params must be SamplingParams or a mapping of its names, got "
+                f"{describe_type(params)}",
                 "sampling_params",
             )
         return params.copy_checked()  # the caller's may change while the request runs
@@ -306,7 +315,7 @@ class InputProcessor:
             for index, params in enumerate(params_list):
                 with name_prompt_in_errors(index, count):
                     if id(params) not in copies:
-                        copies[id(params)] = self._copy_params(params)
+                        copies[id(params)] = self._copy_params(params, self.default_params)
                     prompt_requests.append(
                         self._make_request(prompts[index], copies[id(params)], priority_list[index])
                     )
@@ -355,10 +364,10 @@ def list_priorities(priorities: Sequence[int] | None, count: int) -> Sequence[in
     return priorities
 
 
-def list_params(params: ParamsInput, count: int) -> list[SamplingParams | None]:
+def list_params(params: ParamsInput, count: int) -> list[RequestParams]:
     """The parameters of each of `count` prompts.   raises: RequestError"""
     if not isinstance(params, list | tuple):  # `process` refuses other types
-        return [cast("SamplingParams | None", params)] * count
+        return [cast("RequestParams", params)] * count
     if len(params) != count:
         raise RequestError(
             f"wanted one sampling_params or one for each prompt ({count}), got {len(params)}",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 from attrs import frozen
 
 from headstock.errors import UsageError, describe_type
+from headstock.requests.terminal import can_draw, can_style
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -29,12 +30,12 @@ class StageBar:
 
 
 class ProgressBars:
-    """One bar for each stage; none where standard error is no terminal, or when not `shown`."""
+    """One bar for each stage; none where standard error cannot draw any, or when not `shown`."""
 
     def __init__(self, *, shown: bool = True) -> None:
         self.progress: Progress | None = None
         self.stages: dict[str, StageBar] = {}
-        if shown and sys.stderr.isatty():
+        if shown and can_draw(sys.stderr):
             from rich.console import Console
             from rich.progress import BarColumn, Progress, TextColumn
 
@@ -46,7 +47,11 @@ class ProgressBars:
             # On a terminal that shows the answers too, rich prints them above the bar; soft_wrap
             # leaves their lines as long as they are. Answers that go elsewhere must not pass
             # through rich at all: it would write them to standard error.
-            console = Console(stderr=True, soft_wrap=True)
+            console = Console(
+                stderr=True,
+                soft_wrap=True,
+                color_system="auto" if can_style(sys.stderr) else None,
+            )
             is_shared = sys.stdout.isatty()
             self.progress = Progress(
                 *columns, console=console, transient=True, redirect_stdout=is_shared

@@ -21,7 +21,11 @@ from headstock.requests.client import stream_outputs, stream_outputs_async
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.inbox import Inboxes
-from headstock.requests.input_processor import InputProcessor, name_prompt_in_errors
+from headstock.requests.input_processor import (
+    InputProcessor,
+    RequestParams,
+    name_prompt_in_errors,
+)
 from headstock.requests.process_life import check_can_start, check_process, hold_exit
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
@@ -133,6 +137,11 @@ class EngineSession:
         """The parameters of requests without any: generation_config.json over SamplingParams()."""
         return self._input_processor.default_params
 
+    @property
+    def default_chat_params(self) -> SamplingParams:
+        """Those of conversations; without a number in generation_config.json, no `max_tokens`."""
+        return self._input_processor.default_chat_params
+
     def check_requests(self, prompt_requests: Sequence[PromptRequest]) -> None:
         """Check what only the engine knows, such as grammars, before any of the requests runs.
 
@@ -188,7 +197,7 @@ class EngineSession:
         )
 
     def stream(
-        self, prompt: PromptType, params: SamplingParams | None = None, priority: int = 0
+        self, prompt: PromptType, params: RequestParams = None, priority: int = 0
     ) -> Iterator[RequestOutput]:
         """The output for one prompt in pieces, each with the new tokens alone.
 

@@ -26,9 +26,13 @@ PARAM_NAMES = {
 
 @frozen
 class GenerationConfig:
-    """The default parameters, and the ids that end a text; with none, those of config.json do."""
+    """The default parameters, and the ids that end a text; with none, those of config.json do.
+
+    chat_params: those of chats, whose answers may fill the context unless the file says otherwise
+    """
 
     params: SamplingParams
+    chat_params: SamplingParams
     eos_ids: tuple[int, ...]
 
 
@@ -46,8 +50,15 @@ def read_generation_config(directory: Path) -> GenerationConfig:
     if not isinstance(values, dict):
         raise ModelError(f"{shorten(path)} must hold one JSON object; correct or remove the file")
     try:
+        params = parse_params(values)
         return GenerationConfig(
-            params=parse_params(values), eos_ids=parse_eos_ids(values.get("eos_token_id"))
+            params=params,
+            chat_params=(
+                params.replace({"max_tokens": None})
+                if values.get("max_new_tokens") is None
+                else params
+            ),
+            eos_ids=parse_eos_ids(values.get("eos_token_id")),
         )
     except RequestError as error:
         raise ModelError(f"{shorten(path)}: {error}; correct or remove the file") from error

@@ -30,7 +30,8 @@ def check_generate(llm: LLM) -> None:
     llm.generate([[1, 2], {"prompt": "a"}, {"prompt_token_ids": [1], "cache_salt": "x"}])
     llm.generate(3)  # type: ignore[call-overload]
     llm.generate({"promt": "a"})  # type: ignore[call-overload]
-    llm.generate("a", {"temperature": 0})  # type: ignore[call-overload]
+    llm.generate("a", {"temperature": 0})
+    llm.generate(["a", "b"], [{"temperature": 0}, PARAMS])
     llm.generate("a", use_tqdm="yes")  # type: ignore[call-overload]
     llm.generate("a", priority=1)  # type: ignore[call-overload]
 
