@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from headstock import registry
-from headstock.conformance.case import Outcome, run_case
+from headstock.conformance.case import CaseResult, Outcome, run_case
 from headstock.conformance.check import CHECKED_KINDS
 from headstock.spi import DeviceEnv
 
@@ -82,6 +82,12 @@ BROKEN = [
     ("grammar", "llguidance", "OneMatcher", "two matchers of one grammar disturb each other"),
     ("grammar", "llguidance", "TakesAnything", "which is no json"),
     ("grammar", "llguidance", "RulesDropped", "'uniqueItems', and masks allow"),
+    ("proposer", "ngram", "BeyondVocabulary", "1000"),
+    ("model", "Qwen3ForCausalLM", "EOS_DROPPED", "eos_ids is () for an eos_token_id of 7"),
+    ("model", "Qwen3ForCausalLM", "SECOND_EOS_DROPPED", "eos_token_id of [3, 9, 11]"),
+    ("model", "Qwen3ForCausalLM", "POSITIONS_CUT", "max_position is 1000"),
+    ("model", "Qwen3ForCausalLM", "NORMS_WIDE", "weights after they round"),
+    ("model", "Olmo2ForCausalLM", "NORMS_NARROW", "weights before they round"),
     ("model", "Qwen3ForCausalLM", "EPS_IGNORED", "log-probabilities are off by"),
     ("model", "Qwen3ForCausalLM", "ROPE_IGNORED", "log-probabilities are off by"),
 ]
@@ -122,16 +128,30 @@ WHERE = {
     ),
     "RulesDropped": "a schema's rules, or a refusal",
     "TakesAnything": "texts that are no grammar",
+    "EOS_DROPPED": "tokens that end a text",
+    "SECOND_EOS_DROPPED": "tokens that end a text",
+    "POSITIONS_CUT": "positions and the vocabulary",
+    "NORMS_WIDE": "where norms round",
+    "NORMS_NARROW": "where norms round",
     "EPS_IGNORED": "a large eps of norms",
     "ROPE_IGNORED": "another rope",
 }
 """Broken plugin -> the case that shows it."""
 
 
+MODULES = {
+    "tools": "broken_answers",
+    "grammar": "broken_answers",
+    "ops": "broken_ops",
+    "model": "broken_models",
+}
+"""Kind -> the module of its broken plugins, where it is not `broken_parts`."""
+
+
 def spec_of(kind: str, sound: str, broken: str) -> Any:
     """The spec of a sound plugin with a broken implementation."""
     spec = registry.load_spec(kind, sound)
-    module = "broken_answers" if kind in ("tools", "grammar") else "broken_parts"
+    module = MODULES.get(kind, "broken_parts")
     return evolve(spec, implementation=f"core.conformance.{module}:{broken}")
 
 
@@ -170,3 +190,41 @@ def test_a_wrong_plugin_fails_and_its_fault_is_named(
             break
     assert said in result.reason, reasons
     assert "\n" not in result.reason
+
+
+def check_lone(family: str) -> dict[str, CaseResult]:
+    """What comes of a family of an architecture that transformers lacks."""
+    spec = evolve(spec_of("model", "Qwen3ForCausalLM", family), name="MineForCausalLM")
+    cases = import_module(CHECKED_KINDS["model"]).list_cases(spec, CPU)
+    return {case.name: run_case(case) for case in cases}
+
+
+@pytest.mark.feature("R7")
+def test_a_family_that_transformers_lacks_is_compared_with_itself_and_that_is_said() -> None:
+    first, *others = check_lone("MINE").values()
+    assert first.outcome is Outcome.NOT_HERE
+    assert "has no MineForCausalLM: the family is compared with itself alone" in first.reason
+    assert {result.outcome for result in others} == {Outcome.PASSED} and len(others) == 3
+
+
+@pytest.mark.feature("R7")
+@pytest.mark.parametrize(
+    ("family", "case"),
+    [("CHUNKS_COUNTED", "in chunks, beside itself"), ("ROWS_CUT", "many sequences in a step")],
+)
+def test_a_wrong_family_differs_from_itself(family: str, case: str) -> None:
+    failed = [name for name, each in check_lone(family).items() if each.outcome is Outcome.FAILED]
+    assert any(case in name for name in failed)
+
+
+@pytest.mark.feature("R7")
+def test_proposers_are_asked_about_the_vocabulary_of_the_check() -> None:
+    spec = evolve(
+        registry.load_spec("proposer", "ngram"),
+        resolve="core.conformance.broken_parts:refuse_small",
+    )
+    results = [
+        run_case(case) for case in import_module(CHECKED_KINDS["proposer"]).list_cases(spec, CPU)
+    ]
+    assert {result.outcome for result in results} == {Outcome.NOT_HERE}
+    assert "its drafts need 2000 ids, 1000 are" in results[0].reason

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from headstock import registry
 from headstock.conformance.case import Case
+from headstock.conformance.model.alone import Lone, list_lone_cases, make_lone
 from headstock.conformance.model.paged import Paged
-from headstock.conformance.model.parity import expected, tokens, write
+from headstock.conformance.model.parity import expected, round_norms, tokens, write
 from headstock.errors import CannotRun, describe_error, shorten
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import DeviceEnv, Model, ModelSpec
@@ -109,9 +110,23 @@ class Subject:
 def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of a family, on the CPU and in float32 whatever the machine.
 
-    raises: CannotRun when transformers has no such architecture; PluginBroken
+    One whose architecture transformers lacks is compared with itself alone; a case says so.
+
+    raises: PluginBroken
     """
-    subject = find_subject(spec, opt)
+    try:
+        subject = find_subject(spec, opt)
+    except CannotRun as error:
+        lacking = str(error)
+
+        def say_so() -> None:
+            raise CannotRun(lacking)
+
+        def make() -> Lone:
+            return make_lone(registry.make_family(spec, opt), spec.name, SMALL)
+
+        named = [("a small model, beside transformers", say_so), *list_lone_cases(make)]
+        return tuple(Case(name, run) for name, run in named)
     return tuple(Case(name, run) for name, run in list_named(subject))
 
 
@@ -120,8 +135,8 @@ def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
     kind: Any = getattr(transformers, spec.name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
         raise CannotRun(
-            f"transformers {transformers.__version__} has no {spec.name}, with which the family "
-            "could be compared"
+            f"transformers {transformers.__version__} has no {spec.name}: the family is compared "
+            "with itself alone, in chunks and batches"
         )
     family: Model = registry.make_family(spec, opt)
     fields = kind.config_class().to_dict()
@@ -130,6 +145,9 @@ def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
 
 def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     """The cases by name."""
+    yield "tokens that end a text", partial(check_eos, subject)
+    yield "positions and the vocabulary", partial(check_sizes, subject)
+    yield "where norms round", partial(check_norms, subject)
     yield "a small model", partial(check_whole, subject, {})
     yield "in chunks", partial(check_chunks, subject)
     yield "two sequences in a step", partial(check_two, subject)
@@ -139,6 +157,44 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             heads and "kv_lora_rank" in subject.fields
         ):
             yield name, partial(check_variant, subject, changes)
+
+
+def check_eos(subject: Subject) -> None:
+    """A text ends at each of the tokens that config.json names."""
+    for value, ids in ((7, (7,)), ([3, 9, 11], (3, 9, 11)), (0, (0,))):
+        read = subject.family.config(subject.make_config({}) | {"eos_token_id": value}).eos_ids
+        assert set(read) == set(ids), (
+            f"ModelConfig.eos_ids is {read} for an eos_token_id of {value}, wanted {ids}"
+        )
+
+
+def check_sizes(subject: Subject) -> None:
+    """A prompt may be as long as config.json says, and each of its tokens is one."""
+    for stated in (64, 640, 4096):
+        hf = subject.make_config({}) | {"max_position_embeddings": stated}
+        config = subject.family.config(hf)
+        assert config.max_position == stated, (
+            f"ModelConfig.max_position is {config.max_position} for max_position_embeddings of "
+            f"{stated}"
+        )
+        assert config.vocab == SMALL["vocab_size"], (
+            f"ModelConfig.vocab is {config.vocab} for a vocab_size of {SMALL['vocab_size']}"
+        )
+
+
+def check_norms(subject: Subject) -> None:
+    """Norms multiply by their weights before they round, or after, as transformers' do."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {}, Path(folder))
+        wide = round_norms(Path(folder))
+        config = subject.family.config(read_config(Path(folder)))
+    if wide is None:
+        raise CannotRun("the norm of the class in transformers is none that rounds once")
+    is_wide = config.wide_norms or config.norm_offset
+    assert is_wide == wide, (
+        f"ModelConfig.wide_norms is {config.wide_norms} and norm_offset {config.norm_offset}; "
+        f"transformers' norms multiply by their weights {'before' if wide else 'after'} they round"
+    )
 
 
 def check_variant(subject: Subject, changes: Mapping[str, Any]) -> None:

@@ -126,6 +126,34 @@ def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -
     return torch.cat(steps).log_softmax(-1)
 
 
+def round_norms(directory: Path) -> bool | None:
+    """Whether the last norm of transformers' model multiplies before it rounds to bfloat16.
+
+    returns: None where it does neither, bit by bit
+    """
+    with _silenced(), torch.inference_mode():
+        family: Any = AutoModelForCausalLM  # has no types
+        model = family.from_pretrained(directory, dtype=torch.bfloat16).eval()
+        norms = [part for name, part in model.base_model.named_children() if "norm" in name]
+        if not norms or getattr(norms[-1], "weight", None) is None:
+            return None
+        norm = norms[-1]
+        weight = norm.weight
+        weight.copy_(torch.linspace(0.3, 7, len(weight)))
+        eps = next((getattr(norm, each) for each in _EPS_NAMES if hasattr(norm, each)), 1e-6)
+        x = torch.randn(9, len(weight), generator=torch.Generator().manual_seed(2)).bfloat16()
+        wide = x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps)
+        out: Tensor = norm(x)
+        after = wide.bfloat16() * weight
+        before = [(wide * (weight.float() + offset)).bfloat16() for offset in (0, 1)]
+    if torch.equal(out, after):
+        return False
+    return True if any(torch.equal(out, each) for each in before) else None
+
+
+_EPS_NAMES = ("variance_epsilon", "eps", "epsilon")
+
+
 def tokens(count: int, seed: int = 1) -> list[int]:
     """A prompt of random tokens."""
     generator = torch.Generator().manual_seed(seed)

@@ -161,9 +161,17 @@ def to_float(weight: Weight) -> Weight:
     return evolve(weight, tensor=weight.tensor.float(), bias=bias)
 
 
-def draw_weights(config: ModelConfig, dtype: torch.dtype, device: str) -> Weights:
-    """Random parameters under which activations neither vanish nor grow much."""
-    specs, params = dict(parameters(config)), {}
+def draw_weights(
+    config: ModelConfig,
+    dtype: torch.dtype,
+    device: str,
+    declared: Mapping[str, ParamSpec] | None = None,
+) -> Weights:
+    """Random parameters under which activations neither vanish nor grow much.
+
+    declared: the parameters of a family; those of the decoder by default
+    """
+    specs, params = dict(parameters(config) if declared is None else declared), {}
     for seed, (name, spec) in enumerate(specs.items()):
         if name.endswith(".bias"):
             continue

@@ -6,14 +6,18 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
+from attrs import evolve
 
 from headstock import registry
 from headstock.conformance.case import Case
+from headstock.conformance.ops.models import make_plain
 from headstock.engine.drafting import find_proposal_fault
 from headstock.scheduler.limits import MAX_DRAFTS
-from headstock.spi import DeviceEnv, Proposer, ProposerSpec
+from headstock.selection.refusals import check_resolve
+from headstock.spi import DeviceEnv, PartQuery, Proposer, ProposerSpec
 
 VOCAB = 1000
+"""Tokens of the model; `resolve` is asked about a model that has so many."""
 LONG = 5_000
 """Tokens of a long row."""
 
@@ -30,13 +34,33 @@ def list_cases(spec: ProposerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -
         "a row that grows token by token": check_growing,
         "an answer stays when the next is made": check_kept,
     }
-    return tuple(Case(name, partial(run_with, spec, opt, run)) for name, run in named.items())
+    return tuple(Case(name, partial(run_with, spec, env, opt, run)) for name, run in named.items())
 
 
-def run_with(spec: ProposerSpec, opt: Sequence[str], run: Callable[[Proposer], object]) -> None:
-    """Make the proposer as the engine does, and run a case.   raises: PluginBroken, ValueError"""
+def run_with(
+    spec: ProposerSpec, env: DeviceEnv, opt: Sequence[str], run: Callable[[Proposer], object]
+) -> None:
+    """Ask the plugin about the vocabulary, make its proposer as the engine does, and run a case.
+
+    raises: CannotRun when it refuses a model of that vocabulary; PluginBroken, ValueError
+    """
+    check_resolve(spec, "--proposer", make_query(), env)
     options = () if spec.options is None else (registry.make_options(spec, opt),)
     run(registry.make_part(spec, Proposer, *options))
+
+
+def make_query() -> PartQuery:
+    """What an engine asks whose model has the vocabulary that drafts are checked against."""
+    return PartQuery(
+        model=evolve(make_plain(), vocab=VOCAB, max_position=2 * LONG),
+        dtype="float32",
+        kv_dtype="float32",
+        formats=(),
+        contiguous=False,
+        max_rows=64,
+        max_batch_tokens=LONG,
+        max_seq_len=2 * LONG,
+    )
 
 
 def propose(
