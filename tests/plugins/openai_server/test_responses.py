@@ -320,6 +320,9 @@ def test_tools_and_the_form_of_the_answer_become_the_chats() -> None:
     assert chat.parallel_tool_calls is False
 
 
+THINK = MARKS["think"]
+
+
 def build_pieces(tokenizer: Tokenizer, *groups: list[int], end: str) -> list[CompletionOutput]:
     """The pieces of an answer whose tokens come in these groups."""
     answer_format = AnswerFormat(reasoning=MARKS["think"], make_parser=partial(HermesParser, ()))
@@ -376,13 +379,45 @@ def test_an_answer_without_any_text_has_an_empty_message(tokenizer: Tokenizer) -
 
 def test_reasoning_tokens_are_those_up_to_the_closing_mark(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode("<think>\nHm.\n</think>")
-    end = MARKS["think"].end
     for after in ("", " So", "\n\nSo</think>"):
-        found = count_reasoning_tokens([*ids, *tokenizer.encode(after)], tokenizer, end)
+        found = count_reasoning_tokens([*ids, *tokenizer.encode(after)], tokenizer, THINK, "Hm.")
         assert found == len(ids)
-    assert count_reasoning_tokens(ids[:3], tokenizer, end) == 3
-    special: Any = SimpleNamespace(find_ids=lambda texts: frozenset({7}))
-    assert count_reasoning_tokens([5, 6, 7, 8], special, end) == 3
+    assert count_reasoning_tokens(ids[:-1], tokenizer, THINK, "Hm.\n</think") == len(ids) - 1
+    # A text of the marks, and none of them
+    ids = tokenizer.encode("<think>hi</think>")
+    assert count_reasoning_tokens([*ids, *ids], tokenizer, THINK, "hi") == len(ids)
+    ids = tokenizer.encode("hi\n</think>")
+    assert count_reasoning_tokens([*ids, *ids], tokenizer, THINK, "hi") == len(ids)
+    special: Any = SimpleNamespace(
+        find_ids=lambda texts: frozenset({7}),
+        decode=lambda ids, skip_special_tokens: "h" * len(ids),
+    )
+    assert count_reasoning_tokens([5, 6, 7, 8], special, THINK, "hh") == 3
+
+
+@pytest.mark.parametrize("after", ["", "\n</think>So"])
+def test_reasoning_tokens_are_those_up_to_the_call_that_ends_it(
+    tokenizer: Tokenizer, after: str
+) -> None:
+    ids = tokenizer.encode("<think>\nHm.")
+    call = '\n<tool_call>\n{"name": "add", "arguments": {}}\n</tool_call>'
+    tokens = [*ids, *tokenizer.encode(call + after)]
+    for cut in range(len(ids), len(tokens) + 1):
+        pieces = build_pieces(tokenizer, tokens[:cut], tokens[cut:], end="stop")
+        answer = begin_answer(tokenizer)
+        for piece in pieces:
+            answer.add_piece(piece)
+        assert answer.num_reasoning_tokens == len(ids)
+        expected = [("reasoning", "Hm."), ("function_call", "{}"), ("message", "So")]
+        assert list_items(pieces) == expected[: 2 + bool(after)]
+
+
+def begin_answer(tokenizer: Tokenizer) -> ResponseAnswer:
+    """A response whose answer has reasoning between marks."""
+    body = ResponsesBody(input="hi")
+    response = begin_response(make_identity("resp_", "m"), body, SamplingParams())
+    request: Any = SimpleNamespace(answer_format=AnswerFormat(reasoning=THINK), tokenizer=tokenizer)
+    return ResponseAnswer(response, request, {})
 
 
 def test_a_response_that_breaks_off_has_what_was_whole_and_the_reason(tokenizer: Tokenizer) -> None:

@@ -52,12 +52,13 @@ class ItemWriter:
     @property
     def has_answer(self) -> bool:
         """Whether there is anything but reasoning."""
-        return len(self.items) > self.has_reasoning
+        return len(self.items) > bool(self.items and isinstance(self.items[0], ReasoningItem))
 
     @property
-    def has_reasoning(self) -> bool:
-        """Whether the model wrote any."""
-        return bool(self.items) and isinstance(self.items[0], ReasoningItem)
+    def reasoning(self) -> str:
+        """The reasoning, once it has ended; empty where the model wrote none."""
+        first = self.items[0] if self.items else None
+        return first.content[0].text if isinstance(first, ReasoningItem) and first.content else ""
 
     def add_piece(self, piece: CompletionOutput) -> Iterator[ResponseEvent]:
         """The events of what is new, and of the end if the answer ends."""

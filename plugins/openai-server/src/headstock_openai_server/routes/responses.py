@@ -17,6 +17,7 @@ from headstock import SamplingParams
 from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
 from headstock.text import Tokenizer
+from headstock.text.reasoning import ReasoningMarks
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.responses_answer import (
     IncompleteDetails,
@@ -149,8 +150,10 @@ class ResponseAnswer:
         answer_format = self.prompt_request.answer_format
         marks = answer_format.reasoning if answer_format else None
         self.num_reasoning_tokens = (
-            count_reasoning_tokens(self.first_ids, self.prompt_request.tokenizer, marks.end)
-            if marks and self.writer.has_reasoning
+            count_reasoning_tokens(
+                self.first_ids, self.prompt_request.tokenizer, marks, self.writer.reasoning
+            )
+            if marks and self.writer.reasoning
             else 0
         )
         self.first_ids = []
@@ -185,16 +188,31 @@ class ResponseAnswer:
         return self.response
 
 
-def count_reasoning_tokens(ids: Sequence[int], tokenizer: Tokenizer, end_mark: str) -> int:
-    """The tokens up to the mark that ends reasoning, and with it; all where none ends it."""
-    mark_id = next(iter(tokenizer.find_ids([end_mark])), None)
+def count_reasoning_tokens(
+    ids: Sequence[int], tokenizer: Tokenizer, marks: ReasoningMarks, reasoning: str
+) -> int:
+    """The tokens up to the mark that ends the reasoning, and with it; up to the call that ends it;
+    all where nothing ends it.
+    """
+
+    def read(count: int) -> str:
+        return tokenizer.decode(ids[:count], skip_special_tokens=False)
+
+    # A long answer is decoded many times below, while other answers wait.
+    mark_id = next(iter(tokenizer.find_ids([marks.end])), None)
     if mark_id in ids:
-        return ids.index(mark_id) + 1
-
-    def has_mark(count: int) -> bool:
-        return end_mark in tokenizer.decode(ids[:count], skip_special_tokens=False)
-
-    return min(bisect_left(range(len(ids)), True, key=has_mark), len(ids))
+        position = ids.index(mark_id)
+        if read(position).rstrip("\n").endswith(reasoning):
+            return position + 1
+    whole = read(len(ids))
+    start = len(marks.start) if whole.lstrip().startswith(marks.start) else 0
+    end = whole.find(reasoning, start) + len(reasoning)
+    rest = whole[end:].lstrip("\n")
+    if not rest:
+        return len(ids)
+    if rest.startswith(marks.end):
+        end = whole.index(marks.end, end) + len(marks.end)
+    return bisect_left(range(len(ids)), end, key=lambda count: len(read(count)))
 
 
 class ResponseStream:
