@@ -90,6 +90,26 @@ def test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once(
     assert parts(plain.outputs[0]) == (None, ANSWER, [], "stop")
 
 
+@pytest.mark.feature("W3", "W4")
+@pytest.mark.parametrize("pace", [1, 1000])
+def test_a_call_in_reasoning_that_never_closes_ends_an_answer_with_tool_calls(
+    scripted: Make, tokenizer: Tokenizer, pace: int
+) -> None:
+    call = '<tool_call>\n{"name": "add", "arguments": {"a": 2}}\n</tool_call>'
+    llm, _ = scripted(script=says(tokenizer, f"Hm.\n{call}"), pace=pace, max_seq_len=900)
+    options: Any = {"tools": TOOLS, "chat_template": TEMPLATE + "<think>", "split_answers": True}
+    params = SamplingParams(max_tokens=None)
+    expected = ("Hm.", "", [(0, "add", '{"a": 2}')], "tool_calls")
+    (output,) = llm.chat(TALK, params, **options)
+    assert parts(output.outputs[0]) == expected
+    stream = llm.stream_chat(TALK, params, **options)
+    assert parts(join_pieces([piece.outputs[0] for piece in stream])) == expected
+    # Of a tool that the request does not offer, it is reasoning.
+    llm, _ = scripted(script=says(tokenizer, call.replace("add", "sub")), max_seq_len=900)
+    (output,) = llm.chat(TALK, params, **options)
+    assert parts(output.outputs[0]) == (call.replace("add", "sub"), "", [], "stop")
+
+
 def test_one_call_ends_an_answer_that_may_have_one(scripted: Make, tokenizer: Tokenizer) -> None:
     llm, loop = scripted(script=says(tokenizer, ANSWER + " and so on" * 50), max_seq_len=1900)
     params = SamplingParams(max_tokens=None)
