@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from headstock.errors import PluginBroken
 from headstock.selection.tool_parsers import select_tool_parser
 from headstock.spi import Tool, ToolEvent, ToolEventKind, ToolParser
+from headstock.text import reasoning_calls
 from headstock.text.answer import AnswerDivider, AnswerFormat, DividedText, join_calls
 from headstock.text.reasoning import MARKS, ReasoningState
 from headstock_tool_parsers.hermes import HermesParser
@@ -140,7 +141,9 @@ def test_a_call_behind_reasoning_is_content_wherever_its_opening_stands() -> Non
     assert divide(declared, [f"x\n{HERMES}"]) == ("", "x", CALLED)
 
 
-def test_what_looks_like_a_call_is_held_back_no_longer_than_it_may_be_one() -> None:
+def test_what_looks_like_a_call_is_held_back_no_longer_than_it_may_be_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def read(text: str) -> DividedText:
         return divider.add_text(text, is_last=False)
 
@@ -150,13 +153,20 @@ def test_what_looks_like_a_call_is_held_back_no_longer_than_it_may_be_one() -> N
     rest = 'other", "arguments": {}'
     assert read(rest).reasoning == '\n<tool_call>\n{"name": "' + rest
     divider = make_divider("hermes")
-    held = '<tool_call>\n{"a": "'
-    assert read(held) == DividedText()
-    assert read("b" * 1000).reasoning == held + "b" * 1000
-    divider = make_divider("hermes")
     read("<tool_call>\n")
     (call,) = read(NOW).tool_calls
     assert (call.name, call.arguments) == ("now", "{}")
+    # A parser may know of a call with its first argument alone, however long.
+    long = json.dumps({"name": "get", "arguments": {"city": ["b" * 2000]}})
+    text = f"<tool_call>\n{long}\n</tool_call>"
+    assert divide(make_divider("hermes"), list(text))[2] == [
+        ("get", json.dumps({"city": ["b" * 2000]}))
+    ]
+    monkeypatch.setattr(reasoning_calls, "MAX_UNDECIDED", 100)
+    divider = make_divider("hermes")
+    held = '<tool_call>\n{"a": "'
+    assert read(held) == DividedText()
+    assert read("b" * 1000).reasoning == held + "b" * 1000
 
 
 SHREDS = (

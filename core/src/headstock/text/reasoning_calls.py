@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
-from headstock.spi import ToolEventKind, ToolParser
+from headstock.spi import ToolEvent, ToolEventKind, ToolParser
 
-MAX_UNDECIDED = 512
-"""Characters behind an opening within which it is clear whether it begins a call."""
+MAX_UNDECIDED = 65_536
+"""Characters behind an opening within which a parser must know whether it begins a call: most know
+with its name, some with the value of its first argument.
+"""
 
 
 class CallFinder:
@@ -60,20 +62,24 @@ class CallFinder:
         is_call: bool | None = None
         # One character at a time: when a parser knows must not depend on how the text was cut.
         for index in range(position + self._num_judged, min(len(text), end)):
-            is_closed = text.endswith(end_mark, position, index + 1)
-            is_call = False if is_closed else self._read(self._parser, text[index])
+            if text.endswith(end_mark, position, index + 1):
+                is_call = False
+            else:
+                is_call = self._find_call(self._parser.feed(text[index]))
             self._num_judged += 1
             if is_call is not None:
                 break
-        if is_call is None and (is_last or len(text) >= end):
+        if is_call is None and len(text) >= end:
             is_call = False
+        elif is_call is None and is_last:
+            is_call = bool(self._find_call(self._parser.finish()))
         if is_call is not None:
             self._parser = None
         return is_call
 
-    def _read(self, parser: ToolParser, char: str) -> bool | None:
-        """Whether the parser has begun a call with this character; None while that is open."""
-        for event in parser.feed(char):
+    def _find_call(self, events: Iterable[ToolEvent]) -> bool | None:
+        """Whether a call begins with these events; None while that is open."""
+        for event in events:
             if event.kind is ToolEventKind.CALL:
                 return self.names is None or event.text in self.names
             if event.text.strip():
