@@ -264,6 +264,7 @@ CASES: dict[str, Case] = {
     "ScheduleDecision.rows": decided(rows=lambda made: made.rows * 0),
     "ScheduleDecision.counts": decided(counts=lambda made: made.counts + 1),
     "ScheduleDecision.admit": decided(admit=lambda made: ints(0, 0)),
+    "ScheduleDecision.ask_again_ms": decided(ask_again_ms=lambda made: -1),
     "ScheduleDecision.victims": decided(
         victims=lambda made: made.rows[-1:],
         rows=lambda made: made.rows[:-1],

@@ -159,6 +159,10 @@ class Loop:
                     self.engine.capture_next()
                     continue
             self.wakeup.acquire(timeout=seconds)
+        # The scheduler may idle on purpose; what it should know of ends the wait.
+        while not self.closing and (seconds := _measure_wait(self.engine)) > 0:
+            self._report_step()
+            self.wakeup.acquire(timeout=min(seconds, _LONGEST_SLEEP))
         return not self.closing
 
     def _tell(self, updates: Sequence[Update]) -> None:
@@ -238,3 +242,10 @@ def _close_at_exit(ref: weakref.ref[Loop], process_id: int) -> None:
             return
         except KeyboardInterrupt:  # nothing may run when the interpreter ends
             continue
+
+
+def _measure_wait(engine: Engine) -> float:
+    """Seconds until the scheduler wants to be asked again; 0 where a step has something to do."""
+    if engine.inbox or engine.in_flight or engine.plan is None or len(engine.plan.rows):
+        return 0.0
+    return engine.start_time + engine.state.next_ask / 1000 - time.monotonic()

@@ -8,7 +8,8 @@ from headstock.scheduler.selection import BLAME
 
 _MAX_IDLE_STEPS = 10_000
 """Steps in a row that may run nothing while requests wait and no event or result is due; and how
-many may pass without a token or an end, beside those that compute known tokens.
+many may pass without a token or an end, beside those that compute known tokens. None counts before
+the time at which the scheduler asked to be asked again.
 """
 
 
@@ -19,12 +20,16 @@ class StallCheck:
         self.scheduler = scheduler
         self.num_idle_steps = 0
         self.num_steps_without_token = 0
+        self.next_ask = 0
 
     def find_stall(self, state: State, *, has_work: bool, is_idle: bool) -> str | None:
         """Count a step; return why the engine must end, or None.
 
         is_idle: nothing runs, and no event came
         """
+        is_early, self.next_ask = state.milliseconds < self.next_ask, state.next_ask
+        if is_idle and is_early and has_work:
+            return None
         self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
         if not has_work or len(state.accepted_ids) or state.ended:
             self.num_steps_without_token = 0

@@ -31,6 +31,8 @@ from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, RequestColumns, ScheduleDecision, View
 
+MAX_ASK_AGAIN_MS = 10_000
+"""The longest that a scheduler is not asked: a slip in it must not look like a hang for long."""
 BLAME = "report it to its author or pick another --scheduler"
 
 
@@ -51,6 +53,8 @@ def select_rows(state: WorkingState) -> Ints:
     )
     decision = _call_scheduler(state, view, budget)
     num_scheduled, total = _validate_decision(state, view, budget, decision)
+    if decision.ask_again_ms is not None:
+        state.next_ask = state.milliseconds + min(int(decision.ask_again_ms), MAX_ASK_AGAIN_MS)
     preempted = state.num_preempted
     # Victims go first: the scheduled rows may need their pages.
     for row in decision.victims.tolist():
@@ -225,7 +229,7 @@ def _validate_decision(
 
 
 def _find_wrong_type(decision: ScheduleDecision) -> str:
-    """Describe a field of the decision that is no array of integers; empty when all are."""
+    """Describe a field of the decision that is not of its type; empty when all are."""
     # Lists that numpy takes for arrays would work here and fail there, and fractions would be cut.
     if (
         type(decision.rows) is np.ndarray
@@ -235,6 +239,7 @@ def _find_wrong_type(decision: ScheduleDecision) -> str:
         and decision.counts.dtype.kind in "iu"
         and (decision.admit.dtype.kind in "iu" or not len(decision.admit))
         and (decision.victims.dtype.kind in "iu" or not len(decision.victims))
+        and decision.ask_again_ms is None
     ):
         return ""
     for name in ("rows", "counts", "admit", "victims"):
@@ -243,7 +248,10 @@ def _find_wrong_type(decision: ScheduleDecision) -> str:
             return f"{name} as {describe_type(value)}; wanted a numpy array of int32"
         if value.dtype.kind not in "iu":
             return f"{name} of type {value.dtype}; wanted int32"
-    return ""
+    wait = decision.ask_again_ms
+    if wait is None or (isinstance(wait, int | np.integer) and not isinstance(wait, bool)):
+        return "" if wait is None or wait > 0 else f"ask_again_ms {wait}; wanted 1 or more, or None"
+    return f"ask_again_ms as {describe_type(wait)}; wanted an int, or None"
 
 
 def _are_valid_positions(positions: Ints, count: int) -> bool:

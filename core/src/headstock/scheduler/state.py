@@ -41,6 +41,8 @@ class State:
     may_draft: some row has drafts to verify, or is held for them; False is certain
     max_prompt_tokens: of a step with decode rows; 0: no bound but the step's
     milliseconds: the clock of the last step
+    next_ask: by that clock, until when the scheduler asked not to be asked again if nothing runs;
+        0 for not at all
 
     Owned values pass from state to state and are written in place, since a copy in each step would
     cost more than the step (decision 0013). Never read those of an old state:
@@ -82,6 +84,7 @@ class State:
     may_draft: bool = False
     max_prompt_tokens: int = 0
     milliseconds: int = 0
+    next_ask: int = 0
 
     @property
     def num_running(self) -> int:

@@ -59,6 +59,7 @@ class WorkingState:
     accepted: list[tuple[Ints, Ints, Ints]] = field(factory=list)  # ids, counts, tokens
     new_row_ids: list[int] = field(factory=list)
     held_back: set[int] = field(factory=set)
+    next_ask: int = 0
     rows_unsorted: bool = False  # `rows_by_priority` lacks the new rows
 
     def set_request(self, row: int, request_state: RequestState | None) -> None:
@@ -144,6 +145,7 @@ def to_state(working: WorkingState) -> State:
         may_draft=working.may_draft,
         max_prompt_tokens=working.max_prompt_tokens,
         milliseconds=working.milliseconds,
+        next_ask=working.next_ask,
     )
 
 

@@ -97,12 +97,16 @@ class ScheduleDecision:
         admitted requests share the part of the token budget that the counts leave, in this order,
         until one has no room
     victims: running rows to preempt now; core picks others by priority when pages run out
+    ask_again_ms: where nothing runs and nothing is admitted, on purpose: milliseconds from the
+        step's clock until the next step, if no event comes before; None for at once. 10,000 count
+        for more than that.
     """
 
     rows: Ints
     counts: Ints
     admit: Ints = field(factory=no_rows)
     victims: Ints = field(factory=no_rows)
+    ask_again_ms: int | None = None
 
 
 ScheduleFunction = Callable[[View, Budget], ScheduleDecision]

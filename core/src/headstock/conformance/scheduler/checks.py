@@ -101,7 +101,7 @@ def check_pure(name: str, schedule: ScheduleFunction) -> None:
 
     def ask_twice(view: View, budget: Budget) -> ScheduleDecision:
         first, second = schedule(view, budget), schedule(view, budget)
-        for field in ("rows", "counts", "admit", "victims"):
+        for field in ("rows", "counts", "admit", "victims", "ask_again_ms"):
             assert np.array_equal(getattr(first, field), getattr(second, field)), (
                 f"the same view gives other {field} when it is asked again"
             )

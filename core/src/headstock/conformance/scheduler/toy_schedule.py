@@ -242,12 +242,14 @@ class Drive:
     back for them.
 
     tick: milliseconds from one step to the next; 0 for no clock
+    waited: milliseconds for which the scheduler asked not to be asked, which pass at once
     picks_victims: the scheduler preempts rows by rules of its own, which no check can know
     """
 
     limits: Limits
     rng: np.random.Generator | None = None
     tick: int = 0
+    waited: int = 0
     picks_victims: bool = False
     state: State = field(init=False)
     device: ToyDevice = field(init=False)
@@ -291,20 +293,22 @@ class Drive:
     def step(self) -> Plan:
         """Launch the last plan, apply the samples that have arrived, and make the next plan."""
         arrived = self.launch()
-        clock = (Clock(self.tick * len(self.plans)),) if self.tick else ()
+        now = self.tick * len(self.plans)
+        if not (arrived or self.events or self.in_flight):
+            self.waited = max(self.waited, self.state.next_ask - now)
+        clock = (Clock(now + self.waited),) if self.tick or self.waited else ()
         events = (*clock, *((arrived,) if arrived else ()), *self.events)
         self.state, plan = step(self.state, events, self.limits)
         self.events = []
         self.plans.append(plan)
         self.collect_results()
         self.transitions.check_state(self.state)
-        new_requests = {row: self.state.requests_by_row[row] for row in plan.new_row_ids.tolist()}
         self.planned = (
             plan,
             {
                 row: request_state
-                for row, request_state in new_requests.items()
-                if request_state is not None
+                for row in plan.new_row_ids.tolist()
+                if (request_state := self.state.requests_by_row[row]) is not None
             },
         )
         return plan
