@@ -38,7 +38,6 @@ from headstock.spi import (
 
 VOCAB = 50
 
-
 PRIME = 1_000_003
 POWERS = np.array([pow(31, exponent, PRIME) for exponent in range(4096)], np.int64)
 
@@ -236,10 +235,8 @@ class Drive:
     """Runs a state to its end and keeps every request's output.
 
     Under `limits.overlap` the samples of a plan reach the scheduler one step late, and the next
-    plan is made without them.
-
-    With `rng`, rows also get up to three drafts, right and wrong at random, and some rows are held
-    back for them.
+    plan is made without them. With `rng`, rows also get up to three drafts, right and wrong at
+    random, and some rows are held back for them.
 
     tick: milliseconds from one step to the next; 0 for no clock
     waited: milliseconds for which the scheduler asked not to be asked, which pass at once
