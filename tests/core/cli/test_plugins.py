@@ -13,7 +13,8 @@ from broken_plugins import Dist, scheduler_module, write_installed
 from headstock import registry
 from headstock.cli.plugins import main
 from headstock.errors import PluginBroken, UsageError
-from headstock.spi import DeviceEnv
+from headstock.spi import SPI, DeviceEnv
+from headstock.spi.versions import format_version
 
 
 def output(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
@@ -106,7 +107,8 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
 ) -> None:
     facts = json.loads(output(capsys, "inspect", "radix", "--json"))
     assert facts["provided by"].startswith("headstock-radix-cache ")
-    assert facts["contract"] == "cache 0.2, offered 0.2: ok"
+    offered = format_version(SPI["cache"])
+    assert facts["contract"] == f"cache 0.2, offered {offered}: ok"
     assert facts["capabilities"] == {
         "page_sizes": "any",
         "layouts": ["full", "latent"],
