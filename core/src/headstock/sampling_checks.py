@@ -68,6 +68,19 @@ def check_priority(value: object) -> int:
     return int(value)
 
 
+def check_some_allowed(
+    min_tokens: int, allowed_ids: Iterable[int] | None, stop_ids: Iterable[int]
+) -> None:
+    """Raise RequestError when no token at all could be sampled before `min_tokens` are out."""
+    if min_tokens and allowed_ids is not None and set(allowed_ids) <= set(stop_ids):
+        raise RequestError(
+            f"min_tokens ({min_tokens}) forbids tokens that end the answer until then, and "
+            f"allowed_token_ids ({shorten(list(allowed_ids))}) has no others; allow one more token "
+            "or leave min_tokens out",
+            "allowed_token_ids",
+        )
+
+
 def check_room(min_tokens: int, room: int, length_hint: str) -> None:
     """Raise RequestError when an answer ends for want of room before `min_tokens` are out.
 

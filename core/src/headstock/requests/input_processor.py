@@ -11,12 +11,12 @@ from typing import Any, cast
 from attrs import evolve
 
 from headstock.config.spelling import Spelling
-from headstock.errors import RequestError, describe_type, shorten
+from headstock.errors import RequestError, describe_type
 from headstock.requests.answer_formats import AnswerFormats
 from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
 from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
-from headstock.sampling_checks import check_priority, check_room
+from headstock.sampling_checks import check_priority, check_room, check_some_allowed
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import PoolingKind
 from headstock.text.answer import AnswerFormat
@@ -221,7 +221,7 @@ class InputProcessor:
         stop_ids = (
             params.stop_token_ids if params.ignore_eos else (*self.eos_ids, *params.stop_token_ids)
         )
-        check_some_allowed(params, stop_ids)
+        check_some_allowed(params.min_tokens, params.allowed_token_ids, stop_ids)
         max_output_tokens = self.engine.max_seq_len - len(tokenized.tokens)
         check_room(params.min_tokens, max_output_tokens, self.engine.length_hint)
         if self.engine.request_args is not None:
@@ -374,21 +374,6 @@ def list_params(params: ParamsInput, count: int) -> list[RequestParams]:
             "sampling_params",
         )
     return list(params)
-
-
-def check_some_allowed(params: SamplingParams, stop_ids: Sequence[int]) -> None:
-    """Raise RequestError when no token at all could be sampled before `min_tokens` are out."""
-    if (
-        params.min_tokens
-        and params.allowed_token_ids is not None
-        and set(params.allowed_token_ids) <= set(stop_ids)
-    ):
-        raise RequestError(
-            f"min_tokens ({params.min_tokens}) forbids tokens that end the answer until then, and "
-            f"allowed_token_ids ({shorten(list(params.allowed_token_ids))}) has no others; allow "
-            "one more token or leave min_tokens out",
-            "allowed_token_ids",
-        )
 
 
 @contextmanager
