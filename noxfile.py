@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import nox
+from nox.command import CommandFailed
 
 nox.options.default_venv_backend = "virtualenv"
 nox.options.reuse_venv = "yes"
@@ -47,8 +48,9 @@ SUPPORT = {"PYTHONPATH": str(ROOT / "tests" / "support")}
 # Modules are compiled when they are first imported, which few of a library's are: it is half of
 # pip's time otherwise.
 LATER = "--no-compile"
-# A test that waits for ever says where each of its threads is and fails, and the others go on.
-LIMITED = ("-o", "faulthandler_timeout=200", "-o", "faulthandler_exit_on_timeout=true")
+# A test that waits for ever says where each of its threads is and fails, and the others go on. On
+# a busy machine one takes minutes.
+LIMITED = ("-o", "faulthandler_timeout=1800", "-o", "faulthandler_exit_on_timeout=true")
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
 EDITABLES = """import os, sys; from hatchling.build import build_editable
 for member in sys.argv[2:]: os.chdir(member); print(build_editable(sys.argv[1]))"""
@@ -80,30 +82,22 @@ def run(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU, two at a time, and those that measure time one by one; those
-    of `docs` and `mutants` are sessions of their own. Arguments after `--` go to a single pytest.
+    """Run the tests that need no GPU, two at a time; those of `docs` and `mutants` are sessions of
+    their own, and those that take minutes or measure time are in `full`. Arguments after `--` go to
+    a pytest of one process.
     """
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
     others = [f"--ignore={folder}" for folder in ("tests/core/mutants", "tests/docs")]
-    in_dev(session, "pytest", *TWO, *others, "-m", "not full and not alone", "--durations=10")
-    timed = (
-        path
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if "pytest.mark.alone" in path.read_text("utf-8")
-    )
-    in_dev(
-        session, "pytest", *map(str, timed), "-m", "alone and not full", "--durations=5", *LIMITED
-    )
+    in_dev(session, "pytest", *TWO, *others, "--durations=10")
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def lint(session: nox.Session) -> None:
     """Check the style and the formatting of every Python file, and the Dockerfile."""
-    in_dev(session, "ruff", "check", ".")
-    in_dev(session, "ruff", "format", "--check", ".")
-    in_dev(session, "hadolint", "plugins/openai-server/Dockerfile")
+    style, format = ("ruff", "check", "."), ("ruff", "format", "--check", ".")
+    run_all(session, style, format, ("hadolint", "plugins/openai-server/Dockerfile"))
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -145,13 +139,8 @@ def broken(session: nox.Session) -> None:
     session.run(*make, external=True, silent=True)
     install_light(session)
     session.install("-q", "--no-deps", *map(str, fixtures.glob("*.whl")))
-    session.run(
-        "pytest",
-        "tests/plugins/broken",
-        *LIMITED,
-        *session.posargs,
-        env={"HEADSTOCK_WHEELS": str(wheel_folder())},
-    )
+    wheels = {"HEADSTOCK_WHEELS": str(wheel_folder())}
+    session.run("pytest", "tests/plugins/broken", *LIMITED, *session.posargs, env=wheels)
 
 
 @nox.session(requires=["build"], reuse_venv=False)
@@ -250,23 +239,18 @@ def mutants(session: nox.Session) -> None:
     """Break the engine in many ways, one at a time: the tests that docs/reliability.md names must
     notice each.
     """
-    in_dev(
-        session,
-        "pytest",
-        "tests/core/mutants",
-        "tests/docs/test_reliability.py",
-        *TWO,
-        *session.posargs,
-    )
+    both = ("tests/core/mutants", "tests/docs/test_reliability.py")
+    in_dev(session, "pytest", *both, *TWO, *session.posargs)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
 def check(session: nox.Session) -> None:
     """Check a plugin of each kind as authors do, or those that the arguments name."""
-    for name in session.posargs or ("sdpa", "radix", "ops:torch", "mixed"):
-        in_dev(session, "headstock", "plugins", "check", name)
+    names = session.posargs or ("sdpa", "radix", "ops:torch", "mixed")
+    checks = [("headstock", "plugins", "check", name) for name in names]
     if not session.posargs:
-        in_dev(session, "pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex")
+        checks.append(("pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex"))
+    run_all(session, *checks)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -317,6 +301,18 @@ def build(session: nox.Session) -> None:
 def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
     """Run one of the tools of .nox/dev."""
     session.run(str(bin_of(DEV) / command), *arguments, external=True, env=SWIFT | SUPPORT)
+
+
+def run_all(session: nox.Session, *commands: tuple[str, ...]) -> None:
+    """Run each command with tools of .nox/dev; the session fails at the end if one did."""
+    failed = []
+    for command in commands:
+        try:
+            in_dev(session, *command)
+        except CommandFailed:
+            failed.append(" ".join(command))
+    if failed:
+        session.error(f"failed: {', '.join(failed)}")
 
 
 def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) -> None:

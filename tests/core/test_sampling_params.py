@@ -244,6 +244,7 @@ def test_ids_that_are_allowed_twice_count_once() -> None:
 
 
 @pytest.mark.feature("W10")
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("name", "value"),
     [

@@ -50,7 +50,7 @@ def run(code: str, *arguments: str) -> str:
         stdin=subprocess.DEVNULL,
         text=True,
         env=settings,
-        timeout=150,
+        timeout=600,
     )
     return done.stdout
 

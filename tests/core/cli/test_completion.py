@@ -81,7 +81,7 @@ def bash(tmp_path_factory: pytest.TempPathFactory) -> Iterator[pexpect.spawn]:
     with (folder / "script").open("w") as script, contextlib.redirect_stdout(script):
         assert main(["bash"]) == 0
     shell = pexpect.spawn(
-        "bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", cwd=str(folder), timeout=30
+        "bash", ["--norc", "--noprofile", "-i"], encoding="utf-8", cwd=str(folder), timeout=600
     )
     shell.sendline(f"bind 'set enable-bracketed-paste off'; PS1='{READY[:5]}''{READY[5:]}'")
     shell.expect(READY)

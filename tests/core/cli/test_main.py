@@ -74,7 +74,7 @@ def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: lis
         capture_output=True,
         text=True,
         check=True,
-        timeout=150,
+        timeout=600,
     )
     assert "'headstock'" in process.stderr
     assert "'torch'" not in process.stderr
@@ -82,7 +82,7 @@ def test_help_version_and_config_import_neither_torch_nor_plugins(arguments: lis
     assert "headstock_" not in process.stderr
 
 
-@pytest.mark.alone
+@pytest.mark.full
 @pytest.mark.parametrize("flag", ["--help", "--version"])
 def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     script = "import sys; from headstock.cli.main import main; sys.exit(main(sys.argv[1:]))"
@@ -90,7 +90,7 @@ def test_help_and_version_answer_in_less_than_300_ms(flag: str) -> None:
     for _ in range(5):
         start = time.perf_counter()
         subprocess.run(
-            [sys.executable, "-c", script, flag], capture_output=True, check=True, timeout=150
+            [sys.executable, "-c", script, flag], capture_output=True, check=True, timeout=600
         )
         seconds.append(time.perf_counter() - start)
     assert min(seconds) < 0.3
@@ -104,7 +104,7 @@ def test_only_a_process_that_ends_with_its_command_spares_the_collector_a_last_l
         f"import gc; from headstock.cli.main import main; {call}; print(gc.get_freeze_count() > 0)"
     )
     command = [sys.executable, "-c", script, "--version"]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert process.stdout.splitlines()[-1] == str(frozen)
 
 
@@ -123,14 +123,14 @@ entry.resume_collections()
 print(gc.isenabled(), gc.get_freeze_count() > 10_000)
 """
     command = [sys.executable, "-c", script]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert process.stdout.split() == ["False", "True", "True", "True"]
 
 
 def test_python_m_headstock_is_the_console_script() -> None:
     def headstock(*arguments: str) -> tuple[int, str, str]:
         command = [sys.executable, "-m", "headstock", *arguments]
-        process = subprocess.run(command, capture_output=True, text=True, timeout=150, check=False)
+        process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
         return process.returncode, process.stdout, process.stderr
 
     assert headstock("--version") == (0, f"headstock {entry.read_version()}\n", "")
@@ -240,7 +240,7 @@ def test_a_signal_that_arrives_in_a_destructor_still_ends_the_verb(
         del arguments
         dropped = Dropped()
         del dropped
-        time.sleep(20)
+        time.sleep(600)
         return 0
 
     verb.main = wait  # type: ignore[attr-defined]
@@ -266,7 +266,7 @@ def test_closed_and_full_streams_are_no_traceback(
 ) -> None:
     command = f'"{sys.executable}" -c "{CONFIG}" {redirection}'
     process = subprocess.run(
-        ["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=150
+        ["/bin/sh", "-c", command], stderr=subprocess.PIPE, text=True, check=False, timeout=600
     )
     assert (process.returncode, process.stderr) == (code, message)
 
@@ -280,7 +280,7 @@ def test_a_reader_that_leaves_is_no_noise() -> None:
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=150,
+        timeout=600,
     )
     os.close(writer)
     assert process.stderr == ""

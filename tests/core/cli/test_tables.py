@@ -19,7 +19,7 @@ ROWS = [("a", "module:spec", "short"), ("longer", "x", "a sentence of words " * 
 def piped(*arguments: str) -> list[str]:
     """The lines of a command that nobody reads on a terminal."""
     command = [sys.executable, "-m", "headstock", *arguments]
-    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    process = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert "\x1b" not in process.stdout
     return process.stdout.splitlines()
 

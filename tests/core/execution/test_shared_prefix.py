@@ -337,7 +337,7 @@ def test_rows_behind_those_that_move_stay() -> None:
     assert (after.stops.tolist(), after.num_decode) == ([7, 5, 6, 16, 2], 3)
 
 
-@pytest.mark.alone
+@pytest.mark.full
 def test_grouping_256_rows_takes_no_longer_than_a_launch() -> None:
     table = np.arange(256 * 40, dtype=np.int32).reshape(256, 40) + 100
     table[:, :32] = np.arange(1, 33)

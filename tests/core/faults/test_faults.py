@@ -67,7 +67,7 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
     loop = Loop(toys.engine(faults=("schedule@4",), overlap=overlap))
     updates: list[Any] = []
     loop.submit(request("a", PROMPTS[0], 12), updates.append)
-    loop.thread.join(10)
+    loop.thread.join(600)
 
     assert (
         updates[-1].finish_reason == "error"

@@ -68,7 +68,7 @@ def broken_off(work: Callable[[], Any], nth: int) -> bool:
 
 def left_behind(llm: LLM) -> dict[str, Any]:
     """What is still there some seconds later of requests without a waiting caller."""
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while True:
         engine = llm._session.engine
         remaining = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),

@@ -7,7 +7,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from headstock import LLM, RequestError, SamplingParams
 from headstock.config import EngineConfig
 from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.engine.engine import Engine
+from headstock.outputs import Update
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check_state
 
@@ -193,8 +194,15 @@ def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
 
 def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> None:
     with toy_llm(toys.folder, num_pages=600, max_running_requests=6, max_seq_len=2000) as llm:
-        # So long that whoever is not aborted still runs when the two seconds below are over.
         params = SamplingParams(temperature=0.0, max_tokens=1900, ignore_eos=True)
+        reasons: list[str] = []
+        emit = llm._session.loop._emit
+
+        def note_ends(updates: Sequence[Update]) -> None:
+            reasons.extend(each.finish_reason for each in updates if each.finish_reason)
+            emit(updates)
+
+        llm._session.loop._emit = note_ends
 
         def leave(number: int) -> None:
             stream = llm.stream({"prompt_token_ids": [number % 7, *range(number % 40)]}, params)
@@ -205,15 +213,16 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
         readers = [threading.Thread(target=leave, args=(number,)) for number in range(50)]
         for reader in readers:
             reader.start()
-        deadline = time.monotonic() + 30
         for reader in readers:
-            reader.join(max(0.0, deadline - time.monotonic()))
-        deadline = time.monotonic() + 2
+            reader.join(600)
+        deadline = time.monotonic() + 600
         while llm._session.engine.has_work and time.monotonic() < deadline:
             time.sleep(0.01)
         stats = llm._session.engine.stats()
 
         assert stats.running == stats.waiting == 0, "whoever left runs on, or took the engine along"
+        # A reader may sleep so long on a busy machine that its request ends before it leaves.
+        assert reasons.count("abort") > 25, "whoever left runs on"
         assert stats.free_pages + stats.cached_pages == stats.total_pages
         assert not llm._session.engine.output_tracker.unadmitted_pages and not np.count_nonzero(
             llm._session.engine.state.refs[0]

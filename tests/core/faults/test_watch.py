@@ -79,7 +79,7 @@ def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
         touch(loop.engine, 77)
 
     loop.submit(request("a", PROMPT, 30), tell)
-    loop.thread.join(10)
+    loop.thread.join(600)
     loop.close()
     loop.engine.close()
 

@@ -90,7 +90,7 @@ def test_a_thousand_sizes_of_step_make_few_kernels_and_stay_within_the_plan() ->
         capture_output=True,
         text=True,
         check=True,
-        timeout=300,
+        timeout=600,
     )
     made = [
         line

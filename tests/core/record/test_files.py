@@ -108,7 +108,7 @@ def test_a_recording_may_go_through_a_pipe(here: Path) -> None:
     reader.start()
     with LLM("demo", num_pages=64, record="pipe") as llm:
         llm.generate("Once upon a time")
-    reader.join(30)
+    reader.join(600)
     (here / "recorder").write_bytes(found[0])
 
     assert len(list(read_recording(here / "recorder").read_steps())) > 5

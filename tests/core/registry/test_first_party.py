@@ -133,7 +133,7 @@ def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> No
         capture_output=True,
         text=True,
         check=False,
-        timeout=150,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     (would,) = (line for line in result.stdout.splitlines() if line.startswith("Would install "))

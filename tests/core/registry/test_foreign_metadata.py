@@ -226,7 +226,7 @@ def test_plugins_that_print_never_reach_the_json_of_a_command(tmp_path: Path) ->
             capture_output=True,
             text=True,
             check=False,
-            timeout=300,
+            timeout=600,
         )
 
     inspected = run("plugins", "inspect", "prints", "--json")
@@ -283,6 +283,6 @@ def test_an_llm_starts_beside_a_line_without_an_equals_sign(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
     assert done.stdout == "LLM\n", done.stderr

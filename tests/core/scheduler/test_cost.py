@@ -39,7 +39,7 @@ def least(clock: Callable[[], float] = time.perf_counter) -> float:
     return columns.measure_steps(ROWS, STEPS, clock)[STEPS // 2]
 
 
-@pytest.mark.alone
+@pytest.mark.full
 @pytest.mark.parametrize("overlap", [False, True], ids=["no overlap", "overlap"])
 @pytest.mark.parametrize("page_size", GOALS)
 def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -> None:
@@ -57,7 +57,7 @@ def test_a_step_costs_less_than_twice_its_goals(page_size: int, overlap: bool) -
     ), rounds
 
 
-@pytest.mark.alone
+@pytest.mark.full
 @pytest.mark.parametrize("alike", [False, True], ids=["for a row", "for a prefix"])
 def test_an_arrival_while_thousands_wait_costs_less_than_twice_its_goal(alike: bool) -> None:
     ratios = []

@@ -166,7 +166,7 @@ def test_a_real_process_ends_with_the_same_line_and_code(
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=600,
     )
 
     assert process.returncode == 5

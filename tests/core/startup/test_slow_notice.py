@@ -21,7 +21,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 def test_a_stage_that_takes_long_is_named_before_it_ends(caplog: pytest.LogCaptureFixture) -> None:
     with slow_notice("measuring", "kernels are compiled", seconds_until_notice=0.01):
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         assert lines(caplog) == ['event="still measuring" because="kernels are compiled"']
@@ -36,7 +36,7 @@ def test_a_stage_that_is_quick_is_no_news_and_errors_pass(caplog: pytest.LogCapt
         slow_notice("measuring", "kernels are compiled"),
     ):
         raise ValueError("no nvcc")
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while threading.active_count() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert lines(caplog) == [] and threading.active_count() == before
@@ -46,7 +46,7 @@ def test_the_profile_run_on_a_device_says_that_kernels_are_compiled(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def measure(*inputs: object) -> str:
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 600
         while not caplog.records and time.monotonic() < deadline:
             time.sleep(0.01)
         return "measured"
@@ -74,7 +74,7 @@ def test_a_profile_run_is_a_bar_that_moves_while_a_kernel_is_compiled() -> None:
 
     threads = threading.active_count()
     with ProfileProgress(note, seconds=0.01) as progress:
-        assert many.wait(60)
+        assert many.wait(600)
         progress.set_parts(1, 9)
     assert {parts[1:] for parts in told} == {(0, 2), (1, 9)} and told[-1][1:] == (1, 9)
     assert all(

@@ -141,7 +141,8 @@ class ScriptedLoop:
     would.
 
     `script(request)` gives the tokens to say; without one the next token is a hash of all before.
-    `hold` stops the stepping while set. `preempted` is what is said of each request at its end.
+    `hold` stops the stepping while set; once `idle_rounds` has grown, all is passed on. `preempted`
+    is what is said of each request at its end.
     """
 
     vocab: int
@@ -160,6 +161,7 @@ class ScriptedLoop:
     # Ctrl-C is tested, and would leave a Condition locked
     lock: Any = field(factory=threading.Lock)
     hold: threading.Event = field(factory=threading.Event)
+    idle_rounds: int = 0
     thread: threading.Thread = field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -221,6 +223,7 @@ class ScriptedLoop:
                 rows = [] if self.hold.is_set() else list(self.rows.values())
                 news = [self.advance(row) for row in rows]
             if not rows:
+                self.idle_rounds += 1
                 time.sleep(0.0005)
             self.emit(rows, news)
 

@@ -202,7 +202,7 @@ def read_slowly(llm: LLM, params: SamplingParams) -> list[RequestOutput]:
 def wait_for_end(llm: LLM) -> None:
     """Hold the event loop up until the engine has said all."""
     loop: Any = get_session(llm).loop
-    end = time.monotonic() + 60
+    end = time.monotonic() + 600
     while loop.rows:
         assert time.monotonic() < end
         time.sleep(0.001)
@@ -249,7 +249,9 @@ def test_a_caller_has_all_tokens_that_came_before_the_engine_died(scripted: Make
                 while len(loop.rows["0"].out) < 100:
                     time.sleep(0.001)
                 loop.hold.set()
-                time.sleep(0.05)  # what is under way is passed on
+                rounds = loop.idle_rounds
+                while loop.idle_rounds == rounds:  # what is under way is passed on
+                    time.sleep(0.001)
                 said.extend(loop.rows["0"].out)
                 loop.die()
             count += len(piece.outputs[0].token_ids)

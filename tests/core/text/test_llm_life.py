@@ -22,7 +22,7 @@ SHORT = SamplingParams(max_tokens=8, temperature=0)
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.001)

@@ -97,4 +97,4 @@ def test_no_bar_of_tqdm_and_what_makes_none(capsys: pytest.CaptureFixture[str]) 
 def test_tqdm_is_imported_when_a_bar_is_drawn_and_not_before() -> None:
     modules = "headstock.requests.progress_bars, headstock.cli.main"
     code = f"import sys, {modules}; sys.exit('tqdm' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code], check=False, timeout=600).returncode == 0

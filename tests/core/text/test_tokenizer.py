@@ -213,7 +213,7 @@ def test_a_tokenizer_json_is_read_without_importing_transformers_or_for_chats_it
         capture_output=True,
         text=True,
         check=True,
-        timeout=150,
+        timeout=600,
     )
 
     assert done.stdout.split() == ["False", "False", "False"]

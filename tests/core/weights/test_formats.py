@@ -197,7 +197,7 @@ def test_the_command_for_pickles_converts_them(
         refuse(weight_files, directory).partition("them: ")[2],
     )
     result = subprocess.run(
-        command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=300
+        command, shell=True, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=600
     )
     assert result.returncode == 0, result.stderr
     converted = loading(tmp_path / f"{directory.name}-safetensors")

@@ -283,7 +283,7 @@ def measure_workload(llm: LLM, work: Workload) -> Any:
 
 
 @pytest.mark.feature("T3")
-@pytest.mark.alone
+@pytest.mark.full
 def test_more_at_once_is_more_throughput_and_more_pages() -> None:
     work = make_workload(32, 0, 16, 4)
     results = {}

@@ -16,7 +16,7 @@ def run_git(folder: Path, *arguments: str) -> str:
         capture_output=True,
         text=True,
         check=True,
-        timeout=150,
+        timeout=600,
     )
     return process.stdout.strip()
 

@@ -208,6 +208,7 @@ def time_slow_prompts(slow: Any) -> list[Arrival]:
 
 
 @pytest.mark.feature("V2")
+@pytest.mark.full
 def test_what_a_prompt_waits_and_what_rows_wait_for_it_is_timed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -81,7 +81,7 @@ def headstock(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def run(*command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=150)
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
 
 
 def test_this_environment_has_no_torch() -> None:

@@ -242,14 +242,14 @@ def test_a_request_that_arrives_while_graphs_are_captured_waits_for_one(
     started = threading.Event()
 
     def submit_in_the_third() -> None:
-        assert started.wait(60)
+        assert started.wait(600)
         if watched.events.count("capture") == 3 and "step" not in watched.events:
             watched.submit()
 
     watched.during = submit_in_the_third
     watched.start()
     started.set()
-    assert watched.ended.wait(60)
+    assert watched.ended.wait(600)
     answered = watched.events[: watched.events.index("answered")]
     assert answered[:4] == ["capture", "capture", "capture", "step"]
     assert set(answered[3:]) == {"step"}
@@ -265,7 +265,7 @@ def test_graphs_are_captured_while_there_is_no_work_until_all_are(watched: Watch
 
     watched.loop = Loop(watched.engine, after_step=look)
     watched.submit()
-    assert watched.ended.wait(60) and done.wait(60)
+    assert watched.ended.wait(600) and done.wait(600)
     assert "capture with work" not in watched.events and "capture" in watched.events
     assert [*runner_of(watched.engine).captured] == [*reversed(buckets(17))]
 
@@ -275,17 +275,17 @@ def test_an_engine_that_closes_during_a_capture_captures_no_more(watched: Watche
 
     def wait() -> None:
         inside.set()
-        assert closing.wait(60)
+        assert closing.wait(600)
 
     watched.during = wait
     loop = watched.start()
-    assert inside.wait(60)
+    assert inside.wait(600)
     closer = threading.Thread(target=loop.close)
     closer.start()
     while not loop.closing:
         pass
     closing.set()
-    closer.join(60)
+    closer.join(600)
     assert watched.events == ["capture"] and loop.has_ended
 
 
@@ -296,7 +296,7 @@ def test_an_engine_that_was_just_busy_does_not_capture_yet(
     watched = WatchedLoop(toys)
     watched.start()
     watched.submit()
-    assert watched.ended.wait(60)
+    assert watched.ended.wait(600)
     watched.loop.close()
     watched.engine.close()
     assert "capture" not in watched.events

@@ -171,7 +171,7 @@ def test_bombs_are_refused_or_followed_within_bounds(engine: LLGuidanceEngine, n
             assert matcher.advance(np.array([rng.choice(sorted(tokens))], np.int32)) == 1
     except ValueError:
         pass  # refused, or a limit is reached
-    assert time.process_time() - began < 3
+    assert time.process_time() - began < 30  # without bounds they take minutes
 
 
 @pytest.mark.parametrize("threads", [1, 2])

@@ -13,7 +13,6 @@ import pytest
 
 @pytest.mark.feature("R4", "W14")
 @pytest.mark.full
-@pytest.mark.alone
 def test_32_rows_with_a_grammar_cost_a_step_2_ms_and_256_cost_16(tmp_path: Path) -> None:
     found = {}
     for num_rows in (32, 256):

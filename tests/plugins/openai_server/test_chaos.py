@@ -29,7 +29,7 @@ def health(server: Served) -> tuple[int, str]:
     return answer.status, answer.json["status"]
 
 
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
+def wait_until(condition: Callable[[], bool], seconds: float = 600) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it did not happen in time"
@@ -93,7 +93,7 @@ def test_an_engine_process_that_is_stopped_for_ten_seconds_goes_on() -> None:
         for stream, read in streams:
             *_, last = finish(stream, read)
             assert last["choices"][0]["finish_reason"] == "length"
-        asker.join(60)
+        asker.join(600)
         assert late[0].json["choices"][0]["text"].startswith(" 71")
         wait_until(lambda: health(server) == (200, "ok"))
         server.wait_for("headstock_kv_pages_live", 0)
@@ -151,7 +151,7 @@ def test_sigterm_under_load_ends_every_stream_whole() -> None:
         for stream in streams:
             events = finish(stream)
             assert events[-1]["choices"][0]["finish_reason"] == "length"
-        assert server.wait(60) == 0
+        assert server.wait(600) == 0
     assert not any("level=error" in line for line in server.errors)
 
 
@@ -212,7 +212,7 @@ def test_clients_that_come_and_go_leave_nothing_behind() -> None:
         for _ in range(4):
             disturb(server, rng)
             for name in ("requests_running", "requests_waiting", "kv_pages_live"):
-                server.wait_for(f"headstock_{name}", 0, 20)
+                server.wait_for(f"headstock_{name}", 0)
             server.wait_for("headstock_http_requests_open", 1)
             gc.collect()
             facts = [(resident_kib(each), count_descriptors(each)) for each in processes]

@@ -51,7 +51,6 @@ def token_microseconds(server: Served, streams: int, seconds: float) -> float:
 
 @pytest.mark.feature("W14")
 @pytest.mark.full
-@pytest.mark.alone
 def test_a_streamed_token_costs_40_us_at_32_streams_and_300_at_one() -> None:
     # A step a millisecond, as a small model on a large GPU makes them. Between slower ones the
     # processor goes cold, and the same work takes up to four times as long.
@@ -76,7 +75,7 @@ def step_microseconds(server: Served, engine: int, *, stream: bool) -> float:
         connections = [server.post_raw("/v1/completions", body) for _ in range(32)]
         for connection in connections:
             selector.register(connection, selectors.EVENT_READ)
-        server.wait_for("headstock_requests_running", 32, 30)
+        server.wait_for("headstock_requests_running", 32)
         steps, spent = server.metric(STEPS), processor_seconds(engine)
         end = time.monotonic() + 1
         while time.monotonic() < end:
@@ -86,13 +85,12 @@ def step_microseconds(server: Served, engine: int, *, stream: bool) -> float:
         steps = server.metric(STEPS) - steps
     for connection in connections:
         connection.close()
-    server.wait_for("headstock_requests_running", 0, 30)
+    server.wait_for("headstock_requests_running", 0)
     return 1e6 * spent / steps
 
 
 @pytest.mark.feature("W14")
 @pytest.mark.full
-@pytest.mark.alone
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="it needs two cores")
 def test_streams_cost_a_step_at_most_a_twentieth() -> None:
     own, other, *_ = sorted(cores := os.sched_getaffinity(0))
@@ -142,7 +140,6 @@ def throughput(server: Served, clients: int) -> float:
 
 @pytest.mark.feature("W14")
 @pytest.mark.full
-@pytest.mark.alone
 def test_more_clients_never_cost_more_than_a_twentieth_of_the_throughput() -> None:
     with serve("--num-pages", "2048", "--max-running-requests", "64") as server:
         throughput(server, 8)  # warm

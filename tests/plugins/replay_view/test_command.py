@@ -74,7 +74,7 @@ def test_drawing_imports_no_torch(recording: Path, tmp_path: Path) -> None:
     )
     drawings = ["--html", str(tmp_path / "a.html"), "--timeline", str(tmp_path / "a.json")]
     command = [sys.executable, "-c", script, "replay-view", str(recording), *drawings]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=150)
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600)
     assert done.stdout.endswith("identical\nFalse\n")
 
 

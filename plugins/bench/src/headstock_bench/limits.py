@@ -109,21 +109,23 @@ def _time_rates(device: str, dtype: torch.dtype) -> DeviceRates:
     )
 
 
-def time_settled(work: Callable[[], object], device: str) -> float:
+def time_settled(
+    work: Callable[[], object], device: str, clock: Callable[[], float] = time.perf_counter
+) -> float:
     """The seconds of the work at settled clocks: the median of the second half of its runs."""
 
     def run() -> float:
-        begin = time.perf_counter()
+        begin = clock()
         for _ in range(REPEATS):
             work()
         if device == "cuda":
             torch.cuda.synchronize()
-        return (time.perf_counter() - begin) / REPEATS
+        return (clock() - begin) / REPEATS
 
-    end = time.perf_counter() + SECONDS
+    end = clock() + SECONDS
     run()
     times = [run()]
-    while time.perf_counter() < end:
+    while clock() < end:
         times.append(run())
     return median(times[len(times) // 2 :])
 

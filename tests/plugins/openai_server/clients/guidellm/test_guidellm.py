@@ -32,7 +32,7 @@ def test_twenty_requests_are_answered_in_full_and_without_an_error(tmp_path: Pat
             env={**os.environ, **OFFLINE},
             capture_output=True,
             text=True,
-            timeout=400,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

@@ -44,7 +44,7 @@ def test_sums_are_scored(tmp_path: Path) -> None:
             },
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stderr[-4000:]

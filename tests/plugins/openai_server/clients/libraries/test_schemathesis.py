@@ -32,7 +32,7 @@ def test_no_request_is_a_server_error_or_has_an_undocumented_status(tmp_path: Pa
             cwd=tmp_path,  # it leaves a cache
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
             check=False,
         )
         assert done.returncode == 0, done.stdout[-4000:]

@@ -59,7 +59,7 @@ def evaluate(folder: Path, task: str, client: str, *flags: str, **arguments: Any
         env={**os.environ, **OFFLINE, "OPENAI_API_KEY": "none"},
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
         check=False,
     )
     assert done.returncode == 0, done.stderr[-4000:]
