@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from headstock.text.conversation import CONVERSATION_OPTIONS, Conversation
     from headstock.text.detokenizer import Detokenizer
     from headstock.text.prompt import Prompt, is_far_longer, tokenize_prompt
+    from headstock.text.reasoning import ReasoningMarks
     from headstock.text.tokenizer import NoTokenizer, Tokenizer, import_transformers
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "Detokenizer",
     "NoTokenizer",
     "Prompt",
+    "ReasoningMarks",
     "Tokenizer",
     "find_template",
     "import_transformers",
@@ -36,6 +38,7 @@ _HOMES = {
     "Detokenizer": "headstock.text.detokenizer",
     "NoTokenizer": "headstock.text.tokenizer",
     "Prompt": "headstock.text.prompt",
+    "ReasoningMarks": "headstock.text.reasoning",
     "Tokenizer": "headstock.text.tokenizer",
     "find_template": "headstock.text.chat",
     "import_transformers": "headstock.text.tokenizer",

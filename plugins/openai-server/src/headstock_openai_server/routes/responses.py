@@ -16,8 +16,7 @@ from starlette.responses import Response
 from headstock import SamplingParams
 from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
-from headstock.text import Tokenizer
-from headstock.text.reasoning import ReasoningMarks
+from headstock.text import ReasoningMarks, Tokenizer
 from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.responses_answer import (
     IncompleteDetails,
