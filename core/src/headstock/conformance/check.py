@@ -30,7 +30,10 @@ CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
         )
     }
 )
-"""Kind -> the module that lists its cases by `list_cases(spec, env, opt=...)`."""
+"""Kind -> the module that lists its cases by `list_cases(spec, env, opt=...)`.
+
+Where it has `import_first(name)`, that imports what the cases of this plugin import late.
+"""
 
 LIGHT_SECONDS = 60
 _IMPORTED_FIRST = ("headstock.startup.device", "headstock.selection.capabilities")
@@ -55,8 +58,11 @@ def check_plugin(
 
     if kind in CHECKED_KINDS and can_fork():
         # Before the first fork, so that no case need import them.
-        for module in (CHECKED_KINDS[kind], *_IMPORTED_FIRST):
+        for module in _IMPORTED_FIRST:
             import_module(module)
+        import_first = getattr(import_module(CHECKED_KINDS[kind]), "import_first", None)
+        if import_first is not None:
+            import_first(name.rpartition(":")[2])
         used, results = run_in_processes(list_here)
     else:
         used, cases = list_here()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import signal
@@ -155,6 +156,8 @@ def _child_settings(folder: Path) -> Iterator[None]:
     os.dup2(2, 1)
     tempfile.tempdir = str(folder)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder)
+    # A collection would write to each object of the parent, and so copy all of its memory.
+    gc.freeze()
     # The parent's threads did not come along, and those that start here would wait for them.
     torch.set_num_threads(1)
     yield

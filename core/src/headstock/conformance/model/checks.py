@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -128,6 +129,13 @@ def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> t
         named = [("a small model, beside transformers", say_so), *list_lone_cases(make)]
         return tuple(Case(name, run) for name, run in named)
     return tuple(Case(name, run) for name, run in list_named(subject))
+
+
+def import_first(name: str) -> None:
+    """Import what transformers has of the architecture, which takes seconds."""
+    # A case says what it fails by.
+    with suppress(Exception):
+        getattr(transformers, name, None)
 
 
 def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
