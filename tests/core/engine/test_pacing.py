@@ -305,7 +305,7 @@ def test_a_prompt_that_goes_on_alone_gets_less_as_its_context_grows(toys: Toys) 
 
 
 def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:
-    engine = toys.engine()
+    engine = toys.engine(max_itl_ms=None)
     EngineHarness(engine).run([request("a", [1, 2, 3], 4)])
     assert engine.pacer.times.count == 0 and not engine.step_clock.launched
     assert engine.state.max_prompt_tokens == 0

@@ -106,7 +106,8 @@ class Integer(ValueType):
 class Number(ValueType):
     """A finite number in an interval, which `rule` describes; `above` excludes the lower limit.
 
-    `word` is the text that leaves the number open; its value is None.
+    `word` is the text that leaves the number open; its value is None. With `auto` that text is a
+    value too.
     """
 
     least: float
@@ -114,8 +115,11 @@ class Number(ValueType):
     rule: str
     above: bool = False
     word: str | None = None
+    auto: bool = False
 
     def read(self, raw: object) -> Value:
+        if self.auto and isinstance(raw, str) and raw.strip().lower() == "auto":
+            return "auto"
         if self.word is not None and (raw is None or raw == self.word):
             return None
         # True is a Real too, but a switch where a number belongs is a mistake.
@@ -131,7 +135,9 @@ class Number(ValueType):
         return value
 
     def describe(self) -> str:
-        return f"X {self.rule.removeprefix('must be ')}"
+        words = [repr(self.word)] if self.auto and self.word else []
+        words += ["'auto'"] if self.auto else []
+        return ", or ".join([f"X {self.rule.removeprefix('must be ')}", *words])
 
     def show(self, value: Value) -> str:
         return str(self.word) if value is None else str(value)

@@ -16,7 +16,7 @@ from headstock.engine.drafting import make_drafting
 from headstock.engine.in_flight import InFlightStep, QueuedRequest
 from headstock.engine.late_planning import LatePlanner
 from headstock.engine.output_tracker import OutputTracker
-from headstock.engine.pacing import StepPacer
+from headstock.engine.pacing import make_pacer
 from headstock.engine.page_demand import PageDemand
 from headstock.engine.planning import RecordedPlanning
 from headstock.engine.preparation import make_preparation
@@ -113,7 +113,8 @@ class Engine:
         self.late_planner = LatePlanner(
             self.step_clock, enabled=self.limits.overlap and config.late_planning
         )
-        self.pacer = StepPacer(config.max_itl_ms, config.max_batch_tokens, parts.graph_sizes.tokens)
+        has_stream = self.output_tracker.has_running_stream
+        self.pacer = make_pacer(config, parts.env.device, parts.graph_sizes.tokens, has_stream)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
     @property

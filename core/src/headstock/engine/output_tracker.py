@@ -125,6 +125,10 @@ class OutputTracker:
         """Whether a live request has this id."""
         return id in self.requests
 
+    def has_running_stream(self) -> bool:
+        """Whether someone reads tokens one by one of a request that has had its first."""
+        return any(each.stream_tokens and each.num_emitted for each in self.awaiting_token.values())
+
     def track_admissions(self, plan: Plan, state: State, limits: Limits) -> None:
         """Note the admission ids that the plan gave out, and the peak of held pages."""
         self.peak_held_pages = max(self.peak_held_pages, count_held_pages(state, limits))

@@ -7,12 +7,15 @@ takes no less than a floor: what its launches take, however few its tokens are.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from functools import cached_property
+from statistics import median
 
 import numpy as np
 from attrs import evolve, frozen
 
+from headstock.config import EngineConfig
 from headstock.scheduler import Paced, Plan, RowCounter, State
 from headstock.scheduler.row_counters import find_decode_rows
 
@@ -25,6 +28,19 @@ WORTHWHILE_CUT = 1.25
 On a slow host that launches attention layer by layer, a step took 10 ms whatever it had. Chunks of
 64 tokens spared streams nothing then, and prompts waited for four seconds.
 """
+
+STREAM_BOUND = 300.0
+"""Milliseconds of a step beside streams on a CPU, where nothing says how many.
+
+16 prompts of 1,400 words stopped a stream for 13.8 seconds there. A GPU computes a whole step of
+prompts in less than this.
+"""
+BOUND_STEPS = 10
+"""So many steps without prompts may always take as long as one with them, by that default.
+
+Each chunk brings a decode step along, which then is at most a tenth of it.
+"""
+_NUM_PLAIN_STEPS = 8
 
 _KEPT = 0.98
 """The weight that a step has left after one more."""
@@ -304,12 +320,23 @@ class StepPacer:
     bound: milliseconds that such a step may take; None: no step is timed
     most: the most tokens of a step
     graph_sizes: tokens of the steps that have graphs
+    has_stream: whether a stream runs, of a bound that is for streams alone and gives way where
+        prompts would be much slower for it; None for a bound that someone asked for
+    plain_steps: milliseconds of the last timed steps without prompt tokens
     """
 
-    def __init__(self, bound: float | None, most: int, graph_sizes: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        bound: float | None,
+        most: int,
+        graph_sizes: Sequence[int] = (),
+        has_stream: Callable[[], bool] | None = None,
+    ) -> None:
         self.bound, self.most, self.graph_sizes = bound, most, graph_sizes
+        self.has_stream = has_stream
         self.times = StepTimes()
         self.num_untimed = 0
+        self.plain_steps: deque[float] = deque(maxlen=_NUM_PLAIN_STEPS)
 
     def note_end(self, plan: Plan, seconds: float) -> None:
         """A step has ended, which took so many seconds."""
@@ -319,7 +346,10 @@ class StepPacer:
             self.num_untimed += 1
             return
         self.num_untimed = 0
-        self.times = self.times.observe(StepWork.of(plan), 1000 * seconds)
+        work = StepWork.of(plan)
+        if not work.prompt_tokens:
+            self.plain_steps.append(1000 * seconds)
+        self.times = self.times.observe(work, 1000 * seconds)
 
     def make_events(self, state: State, *, has_arrivals: bool) -> list[Paced]:
         """The scheduler's event where the bound on prompt tokens changes.
@@ -331,15 +361,39 @@ class StepPacer:
         decoding = find_decode_rows(state.row_counters)
         if not (has_arrivals or state.waiting or not decoding.all()):
             return []  # the next step has no prompt tokens
+        if self.has_stream is not None and not self.has_stream():
+            return [Paced(self.most)] if 0 < state.max_prompt_tokens < self.most else []
         computed = state.row_counters[RowCounter.NUM_COMPUTED]
         tokens = choose_prompt_tokens(
             self.times,
             decode_context=int(computed[decoding].sum(dtype=np.int64)),
             context=int(computed[~decoding].max(initial=0)),
-            bound=self.bound,
+            bound=self._find_bound(self.bound),
             most=self.most,
             # Free rows pass for decode rows, but know no token.
             decode_rows=int((decoding & (state.row_counters[RowCounter.NUM_KNOWN] > 0)).sum()),
             graph_sizes=self.graph_sizes,
         )
         return [] if tokens == state.max_prompt_tokens else [Paced(tokens)]
+
+    def _find_bound(self, bound: float) -> float:
+        """The milliseconds that the next step may take."""
+        if self.has_stream is None:
+            return bound
+        if self.plain_steps:
+            bound = max(bound, BOUND_STEPS * median(self.plain_steps))
+        # Uneven steps, as beside other programs, cut chunks to half of the bound at most.
+        return max(bound, bound / 2 + self.times.margin())
+
+
+def make_pacer(
+    config: EngineConfig,
+    device: str,
+    graph_sizes: Sequence[int],
+    has_stream: Callable[[], bool],
+) -> StepPacer:
+    """Make the pacer of an engine."""
+    bound, most = config.max_itl_ms, config.max_batch_tokens
+    if not isinstance(bound, str):
+        return StepPacer(bound, most, graph_sizes)
+    return StepPacer(STREAM_BOUND if device == "cpu" else None, most, graph_sizes, has_stream)
