@@ -122,7 +122,8 @@ def test_a_closing_that_is_interrupted_anywhere_can_be_repeated(toys: Toys, tmp_
         llm.close()
         # whom the interrupt kept from hearing that its request was aborted
         with suppress(EngineDied):
-            assert list(stream)[-1].outputs[0].finish_reason == "abort"
+            # A busy machine may take so long that all its tokens come before.
+            assert list(stream)[-1].outputs[0].finish_reason in ("abort", "length")
         assert {thread.name for thread in threading.enumerate()} == before, (
             f"interrupted at place {nth}"
         )

@@ -240,9 +240,9 @@ class EngineSession:
         """
         if self.closed:
             return
-        self.closed = True
         if os.getpid() != self.process_id:
             return
+        self.closed = True  # right before the block that takes it back
         try:
             # The loop first: its thread must not step an engine whose device is gone.
             self.loop.close()
