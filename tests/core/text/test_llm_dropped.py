@@ -108,6 +108,7 @@ class SlowEngine:
     """Counts how often it is closed, and when; its step waits for `go`."""
 
     has_work = True
+    inbox = ("an abort",)
 
     def __init__(self) -> None:
         self.go, self.closed_by = threading.Event(), list[str]()
