@@ -32,7 +32,7 @@ OPTIONS = (
     "-p",
     "no:xdist",
     "-m",
-    "not alone",  # `full` ones too: a broken engine must fail them, whenever they are run
+    "full or not full",  # `full` ones too: a broken engine must fail them, whenever they are run
 )
 
 
