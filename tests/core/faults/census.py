@@ -11,14 +11,16 @@ from collections import Counter
 from pathlib import Path
 
 from headstock.engine.engine import Engine
+from headstock.engine.pacing import StepTimes
 from headstock.record.recorder import NUM_REMEMBERED
 
 
 def settle(engine: Engine) -> None:
-    """Let an engine that has no work forget what it keeps for a while: prefixes, and its last
-    steps.
+    """Let an engine that has no work forget what it keeps for a while: prefixes, its last steps and
+    their times.
     """
     engine.reset_prefix_cache()
+    engine.pacer.times = StepTimes()
     for _ in range(NUM_REMEMBERED):
         engine.step()
     gc.collect()
