@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
+import patience
 import pytest
 from toy_engine import Toys, request
 from toy_text import toy_llm
@@ -51,12 +52,12 @@ def held_llm(toys: Toys) -> Iterator[tuple[LLM, Waiting, threading.Event]]:
 
     def slow(*deliver: Any) -> tuple[Update, ...]:
         begun.set()
-        go_on.wait(600)
+        go_on.wait(patience.seconds)
         return step(*deliver)
 
     llm._session.engine.step = slow
     waiting = Waiting(llm)
-    assert begun.wait(600)
+    assert begun.wait(patience.seconds)
     yield llm, waiting, go_on
     go_on.set()
     llm.close()
@@ -82,7 +83,7 @@ def test_who_waits_hears_of_a_close_that_was_interrupted(
     llm, waiting, go_on = held_llm
     interrupted(llm)
     go_on.set()
-    waiting.join(600)
+    waiting.join(patience.seconds)
 
     assert waiting.ended == "abort"
 
@@ -96,7 +97,7 @@ def test_a_close_after_one_that_was_interrupted_waits_for_the_step(
     llm.close()
 
     assert go_on.is_set() and llm._session.loop.has_ended and llm._session.loop.failure is None
-    waiting.join(600)
+    waiting.join(patience.seconds)
     assert waiting.ended == "abort"
 
 
@@ -114,7 +115,7 @@ def test_who_waits_hears_that_the_engine_died_though_nothing_can_be_logged(toys:
     try:
         with toy_llm(toys.folder, faults=("schedule@4",), **SIZES) as llm:
             waiting = Waiting(llm)
-            waiting.join(600)
+            waiting.join(patience.seconds)
     finally:
         logging.getLogger("headstock").removeHandler(handler)
 
@@ -147,11 +148,11 @@ def test_a_name_is_taken_until_its_end_has_been_told(toys: Toys) -> None:
         """Told of its end before "a" is: stops the thread when the engine is done with "a"."""
         if updates and not loop.engine.output_tracker.has_request("a") and "a" in loop.sinks:
             between.set()
-            go_on.wait(600)
+            go_on.wait(patience.seconds)
 
     loop.submit(request("other", [1, 2, 3], 3), watch)
     loop.submit(request("a", [1, 2, 4], 3), updates.append)
-    assert between.wait(600)
+    assert between.wait(patience.seconds)
     with pytest.raises(RequestError, match="in use"):
         loop.submit(request("a", [1, 2, 4], 3), updates.append)
     go_on.set()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import numpy as np
+import patience
 import pytest
 from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
@@ -67,7 +68,7 @@ def test_a_scheduler_that_raises_ends_the_engine_and_everyone_is_told(
     loop = Loop(toys.engine(faults=("schedule@4",), overlap=overlap))
     updates: list[Any] = []
     loop.submit(request("a", PROMPTS[0], 12), updates.append)
-    loop.thread.join(600)
+    loop.thread.join(patience.seconds)
 
     assert (
         updates[-1].finish_reason == "error"

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import patience
 import pytest
 from attrs import evolve
 from toy_engine import Toys
@@ -68,7 +69,7 @@ def broken_off(work: Callable[[], Any], nth: int) -> bool:
 
 def left_behind(llm: LLM) -> dict[str, Any]:
     """What is still there some seconds later of requests without a waiting caller."""
-    deadline = time.monotonic() + 600
+    deadline = time.monotonic() + patience.seconds
     while True:
         engine = llm._session.engine
         remaining = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),

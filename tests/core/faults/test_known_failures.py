@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import patience
 import pytest
 from attrs import evolve
 from toy_engine import EngineHarness, Toys, random_requests, request
@@ -213,9 +214,9 @@ def test_streams_that_are_left_at_any_moment_leave_no_page_held(toys: Toys) -> N
         readers = [threading.Thread(target=leave, args=(number,)) for number in range(50)]
         for reader in readers:
             reader.start()
+        deadline = time.monotonic() + patience.seconds
         for reader in readers:
-            reader.join(600)
-        deadline = time.monotonic() + 600
+            reader.join(max(0.0, deadline - time.monotonic()))
         while llm._session.engine.has_work and time.monotonic() < deadline:
             time.sleep(0.01)
         stats = llm._session.engine.stats()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import patience
 import pytest
 import torch
 from attrs import evolve
@@ -79,7 +80,7 @@ def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
         touch(loop.engine, 77)
 
     loop.submit(request("a", PROMPT, 30), tell)
-    loop.thread.join(600)
+    loop.thread.join(patience.seconds)
     loop.close()
     loop.engine.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import patience
 import pytest
 from attrs import define, field
 from hypothesis import Phase, settings
@@ -20,6 +21,9 @@ QUICK = {
 }
 MORE = 50
 """Times as many examples as usual: a session ends with the first that fails."""
+
+SHORT = 10.0
+"""Seconds for which tests wait for a broken engine, which may never do what they wait for."""
 
 OPTIONS = (
     "-s",
@@ -58,6 +62,7 @@ class Breaking:
         settings.load_profile("broken")
         try:
             with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(patience, "seconds", SHORT)
                 for function in {
                     item.obj for item in session.items if hasattr(item.obj, "hypothesis")
                 }:
