@@ -257,7 +257,7 @@ CASES: dict[str, Case] = {
     "RequestColumns.adapters": column("adapters", "adapter", "", "", "lora"),
     "RequestColumns.waits": lambda: (oldest_first(10), oldest_first(20)),
     "View.waiting_priorities": lambda: (order_of((0, 1, 2)), order_of((2, 1, 0))),
-    **vary(BUDGET, lambda budget: decide(VIEW, budget), {"tokens": 2}),
+    **vary(BUDGET, lambda budget: decide(VIEW, budget), {"tokens": 2, "is_bounded": True}),
     "Budget.free_rows": shown("free_rows", max_rows=3),
     "Budget.pages": shown("pages", num_pages=60),
     "Budget.page_size": shown("page_size", page_size=8),

@@ -29,8 +29,8 @@ def watch_steps(engine: Engine) -> Counter[str]:
     _watch_groups(engine, counts)
     make_events = engine.pacer.make_events
 
-    def counted(state: State, *, has_arrivals: bool) -> list[Paced]:
-        events: list[Paced] = make_events(state, has_arrivals=has_arrivals)
+    def counted(state: State, **known: Any) -> list[Paced]:
+        events: list[Paced] = make_events(state, **known)
         counts["paced"] += len(events)
         return events
 

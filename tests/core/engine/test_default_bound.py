@@ -13,7 +13,7 @@ from core.faults.conftest import crash_reports, toys
 from toy_engine import Toys, request
 
 from headstock.config import EngineConfig
-from headstock.engine.pacing import StepWork, make_pacer
+from headstock.engine.pacing import READER_SECONDS, StepWork, make_pacer
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Paced, Plan
 
@@ -53,9 +53,10 @@ def serve(
     *,
     streams: bool = True,
     prompts: int = 16,
+    answer: int = 1_500,
     **settings: Any,
 ) -> Served:
-    """A stream that runs, and prompts of 1,400 tokens that come together behind it."""
+    """Prompts of 1,400 tokens come together behind a stream, whose reader asks again at its end."""
     engine = toys.engine(
         max_batch_tokens=8192,
         max_running_requests=32,
@@ -76,7 +77,8 @@ def serve(
         return execute(plan, *arguments)
 
     engine.executor.execute = timed  # type: ignore[method-assign]
-    engine.submit(request("stream", range(20), 1_500), stream_tokens=streams)
+    stream = request("stream", range(20), answer)
+    engine.submit(stream, stream_tokens=streams)
     for _ in range(100):
         engine.step()
     rng = np.random.default_rng(1)
@@ -90,6 +92,8 @@ def serve(
             if update.id == "stream" and update.tokens:
                 served.gaps.append(now - last)
                 last = now
+            if update.id == "stream" and update.finish_reason is not None:
+                engine.submit(stream, stream_tokens=streams)
     served.total = now - arrival
     engine.abort("stream")
     for _ in range(5):
@@ -122,6 +126,20 @@ def test_no_stream_stands_still_behind_prompts_and_these_are_hardly_slower(
 
 
 @pytest.mark.feature("V1")
+@pytest.mark.parametrize("answer", [105, 120, 150])
+@pytest.mark.parametrize("prompts", [16, 64])
+def test_a_reader_who_asks_again_has_a_first_token_as_soon(
+    toys: Toys, answer: int, prompts: int
+) -> None:
+    taken = take_milliseconds(4.0, 0.3)
+    served = serve(toys, taken, answer=answer, prompts=prompts)
+    assert max(served.gaps) < 1_000
+    free = serve(toys, taken, answer=answer, prompts=prompts, max_itl_ms=None)
+    assert max(free.gaps) > 2_000
+    assert served.total < 1.1 * free.total
+
+
+@pytest.mark.feature("V1")
 def test_a_device_whose_steps_are_long_gives_prompts_ten_times_as_long(toys: Toys) -> None:
     taken = take_milliseconds(80.0, 4.0)
     bounded, free = (
@@ -139,7 +157,7 @@ def test_where_nobody_reads_along_nothing_is_bounded(toys: Toys) -> None:
     assert alone.steps == free.steps
 
 
-def test_the_bound_ends_with_the_stream(toys: Toys, tmp_path: Path) -> None:
+def test_the_bound_ends_some_time_after_the_stream(toys: Toys, tmp_path: Path) -> None:
     path = tmp_path / "bounded.recording"
     engine = toys.engine(
         max_batch_tokens=2048,
@@ -179,13 +197,15 @@ def test_the_bound_ends_with_the_stream(toys: Toys, tmp_path: Path) -> None:
         engine.step()
     beside = run(["a", "b", "c"])
     engine.abort("stream")
-    behind = run(["aa", "bb", "cc"])
+    lately = run(["aa", "bb", "cc"])
+    now += 1000 * READER_SECONDS
+    behind = run(["aaa", "bbb", "ccc"])
     for name in ("batch",):
         engine.abort(name)
     while engine.has_work:
         engine.step()
     engine.close()
-    assert beside <= 256 and behind >= 1_500
+    assert beside <= 256 and lately <= 256 and behind >= 1_500
 
     recording = read_recording(path)
     paced = [
@@ -212,5 +232,5 @@ def test_a_bound_that_is_set_is_kept_and_gpus_have_none_by_default(
     value: float | str | None, device: str, bound: float | None, is_default: bool
 ) -> None:
     config = EngineConfig(model="demo", max_itl_ms=value)
-    pacer = make_pacer(config, device, (), lambda: True)
-    assert (pacer.bound, pacer.has_stream is not None) == (bound, is_default)
+    pacer = make_pacer(config, device, ())
+    assert (pacer.bound, pacer.is_default) == (bound, is_default)

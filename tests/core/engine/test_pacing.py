@@ -250,8 +250,8 @@ def test_nothing_is_chosen_for_steps_without_prompts(toys: Toys) -> None:
     harness, chosen = EngineHarness(engine), []
     make_events = engine.pacer.make_events
 
-    def noted(state: State, *, has_arrivals: bool) -> list[Paced]:
-        events = make_events(state, has_arrivals=has_arrivals)
+    def noted(state: State, *, has_arrivals: bool, **others: Any) -> list[Paced]:
+        events = make_events(state, has_arrivals=has_arrivals, **others)
         chosen.append((has_arrivals, bool(events)))
         return events
 
@@ -288,8 +288,8 @@ def test_a_prompt_that_goes_on_alone_gets_less_as_its_context_grows(toys: Toys) 
     engine.pacer.times, engine.pacer.note_end = times, lambda plan, seconds: None
     harness, make_events, paced = EngineHarness(engine), engine.pacer.make_events, list[int]()
 
-    def noted(state: State, *, has_arrivals: bool) -> list[Paced]:
-        events = make_events(state, has_arrivals=has_arrivals)
+    def noted(state: State, *, has_arrivals: bool, **others: Any) -> list[Paced]:
+        events = make_events(state, has_arrivals=has_arrivals, **others)
         if not has_arrivals and not state.waiting:
             paced.extend(event.prompt_tokens for event in events)
         return events
@@ -308,7 +308,7 @@ def test_nothing_is_timed_without_a_bound(toys: Toys) -> None:
     engine = toys.engine(max_itl_ms=None)
     EngineHarness(engine).run([request("a", [1, 2, 3], 4)])
     assert engine.pacer.times.count == 0 and not engine.step_clock.launched
-    assert engine.state.max_prompt_tokens == 0
+    assert engine.state.pace is None
     engine.close()
 
 

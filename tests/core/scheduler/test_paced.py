@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import limits, prompt, random_limits, random_requests, request
@@ -69,3 +72,80 @@ def test_no_step_has_more_and_every_request_ends_with_its_tokens(scheduler: str,
         is_exact = not drive.limits.max_drafts and not drive.state.num_preempted
         assert is_prompt.all() or not is_exact or counts[is_prompt].sum() <= bound
     assert drive.outputs == {one.id: alone(one) for one in requests}
+
+
+def run_beside(
+    bound: Paced, lengths: list[int], *, priorities: list[int] | None = None, **changes: Any
+) -> dict[str, int]:
+    """The step in which each request got its row: one decodes, the others come together."""
+    rng = np.random.default_rng(3)
+    settings = {"max_batch_tokens": 64, "max_rows": 16, "num_pages": 500, "max_len": 256}
+    drive = Drive(limits(**(settings | changes)))
+    drive.submit(request("stream", prompt(rng, 4), 40))
+    drive.step()
+    drive.events.append(bound)
+    for number, length in enumerate(lengths):
+        one = request(str(number), prompt(rng, length), 1)
+        drive.submit(evolve(one, priority=priorities[number] if priorities else 0))
+    admitted: dict[str, int] = {}
+    for count in range(400):
+        drive.step()
+        for entry in drive.state.requests_by_row:
+            if entry is not None:
+                admitted.setdefault(entry.request.id, count)
+        if not drive.busy:
+            break
+    assert not drive.busy
+    return admitted
+
+
+@pytest.mark.feature("V1")
+def test_a_short_prompt_goes_ahead_of_long_ones_in_bounded_steps() -> None:
+    lengths = [100] * 6 + [8]
+    bounded = run_beside(Paced(16), lengths)
+    assert bounded["6"] == 1 < bounded["2"]
+    assert [bounded[str(each)] for each in range(6)] == sorted(bounded[str(e)] for e in range(6))
+    # Steps that nobody bounded keep the order of the queue.
+    free = run_beside(Paced(64), lengths)
+    assert free["6"] >= free["5"]
+    # As does a prompt that takes more than half of what a step has for prompts.
+    longer = run_beside(Paced(16), [100] * 6 + [9])
+    assert longer["6"] >= longer["5"]
+
+
+def test_a_short_prompt_of_a_lower_priority_keeps_its_place() -> None:
+    admitted = run_beside(Paced(16), [100, 100, 8, 8], priorities=[1, 1, 0, 1])
+    assert admitted["3"] < admitted["1"] < admitted["2"]
+
+
+def test_prompts_that_fill_their_steps_let_short_ones_ahead() -> None:
+    # No prompt is left within a step, so that none has a row when the next one is planned.
+    admitted = run_beside(Paced(16), [16] * 20 + [8])
+    assert admitted["20"] <= 3 and admitted["19"] > 15
+
+
+def test_short_prompts_do_not_starve_a_long_one() -> None:
+    rng = np.random.default_rng(3)
+    for rows, pages in ((16, 500), (16, 34)):
+        drive = Drive(limits(max_batch_tokens=64, max_rows=rows, num_pages=pages, max_len=120))
+        drive.events.append(Paced(16, every_step=True))
+        drive.submit(request("stream", prompt(rng, 4), 100))
+        drive.submit(request("long", prompt(rng, 100), 1))
+        for number in range(60):
+            for part in "ab":
+                drive.submit(request(f"{number}{part}", prompt(rng, 8), 6))
+            drive.step()
+            if drive.reasons.get("long"):
+                break
+        assert drive.reasons.get("long") == "length", (rows, pages)
+
+
+def test_a_bound_of_every_step_holds_without_decode_rows() -> None:
+    rng = np.random.default_rng(1)
+    for bound, first in ((Paced(8), 40), (Paced(8, every_step=True), 8)):
+        drive = Drive(limits(max_batch_tokens=64))
+        drive.events.append(bound)
+        drive.submit(request("first", prompt(rng, 40), 2))
+        drive.step()
+        assert prompt_tokens(drive) == [(0, first)]
+        drive.drain()

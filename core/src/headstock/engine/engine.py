@@ -113,8 +113,7 @@ class Engine:
         self.late_planner = LatePlanner(
             self.step_clock, enabled=self.limits.overlap and config.late_planning
         )
-        has_stream = self.output_tracker.has_running_stream
-        self.pacer = make_pacer(config, parts.env.device, parts.graph_sizes.tokens, has_stream)
+        self.pacer = make_pacer(config, parts.env.device, parts.graph_sizes.tokens)
         self.late_captures, self.kept_profile = parts.late_captures, parts.kept_profile
 
     @property
@@ -247,7 +246,12 @@ class Engine:
             later.append(self.inbox.popleft())
             self._track_arrival(later[-1])
         has_arrivals = any(isinstance(event, Arrived) for event in later)
-        later.extend(self.pacer.make_events(self.state, has_arrivals=has_arrivals))
+        later += self.pacer.make_events(
+            self.state,
+            has_arrivals=has_arrivals,
+            streams=self.output_tracker.streams,
+            now=self.step_clock.now(),
+        )
         state, next_plan = self.planning.finish(working, [clock, *results], later)
         # Ends come last: whoever learns of one finds a state in which the request is gone.
         updates += self.output_tracker.finish_requests(state.ended, errors)

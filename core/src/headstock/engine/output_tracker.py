@@ -8,8 +8,9 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, evolve, field
 
+from headstock.engine.pacing import StreamCounts
 from headstock.execution.abstract_executor import Pending
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import (
@@ -105,6 +106,7 @@ class OutputTracker:
     executed_steps: int = 0
     replayed_steps: int = 0
     peak_held_pages: int = 0
+    streams: StreamCounts = field(factory=StreamCounts)
     num_unadmitted: int = 0
     unadmitted_pages: Ints = field(factory=lambda: np.zeros(1, np.int64))
 
@@ -114,6 +116,8 @@ class OutputTracker:
         """Track a request that arrived; its prompt takes `pages`, [groups] int64."""
         self.requests[request.id] = TrackedRequest(request, stream_tokens, pages, arrival)
         self.num_unadmitted += 1
+        if stream_tokens:
+            self.streams = evolve(self.streams, arrived=self.streams.arrived + 1)
         self.unadmitted_pages = self.unadmitted_pages + pages
 
     def count_step(self, pending: Pending) -> None:
@@ -124,10 +128,6 @@ class OutputTracker:
     def has_request(self, id: str) -> bool:
         """Whether a live request has this id."""
         return id in self.requests
-
-    def has_running_stream(self) -> bool:
-        """Whether someone reads tokens one by one of a request that has had its first."""
-        return any(each.stream_tokens and each.num_emitted for each in self.awaiting_token.values())
 
     def track_admissions(self, plan: Plan, state: State, limits: Limits) -> None:
         """Note the admission ids that the plan gave out, and the peak of held pages."""
@@ -204,6 +204,8 @@ class OutputTracker:
         """Stop tracking a request and make its last update."""
         tracked = self.requests.pop(ended.id)
         self.clear_admission(tracked)
+        if tracked.stream_tokens:
+            self.streams = evolve(self.streams, ended=self.streams.ended + 1)
         if tracked.cached_tokens is None:
             self._count_admitted(tracked)
         self.prompt_tokens += len(tracked.request.prompt)

@@ -8,7 +8,7 @@ takes no less than a floor: what its launches take, however few its tokens are.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from statistics import median
 
@@ -40,6 +40,8 @@ BOUND_STEPS = 10
 
 Each chunk brings a decode step along, which then is at most a tenth of it.
 """
+READER_SECONDS = 10.0
+"""So long after the end of a stream its reader may ask again, and expects a token as soon."""
 _NUM_PLAIN_STEPS = 8
 
 _KEPT = 0.98
@@ -314,14 +316,24 @@ def choose_prompt_tokens(
     return candidates[num_fitting - 1] if num_fitting else LEAST_TOKENS
 
 
+@frozen
+class StreamCounts:
+    """How many requests whose tokens are read one by one have arrived so far, and have ended."""
+
+    arrived: int = 0
+    ended: int = 0
+
+
 class StepPacer:
     """Fits the times of steps, and bounds the prompt tokens of those with decode rows.
 
     bound: milliseconds that such a step may take; None: no step is timed
     most: the most tokens of a step
     graph_sizes: tokens of the steps that have graphs
-    has_stream: whether a stream runs, of a bound that is for streams alone and gives way where
-        prompts would be much slower for it; None for a bound that someone asked for
+    is_default: whether the bound is for streams alone, and gives way where prompts would be much
+        slower for it
+    num_ended: streams that have ended, as far as is known
+    last_end: when the last of them did
     plain_steps: milliseconds of the last timed steps without prompt tokens
     """
 
@@ -330,10 +342,12 @@ class StepPacer:
         bound: float | None,
         most: int,
         graph_sizes: Sequence[int] = (),
-        has_stream: Callable[[], bool] | None = None,
+        *,
+        is_default: bool = False,
     ) -> None:
         self.bound, self.most, self.graph_sizes = bound, most, graph_sizes
-        self.has_stream = has_stream
+        self.is_default = is_default
+        self.num_ended, self.last_end = 0, -READER_SECONDS
         self.times = StepTimes()
         self.num_untimed = 0
         self.plain_steps: deque[float] = deque(maxlen=_NUM_PLAIN_STEPS)
@@ -351,18 +365,31 @@ class StepPacer:
             self.plain_steps.append(1000 * seconds)
         self.times = self.times.observe(work, 1000 * seconds)
 
-    def make_events(self, state: State, *, has_arrivals: bool) -> list[Paced]:
+    def make_events(
+        self,
+        state: State,
+        *,
+        has_arrivals: bool,
+        streams: StreamCounts = StreamCounts(),
+        now: float = 0.0,
+    ) -> list[Paced]:
         """The scheduler's event where the bound on prompt tokens changes.
 
         has_arrivals: whether requests arrive that the state does not know
+        now: in seconds
         """
         if self.bound is None:
             return []
+        if streams.ended > self.num_ended:
+            self.num_ended, self.last_end = streams.ended, now
+        may_return = now - self.last_end < READER_SECONDS
         decoding = find_decode_rows(state.row_counters)
-        if not (has_arrivals or state.waiting or not decoding.all()):
+        has_waiting = has_arrivals or len(state.waiting) > 0
+        if not has_waiting and decoding.all():
             return []  # the next step has no prompt tokens
-        if self.has_stream is not None and not self.has_stream():
-            return [Paced(self.most)] if 0 < state.max_prompt_tokens < self.most else []
+        if self.is_default and not may_return and streams.arrived == streams.ended:
+            is_bounded = state.pace is not None and state.pace.prompt_tokens < self.most
+            return [Paced(self.most)] if is_bounded else []
         computed = state.row_counters[RowCounter.NUM_COMPUTED]
         tokens = choose_prompt_tokens(
             self.times,
@@ -374,11 +401,13 @@ class StepPacer:
             decode_rows=int((decoding & (state.row_counters[RowCounter.NUM_KNOWN] > 0)).sum()),
             graph_sizes=self.graph_sizes,
         )
-        return [] if tokens == state.max_prompt_tokens else [Paced(tokens)]
+        # A prompt that nobody waits behind has its steps for itself.
+        pace = Paced(tokens, every_step=self.is_default and (has_waiting or may_return))
+        return [] if pace == state.pace else [pace]
 
     def _find_bound(self, bound: float) -> float:
         """The milliseconds that the next step may take."""
-        if self.has_stream is None:
+        if not self.is_default:
             return bound
         if self.plain_steps:
             bound = max(bound, BOUND_STEPS * median(self.plain_steps))
@@ -386,14 +415,10 @@ class StepPacer:
         return max(bound, bound / 2 + self.times.margin())
 
 
-def make_pacer(
-    config: EngineConfig,
-    device: str,
-    graph_sizes: Sequence[int],
-    has_stream: Callable[[], bool],
-) -> StepPacer:
+def make_pacer(config: EngineConfig, device: str, graph_sizes: Sequence[int]) -> StepPacer:
     """Make the pacer of an engine."""
     bound, most = config.max_itl_ms, config.max_batch_tokens
     if not isinstance(bound, str):
         return StepPacer(bound, most, graph_sizes)
-    return StepPacer(STREAM_BOUND if device == "cpu" else None, most, graph_sizes, has_stream)
+    bound = STREAM_BOUND if device == "cpu" else None
+    return StepPacer(bound, most, graph_sizes, is_default=True)

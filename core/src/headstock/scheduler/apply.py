@@ -53,8 +53,8 @@ def apply_event(state: WorkingState, event: Event) -> None:
                 end_request(state, row, "error")
         case Cleared():
             clear_index(state)
-        case Paced(prompt_tokens):
-            state.max_prompt_tokens = prompt_tokens
+        case Paced():
+            state.pace = event
 
 
 def _find_live_rows(state: WorkingState, event: Pooled | Failed) -> Ints:

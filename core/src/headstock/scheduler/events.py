@@ -81,9 +81,11 @@ class Paced:
     A scheduler that runs prompts first may give them the tokens of decode rows too.
 
     prompt_tokens: the most of such a step beyond the tokens of its decode rows, at least 1
+    every_step: whether steps without decode rows are bounded too
     """
 
     prompt_tokens: int
+    every_step: bool = False
 
 
 @frozen

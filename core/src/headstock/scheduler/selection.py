@@ -45,11 +45,13 @@ def select_rows(state: WorkingState) -> Ints:
     limits = state.limits
     free_rows = limits.max_rows - len(state.rows_by_priority)
     view = _make_view(state, state.waiting, free_rows)
+    tokens = _count_step_tokens(state, view.num_new_tokens)
     budget = Budget(
-        tokens=_count_step_tokens(state, view.num_new_tokens),
+        tokens=tokens,
         free_rows=free_rows,
         pages=tuple([count_available_pages(state, group) for group in range(len(limits.groups))]),
         page_size=limits.page_size,
+        is_bounded=tokens < limits.max_batch_tokens,
     )
     decision = _call_scheduler(state, view, budget)
     num_scheduled, total = _validate_decision(state, view, budget, decision)
@@ -156,16 +158,18 @@ def _read_only_ints(values: list[int]) -> Ints:
 
 
 def _count_step_tokens(state: WorkingState, num_new_tokens: Ints) -> int:
-    """Return the token budget, lower beside decode rows where prompts are bounded.
+    """Return the token budget, lower where prompts are bounded.
 
     num_new_tokens: [rows]
     """
     most = state.limits.max_batch_tokens
-    if not state.max_prompt_tokens:
+    if state.pace is None:
         return most
     # Free rows pass for decode rows, but have no new tokens.
     num_decoded = int(num_new_tokens[find_decode_rows(state.row_counters)].sum())
-    return min(most, num_decoded + state.max_prompt_tokens) if num_decoded else most
+    if not (num_decoded or state.pace.every_step):
+        return most
+    return min(most, num_decoded + state.pace.prompt_tokens)
 
 
 def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:

@@ -8,7 +8,7 @@ import numpy as np
 from attrs import frozen
 
 from headstock.scheduler.contiguous import Region
-from headstock.scheduler.events import Ended
+from headstock.scheduler.events import Ended, Paced
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import RequestState
@@ -39,7 +39,7 @@ class State:
     num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
         pooling
     may_draft: some row has drafts to verify, or is held for them; False is certain
-    max_prompt_tokens: of a step with decode rows; 0: no bound but the step's
+    pace: the bound on prompt tokens; None: none but the step's
     milliseconds: the clock of the last step
     next_ask: by that clock, until when the scheduler asked not to be asked again if nothing runs;
         0 for not at all
@@ -82,7 +82,7 @@ class State:
     num_preempted: int = 0
     num_special: int = 0
     may_draft: bool = False
-    max_prompt_tokens: int = 0
+    pace: Paced | None = None
     milliseconds: int = 0
     next_ask: int = 0
 

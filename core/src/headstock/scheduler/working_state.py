@@ -8,7 +8,7 @@ import numpy as np
 from attrs import define, field
 
 from headstock.scheduler.contiguous import Region
-from headstock.scheduler.events import Ended, Outcome
+from headstock.scheduler.events import Ended, Outcome, Paced
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import RequestState
@@ -51,7 +51,7 @@ class WorkingState:
     num_preempted: int
     num_special: int
     may_draft: bool
-    max_prompt_tokens: int
+    pace: Paced | None
     milliseconds: int
     regions: tuple[Region, ...]
     writes: list[Write]
@@ -95,7 +95,7 @@ def to_working_state(state: State, limits: Limits) -> WorkingState:
         state.num_preempted,
         state.num_special,
         state.may_draft,
-        state.max_prompt_tokens,
+        state.pace,
         state.milliseconds,
         state.regions,
         list(state.writes),
@@ -143,7 +143,7 @@ def to_state(working: WorkingState) -> State:
         num_preempted=working.num_preempted,
         num_special=working.num_special,
         may_draft=working.may_draft,
-        max_prompt_tokens=working.max_prompt_tokens,
+        pace=working.pace,
         milliseconds=working.milliseconds,
         next_ask=working.next_ask,
     )

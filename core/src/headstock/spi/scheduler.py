@@ -79,12 +79,14 @@ class Budget:
 
     pages: by KV group, those that are free or evictable
     page_size: in tokens; a page of a state group holds one sequence, however long
+    is_bounded: whether the step has fewer tokens than it could, so that it is short
     """
 
     tokens: int
     free_rows: int
     pages: tuple[int, ...]
     page_size: int
+    is_bounded: bool = False
 
 
 @frozen(kw_only=True, eq=False)

@@ -12,7 +12,7 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
         "attention": (0, 2, 4),
         "cache": (0, 2, 1),
-        "scheduler": (0, 2, 2),
+        "scheduler": (0, 2, 3),
         "runner": (0, 2, 5),
         "ops": (0, 2, 5),
         "model": (0, 2, 5),

@@ -9,7 +9,7 @@ import numpy as np
 from attrs import evolve
 
 from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
-from headstock.scheduler import Limits, PoolingKind, Request
+from headstock.scheduler import Limits, Paced, PoolingKind, Request
 from headstock.scheduler.invariants import check_state
 from headstock.spi import (
     Budget,
@@ -200,7 +200,12 @@ def simulate(
         request("pooled", prompt(rng, LONGEST), 0, pooling="mean"),
     ]
     todo = [*requests, request("never", prompt(rng, LONGEST), 1)]
+    pace = np.random.default_rng((seed, 1))
+    is_paced = pace.random() < 0.3
     while todo or drive.busy:
+        if is_paced and pace.random() < 0.1:
+            most, every_step = int(pace.integers(1, 40)), bool(pace.random() < 0.5)
+            drive.events.append(Paced(most, every_step=every_step))
         while todo and rng.random() < 0.3:
             drive.submit(todo.pop(0))
         plan = drive.step()
