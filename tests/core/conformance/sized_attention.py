@@ -24,11 +24,54 @@ class LatePoolsShared(Plain):
         }
 
 
+class PoolsShared(Plain):
+    """Has 16 pools, which layers take in turns."""
+
+    def __init__(self, context: AttentionContext) -> None:
+        pools = list(context.pools.values())
+        self.pools = {index: pools[at % 16] for at, index in enumerate(context.pools)}
+
+
 class FirstPoolAlone(Plain):
     """Keeps the pool of its first layer."""
 
     def __init__(self, context: AttentionContext) -> None:
         self.pools = dict.fromkeys(context.pools, next(iter(context.pools.values())))
+
+
+class FirstLayerKept(Plain):
+    """Takes one thing of its first layer for all of them."""
+
+    name = ""
+
+    def __init__(self, context: AttentionContext) -> None:
+        super().__init__(context)
+        self.first = next(iter(context.layers.values()))
+
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        changed = evolve(layer, **{self.name: getattr(self.first, self.name)})
+        super().forward(q, changed, plan, out, lse)
+
+
+class FirstWindowKept(FirstLayerKept):
+    name = "window"
+
+
+class FirstSoftcapKept(FirstLayerKept):
+    name = "softcap"
+
+
+class FirstGroupKept(FirstLayerKept):
+    name = "group"
+
+
+class KVHeadsCut(Plain):
+    """Knows six KV heads."""
+
+    def heads(self, heads: int, kv_heads: int) -> list[int]:
+        return [min(head, 5) for head in super().heads(heads, kv_heads)]
 
 
 class RowsCut(Plain):
@@ -183,6 +226,14 @@ class CloseResets(Plain):
 
 SIZED: dict[type[Plain], tuple[str, str]] = {
     LatePoolsShared: ("many layers of their own pools", "it reads the pool of layer 6"),
+    PoolsShared: ("many layers", "it reads the pool of layer"),
+    FirstWindowKept: (
+        "layers that differ",
+        "layer 2 of 8 that differ (group 1, scale 0.3, window 9",
+    ),
+    FirstSoftcapKept: ("layers that differ", "window None, softcap 0.7"),
+    FirstGroupKept: ("layers that differ", "layer 2 of 8 that differ (group 1"),
+    KVHeadsCut: ("every two claims together", "kv_heads 8"),
     FirstPoolAlone: ("many layers of their own pools", "it reads the pool of layer 0"),
     RowsCut: ("many rows", "first at token"),
     TokensCut: ("long rows", "first at token"),

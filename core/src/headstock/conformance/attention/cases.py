@@ -173,6 +173,15 @@ def in_second_group(case: AttentionCase) -> AttentionCase:
     return evolve(case, step=evolve(case.step, page_tables=(torch.zeros_like(table), table)))
 
 
+def move_pages(case: AttentionCase) -> AttentionCase:
+    """The case with other pages in its page table, for the same rows, from the last one down."""
+    (table,), count = case.step.page_tables, len(case.pool)
+    moved = torch.where(table > 0, count - table, table)
+    # Page 0 is the dummy page.
+    pool = torch.cat([case.pool[:1], case.pool[1:].flip(0)])
+    return evolve(case, pool=pool, step=evolve(case.step, page_tables=(moved,)))
+
+
 def context_of(
     case: AttentionCase,
     options: Any,

@@ -79,6 +79,7 @@ def list_pairs(subject: Subject, shape: Shape, head: str) -> Iterator[Named]:
     if is_full:
         axes["head_dim"] = sample_set(claims.head_dims, HEAD_DIMS, 3)
         axes["ratio"] = sample_set(claims.gqa_ratios, RATIOS, 3)
+        axes["kv_heads"] = [shape.kv_heads, 8]
     for phase in sorted(claims.phases, key=lambda phase: phase.value):
         yield (
             f"{head}{phase.value}: every two claims together",
@@ -95,9 +96,8 @@ def compare_pairs(
     """
     refusals = []
     for values in chosen:
-        sizes = {
-            name: values[name] for name in ("page_size", "head_dim", "ratio") if name in values
-        }
+        names = ("page_size", "head_dim", "ratio", "kv_heads")
+        sizes = {name: values[name] for name in names if name in values}
         q, kv = values["dtypes"]
         layer = evolve(
             LAYER,

@@ -145,7 +145,7 @@ def check_large(
 
 
 def make_layers(case: AttentionCase, layer: LayerInfo) -> list[tuple[LayerInfo, AttentionCase]]:
-    """Layers with pools of their own, whose vectors are those of the case rolled and turned.
+    """Layers with pools of their own, whose vectors are those of the case rolled and multiplied.
 
     The indices have gaps, as where layers without attention are among them.
     """
@@ -153,7 +153,8 @@ def make_layers(case: AttentionCase, layer: LayerInfo) -> list[tuple[LayerInfo, 
     for number in range(NUM_LAYERS):
 
         def change(side: Tensor, shift: int = number) -> Tensor:
-            return side.roll(shift, -1) * (1 - 2 * (shift // side.shape[-1] % 2))
+            # Powers of 2, which round nothing: no two layers have the same numbers.
+            return side.roll(shift, -1) * (-0.5) ** (shift // side.shape[-1])
 
         own = evolve(layer, index=number + number // 3)
         keys = tuple(map(change, case.keys))

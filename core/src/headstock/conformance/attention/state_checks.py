@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.conformance.attention.cases import AttentionCase, step_of
+from headstock.conformance.attention.cases import AttentionCase, move_pages, step_of
 from headstock.conformance.attention.comparison import check, compare
 from headstock.conformance.attention.reference import expected
 from headstock.conformance.attention.subject import Subject
@@ -31,6 +31,7 @@ def list_state_cases(
     for phase in phases:
         yield f"{phase.value}: two plans are alive", bind(check_two_plans, phase)
         yield f"{phase.value}: queries are a view", bind(check_view, phase)
+        yield f"{phase.value}: layers that differ", bind(check_unlike_layers, phase)
     yield f"{phases[0].value}: a plan serves several layers", bind(check_layers, phases[0])
     yield f"{phases[0].value}: two engines in a process", bind(check_engines, phases[0])
     if Feature.SLIDING_WINDOW in subject.claims.features and subject.claims.paged:
@@ -121,6 +122,42 @@ def check_layers(
             raise AssertionError(
                 f"a layer by a plan that an earlier layer used is wrong: {error}"
             ) from error
+    backend.close()
+
+
+def check_unlike_layers(
+    subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase, contiguous: bool
+) -> None:
+    """Layers of two KV groups differ in their scales, windows and softcaps, as far as claimed."""
+    case = make_case(phase, subject.device, row_lens(phase, 40, 3, 90))
+    moved = move_pages(case)
+    tables = (*case.step.page_tables, *moved.step.page_tables)
+    cases = [evolve(each, step=evolve(each.step, page_tables=tables)) for each in (case, moved)]
+    features = subject.claims.features
+    layers = [
+        evolve(
+            layer,
+            index=number,
+            group=number % 2,
+            scale=layer.scale * (1 + number // 4),
+            window=9 if number % 2 and Feature.SLIDING_WINDOW in features else None,
+            softcap=0.7 if number // 2 % 2 and Feature.SOFTCAP in features else 0.0,
+        )
+        for number in range(8)
+    ]
+    pools = {each.index: cases[each.group].pool for each in layers}
+    backend = subject.open(case, layers, contiguous=contiguous, groups=2, layer_pools=pools)
+    for order in (layers, layers[::-1]):
+        plan = backend.plan(cases[0].step)
+        for each in order:
+            own = cases[each.group]
+            try:
+                compare(attend_with(backend, own, each, plan), expected(own, each)[0])
+            except AssertionError as error:
+                raise AssertionError(
+                    f"layer {each.index + 1} of {len(layers)} that differ (group {each.group}, "
+                    f"scale {each.scale:g}, window {each.window}, softcap {each.softcap}): {error}"
+                ) from error
     backend.close()
 
 

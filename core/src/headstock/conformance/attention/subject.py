@@ -72,18 +72,20 @@ class Subject:
         self,
         context: AttentionContext,
         *,
-        window: int | None = None,
+        windows: Sequence[int | None] = (None,),
         features: frozenset[Feature] = frozenset(),
         contiguous: bool = False,
-        groups: int = 1,
     ) -> AttentionQuery:
-        """What an engine with the context's shape asks for."""
+        """What an engine with the context's shape asks for.
+
+        windows: one a KV group
+        """
         (group,) = context.query.groups
         return evolve(
             context.query,
             phases=self.claims.phases,
             contiguous=contiguous,
-            groups=(evolve(group, features=features, window=window),) * groups,
+            groups=tuple(evolve(group, features=features, window=each) for each in windows),
         )
 
     def open(
@@ -95,12 +97,14 @@ class Subject:
         layer_pools: Mapping[int, Tensor] | None = None,
         max_rows: int = MAX_ROWS,
         max_seq_len: int = MAX_SEQ_LEN,
+        groups: int = 1,
         **terms: Any,
     ) -> AttentionBackend:
         """A backend for the case's pool, asked first whether it serves such a model here.
 
         graph: what the case needs
         layer_pools: by layer, where each has a pool of its own
+        groups: how many KV groups there are
         terms: as in `make_query`
         raises: CannotRun, PluginBroken
         """
@@ -111,11 +115,9 @@ class Subject:
             max_seq_len=max_seq_len,
         )
         infos = {layer.index: evolve(layer, out_dim=out_dim_of(case)) for layer in layers}
-        windows = [layer.window for layer in infos.values() if layer.window is not None]
-        # pages keep all that some layer sees
-        window = max(windows) if len(windows) == len(infos) else None
+        windows = [find_window(infos.values(), group) for group in range(groups)]
         features = terms.pop("features", frozenset()) | find_features(infos.values())
-        query = self.make_query(context, window=window, features=features, **terms)
+        query = self.make_query(context, windows=windows, features=features, **terms)
         resolved = self.resolve(query)
         if resolved.graph < graph:
             raise CannotRun(f"graphs are {resolved.graph.name} here, and {graph.name} is wanted")
@@ -129,6 +131,13 @@ class Subject:
             kv={index: evolve(parts[index], group=each.group) for index, each in infos.items()},
         )
         return self.make(self.spec, made)
+
+
+def find_window(layers: Iterable[LayerInfo], group: int) -> int | None:
+    """How many latest tokens the pages of a group keep: all that some layer sees."""
+    windows = [layer.window for layer in layers if layer.group == group]
+    known = [window for window in windows if window is not None]
+    return max(known) if known and len(known) == len(windows) else None
 
 
 def find_features(layers: Iterable[LayerInfo]) -> frozenset[Feature]:
