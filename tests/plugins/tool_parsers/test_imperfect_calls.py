@@ -70,6 +70,11 @@ CODER: list[tuple[str, Calls, str]] = [
     ('<function=f>{"a": "x"}</function>', F_A, ""),
     ('<tool_call>\n<function=f>\n{"a": "x"}\n</function>\n</tool_call>\nDone', F_A, "Done"),
     ("<function=f>{x}</function>", [], "<function=f>{x}</function>"),
+    ('<function=f>{"a": "x"</function>\nDone', F_A, "Done"),
+    # the end of a tag is left out
+    (f"<tool_call>\n<function=f\n{A}\n</function>\n</tool_call>", F_A, ""),
+    (f"<function=f\n{A}\n</function>", F_A, ""),
+    (f"<function=other\n{A}", [], f"<function=other\n{A}"),
     # tags twice, and where none is due
     (f"<tool_call>\n{tag('f', A)}", F_A, ""),
     (f"{tag('f', A)}\n</tool_call>", F_A, ""),
@@ -137,6 +142,21 @@ HERMES: list[tuple[str, Calls, str]] = [
         [("f", {"a": "it's", "b": None, "n": True})],
         "",
     ),
+    # brackets are left out
+    ('<tool_call>\n{"name": "f", "arguments": {"a": "x"\n</tool_call>', F_A, ""),
+    ('<tool_call>{"name": "f", "arguments": {"a": "x", "n": 1</tool_call> Done', F_AN, "Done"),
+    ('<tool_call>{"name": "f", "arguments": {"a": "x",\n</tool_call >', F_A, ""),
+    (
+        '<tool_call>{"name": "f", "arguments": {"b": [{"c": [1, 2}}</tool_call>',
+        [("f", {"b": [{"c": [1, 2]}]})],
+        "",
+    ),
+    (
+        '<tool_call>{"name": "f", "arguments": {"b": {"c": [true</tool_call><tool_call>'
+        f"{NOW_JSON}",
+        [("f", {"b": {"c": [True]}}), *NOW],
+        "",
+    ),
     # broken before the first value: no call
     *(
         (text, [], text)
@@ -145,6 +165,7 @@ HERMES: list[tuple[str, Calls, str]] = [
             '<tool_call>{"name": "f", "arguments": {\'a\': \'x\'}}</tool_call>',
             '<tool_call>{"name": "f", "arguments": {"a": x}}</tool_call>',
             '<tool_call>{"name": "f", "arguments": [1]}</tool_call>',
+            '<tool_call>{"name": "f", "arguments": {</tool_call>',
             '<tool_call>{"name": "f", "arguments": "x"}</tool_call>',
             '<tool_call>{"name": "f", "argments": {"a": "x"}}</tool_call>',
             '<tool_call>{"name": "no name", "arguments": {}}</tool_call>',
@@ -163,6 +184,20 @@ HERMES: list[tuple[str, Calls, str]] = [
         f"2}}}}{F_JSON}",
     ),
     (f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 200}', [("f", OPEN)], "[" * 74),
+    (
+        '<tool_call>{"name": "f", "arguments": {"a": "x"]}</tool_call>',
+        [("f", OPEN)],
+        "]}</tool_call>",
+    ),
+    *(
+        (f'<tool_call>{{"name": "f", "arguments": {arguments}{rest}', [("f", OPEN)], rest)
+        for arguments, rest in (
+            ('{"a": "x", "b":', "</tool_call>"),
+            ('{"a": "x", "b"', "</tool_call>"),
+            ('{"a": "x"', "</tool_ca"),
+            ('{"a": "x"', "</tool_cal>"),
+        )
+    ),
     # brackets that belong to text
     (f"<tool_call>{F_JSON}</tool_call> }}, ]", F_A, "}, ]"),
     (f"<tool_call>{F_JSON}, which it is", F_A, ", which it is"),
@@ -172,6 +207,7 @@ LLAMA: list[tuple[str, Calls, str]] = [
     (f"[{F_JSON}", F_A, ""),
     (f"{F_JSON}\n{NOW_JSON}", F_A + NOW, ""),
     (f"<|python_tag|>[{F_JSON}; {NOW_JSON}] ok", F_A + NOW, "ok"),
+    (f"<|python_tag|><|python_tag|>{F_JSON}", F_A, ""),
     ('{"name": "f", "parameters": "{\\"a\\": \\"x\\"}"}', F_A, ""),
     (f'{F_JSON} {{"b": 1}}', F_A, '{"b": 1}'),
     *(
@@ -194,6 +230,9 @@ MISTRAL: list[tuple[str, Calls, str]] = [
     (f"[TOOL_CALLS][{F_JSON}]\n[TOOL_CALLS]now[ARGS]{{}}", F_A + NOW, ""),
     ('[TOOL_CALLS] f [CALL_ID] c1 [ARGS] {"a": "x"}\nDone', F_A, "Done"),
     ('[TOOL_CALLS]f[ARGS]{"a": "x"}}, so', F_A, "}, so"),
+    (f"[TOOL_CALLS][TOOL_CALLS][{F_JSON}]", F_A, ""),
+    ('[TOOL_CALLS]\n[TOOL_CALLS]f[ARGS]{"a": "x"}', F_A, ""),
+    ("[TOOL_CALLS][TOOL_CALLS] is it", [], "[TOOL_CALLS][TOOL_CALLS] is it"),
     *(
         (text, [], text)
         for text in (

@@ -107,6 +107,13 @@ class CallParser(ToolParser):
             reading = self.reader.add(char)
             if reading is Reading.PART:
                 continue
+            if self.reader.is_behind_argument:
+                found = match_mark(self.buffer[position:], (*self.closers, *self.marks))
+                if found is None:
+                    self._note_call(position)
+                    return False
+                if found[0]:
+                    self.reader.end_arguments()
             # Models forget the last bracket: a call is one without it.
             is_ended = reading is Reading.LAST or self.reader.end_early()
             self._note_call(position + (reading is Reading.LAST))

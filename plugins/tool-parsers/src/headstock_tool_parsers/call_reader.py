@@ -190,6 +190,19 @@ class CallReader:
         self._events.append(ToolEvent(ToolEventKind.END))
         return Reading.LAST
 
+    @property
+    def is_behind_argument(self) -> bool:
+        """Whether an argument is whole, and the brackets around it are open."""
+        return self._streams and self._value is not None and self._value.is_behind_value
+
+    def end_arguments(self) -> None:
+        """Close the brackets around an argument, which are left out."""
+        value = self._value
+        assert value is not None, "internal error: no argument is read"
+        value.close_all()
+        self._pass_on(value)
+        self._end_value(value)
+
     def end_early(self) -> bool:
         """End a call that broke off behind its arguments; False where they are not whole."""
         num_held = self.num_held

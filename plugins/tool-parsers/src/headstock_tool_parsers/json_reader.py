@@ -48,8 +48,9 @@ class JsonReader:
     JSON text.
 
     Models slip in ways that leave no doubt of what they mean. Raw line breaks in strings, a comma
-    before a closing bracket, a backslash that begins no escape, and `True`, `False` and `None` are
-    read. With `quotes` of both kinds, strings may be quoted as in Python.
+    before a closing bracket, a closing bracket left out before another, a backslash that begins no
+    escape, and `True`, `False` and `None` are read. With `quotes` of both kinds, strings may be
+    quoted as in Python.
 
     num_held: characters at the end of those read that nothing in the spelled text stands for
     has_value: whether the value, or the first one within it, has begun as it should
@@ -110,14 +111,24 @@ class JsonReader:
             return True
         return any(name.startswith(word) for name in WORDS)
 
+    @property
+    def is_behind_value(self) -> bool:
+        """Whether a value is whole, and no other one has begun."""
+        return not self._word and (self._expected == "," or bool(self._comma))
+
+    def close_all(self) -> None:
+        """Close all brackets, when no more follows."""
+        while self._closers:
+            self._close(self._closers[-1])
+
     def _spell(self, text: str) -> None:
         self._spelled.append(text)
         self.num_held = 0
 
     def _add_mark(self, char: str) -> Reading:
         """A character outside of strings and words."""
-        if char in "}]" and self._closers and char == self._closers[-1]:
-            if self._expected == "," or self._may_close:
+        if char in "}]" and char in self._closers:
+            if self.is_behind_value or (self._may_close and char == self._closers[-1]):
                 return self._close(char)
             return Reading.BROKEN
         if self._expected == ":" and char == ":":
@@ -164,19 +175,22 @@ class JsonReader:
 
     def _end_word(self) -> bool:
         """Spell a whole number or word; False when it is none."""
-        word, self._word = self._word, ""
+        word = self._word
         spelled = word if NUMBER.fullmatch(word) else WORDS.get(word)
         if spelled is None:
             return False
+        self._word = ""
         self._spell_next(spelled)
         self.has_value = True
         self._expected = ","
         return True
 
     def _close(self, char: str) -> Reading:
-        self._closers.pop()
-        self._comma = ""
-        self._spell_next(char)
+        """Close what this bracket closes, and all within it."""
+        self._comma = closer = ""
+        while closer != char:
+            closer = self._closers.pop()
+            self._spell_next(closer)
         self.has_value = True
         self._expected = ","
         return Reading.PART if self._closers else Reading.LAST

@@ -41,4 +41,4 @@ class Llama3JsonParser(CallParser):
 
     def begin_call(self) -> bool:
         """What follows a tag: objects, or code, which is text here."""
-        return self.begin_object()
+        return self.skip_second_mark() and self.begin_object()

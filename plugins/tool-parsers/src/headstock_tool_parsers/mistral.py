@@ -26,7 +26,7 @@ class MistralParser(CallParser):
 
     def begin_call(self) -> bool:
         """Objects, or a name."""
-        if not self.skip():
+        if not self.skip_second_mark():
             return False
         return self.go_to(self.begin_object if self.buffer[0] in "[{" else self.read_name)
 

@@ -80,12 +80,15 @@ class Qwen3CoderParser(CallParser):
         word, end = read_word(self.buffer, blanks=True)
         if end is None:
             return False
-        if not self.buffer.startswith(">", end) or not NAME.fullmatch(word):
+        is_closed = self.buffer.startswith(">", end)
+        # A tag without its end is text, but for the name of a tool right before the next tag.
+        is_bare_name = word in self.tools and self.buffer.startswith("<", end)
+        if not (NAME.fullmatch(word) if is_closed else is_bare_name):
             return self.give_up()
         self.name, self.stray, self.num_arguments = word, "", 0
         tool = self.tools.get(word)
         self.types = ArgumentTypes({} if tool is None else tool.parameters)
-        self.take(end + 1)
+        self.take(end + is_closed)
         return self.go_to(self.begin_parameter)
 
     def read_key(self) -> bool:
