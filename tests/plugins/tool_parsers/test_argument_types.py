@@ -23,7 +23,7 @@ DEFS = {
     "circle": {"$ref": "#/$defs/circle"},
     "both": {"anyOf": [{"$ref": "#/$defs/number"}, {"$ref": "#/$defs/text"}]},
     "object": {"type": "object", "properties": {"x": {"$ref": "#/$defs/object"}}},
-    "bomb": {"allOf": [{"$ref": "#/$defs/bomb"}, {"$ref": "#/$defs/bomb"}]},
+    "bomb": {"allOf": [{"$ref": "#/$defs/bomb"}] * 10},
     "list": [NUMBER, TEXT],
 }
 DEEP: dict[str, Any] = NUMBER
@@ -113,6 +113,7 @@ def read_argument(parameters: dict[str, Any], key: str, text: str) -> object:
         ({"type": "integer"}, "2.0", 2.0),
         ({"enum": ["a"]}, '"a"', "a"),
         ({"type": "integer", "nullable": True}, "null", None),
+        ({"type": "integer", "nullable": True}, "1", 1),
         # as Python spells it
         ({"type": "boolean"}, "False", False),
         ({"anyOf": [NUMBER, NULL]}, "None", None),
@@ -143,6 +144,7 @@ def read_argument(parameters: dict[str, Any], key: str, text: str) -> object:
         ({"type": "array"}, "[" * 5000, "[" * 5000),
         ({"enum": [1, "a"]}, "2", "2"),
         ({"enum": [True]}, "1", "1"),
+        ({"enum": [[1, 2]]}, "[1]", "[1]"),
         (False, "1", "1"),
         # schemas that are none
         ({"type": 7}, "1", "1"),
