@@ -62,6 +62,14 @@ CODER: list[tuple[str, Calls, str]] = [
     (tag("f", "<parameter=a>\nx").replace("</function>\n", ""), F_A, ""),
     (tag("f", "<parameter=a>\nx").replace("\n</tool_call>", ""), F_A, ""),
     (tag("now").replace("</function>\n", ""), NOW, ""),
+    ("<tool_call>\n<function=f>\n<parameter=a>\nx</function>\n</tool_call>", F_A, ""),
+    ("<function=f>\n<parameter=a>\nx </function></tool_call> Done", [("f", {"a": "x "})], "Done"),
+    ("<function=f>\n<parameter=a>\nx</function>", [("f", OPEN)], ""),
+    (
+        tag("f", "<parameter=a>\n<tool_call>\n g</function>\n</tool_call>\n</parameter>"),
+        [("f", {"a": "<tool_call>\n g</function>\n</tool_call>"})],
+        "",
+    ),
     # the next call begins before
     (f"<tool_call>\n<function=f>\n{A}\n{tag('now')}", F_A + NOW, ""),
     (f"<tool_call>\n<function=f>\n<parameter=a>\nx\n{tag('now')}", F_A + NOW, ""),

@@ -35,7 +35,8 @@ class ValueEnd:
 
     - `</parameter>`, also elsewhere if another tag follows it
     - `<parameter=k>` with a name that the tool's schema has
-    - `</function>` and `</tool_call>`, with nothing but tags behind them on the line
+    - `</function>` and `</tool_call>`, with nothing but tags behind them on the line; the former
+      also elsewhere if the latter follows it
     - `<function=f>`, perhaps after `<tool_call>`, with the name of an offered tool and a tag
       behind it
     """
@@ -88,8 +89,10 @@ class ValueEnd:
                 return True
             is_end = self._is_followed(text, end)
         elif mark in OPENERS:
-            if not begins_line or self.num_open[OPENERS[mark]]:
+            if self.num_open[OPENERS[mark]]:
                 return False
+            if not begins_line:
+                return mark == END_FUNCTION and self._is_before_end_of_call(text, end)
             is_end = is_inline or self._ends_line(text, end)
         else:
             return begins_line and self._begins_next(text, start, mark)
@@ -99,6 +102,11 @@ class ValueEnd:
         """Whether no text comes next on the line; None where more text must come."""
         found = find_mark(text, pass_over(SPACES, text, position), ("\n", *MARKS))
         return None if found is None else bool(found[0])
+
+    def _is_before_end_of_call(self, text: str, position: int) -> bool | None:
+        """Whether the tag comes next that closes this call; None as above."""
+        found = find_mark(text, pass_over(BLANKS, text, position), (END_CALL,))
+        return None if found is None else bool(found[0]) and not self.num_open[CALL]
 
     def _is_followed(self, text: str, position: int) -> bool | None:
         """Whether a tag comes next that can only come behind a value; None as above."""
