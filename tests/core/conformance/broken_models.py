@@ -78,3 +78,14 @@ CHUNKS_COUNTED = evolve(MINE, forward=forward_by_chunk)
 
 
 ROWS_CUT = evolve(MINE, forward=forward_first_rows)
+
+
+NO_END = evolve(MINE, config=lambda hf: evolve(config_of_mine(hf), eos_ids=()))
+
+
+SHORT = evolve(
+    MINE,
+    config=lambda hf: evolve(
+        config := config_of_mine(hf), max_position=min(config.max_position, 1000)
+    ),
+)

@@ -8,10 +8,12 @@ from torch import Tensor
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Batch,
+    DeviceEnv,
     LayerConfig,
     ModelConfig,
     Params,
     ParamSpec,
+    PartQuery,
     Role,
     Sample,
     Sampling,
@@ -173,6 +175,93 @@ class SampleRowsCut(TorchOps):
         return super().sample(logits, sampling)
 
 
+class AlternativesCut(TorchOps):
+    """Has log-probabilities of five alternatives."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        sample = super().sample(logits, sampling)
+        if sample.top_logprobs is not None:
+            sample.top_logprobs[:, 5:] = 0
+        return sample
+
+
+class VocabularyCut(TorchOps):
+    """Samples the first 65,536 tokens alone."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        logits[:, 1 << 16 :] = float("-inf")
+        return super().sample(logits, sampling)
+
+
+class HistoryCut(TorchOps):
+    """Counts the first 100 tokens of a row."""
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        if sampling.history_lens is not None:
+            lens = sampling.history_lens.clamp(max=100)
+            sampling = evolve(sampling, history_lens=lens)
+        return super().sample(logits, sampling)
+
+
+class LiftForgotten(TorchOps):
+    """Takes penalties that lift tokens for none."""
+
+    name, neutral = "", 0.0
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        values = getattr(sampling, self.name)
+        if values is not None:
+            sampling = evolve(sampling, **{self.name: values.clamp(min=self.neutral)})
+        return super().sample(logits, sampling)
+
+
+class PresenceLiftForgotten(LiftForgotten):
+    name = "presence"
+
+
+class FrequencyLiftForgotten(LiftForgotten):
+    name = "frequency"
+
+
+class RepetitionLiftForgotten(LiftForgotten):
+    name, neutral = "repetition", 1.0
+
+
+class NormWeightsCut(TorchOps):
+    """Bounds the weights of norms."""
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        return super().rms_norm(x, evolve(weight, tensor=weight.tensor.clamp(-8, 8)), eps)
+
+
+class NormInputsCut(TorchOps):
+    """Bounds what is normalized."""
+
+    def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
+        return super().rms_norm(x.clamp(-1000, 1000), weight, eps)
+
+
+class Configured(TorchOps):
+    """Needs to know how many tokens there are before it serves."""
+
+    vocab = 0
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        self.vocab = query.model.vocab
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        assert logits.shape[1] == self.vocab, f"made for {self.vocab} tokens"
+        return super().sample(logits, sampling)
+
+
+class ExpertsRefused(TorchOps):
+    """Serves no mixtures of experts."""
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        if any(layer.experts for layer in query.model.layers):
+            raise ValueError("it has no experts")
+
+
 class SampleCallsCounted(TorchOps):
     """Is greedy from the 400th call on."""
 
@@ -202,12 +291,12 @@ class TokensRead(TorchOps):
 
 
 class SequencesCut(TorchOps):
-    """Stores keys and values of the first 45 rows alone."""
+    """Stores keys and values of the first 200 rows alone."""
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         out = super().linear(x, weight, batch)
-        if batch is not None and len(batch.row_ids) > 45:
-            out[int(batch.query_start[45]) :] = 0
+        if batch is not None and len(batch.row_ids) > 200:
+            out[int(batch.query_start[200]) :] = 0
         return out
 
 

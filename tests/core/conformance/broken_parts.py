@@ -134,6 +134,44 @@ class NamespacesCut(RadixCache):
         return super().insert(index, handle, keys, pages, self.find(namespace))
 
 
+class NamespacesShort(RadixCache):
+    """Looks at the first 40 characters of a namespace."""
+
+    def find(self, namespace: str) -> str:
+        return namespace[:40]
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, keys, self.find(namespace))
+
+    def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Any:
+        return super().insert(index, handle, keys, pages, self.find(namespace))
+
+
+class NamespacesFolded(NamespacesShort):
+    """Takes names in capitals for the same."""
+
+    def find(self, namespace: str) -> str:
+        return namespace.casefold()
+
+
+class KeysNarrow(RadixCache):
+    """Keeps 16 bits of a key."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        return super().match_prefix(index, keys & 0xFFFF, namespace)
+
+    def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Any:
+        return super().insert(index, handle, keys & 0xFFFF, pages, namespace)
+
+
+class PagesNarrow(RadixCache):
+    """Keeps 16 bits of a page's number."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        found = super().match_prefix(index, keys, namespace)
+        return Match(found.pages & 0xFFFF, found.handle)
+
+
 class StatsWrong(RadixCache):
     """Counts held pages as free."""
 

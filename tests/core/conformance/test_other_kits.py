@@ -27,6 +27,10 @@ BROKEN = [
     ("cache", "radix", "EvictAllKeepsOne", "of 400 pages that no row holds, and 1 stay"),
     ("cache", "radix", "LatePagesWrong", "match_prefix gives another page for page 38 of 38"),
     ("cache", "radix", "NamespacesCut", "for 'tenant 51', which others inserted"),
+    ("cache", "radix", "NamespacesShort", "the namespace is ignored"),
+    ("cache", "radix", "NamespacesFolded", "the namespace is ignored"),
+    ("cache", "radix", "KeysNarrow", "and a key of page 1 is another"),
+    ("cache", "radix", "PagesNarrow", "match_prefix gives another page for page"),
     ("ops", "torch", "OwnEps", "norms have an eps of 1e-06, and ModelConfig.norm_eps says 0.3"),
     ("ops", "torch", "KVMisplaced", "keys and values of layer 0 are misplaced"),
     ("ops", "torch", "KVSwapped", "keys lie where values belong"),
@@ -48,11 +52,19 @@ BROKEN = [
     ("ops", "torch", "OneSeed", "tokens that torch rates lower"),
     ("ops", "torch", "OnePosition", "tokens that torch rates lower"),
     ("ops", "torch", "SampleRowsCut", "first in row 5"),
+    ("ops", "torch", "AlternativesCut", "log-probabilities: "),
+    ("ops", "torch", "VocabularyCut", "2 rows of 152000 tokens: "),
+    ("ops", "torch", "HistoryCut", "repetition, 300 rows of 150 tokens: "),
+    ("ops", "torch", "PresenceLiftForgotten", "presence beside a temperature"),
+    ("ops", "torch", "FrequencyLiftForgotten", "frequency, 300 rows of 150 tokens: "),
+    ("ops", "torch", "RepetitionLiftForgotten", "repetition beside a temperature"),
+    ("ops", "torch", "NormWeightsCut", "off by"),
+    ("ops", "torch", "NormInputsCut", "off by"),
     ("ops", "torch", "SampleCallsCounted", "call 4"),
     ("ops", "torch", "HeadMinPIgnored", "lm_head_sample with min_p"),
     ("ops", "torch", "LinearTokensCut", "(a step of 2100 tokens)"),
     ("ops", "torch", "TokensRead", "it reads the device by Tensor.__float__"),
-    ("ops", "torch", "SequencesCut", "scores of 70 sequences are off by"),
+    ("ops", "torch", "SequencesCut", "scores of 270 sequences are off by"),
     ("ops", "torch", "LateLayersForgotten", "layer 2"),
     ("scheduler", "mixed", "starve", "some request is never run"),
     ("scheduler", "mixed", "alternate", "the same view gives other rows when it is asked again"),
@@ -108,6 +120,10 @@ WHERE = {
     "LinearTokensCut": "many tokens",
     "TokensRead": "the device is not read",
     "SequencesCut": "many sequences",
+    "NormWeightsCut": "large weights of norms",
+    "NormInputsCut": "large weights of norms",
+    "AlternativesCut": "sampling: each setting, 67 rows of 600 tokens",
+    "VocabularyCut": "sampling: each setting, 2 rows of 152000 tokens",
     "LateLayersForgotten": "many layers",
     "HeadMinPIgnored": "sampling: scores and samples in one call",
     "SampleCallsCounted": "sampling: 600 calls",
@@ -120,11 +136,15 @@ WHERE = {
             "PresenceIgnored",
             "FrequencyIgnored",
             "BiasIgnored",
+            "HistoryCut",
+            "PresenceLiftForgotten",
+            "FrequencyLiftForgotten",
+            "RepetitionLiftForgotten",
             "OneSeed",
             "OnePosition",
             "SampleRowsCut",
         ),
-        "sampling: each setting, for many rows",
+        "sampling: each setting, 300 rows of 150 tokens",
     ),
     "RulesDropped": "a schema's rules, or a refusal",
     "TakesAnything": "texts that are no grammar",
@@ -172,6 +192,18 @@ def test_lossy_weights_are_checked_against_the_loss_that_is_declared() -> None:
 
 
 @pytest.mark.feature("R7")
+def test_operations_learn_what_they_will_compute_as_in_an_engine() -> None:
+    for broken in ("Configured", "ExpertsRefused"):
+        cases = import_module(CHECKED_KINDS["ops"]).list_cases(spec_of("ops", "torch", broken), CPU)
+        chosen = [case for case in cases if "experts" in case.name or "sampling" in case.name]
+        ends = {case.name: run_case(case) for case in chosen}
+        refused = {name for name, end in ends.items() if end.outcome is Outcome.NOT_HERE}
+        assert {end.outcome for end in ends.values()} <= {Outcome.PASSED, Outcome.NOT_HERE}
+        assert all(("experts" in name) == (name in refused) for name in ends) or not refused
+        assert bool(refused) == (broken == "ExpertsRefused")
+
+
+@pytest.mark.feature("R7")
 @pytest.mark.parametrize(
     ("kind", "sound", "broken", "said"), BROKEN, ids=[f"{each[0]}-{each[2]}" for each in BROKEN]
 )
@@ -204,13 +236,18 @@ def test_a_family_that_transformers_lacks_is_compared_with_itself_and_that_is_sa
     first, *others = check_lone("MINE").values()
     assert first.outcome is Outcome.NOT_HERE
     assert "has no MineForCausalLM: the family is compared with itself alone" in first.reason
-    assert {result.outcome for result in others} == {Outcome.PASSED} and len(others) == 3
+    assert {result.outcome for result in others} == {Outcome.PASSED} and len(others) == 5
 
 
 @pytest.mark.feature("R7")
 @pytest.mark.parametrize(
     ("family", "case"),
-    [("CHUNKS_COUNTED", "in chunks, beside itself"), ("ROWS_CUT", "many sequences in a step")],
+    [
+        ("CHUNKS_COUNTED", "in chunks, beside itself"),
+        ("ROWS_CUT", "many sequences in a step"),
+        ("NO_END", "tokens that end a text"),
+        ("SHORT", "positions and the vocabulary"),
+    ],
 )
 def test_a_wrong_family_differs_from_itself(family: str, case: str) -> None:
     failed = [name for name, each in check_lone(family).items() if each.outcome is Outcome.FAILED]

@@ -14,7 +14,7 @@ from attrs import frozen
 from headstock import registry
 from headstock.conformance.cache import sizes
 from headstock.conformance.case import Case
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, shorten
 from headstock.spi import (
     CachePolicy,
     CacheSpec,
@@ -27,6 +27,8 @@ from headstock.spi import (
 FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 LATENT = KVGroup(layers=(1,), layout=LatentKV(dim=2, rope_dim=1))
 PAGE_SIZES = (2, 3, 1, 16)
+LONG_NAME = "0123456789abcdef" * 20
+"""A namespace like those of digests, but longer."""
 EXAMPLES = 60
 STEPS = 30
 """Sequences of steps that are drawn for each model, and the steps of one."""
@@ -121,11 +123,17 @@ def ints(values: object) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def insert_pages(policy: CachePolicy, groups: Sequence[KVGroup], size: int, count: int) -> object:
-    """An index with `count` pages of the keys 0, 1, 2, ... of the namespace `a`."""
+def insert_pages(
+    policy: CachePolicy,
+    groups: Sequence[KVGroup],
+    size: int,
+    count: int,
+    namespace: str = "a",
+) -> object:
+    """An index with `count` pages of the keys 0, 1, 2, ..."""
     index = policy.new_index()
     keys, pages = ints(range(size * count)), ints([range(1, count + 1)] * len(groups))
-    policy.insert(index, None, keys, pages, "a")
+    policy.insert(index, None, keys, pages, namespace)
     return index
 
 
@@ -133,16 +141,17 @@ def check_namespaces(subject: Subject, groups: Sequence[KVGroup]) -> None:
     """Keys of one namespace are never matched in another."""
     size = subject.page_size
     policy = subject.make(size, groups)
-    index = insert_pages(policy, groups, size, 4)
     keys = ints(range(4 * size))
-    own = policy.match_prefix(index, keys, "a").pages
-    assert own.shape[1] == 4, f"match_prefix finds {own.shape[1]} of 4 pages that were inserted"
-    for name in ("", "b", "aa"):
-        match = policy.match_prefix(index, keys, name).pages
-        assert match.shape[1] == 0, (
-            "the namespace is ignored: "
-            f"match_prefix finds {match.shape[1]} pages of 'a' for {name!r}"
-        )
+    for own in ("a", LONG_NAME):
+        index = insert_pages(policy, groups, size, 4, own)
+        found = policy.match_prefix(index, keys, own).pages.shape[1]
+        assert found == 4, f"match_prefix finds {found} of 4 pages that were inserted"
+        for name in ("", "b", f"{own}a", own.upper(), f"{own} ", own[1:], f"{own[:-1]}b"):
+            match = policy.match_prefix(index, keys, name).pages
+            assert match.shape[1] == 0, (
+                "the namespace is ignored: match_prefix finds "
+                f"{match.shape[1]} pages of {shorten(own)!r} for {shorten(name)!r}"
+            )
 
 
 def check_keys(subject: Subject, groups: Sequence[KVGroup]) -> None:

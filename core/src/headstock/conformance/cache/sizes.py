@@ -11,6 +11,8 @@ from headstock.spi import CachePolicy, KVGroup
 from headstock.spi.arrays import Ints
 
 NUM_PAGES = 400
+FIRST_PAGE = 70_000
+"""A pool of a large GPU has more pages than 16 bits count."""
 NUM_PATHS = 300
 NUM_NAMESPACES = 130
 NUM_CALLS = 600
@@ -107,7 +109,7 @@ def check_empty(policy: CachePolicy, index: Any, groups: Sequence[KVGroup], page
 
 def check_long(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> None:
     """One path of hundreds of pages, filled at once and page by page."""
-    keys, pages = make_keys(NUM_PAGES * size), number_pages(groups, 1, NUM_PAGES)
+    keys, pages = make_keys(NUM_PAGES * size), number_pages(groups, FIRST_PAGE, NUM_PAGES)
     for step in (NUM_PAGES, 7, 1):
         index = policy.new_index()
         insert_path(policy, index, groups, keys, pages, step=step)
@@ -116,7 +118,8 @@ def check_long(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> Non
             check_match(policy, index, groups, keys[: count * size], pages[:, :count])
         for changed in () if has_windows else LENGTHS:
             other = keys.copy()
-            other[changed * size - 1] += 60_000
+            # Another number of 32 bits whose last 16 are the same.
+            other[changed * size - 1] += 1 << 16
             matched = policy.match_prefix(index, other, "").pages.shape[1]
             assert matched == changed - 1, (
                 f"match_prefix finds {matched} pages, and a key of page {changed} is another: "

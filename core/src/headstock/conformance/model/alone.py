@@ -1,6 +1,7 @@
 """Models beside themselves: a prompt in chunks and beside others gives what it gives at once.
 
-It is all that can be tried of a family whose architecture transformers lacks.
+Beside some fields of config.json it is all that can be tried of a family whose architecture
+transformers lacks.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.conformance.model.config_fields import check_eos, check_sizes
 from headstock.conformance.model.paged import Paged
 from headstock.conformance.ops.models import Weights, draw_weights
 from headstock.errors import CannotRun, shorten
@@ -32,6 +34,7 @@ class Lone:
     """A family, a small model of it, and random weights."""
 
     family: Model
+    hf: Mapping[str, Any]
     config: ModelConfig
     weights: Weights
 
@@ -73,15 +76,19 @@ def make_lone(family: Model, name: str, sizes: Mapping[str, Any]) -> Lone:
             reasons.append(str(error))
             continue
         weights = draw_weights(config, torch.float32, "cpu", family.params(config))
-        return Lone(family=family, config=config, weights=weights)
+        return Lone(family=family, hf=hf, config=config, weights=weights)
     raise CannotRun(f"the family refuses the kit's config.json: {shorten(reasons[0], 200)}")
 
 
 def list_lone_cases(
     make: Callable[[], Lone],
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The cases of a model beside itself."""
+    """What config.json says, and the cases of a model beside itself."""
     checks: dict[str, Callable[[Lone], object]] = {
+        "tokens that end a text": lambda lone: check_eos(lone.family, lone.hf),
+        "positions and the vocabulary": lambda lone: check_sizes(
+            lone.family, lone.hf, may_rename=True
+        ),
         "in chunks, beside itself": check_chunks,
         "two sequences in a step, beside itself": check_two,
         "many sequences in a step, beside itself": check_many,

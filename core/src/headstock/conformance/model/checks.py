@@ -19,6 +19,7 @@ from torch import Tensor
 from headstock import registry
 from headstock.conformance.case import Case
 from headstock.conformance.model.alone import Lone, list_lone_cases, make_lone
+from headstock.conformance.model.config_fields import check_eos, check_sizes
 from headstock.conformance.model.paged import Paged
 from headstock.conformance.model.parity import expected, round_norms, tokens, write
 from headstock.errors import CannotRun, describe_error, shorten
@@ -153,8 +154,9 @@ def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
 
 def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     """The cases by name."""
-    yield "tokens that end a text", partial(check_eos, subject)
-    yield "positions and the vocabulary", partial(check_sizes, subject)
+    hf = subject.make_config({})
+    yield "tokens that end a text", partial(check_eos, subject.family, hf)
+    yield "positions and the vocabulary", partial(check_sizes, subject.family, hf)
     yield "where norms round", partial(check_norms, subject)
     yield "a small model", partial(check_whole, subject, {})
     yield "in chunks", partial(check_chunks, subject)
@@ -165,29 +167,6 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             heads and "kv_lora_rank" in subject.fields
         ):
             yield name, partial(check_variant, subject, changes)
-
-
-def check_eos(subject: Subject) -> None:
-    """A text ends at each of the tokens that config.json names."""
-    for value, ids in ((7, (7,)), ([3, 9, 11], (3, 9, 11)), (0, (0,))):
-        read = subject.family.config(subject.make_config({}) | {"eos_token_id": value}).eos_ids
-        assert set(read) == set(ids), (
-            f"ModelConfig.eos_ids is {read} for an eos_token_id of {value}, wanted {ids}"
-        )
-
-
-def check_sizes(subject: Subject) -> None:
-    """A prompt may be as long as config.json says, and each of its tokens is one."""
-    for stated in (64, 640, 4096):
-        hf = subject.make_config({}) | {"max_position_embeddings": stated}
-        config = subject.family.config(hf)
-        assert config.max_position == stated, (
-            f"ModelConfig.max_position is {config.max_position} for max_position_embeddings of "
-            f"{stated}"
-        )
-        assert config.vocab == SMALL["vocab_size"], (
-            f"ModelConfig.vocab is {config.vocab} for a vocab_size of {SMALL['vocab_size']}"
-        )
 
 
 def check_norms(subject: Subject) -> None:

@@ -29,14 +29,18 @@ from headstock.conformance.ops.models import (
     with_experts,
 )
 from headstock.conformance.ops.sampling import (
+    MASK_VOCAB,
     SETTINGS,
+    VOCAB,
     check_mask,
     check_processors,
     check_rules,
     check_sampling,
 )
 from headstock.conformance.ops.settings import (
+    CALLS_VOCAB,
     NUM_CALLS,
+    SIZES,
     check_each_setting,
     check_head,
     check_many_calls,
@@ -46,6 +50,7 @@ from headstock.errors import CannotRun
 from headstock.nn.decoder import forward
 from headstock.ops.bound import BoundOps
 from headstock.ops.torch_ops import TorchOps
+from headstock.selection.refusals import check_resolve, configure_operations
 from headstock.spi import (
     Batch,
     DeviceEnv,
@@ -54,6 +59,7 @@ from headstock.spi import (
     ModelConfig,
     Ops,
     OpsSpec,
+    PartQuery,
     Sampling,
 )
 
@@ -61,7 +67,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 TOKENS = (1, 2, 7, 33)
 """Tokens of a step."""
 MANY_TOKENS = (310, 2100)
-NUM_SEQUENCES = 70
+NUM_SEQUENCES = 270
+MAX_SEQ_LEN = 64
+NORM_GAIN = 32.0
+"""By how much the norms of a case multiply; residuals grow to thousands by it."""
 ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
 """What every set may be off by, as a share of the largest number, beside twice what torch is off
 by in this type.
@@ -74,19 +83,36 @@ class Subject:
     """A set of operations, and where it runs."""
 
     spec: OpsSpec
-    device: str
+    env: DeviceEnv
     opt: Sequence[str] = ()
+
+    @property
+    def device(self) -> str:
+        """The device that it runs on."""
+        return self.env.device
 
     @property
     def loss(self) -> float:
         """What the set may be off by because of its weights, as it declares."""
         return self.spec.capabilities.weight_loss
 
-    def make(self) -> Ops:
-        """The set as the engine makes it.   raises: PluginBroken"""
+    def make(self, config: ModelConfig, dtype: str) -> Ops:
+        """The set as the engine makes it for such a model.   raises: CannotRun, PluginBroken"""
         has_options = self.spec.options is not None
         options = (registry.make_options(self.spec, self.opt),) if has_options else ()
+        query = PartQuery(
+            model=config,
+            dtype=dtype,
+            kv_dtype=dtype,
+            formats=(),
+            contiguous=False,
+            max_rows=NUM_SEQUENCES,
+            max_batch_tokens=max(MANY_TOKENS),
+            max_seq_len=max(MAX_SEQ_LEN, *MANY_TOKENS),
+        )
+        check_resolve(self.spec, "--ops", query, self.env)
         ops: Ops = registry.make_part(self.spec, Ops, *options)
+        configure_operations(self.spec, ops, query, self.env)
         return ops
 
 
@@ -107,7 +133,7 @@ class StepResult:
 
 def list_cases(spec: OpsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of what the spec claims."""
-    subject = Subject(spec=spec, device=env.device, opt=opt)
+    subject = Subject(spec=spec, env=env, opt=opt)
     return tuple(Case(name, run) for name, run in list_named(subject))
 
 
@@ -127,6 +153,10 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
         ):
             sizes = (9,) if name == "many layers" else MANY_TOKENS
             yield name, partial(check_model, subject, config, types[0], sizes)
+        yield (
+            "large weights of norms",
+            partial(check_model, subject, make_plain(), types[0], norm_gain=NORM_GAIN),
+        )
         if subject.device == "cpu" and "float32" in claims.dtypes:
             yield "many sequences", partial(check_sequences, subject, make_plain())
         # What runs on a CPU alone is never captured.
@@ -141,29 +171,42 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
             yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
             yield f"{kind.value} KV, many sequences", partial(check_sequences, subject, config)
     if "float32" in claims.dtypes:
-        yield "sampling: scores and samples in one call", partial(run_check, subject, check_head)
+        yield (
+            "sampling: scores and samples in one call",
+            partial(run_check, subject, make_plain().vocab, check_head),
+        )
     for name, settings in SETTINGS.items():
-        yield f"sampling: {name}", partial(run_sampling, subject, settings)
-    for name, check in (
-        ("mask", check_mask),
-        ("processors", check_processors),
-        ("bans, biases, penalties", check_rules),
-        ("each setting, for many rows", check_each_setting),
-        (f"{NUM_CALLS} calls", check_many_calls),
+        work = partial(check_sampling, settings=settings)
+        yield f"sampling: {name}", partial(run_check, subject, VOCAB, work)
+    for name, vocab, check in (
+        ("mask", MASK_VOCAB, check_mask),
+        ("processors", VOCAB, check_processors),
+        ("bans, biases, penalties", VOCAB, check_rules),
+        (f"{NUM_CALLS} calls", CALLS_VOCAB, check_many_calls),
     ):
-        yield f"sampling: {name}", partial(run_check, subject, check)
+        yield f"sampling: {name}", partial(run_check, subject, vocab, check)
+    for rows, vocab, top_logprobs in SIZES:
+        check_size = partial(check_each_setting, rows=rows, vocab=vocab, top_logprobs=top_logprobs)
+        yield (
+            f"sampling: each setting, {rows} rows of {vocab} tokens",
+            partial(run_check, subject, vocab, check_size),
+        )
 
 
 def check_model(
-    subject: Subject, config: ModelConfig, dtype_name: str, sizes: Sequence[int] = TOKENS
+    subject: Subject,
+    config: ModelConfig,
+    dtype_name: str,
+    sizes: Sequence[int] = TOKENS,
+    norm_gain: float = 1.0,
 ) -> None:
     """Steps of a model agree with torch's operations in float32, as far as torch's do."""
     dtype: torch.dtype = getattr(torch, dtype_name)
-    weights = draw_weights(config, dtype, subject.device)
+    weights = draw_weights(config, dtype, subject.device).multiply_norms(norm_gain)
     for tokens in sizes:
         ours, theirs = (
             run_step(ops, config, weights, make_batch(config, tokens, dtype, subject.device))
-            for ops in (subject.make(), TorchOps())
+            for ops in (subject.make(config, dtype_name), TorchOps())
         )
         truth = run_exactly(config, weights, tokens, subject.device)
         check_places(ours, truth)
@@ -276,7 +319,8 @@ def name_cause(
 def check_inputs(subject: Subject, dtype_name: str) -> None:
     """The step's tensors and the parameters are only read; pools are written at slots alone."""
     dtype: torch.dtype = getattr(torch, dtype_name)
-    config, ops = make_plain(), subject.make()
+    config = make_plain()
+    ops = subject.make(config, dtype_name)
     weights = draw_weights(config, dtype, subject.device)
     params = weights.prepare(ops)
     batch = make_batch(config, 7, dtype, subject.device)
@@ -302,7 +346,8 @@ def check_inputs(subject: Subject, dtype_name: str) -> None:
 def check_reads(subject: Subject, dtype_name: str) -> None:
     """No number is read from the device: a graph would repeat what was read at its capture."""
     dtype: torch.dtype = getattr(torch, dtype_name)
-    config, ops = make_plain(), subject.make()
+    config = make_plain()
+    ops = subject.make(config, dtype_name)
     weights = draw_weights(config, dtype, subject.device)
     params = weights.prepare(ops)
     with torch.inference_mode():
@@ -330,7 +375,7 @@ def check_chunks(subject: Subject, config: ModelConfig) -> None:
     weights = draw_weights(config, torch.float32, "cpu")
     model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
     scores = []
-    for ops in (subject.make(), TorchOps()):
+    for ops in (subject.make(config, "float32"), TorchOps()):
         paged = Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=40)
         prompts = [[(7 * at + start) % config.vocab for at in range(20)] for start in (3, 5)]
         steps = [
@@ -359,7 +404,7 @@ def check_sequences(subject: Subject, config: ModelConfig) -> None:
         for row in range(NUM_SEQUENCES)
     }
     scores = []
-    for ops in (subject.make(), TorchOps()):
+    for ops in (subject.make(config, "float32"), TorchOps()):
         params = weights.prepare(ops)
         paged = Paged.new(model, config, params, ops, sequences=NUM_SEQUENCES, length=12)
         last = {row: [row % config.vocab] for row in reversed(prompts)}
@@ -372,11 +417,7 @@ def check_sequences(subject: Subject, config: ModelConfig) -> None:
     )
 
 
-def run_sampling(subject: Subject, settings: Mapping[str, object]) -> None:
-    """Sampling with these settings."""
-    check_sampling(subject.make(), subject.device, settings)
-
-
-def run_check(subject: Subject, check: Callable[[Ops, str], object]) -> None:
-    """Sampling by a set as the engine makes it."""
-    check(subject.make(), subject.device)
+def run_check(subject: Subject, vocab: int, check: Callable[[Ops, str], object]) -> None:
+    """Sampling by a set as the engine makes it for a model of so many tokens."""
+    config = evolve(make_plain(), vocab=vocab)
+    check(subject.make(config, "float32"), subject.device)

@@ -144,6 +144,18 @@ class Weights:
             for name, weight in self.params.items()
         }
 
+    def multiply_norms(self, gain: float) -> Weights:
+        """The same weights, but for those of norms."""
+        return Weights(
+            self.specs,
+            {
+                name: evolve(weight, tensor=weight.tensor * gain)
+                if Role.NORM in self.specs[name].roles
+                else weight
+                for name, weight in self.params.items()
+            },
+        )
+
     def widen(self) -> Weights:
         """The same numbers in float32."""
         return Weights(self.specs, {name: to_float(each) for name, each in self.params.items()})

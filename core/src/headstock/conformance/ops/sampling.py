@@ -30,6 +30,10 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """What rows of a sampling case ask for."""
 
 
+VOCAB, MASK_VOCAB = 700, 70
+"""Tokens of the cases' vocabularies."""
+
+
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
     """Logits with ties (every second row has few different ones), and from 6 rows on two rows that
     are not sound.
@@ -107,7 +111,7 @@ def check_logprobs(actual: Sample, expected: Sample, rows: Tensor) -> None:
 
 def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:
     """A set's samples are torch's, with and without log-probabilities."""
-    rows, vocab = 9, 700
+    rows, vocab = 9, VOCAB
     for top_logprobs in (-1, 0, 3):
         logits = logits_of(rows, vocab, torch.float32, device)
         sampling = sampling_of(rows, device, settings, top_logprobs=top_logprobs)
@@ -117,7 +121,7 @@ def check_sampling(ops: Ops, device: str, settings: Mapping[str, Any]) -> None:
 
 def check_mask(ops: Ops, device: str) -> None:
     """No token outside the mask is sampled."""
-    rows, vocab = 4, 70
+    rows, vocab = 4, MASK_VOCAB
     logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=3.0)
     allowed = torch.arange(vocab, device=device) % 3 == 1
     bits = torch.zeros(96, dtype=torch.int64, device=device)
@@ -178,7 +182,7 @@ class LiftSome(LogitsProcessor):
 
 def check_processors(ops: Ops, device: str) -> None:
     """Rows that processors change have torch's tokens, and so have the others beside them."""
-    rows, vocab = 9, 700
+    rows, vocab = 9, VOCAB
     for which in (None, [7], [1, 8, 3, 3]):
         picked = torch.tensor(range(rows) if which is None else which, device=device)
         values = picked.float()
@@ -196,7 +200,7 @@ def check_processors(ops: Ops, device: str) -> None:
 
 def check_rules(ops: Ops, device: str) -> None:
     """Bans, biases, penalties and the targets of log-probabilities are torch's."""
-    rows, vocab = 9, 700
+    rows, vocab = 9, VOCAB
     row_ids = torch.arange(rows, device=device)
     rules: dict[str, dict[str, Any]] = {
         "bans": {"banned": torch.arange(vocab, device=device).expand(rows, -1) % 3 == 0},

@@ -16,10 +16,13 @@ from headstock.nn import sampler
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops, Sample, Sampling
 
-SIZES = ((300, 150, -1), (1, 300, -1), (67, 600, 2), (2, 33_000, -1))
+SIZES = ((300, 150, -1), (1, 300, -1), (67, 600, 20), (2, 152_000, -1))
 """Rows, tokens of a vocabulary, and alternatives whose log-probabilities are asked for."""
 HISTORY = 24
+REPEATS = 20
+"""How often a row's prompt has some of its tokens, so that it has hundreds."""
 NUM_CALLS = 600
+CALLS_VOCAB = 64
 RANDOM = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
 SCORE_OFF = 1e-4
 """How far a score may be below the best one, which roundings decide between."""
@@ -28,7 +31,8 @@ SCORE_OFF = 1e-4
 def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, Any]]:
     """What each setting is by name, with the other settings that it needs.
 
-    Values are such that each changes the tokens of many rows.
+    Values are such that each changes the tokens of many rows. Penalties lift tokens in every second
+    row, where those that come most often are not the best.
     """
     device = logits.device
     row_ids = torch.arange(rows, device=device)
@@ -41,7 +45,10 @@ def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, 
     best = logits.topk(min(HISTORY, vocab), -1).indices
     # Three times the best, twice the second one, and so on; those behind the length do not count.
     repeats = torch.tensor([0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8], device=device)
-    history = torch.cat([best[:, 12:], best[:, repeats], best[:, 9:12]], 1)
+    is_lifted = row_ids[:, None] % 2 == 1
+    answer = best.gather(1, torch.where(is_lifted, 8 - repeats, repeats))
+    history = torch.cat([best[:, 12:].repeat(1, REPEATS), answer, best[:, 9:12]], 1)
+    sign = torch.where(is_lifted[:, 0], -1.0, 1.0)
     past = {
         "history": history,
         "history_lens": torch.full_like(row_ids, history.shape[1] - 3),
@@ -53,9 +60,9 @@ def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, 
         "top_k": {**base, "top_k": 1 + row_ids % 9},
         "top_p": {**base, "top_p": 0.02 + cycle / 12},
         "min_p": {**base, "min_p": 0.25 + cycle / 8},
-        "repetition": {**past, "repetition": 1.5 + cycle / 2},
-        "presence": {**past, "presence": 0.6 + cycle / 2},
-        "frequency": {**past, "frequency": 0.5 + cycle / 4},
+        "repetition": {**past, "repetition": (1.5 + cycle / 2) ** sign},
+        "presence": {**past, "presence": sign * (0.6 + cycle / 2)},
+        "frequency": {**past, "frequency": sign * (0.5 + cycle / 4)},
         "bias": {"bias": noise(rows, vocab, dtype=torch.float32, device=str(device), seed=5)},
         "banned": {"banned": logits > logits.amax(-1, keepdim=True) - 0.5},
         "mask": {"mask": mask.to(torch.uint8).contiguous().view(torch.int32)},
@@ -78,12 +85,11 @@ def list_samplings(rows: int, vocab: int, logits: Tensor) -> Iterator[tuple[str,
     yield "no setting", Sampling()
     for name, values in settings.items():
         yield name, Sampling(**values)
-    for name, values in settings.items():
-        if name in RANDOM:
-            yield f"{name} beside penalties and bans", Sampling(**{**rules, **values})
-        else:
-            others: Mapping[str, Any] = settings["temperature"]
-            yield f"{name} beside a temperature", Sampling(**others, **values)
+    others: Mapping[str, Any] = settings["temperature"]
+    for name in (each for each in settings if each not in RANDOM):
+        yield f"{name} beside a temperature", Sampling(**others, **settings[name])
+    for name in RANDOM[:4]:
+        yield f"{name} beside penalties and bans", Sampling(**{**rules, **settings[name]})
     yield "every setting", Sampling(**{**random, **rules})
     warm = Sampling(**settings["temperature"])
     # Rows alike in all but one of these get other tokens.
@@ -94,15 +100,14 @@ def list_samplings(rows: int, vocab: int, logits: Tensor) -> Iterator[tuple[str,
         yield f"{name} alone", evolve(alike, **changed)
 
 
-def check_each_setting(ops: Ops, device: str) -> None:
+def check_each_setting(ops: Ops, device: str, *, rows: int, vocab: int, top_logprobs: int) -> None:
     """Tokens are torch's under every setting, for any number of rows."""
-    for rows, vocab, top_logprobs in SIZES:
-        logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=1.5)
-        for name, sampling in list_samplings(rows, vocab, logits):
-            text = f"{name}, {rows} rows of {vocab} tokens: "
-            asked = evolve(sampling, top_logprobs=top_logprobs)
-            expected = TorchOps().sample(logits.clone(), asked)
-            compare_scored(ops.sample(logits.clone(), asked), expected, logits, asked, text)
+    logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=1.5)
+    for name, sampling in list_samplings(rows, vocab, logits):
+        text = f"{name}, {rows} rows of {vocab} tokens: "
+        asked = evolve(sampling, top_logprobs=top_logprobs)
+        expected = TorchOps().sample(logits.clone(), asked)
+        compare_scored(ops.sample(logits.clone(), asked), expected, logits, asked, text)
 
 
 def compare_scored(
@@ -149,7 +154,7 @@ def check_head(ops: Ops, device: str) -> None:
 
 def check_many_calls(ops: Ops, device: str) -> None:
     """Hundreds of calls give what the first ones gave."""
-    rows, vocab = 3, 64
+    rows, vocab = 3, CALLS_VOCAB
     logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=1.5)
     samplings = [sampling for _, sampling in list_samplings(rows, vocab, logits)]
     first = [ops.sample(logits.clone(), sampling).tokens.tolist() for sampling in samplings]

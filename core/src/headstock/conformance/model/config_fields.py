@@ -1,0 +1,33 @@
+"""What a family must read of config.json that no scores show."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from headstock.spi import Model
+
+
+def check_eos(family: Model, hf: Mapping[str, Any]) -> None:
+    """A text ends at each of the tokens that config.json names."""
+    for value, ids in ((7, (7,)), ([3, 9, 11], (3, 9, 11)), (0, (0,))):
+        read = family.config({**hf, "eos_token_id": value}).eos_ids
+        assert set(read) == set(ids), (
+            f"ModelConfig.eos_ids is {read} for an eos_token_id of {value}, wanted {ids}"
+        )
+
+
+def check_sizes(family: Model, hf: Mapping[str, Any], *, may_rename: bool = False) -> None:
+    """A prompt may be as long as config.json says, and each of its tokens is one.
+
+    may_rename: the architecture may have other names for these, which shows by sizes that stay
+    """
+    for name, attribute, sizes in (
+        ("max_position_embeddings", "max_position", (64, 640, 4096)),
+        ("vocab_size", "vocab", (96, 1000, 200_000)),
+    ):
+        read = {stated: getattr(family.config({**hf, name: stated}), attribute) for stated in sizes}
+        if may_rename and len(set(read.values())) == 1:
+            continue
+        for stated, size in read.items():
+            assert size == stated, f"ModelConfig.{attribute} is {size} for {name} of {stated}"
