@@ -20,7 +20,7 @@ from headstock.conformance import check
 from headstock.conformance.case import Case, CaseResult, Outcome, run_case
 from headstock.conformance.isolation import run_in_processes
 from headstock.conformance.scheduler.checks import list_cases
-from headstock.errors import CannotRun, UsageError
+from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.spi import Budget, DeviceEnv, ScheduleDecision, View
 
 CPU = DeviceEnv(device="cpu")
@@ -62,6 +62,22 @@ def test_a_refusal_while_cases_are_listed_is_raised_here() -> None:
 
     with pytest.raises(CannotRun, match="it needs a GPU"):
         run_in_processes(refuse)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (lambda: os._exit(4), "the cases of scheduler 'x' cannot be listed.* exit code 4"),
+        (lambda: signal.raise_signal(signal.SIGKILL), "signal 9 .SIGKILL"),
+        (
+            lambda: signal.default_int_handler(2, None),
+            "the cases of scheduler 'x' raised KeyboardInterrupt",
+        ),
+    ],
+)
+def test_a_plugin_that_ends_the_listing_of_its_cases_is_named(end: Any, said: str) -> None:
+    with pytest.raises(PluginBroken, match=said):
+        run_in_processes(end, "scheduler 'x'")
 
 
 def test_what_a_plugin_prints_is_no_part_of_the_report(capfd: pytest.CaptureFixture[str]) -> None:

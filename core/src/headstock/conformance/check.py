@@ -63,7 +63,8 @@ def check_plugin(
         import_first = getattr(import_module(CHECKED_KINDS[kind]), "import_first", None)
         if import_first is not None:
             import_first(name.rpartition(":")[2])
-        used, results = run_in_processes(list_here)
+        label = f"{registry.kind_label(kind)} {name.rpartition(':')[2]!r}"
+        used, results = run_in_processes(list_here, label)
     else:
         used, cases = list_here()
         results = run_cases(cases)

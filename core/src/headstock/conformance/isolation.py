@@ -18,7 +18,7 @@ from typing import Any
 from attrs import frozen
 
 from headstock.conformance.case import Case, CaseResult, Outcome, run_case
-from headstock.errors import CannotRun, HeadstockError
+from headstock.errors import CannotRun, HeadstockError, PluginBroken, describe_error
 
 ListCases = Callable[[], tuple[str, Sequence[Case]]]
 """Describes the device and lists the cases; called anew in each process."""
@@ -40,14 +40,17 @@ def can_fork() -> bool:
     return "fork" in multiprocessing.get_all_start_methods() and not in_use
 
 
-def run_in_processes(list_cases: ListCases) -> tuple[str, tuple[CaseResult, ...]]:
+def run_in_processes(
+    list_cases: ListCases, plugin: str = "the plugin"
+) -> tuple[str, tuple[CaseResult, ...]]:
     """Run each case in a process that is forked for it; several at a time on a CPU.
 
+    plugin: what errors call it
     returns: the device, and the results in the cases' order
-    raises: HeadstockError of `list_cases`
+    raises: HeadstockError of `list_cases`, PluginBroken when its process ends
     """
     with tempfile.TemporaryDirectory(prefix="headstock-check-") as folder:
-        device, names = _list_names(list_cases, Path(folder))
+        device, names = _list_names(list_cases, plugin, Path(folder))
         # A CPU is shared by processes of one thread each. A GPU has room for one engine.
         most = len(os.sched_getaffinity(0)) if device == "cpu" else 1
         results: dict[int, CaseResult] = {}
@@ -68,10 +71,10 @@ def run_in_processes(list_cases: ListCases) -> tuple[str, tuple[CaseResult, ...]
     return device, tuple(results[number] for number in range(len(names)))
 
 
-def _list_names(list_cases: ListCases, folder: Path) -> tuple[str, list[str]]:
+def _list_names(list_cases: ListCases, plugin: str, folder: Path) -> tuple[str, list[str]]:
     """The device, and the names of the cases, listed in a process of its own.
 
-    raises: HeadstockError of `list_cases`
+    raises: HeadstockError of `list_cases`, PluginBroken when its process ends
     """
 
     def work() -> Any:
@@ -81,6 +84,11 @@ def _list_names(list_cases: ListCases, folder: Path) -> tuple[str, list[str]]:
             return CannotRun(str(error))  # its subclasses cannot be sent
         except HeadstockError as error:
             return error
+        except Exception:
+            raise  # a fault of this kit
+        # No interrupt is the user's: the process gets none.
+        except BaseException as error:
+            return PluginBroken(f"listing the cases of {plugin} raised {describe_error(error)}")
         return device, [case.name for case in cases]
 
     lister = _fork(work, -1, folder)
@@ -88,7 +96,9 @@ def _list_names(list_cases: ListCases, folder: Path) -> tuple[str, list[str]]:
     if isinstance(answer, HeadstockError):
         raise answer
     if answer is None:
-        raise RuntimeError(f"the cases cannot be listed: {_describe_end(lister.process)}")
+        raise PluginBroken(
+            f"the cases of {plugin} cannot be listed: {_describe_end(lister.process)}"
+        )
     device, names = answer
     return device, names
 
