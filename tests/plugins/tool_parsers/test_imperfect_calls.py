@@ -64,6 +64,7 @@ CODER: list[tuple[str, Calls, str]] = [
     (tag("now").replace("</function>\n", ""), NOW, ""),
     ("<tool_call>\n<function=f>\n<parameter=a>\nx</function>\n</tool_call>", F_A, ""),
     ("<function=f>\n<parameter=a>\nx </function></tool_call> Done", [("f", {"a": "x "})], "Done"),
+    ("<function=f>\n<parameter=a>\nx</tool_call>\n</tool_call>", F_A, ""),
     ("<function=f>\n<parameter=a>\nx</function>", [("f", OPEN)], ""),
     (
         tag("f", "<parameter=a>\n<tool_call>\n g</function>\n</tool_call>\n</parameter>"),

@@ -35,8 +35,8 @@ class ValueEnd:
 
     - `</parameter>`, also elsewhere if another tag follows it
     - `<parameter=k>` with a name that the tool's schema has
-    - `</function>` and `</tool_call>`, with nothing but tags behind them on the line; the former
-      also elsewhere if the latter follows it
+    - `</function>` and `</tool_call>`, with nothing but tags behind them on the line; also
+      elsewhere if `</tool_call>` follows
     - `<function=f>`, perhaps after `<tool_call>`, with the name of an offered tool and a tag
       behind it
     """
@@ -92,7 +92,7 @@ class ValueEnd:
             if self.num_open[OPENERS[mark]]:
                 return False
             if not begins_line:
-                return mark == END_FUNCTION and self._is_before_end_of_call(text, end)
+                return self._is_before_end_of_call(text, end)
             is_end = is_inline or self._ends_line(text, end)
         else:
             return begins_line and self._begins_next(text, start, mark)
