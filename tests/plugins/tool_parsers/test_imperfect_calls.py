@@ -166,6 +166,10 @@ HERMES: list[tuple[str, Calls, str]] = [
         [("f", {"b": {"c": [True]}}), *NOW],
         "",
     ),
+    # and one too many
+    ('<tool_call>{"name": "f", "arguments": {"a": "x"]}}</tool_call>', F_A, ""),
+    ('<tool_call>\n{"name": "f", "arguments": {"a": "x"]\n, "n": 1]}\n</tool_call>', F_AN, ""),
+    ('<tool_call>{"name": "f", "arguments": {"a": "x"}]}</tool_call>', F_A, ""),
     # broken before the first value: no call
     *(
         (text, [], text)
@@ -194,9 +198,9 @@ HERMES: list[tuple[str, Calls, str]] = [
     ),
     (f'<tool_call>{{"name": "f", "arguments": {{"a": {"[" * 200}', [("f", OPEN)], "[" * 74),
     (
-        '<tool_call>{"name": "f", "arguments": {"a": "x"]}</tool_call>',
+        '<tool_call>{"name": "f", "arguments": {"a": "x"]y}}</tool_call>',
         [("f", OPEN)],
-        "]}</tool_call>",
+        "]y}}</tool_call>",
     ),
     *(
         (f'<tool_call>{{"name": "f", "arguments": {arguments}{rest}', [("f", OPEN)], rest)

@@ -48,9 +48,9 @@ class JsonReader:
     JSON text.
 
     Models slip in ways that leave no doubt of what they mean. Raw line breaks in strings, a comma
-    before a closing bracket, a closing bracket left out before another, a backslash that begins no
-    escape, and `True`, `False` and `None` are read. With `quotes` of both kinds, strings may be
-    quoted as in Python.
+    before a closing bracket, a closing bracket left out before another, one of a list too many, a
+    backslash that begins no escape, and `True`, `False` and `None` are read. With `quotes` of both
+    kinds, strings may be quoted as in Python.
 
     num_held: characters at the end of those read that nothing in the spelled text stands for
     has_value: whether the value, or the first one within it, has begun as it should
@@ -131,6 +131,9 @@ class JsonReader:
             if self.is_behind_value or (self._may_close and char == self._closers[-1]):
                 return self._close(char)
             return Reading.BROKEN
+        if char == "]" and self._expected == "," and self._closers:
+            self.num_held += 1  # one too many
+            return Reading.PART
         if self._expected == ":" and char == ":":
             self._spell(char)
             self._expected = "v"
