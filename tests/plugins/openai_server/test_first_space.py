@@ -107,6 +107,28 @@ def test_an_echo_completes_the_character_that_token_ids_begin(llama: Served) -> 
     assert other[0]["text"] == "Once\ufffd time time"
 
 
+def test_the_tokens_of_an_echo_joined_are_its_text_where_the_answer_completes_a_character(
+    llama: Served,
+) -> None:
+    first, second, third = (byte_id(byte) for byte in "天".encode())
+    for prompt, token, end in (
+        ([1, 3, first, second], third, "天"),
+        ([1, 3, first, second], TIME, "\ufffd\ufffd time"),
+        ([1, 3, first, second, 1], third, "天"),
+        ([first, second], third, "天"),
+    ):
+        body = ask_for(token, prompt=prompt, max_tokens=1, echo=True, logprobs=1)
+        (whole,) = llama.post(TEXT, body).json["choices"]
+        for choice in (whole, join_streamed(llama.post(TEXT, body | {"stream": True}))):
+            found = choice["logprobs"]
+            assert choice["text"] == ("Once" if 3 in prompt else "") + end
+            tokens = [token for token in found["tokens"] if token != "<s>"]
+            assert "".join(tokens) == choice["text"]
+            starts = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+            offsets = zip(found["text_offset"], found["tokens"], strict=True)
+            assert [offset for offset, token in offsets if token != "<s>"] == starts
+
+
 def test_tokens_that_are_bytes_come_with_their_characters(llama: Served) -> None:
     body = ask_for(byte_id(ord("\n")), logprobs=True, top_logprobs=1, max_tokens=3)
     body["messages"] = [{"role": "user", "content": "Once"}]

@@ -136,10 +136,29 @@ class PromptRequest:
         text = self.tokenizer.decode(
             self.prompt.tokens, skip_special_tokens=self.params.skip_special_tokens
         )
+        return text[: len(text) - self._count_replaced(index)]
+
+    def logprobs_before(self, index: int | None) -> list[LogprobTable | None]:
+        """The prompt's tables, with tokens whose texts are those of `text_before`."""
+        tables = list(self.prompt_logprobs or ())
+        count = self._count_replaced(index)
+        for at in reversed(range(len(tables))):
+            token, table = self.prompt.tokens[at], tables[at]
+            if not count or table is None:
+                break
+            if self.params.skip_special_tokens and token in self.tokenizer.special_ids:
+                continue
+            text = table[token].decoded_token
+            kept = max(len(text) - count, 0)
+            count -= len(text) - kept
+            tables[at] = {**table, token: evolve(table[token], decoded_token=text[:kept])}
+        return tables
+
+    def _count_replaced(self, index: int | None) -> int:
+        """The characters at the end of the prompt's text that answer `index` completes."""
         if index is None:
-            return text
-        replaced = self.completions[self.requests[index].id].detokenizer.num_replaced
-        return text[: len(text) - replaced]
+            return 0
+        return self.completions[self.requests[index].id].detokenizer.num_replaced
 
     @property
     def must_stream(self) -> bool:

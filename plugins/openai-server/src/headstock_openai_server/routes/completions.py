@@ -161,7 +161,7 @@ class ChoiceText:
             index = None if self.drops_output else output.index
             text = self.prompt_request.text_before(index) + text
             self.tokens = [*self.prompt_request.prompt.tokens, *self.tokens]
-            self.tables = [*(self.prompt_request.prompt_logprobs or ()), *self.tables]
+            self.tables = [*self.prompt_request.logprobs_before(index), *self.tables]
         self.is_open = True
         tokens, tables, self.tokens, self.tables = self.tokens, self.tables, [], []
         return text, None if self.writer is None else self.writer.write(tokens, tables)
