@@ -221,6 +221,7 @@ class Terminal(io.StringIO):
         ({"TERM": "xterm"}, "\033[2mhello\033[0m"),
         ({"TERM": "xterm", "NO_COLOR": "1"}, "hello"),
         ({"TERM": "dumb"}, "hello"),
+        ({"TERM": ""}, "hello"),
     ],
 )
 def test_a_terminal_shows_a_prompt_before_its_completion_and_no_template_before_an_answer(

@@ -8,7 +8,8 @@ from typing import TextIO
 
 def can_draw(stream: TextIO) -> bool:
     """Whether `stream` is a terminal that knows escape sequences, to move the cursor by."""
-    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+    # One that has no name is taken for dumb, as git does.
+    return stream.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
 
 
 def can_style(stream: TextIO) -> bool:
