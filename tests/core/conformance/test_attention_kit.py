@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
+from typing import Any
 
 import pytest
+from attrs import evolve
 from core.conformance.plain_attention import BROKEN, Plain, make_spec
 from core.conformance.sized_attention import SIZED
+from torch import Tensor
 
 from headstock.conformance.attention.checks import list_cases
 from headstock.conformance.attention.pairs import cover_pairs
 from headstock.conformance.case import CaseResult, Outcome, run_case
-from headstock.spi import DeviceEnv
+from headstock.spi import AttentionStep, DeviceEnv, GraphSupport, LayerInfo, Planning
 
 LARGE = ("every two claims", "many ", "long rows", " calls")
 """Words of the cases that take longest."""
@@ -57,6 +60,50 @@ def test_a_backend_that_is_right_for_small_steps_alone_fails(backend: type[Plain
     )
     reasons = (run_case(case).reason for case in cases if name in case.name)
     assert any(said in reason for reason in reasons)
+
+
+class Replayed(Plain):
+    """Serves decode steps whose work is captured once."""
+
+    reads = False
+
+    def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
+        pass
+
+    def graph_plan(self, bucket: int, step: AttentionStep) -> list[AttentionStep]:
+        return [step]
+
+    def graph_update(self, plan: Any, step: AttentionStep) -> None:
+        plan[0] = step
+
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        out.zero_()
+        if self.reads and float(q.abs().max()) == 0.0:
+            return
+        super().forward(q, layer, plan[0], out, lse)
+
+
+class ReadingReplayed(Replayed):
+    """Looks at the queries first."""
+
+    reads = True
+
+
+@pytest.mark.feature("R7")
+def test_what_a_graph_would_capture_reads_nothing_from_the_device() -> None:
+    ends = {}
+    for backend in (Replayed, ReadingReplayed):
+        spec = make_spec(backend.__name__)
+        graph = {"graph": GraphSupport.DECODE, "planning": Planning.PER_STEP}
+        spec = evolve(spec, capabilities=evolve(spec.capabilities, **graph))
+        cases = list_cases(spec, CPU, make_backend=lambda _, context, made=backend: made(context))
+        (case,) = (case for case in cases if case.name == "decode: replays")
+        ends[backend] = run_case(case)
+    assert ends[Replayed].outcome is Outcome.PASSED, ends[Replayed].reason
+    assert ends[ReadingReplayed].outcome is Outcome.FAILED
+    assert "it reads the device by Tensor.__float__" in ends[ReadingReplayed].reason
 
 
 AXES = {"a": [1, 2, 3], "b": [True, False], "c": ["x"], "d": [None, 4, 5, 6]}

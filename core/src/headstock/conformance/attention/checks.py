@@ -234,9 +234,7 @@ def replay_mixed(subject: Subject, shape: Shape) -> None:
     made.sort(key=lambda case: len(case.pool), reverse=True)
     features = frozenset({Feature.SHARED_PREFIX})
     backend = subject.open(made[0], [LAYER], features=features, graph=GraphSupport.ALWAYS)
-    shared_prefix_cases.check_mixed_replays(
-        backend, LAYER, made, record=partial(capture, subject.device)
-    )
+    shared_prefix_cases.check_mixed_replays(backend, LAYER, made, record=partial(capture, subject))
     backend.close()
 
 

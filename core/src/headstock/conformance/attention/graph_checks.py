@@ -4,6 +4,7 @@ instead."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from functools import partial
 
 import numpy as np
@@ -16,6 +17,7 @@ from headstock.conformance.attention.reference import expected
 from headstock.conformance.attention.replays import replayed_prompts
 from headstock.conformance.attention.state_checks import MakeCase, row_lens
 from headstock.conformance.attention.subject import Subject
+from headstock.conformance.device_reads import forbid_device_reads
 from headstock.spi import AttentionStep, GraphSupport, LayerInfo, Phase, Planning
 
 BUCKET = 4
@@ -35,11 +37,22 @@ def list_graph_cases(
         yield "extend: replays", partial(check_prompts, subject, make_case, layer)
 
 
-def capture(device: str, work: Callable[[], None]) -> Callable[[], object]:
-    """What does the work again: on CUDA the replay of a graph of it."""
+def capture(subject: Subject, work: Callable[[], None]) -> Callable[[], object]:
+    """What does the work again: on CUDA the replay of a graph of it.
+
+    raises: DeviceRead on a CPU, where a graph would repeat what the work reads
+    """
+    if subject.device != "cuda":
+        # Stand-ins for kernels read what a kernel has on the device.
+        is_real = subject.device == subject.env.device
+
+        def work_again() -> None:
+            with forbid_device_reads() if is_real else nullcontext():
+                work()
+
+        work_again()
+        return work_again
     work()
-    if device != "cuda":
-        return work
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -55,7 +68,7 @@ def check_prompts(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> No
             for contexts in ((longest - 100, 40, 3, 700), (5, 16), (64, 15, 1))
         ]
         backend = subject.open(made[0], [layer], graph=GraphSupport.ALWAYS)
-        replayed_prompts(backend, layer, 24, made, partial(capture, subject.device), longest)
+        replayed_prompts(backend, layer, 24, made, partial(capture, subject), longest)
         backend.close()
 
 
@@ -84,7 +97,7 @@ def check_decode(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> Non
 
     if is_planned:
         backend.graph_update(plan, static)
-    replay = capture(subject.device, work)
+    replay = capture(subject, work)
     for number, case in enumerate(made):
         rows = case.step.num_rows
         first.pool[: len(case.pool)].copy_(case.pool)
