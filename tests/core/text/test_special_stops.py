@@ -141,3 +141,10 @@ def test_a_special_token_is_a_stop_string_whether_shown_or_not(
         assert answer.token_ids == tokens[: tokens.index(IM) + 1]
         assert answer.logprobs is not None and len(answer.logprobs) == len(answer.token_ids)
     assert loop.aborted == ["0", "1"]
+
+
+def test_text_that_was_read_ahead_of_a_special_token_is_read_once(bytewise: Tokenizer) -> None:
+    a, line, end = (bytewise.backend.token_to_id(each) for each in ("a", "<0x0A>", "</s>"))
+    tokens = [[each] for each in (a, line, end, a, a, end, a)]
+    whole = join_pieces(build(bytewise, tokens, stop=["aa</s>"]))
+    assert (whole.text, whole.stop_reason, len(whole.token_ids)) == ("a\n", "aa</s>", 6)
