@@ -150,7 +150,9 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     monkeypatch.setattr(RerunCapturer, "is_worthwhile", note)
     sizes = {"max_batch_tokens": 4640, "num_pages": 1500, "max_running_requests": 9}
     sizes["max_seq_len"] = 700
-    engine = toys.engine(runner="rerun", cache_type="naive", overlap=False, **sizes)
+    # Unbounded: whether steps are short for streams is no matter here.
+    settings: dict[str, Any] = {"runner": "rerun", "cache_type": "naive", "max_itl_ms": None}
+    engine = toys.engine(overlap=False, **settings, **sizes)
     prompts = runner_of(engine).prompts
     assert prompts is not None
     assert hidden == [4.0] * len(prompts.captured)
