@@ -12,6 +12,7 @@ from headstock.conformance.case import Case, Outcome, run_case
 from headstock.spi import (
     AttentionStep,
     DeviceEnv,
+    DeviceRange,
     Feature,
     GraphSupport,
     LayerInfo,
@@ -60,11 +61,13 @@ def cases_of(
     spec = evolve(
         spec,
         spi=SpiRange(0, 2, revision),
-        capabilities=evolve(spec.capabilities, graph=graph, features=features),
+        capabilities=evolve(
+            spec.capabilities, graph=graph, features=features, devices=(DeviceRange("cuda"),)
+        ),
     )
-    cases = list_cases(
-        spec, DeviceEnv(device="cpu"), make_backend=lambda spec, context: backend(context)
-    )
+    # On a CPU they stand for kernels, which may read what is on the device.
+    env = DeviceEnv(device="cuda", capability=(9, 0))
+    cases = list_cases(spec, env, "cpu", lambda spec, context: backend(context))
     return [case for case in cases if case.name == NAME]
 
 
