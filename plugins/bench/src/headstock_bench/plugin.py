@@ -21,7 +21,7 @@ def tune_spec() -> CommandSpec:
     return CommandSpec(
         name="tune",
         spi=SpiRange(0, 2),
-        summary="measure what auto could take on this machine, and keep the fastest",
+        summary="measure what auto could take here, and keep the fastest",
         implementation="headstock_bench.tune_command:main",
         parser="headstock_bench.tune_command:make_parser",
     )
