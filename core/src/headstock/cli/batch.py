@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, TextIO
 
 from attrs import evolve, frozen
@@ -77,7 +78,8 @@ class PromptBatch:
                     bars.update("prompts", ended, len(requests), tokens)
                     # In the order of the prompts: a script can pair answers with its lines.
                     while waiting and waiting[0][2].is_finished:
-                        self.show_answers(*waiting.pop(0))
+                        with bars.hide() if self.shares_terminal else nullcontext():
+                            self.show_answers(*waiting.pop(0))
         except BrokenPipeError:  # the reader of the output has gone: show no more of it
             raise
         # Ctrl-C and a dead engine alike: answers that are complete are not thrown away.
@@ -89,6 +91,11 @@ class PromptBatch:
             print_note(format_totals(outputs, self.total))
             self.show_drafts()
         return int(self.total > sum(output.sound for output in outputs))
+
+    @property
+    def shares_terminal(self) -> bool:
+        """Whether JSON goes to a terminal, by a stream that bars know nothing of."""
+        return self.json_output is not None and self.json_output.isatty()
 
     def show_finished(self, waiting: Sequence[tuple[int, PromptInput, PromptRequest]]) -> None:
         """Print the complete answers of an interrupted batch, and name the first other one."""

@@ -79,6 +79,18 @@ class ProgressBars:
             amount=amount,
         )
 
+    @contextmanager
+    def hide(self) -> Iterator[None]:
+        """Show no bar in this block, which writes to the same terminal past rich."""
+        if self.progress is None:
+            yield
+            return
+        self.progress.stop()
+        try:
+            yield
+        finally:
+            self.progress.start()
+
     def __enter__(self) -> ProgressBars:
         if self.progress is not None:
             self.progress.start()
