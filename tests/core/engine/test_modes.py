@@ -259,6 +259,30 @@ def test_a_request_counts_once_at_every_moment_of_the_step_that_seats_it(toys: T
 
 
 @pytest.mark.feature("H16")
+@pytest.mark.parametrize("window", [None, 9])
+def test_a_prompt_in_chunks_counts_whole_from_the_first_one_on(
+    toys: Toys, window: int | None
+) -> None:
+    engine = toys.engine(
+        num_pages=100,
+        on_pressure="reject",
+        memory_threshold=0.9,
+        overlap=False,
+        max_batch_tokens=16,
+        window=window,
+    )
+    engine.submit(request(next(NAMES), tokens(100), 1))
+    before = engine.memory_pressure
+    seen = []
+    while engine.has_work:
+        seen.append(engine.memory_pressure)
+        engine.step()
+    engine.close()
+    assert len(seen) > 6 and before > 0.1
+    assert all(abs(each - before) <= 0.05 for each in seen), seen
+
+
+@pytest.mark.feature("H16")
 def test_decoding_goes_on_above_the_threshold(toys: Toys) -> None:
     harness = EngineHarness(toys.engine(num_pages=30, on_pressure="reject", memory_threshold=0.3))
     harness.submit(request("a", tokens(30), 60))

@@ -214,9 +214,7 @@ def test_a_bench_in_which_requests_failed_ends_with_1_and_says_why(
         arrivals=(0.0, 0.0),
     )
     monkeypatch.setattr(bench, "draw_latency_workload", lambda name: work)
-    # Unbounded, so that the first has all its pages at once.
-    flags = ("--on-pressure", "reject", "--memory-threshold", "0.1", "--max-itl-ms", "unbounded")
-    flags += ("--runs", "1", "--quiet")
+    flags = ("--on-pressure", "reject", "--memory-threshold", "0.1", "--runs", "1", "--quiet")
     code, out, err = run("online:9:2", *flags)
     assert (code, err) == (1, "")
     assert "requests  1 of 2 finished" in out

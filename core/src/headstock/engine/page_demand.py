@@ -8,7 +8,8 @@ import numpy as np
 
 from headstock.engine.in_flight import QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
-from headstock.scheduler import Limits, State
+from headstock.scheduler import Limits, RowCounter, State
+from headstock.spi.arrays import Ints
 
 
 class PageDemand:
@@ -25,7 +26,7 @@ class PageDemand:
     def count(self, state: State, tracker: OutputTracker, arrived: Sequence[QueuedRequest]) -> None:
         """Count the pages after a step in which these requests arrived."""
         held = np.array([np.count_nonzero(refs) for refs in state.refs])
-        num_pages = tracker.unadmitted_pages + held
+        num_pages = tracker.unadmitted_pages + held + self._count_missing(state)
         # Only preempted requests wait with more than their prompt; the walk over the queue is left
         # out while there are none.
         if len(state.waiting) > tracker.num_unadmitted:
@@ -34,6 +35,18 @@ class PageDemand:
                     num_pages = num_pages + self.limits.pages_by_group(len(entry.tokens))
         numbers = (queued.number for queued in arrived)
         self.counted = num_pages, max(numbers, default=self.counted[1])
+
+    def _count_missing(self, state: State) -> Ints:
+        """Count the pages that prompts lack which are cut into chunks, [groups] int64."""
+        counters = state.row_counters
+        known = counters[RowCounter.NUM_KNOWN]
+        num_pages = np.zeros(len(self.limits.groups), np.int64)
+        for row in np.flatnonzero(counters[RowCounter.NUM_COMPUTED] < known - 1).tolist():
+            lacked = self.limits.pages_by_group(int(known[row])) - (
+                state.spans[:, row] - state.first_pages[:, row]
+            )
+            num_pages += lacked.clip(0)
+        return num_pages
 
     def find_pressure(self, queued: Collection[QueuedRequest]) -> float:
         """Return the share of pages in demand, in the KV group where it is largest.
