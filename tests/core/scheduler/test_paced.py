@@ -113,6 +113,19 @@ def test_a_short_prompt_goes_ahead_of_long_ones_in_bounded_steps() -> None:
     assert longer["6"] >= longer["5"]
 
 
+def test_many_short_prompts_fill_bounded_steps() -> None:
+    rng = np.random.default_rng(3)
+    drive = Drive(limits(max_batch_tokens=64, max_rows=40, num_pages=500, max_len=120))
+    drive.submit(request("stream", prompt(rng, 4), 60))
+    drive.step()
+    drive.events.append(Paced(16))
+    for number in range(30):
+        drive.submit(request(str(number), prompt(rng, 6), 1))
+    drive.drain()
+    # 180 tokens, 16 a step.
+    assert sum(tokens > 0 for _, tokens in prompt_tokens(drive)[1:]) <= 13
+
+
 def test_a_short_prompt_of_a_lower_priority_keeps_its_place() -> None:
     admitted = run_beside(Paced(16), [100, 100, 8, 8], priorities=[1, 1, 0, 1])
     assert admitted["3"] < admitted["1"] < admitted["2"]

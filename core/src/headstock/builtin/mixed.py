@@ -42,7 +42,8 @@ def _find_short_prompts(view: View, budget: Budget, prompts: Ints, tokens: int) 
 
     A request that fits into half of what a step has for prompts need not wait until long ones
     before it are computed. These get the other half, or, where none of them has a row, every
-    second step. So neither waits long for the other.
+    second step. So neither waits long for the other. What long ones leave of a step is for short
+    ones too.
 
     prompts: rows with prompt tokens to compute
     tokens: of the step, beside its decode rows
@@ -51,14 +52,16 @@ def _find_short_prompts(view: View, budget: Budget, prompts: Ints, tokens: int) 
     if tokens < 2 or (not len(prompts) and view.step % 2):
         return NONE, 0
     waiting = view.list_waiting()
+    rest = int(view.num_new_tokens[prompts].sum())
     lowest = int(view.waiting_priorities[0])
     if len(prompts):
         lowest = max(lowest, int(view.list_running().priorities[prompts].max()))
     is_short = (waiting.lengths <= tokens // 2) & (waiting.priorities >= lowest)
-    if not len(prompts) and is_short[0]:
-        return NONE, 0  # the first of the queue is one
+    if is_short[0] and rest <= tokens // 2:
+        return NONE, 0  # the queue's order leaves half of the step to short ones, too
     positions = np.flatnonzero(is_short)[: budget.free_rows]
-    positions = positions[np.cumsum(waiting.lengths[positions]) <= tokens // 2]
+    room = max(tokens // 2, tokens - rest)
+    positions = positions[np.cumsum(waiting.lengths[positions]) <= room]
     # The first of the queue may wait for pages. Enough are left for it, or it would starve.
     pages = -(-waiting.lengths // budget.page_size) + 1
     if int(pages[positions].sum()) + int(pages[0]) > max(budget.pages, default=0):
