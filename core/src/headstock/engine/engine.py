@@ -249,7 +249,8 @@ class Engine:
         later += self.pacer.make_events(
             self.state,
             has_arrivals=has_arrivals,
-            streams=self.output_tracker.streams,
+            num_streams=self.output_tracker.num_streams,
+            num_ended=self.output_tracker.num_ended_streams,
             now=self.step_clock.now(),
         )
         state, next_plan = self.planning.finish(working, [clock, *results], later)

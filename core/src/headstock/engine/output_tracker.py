@@ -8,9 +8,8 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from attrs import define, evolve, field
+from attrs import define, field
 
-from headstock.engine.pacing import StreamCounts
 from headstock.execution.abstract_executor import Pending
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import (
@@ -92,6 +91,7 @@ class OutputTracker:
 
     awaiting_token: those of `by_admission_id` whose next token is an update. All others cost
         nothing until they end.
+    num_streams, num_ended_streams: requests whose tokens are read one by one, live and ended
     num_unadmitted: requests that were never admitted; their prompts take `unadmitted_pages`,
         [groups] int64
     """
@@ -106,7 +106,8 @@ class OutputTracker:
     executed_steps: int = 0
     replayed_steps: int = 0
     peak_held_pages: int = 0
-    streams: StreamCounts = field(factory=StreamCounts)
+    num_streams: int = 0
+    num_ended_streams: int = 0
     num_unadmitted: int = 0
     unadmitted_pages: Ints = field(factory=lambda: np.zeros(1, np.int64))
 
@@ -116,8 +117,7 @@ class OutputTracker:
         """Track a request that arrived; its prompt takes `pages`, [groups] int64."""
         self.requests[request.id] = TrackedRequest(request, stream_tokens, pages, arrival)
         self.num_unadmitted += 1
-        if stream_tokens:
-            self.streams = evolve(self.streams, arrived=self.streams.arrived + 1)
+        self.num_streams += stream_tokens
         self.unadmitted_pages = self.unadmitted_pages + pages
 
     def count_step(self, pending: Pending) -> None:
@@ -204,8 +204,8 @@ class OutputTracker:
         """Stop tracking a request and make its last update."""
         tracked = self.requests.pop(ended.id)
         self.clear_admission(tracked)
-        if tracked.stream_tokens:
-            self.streams = evolve(self.streams, ended=self.streams.ended + 1)
+        self.num_streams -= tracked.stream_tokens
+        self.num_ended_streams += tracked.stream_tokens
         if tracked.cached_tokens is None:
             self._count_admitted(tracked)
         self.prompt_tokens += len(tracked.request.prompt)

@@ -316,14 +316,6 @@ def choose_prompt_tokens(
     return candidates[num_fitting - 1] if num_fitting else LEAST_TOKENS
 
 
-@frozen
-class StreamCounts:
-    """How many requests whose tokens are read one by one have arrived so far, and have ended."""
-
-    arrived: int = 0
-    ended: int = 0
-
-
 class StepPacer:
     """Fits the times of steps, and bounds the prompt tokens of those with decode rows.
 
@@ -370,24 +362,27 @@ class StepPacer:
         state: State,
         *,
         has_arrivals: bool,
-        streams: StreamCounts = StreamCounts(),
-        now: float = 0.0,
+        num_streams: int,
+        num_ended: int,
+        now: float,
     ) -> list[Paced]:
         """The scheduler's event where the bound on prompt tokens changes.
 
         has_arrivals: whether requests arrive that the state does not know
+        num_streams, num_ended: requests whose tokens are read one by one, those that are here and
+            those that have ended since the start
         now: in seconds
         """
         if self.bound is None:
             return []
-        if streams.ended > self.num_ended:
-            self.num_ended, self.last_end = streams.ended, now
+        if num_ended > self.num_ended:
+            self.num_ended, self.last_end = num_ended, now
         may_return = now - self.last_end < READER_SECONDS
         decoding = find_decode_rows(state.row_counters)
         has_waiting = has_arrivals or len(state.waiting) > 0
         if not has_waiting and decoding.all():
             return []  # the next step has no prompt tokens
-        if self.is_default and not may_return and streams.arrived == streams.ended:
+        if self.is_default and not (may_return or num_streams):
             is_bounded = state.pace is not None and state.pace.prompt_tokens < self.most
             return [Paced(self.most)] if is_bounded else []
         computed = state.row_counters[RowCounter.NUM_COMPUTED]
