@@ -79,7 +79,8 @@ class Budget:
 
     pages: by KV group, those that are free or evictable
     page_size: in tokens; a page of a state group holds one sequence, however long
-    is_bounded: whether the step has fewer tokens than it could, so that it is short
+    is_bounded: whether the step has fewer tokens than it could, so that it takes no longer than
+        `--max-itl-ms`
     """
 
     tokens: int
