@@ -20,7 +20,7 @@ from headstock.conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, n
 from headstock.conformance.scheduler.transitions import TransitionChecker
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
-from headstock.scheduler import PoolingKind, Request
+from headstock.scheduler import PoolingKind, Request, RowCounter
 from headstock.scheduler.invariants import check_state
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -163,6 +163,12 @@ class EngineHarness:
         needed = sum(
             limits.pages_for(length) for name, length in lengths.items() if name not in running
         )
+        # A prompt in chunks holds what it computed so far; the rest is needed all the same.
+        counters = state.row_counters
+        for row, pages in enumerate(state.pages[0]):
+            known = int(counters[RowCounter.NUM_KNOWN, row])
+            if counters[RowCounter.NUM_COMPUTED, row] < known - 1:
+                needed += max(limits.pages_for(known) - len(pages), 0)
         return min((len(used_pages) + needed) / limits.num_pages[0], 1.0)
 
     def step(self) -> None:
