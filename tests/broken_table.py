@@ -1,4 +1,4 @@
-"""The table of docs/broken-plugins.md, made of what is said when each broken plugin runs.
+"""The table of tests/broken-plugins.md, made of what is said when each broken plugin runs.
 
 `python tests/broken_table.py` writes it to the page; tests/docs/test_broken_plugins.py compares.
 """
@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "broken-plugins.md"
+PAGE = Path(__file__).with_name("broken-plugins.md")
 HEAD = "| kind | what is wrong | plain | under the debug flags |\n| --- | --- | --- | --- |\n"
 
 for folder in ("support", "."):

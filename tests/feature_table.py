@@ -1,4 +1,4 @@
-"""The table of docs/features.md: which behaviours are owed, and which tests show them.
+"""The table of tests/features.md: which behaviours are owed, and which tests show them.
 
 `python tests/feature_table.py` rewrites the column of tests: those that carry an id of the row
 (`@pytest.mark.feature("T6", "P11")`), and those that were entered by hand, as long as they exist.
@@ -14,9 +14,10 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 
 TESTS = Path(__file__).parent
-PAGE = TESTS.parent / "docs" / "features.md"
+PAGE = TESTS / "features.md"
 NONE = "not yet"
-LINK = re.compile(r"\[(test_\w+)\]\(\.\./tests/([\w/]+\.py)\)")
+LINK = re.compile(r"\[(test_\w+)\]\((?:\.\./tests/)?([\w/]+\.py)\)")
+"""A link to a test, from a page in this folder or in docs."""
 
 
 @frozen(order=True)
@@ -30,7 +31,7 @@ class Test:
     @property
     def link(self) -> str:
         """The test as the page shows it."""
-        return f"[{self.name}](../tests/{self.file})"
+        return f"[{self.name}]({self.file})"
 
 
 @frozen

@@ -1,4 +1,4 @@
-"""docs/broken-plugins.md says what is said of broken plugins, and debug flags let none pass."""
+"""tests/broken-plugins.md says what is said of broken plugins, and debug flags let none pass."""
 
 from __future__ import annotations
 

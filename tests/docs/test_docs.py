@@ -15,7 +15,11 @@ from headstock.cli.main import VERBS, main
 from headstock.spi import RESERVED, SPI
 
 README = ROOT / "README.md"
-PAGES = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("[!.]*/*/README.md")})
+PAGES = sorted(
+    page
+    for pattern in ("*.md", "docs/**/*.md", "tests/*.md", "[!.]*/*/README.md")
+    for page in ROOT.glob(pattern)
+)
 SAMPLE_COMMANDS = ("perplexity",)
 """Commands of plugins that a page tells to write."""
 DIMENSIONS = (

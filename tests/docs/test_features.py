@@ -1,4 +1,4 @@
-"""docs/features.md names every behaviour that is owed, and the tests that are there."""
+"""tests/features.md names every behaviour that is owed, and the tests that are there."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ V1 V2 V3 V4 V5 V6 V7 V8 V9 V10
 """What is owed. It changes only on purpose."""
 
 TABLE = rows(PAGE.read_text(encoding="utf-8"))
-RELIABILITY = PAGE.with_name("reliability.md")
+RELIABILITY = PAGE.parents[1] / "docs" / "reliability.md"
 UPDATE = "run `python tests/feature_table.py`"
 
 

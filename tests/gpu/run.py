@@ -16,7 +16,7 @@ that share pages), drafts (what a proposer gains and costs), rules (masks and lo
 serve (a server beside the engine in process), start (a process to its first token, and late
 captures), first_token (where an idle engine's first token goes, part by part), stream_host (what
 the host takes of a step of many streams), tests (pytest:
-tests/backends, and the rows of docs/features.md that need a GPU). Each writes OUT/PART.json; one
+tests/backends, and the rows of tests/features.md that need a GPU). Each writes OUT/PART.json; one
 that fails does not stop the others.
 """
 

@@ -1,4 +1,4 @@
-"""Rows of docs/features.md that a GPU alone can show, on the demo model; skipped where there is
+"""Rows of tests/features.md that a GPU alone can show, on the demo model; skipped where there is
 none.
 """
 
