@@ -1,12 +1,11 @@
-"""Run a broken plugin, and see what a user sees: the exit code and what is said."""
+"""Run a broken plugin; the exit code and the error that a user sees."""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +54,10 @@ begin alike, so that prefixes are shared within a namespace.
 
 @frozen
 class Outcome:
-    """What came of a run; no text of an error for exit code 0."""
+    """How a run ended; `error` is empty for exit code 0."""
 
     exit_code: int
-    said: str
+    error: str
     tokens: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
@@ -71,7 +70,7 @@ def run_case(case: Broken | None, folder: Path, *, debug: bool) -> Outcome:
     try:
         engine = Engine(make_config(case, folder, debug=debug))
     except HeadstockError as error:
-        return Outcome(error.exit_code, plain_text(str(error)))
+        return Outcome(error.exit_code, check_error(str(error)))
     try:
         form = StructuredOutputsParams(regex="[a-z ]+") if engine.config.grammar in FORMS else None
         return run_requests(engine, form, clears=case is not None and case.clears)
@@ -90,7 +89,6 @@ def make_config(case: Broken | None, folder: Path, *, debug: bool) -> EngineConf
         name: Any = (case.name,) if case.kind == "logits" else case.name
         settings |= {SETTINGS[case.kind]: name}
     return EngineConfig(
-        # Errors name flags, as `headstock run` does.
         surface=Surface(keywords=False),
         **({"attn": "sdpa", "ops": "torch", "runner": "eager"} | settings),
         num_pages=60,
@@ -127,15 +125,15 @@ def run_requests(
                 for update in engine.step():
                     tokens[update.id] += update.tokens
                     if update.finish_reason == "error":
-                        return Outcome(RequestError.exit_code, plain_text(str(update.error)))
+                        return Outcome(RequestError.exit_code, check_error(str(update.error)))
         if clears:
             engine.reset_prefix_cache()
             engine.step()
     except RequestError as error:
-        return Outcome(error.exit_code, plain_text(str(error)))
+        return Outcome(error.exit_code, check_error(str(error)))
     except HeadstockError as error:
         # The loop ends the engine with it, whatever it is.
-        return Outcome(EngineDied.exit_code, plain_text(str(error)))
+        return Outcome(EngineDied.exit_code, check_error(str(error)))
     return Outcome(0, "", tuple((name, tuple(found)) for name, found in tokens.items()))
 
 
@@ -167,10 +165,10 @@ def run_conversation(config: EngineConfig) -> Outcome:
                 split_answers=True,
             )
     except HeadstockError as error:
-        return Outcome(error.exit_code, plain_text(str(error)))
+        return Outcome(error.exit_code, check_error(str(error)))
     (answer,) = output.outputs
     if answer.error is not None:
-        return Outcome(RequestError.exit_code, plain_text(answer.error))
+        return Outcome(RequestError.exit_code, check_error(answer.error))
     return Outcome(0, "", (("chat", tuple(answer.token_ids)),))
 
 
@@ -179,23 +177,12 @@ def run_command(case: Broken) -> Outcome:
     errors = io.StringIO()
     with contextlib.redirect_stderr(errors):
         code = main([case.name, "--port"])
-    return Outcome(code, plain_text(errors.getvalue()))
+    return Outcome(code, check_error(errors.getvalue()))
 
 
-def plain_text(text: str) -> str:
-    """An error without what differs between two runs: recordings, lines of sources, fractions."""
+def check_error(text: str) -> str:
+    """An error's text, which is one line of 400 characters at most."""
     text = text.strip()
     assert len(text) <= 400, f"an error of {len(text)} characters: {text}"
     assert "\n" not in text, f"an error of several lines: {text}"
-    for pattern, replacement in PATTERNS:
-        text = re.sub(pattern, replacement, text)
     return text
-
-
-PATTERNS: Iterable[tuple[str, str]] = (
-    (r"; the last (step|\d+ steps): headstock replay \S+", ""),
-    (r"; the log has the reason$", ""),
-    (r"\.py:\d+\)", ".py)"),
-    (r"\d+\.\d+(e[+-]\d+)?|\de[+-]\d+|\binf\b", "…"),
-    (r"query token \d+, head \d+", "query token …, head …"),
-)
