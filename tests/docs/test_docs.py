@@ -68,18 +68,6 @@ def test_every_link_into_a_page_leads_to_a_heading(page: Path) -> None:
     ] == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=relative)
-def test_prose_ends_at_100_characters(page: Path) -> None:
-    if page.name == "configuration.md":  # made from the settings
-        return
-    lines, fenced = [], False
-    for line in page.read_text().splitlines():
-        fenced ^= line.startswith("```")
-        if not fenced and not line.startswith(("    ", "|", "![")):
-            lines.append(line)
-    assert [line for line in lines if len(line) > 100] == []
-
-
 def test_the_readme_has_the_two_commands() -> None:
     nox = "python3 -m venv .venv && .venv/bin/pip install -q nox && .venv/bin/nox"
     assert [line for line in commands(README, "python3") if "nox" in line] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from headstock.config.catalog import engine_settings, sampling_settings
@@ -10,8 +11,13 @@ from headstock.config.reference import render_page
 PAGE = Path(__file__).parents[3] / "docs" / "configuration.md"
 
 
-def test_the_page_is_up_to_date() -> None:
-    assert PAGE.read_text(encoding="utf-8") == render_page(), (
+def drop_meanings(page: str) -> list[str]:
+    """The lines of the page, rows of settings without their last cell, which is prose."""
+    return [re.sub(r"^((\|[^|]*){4})\|[^|]*\|$", r"\1", line) for line in page.splitlines()]
+
+
+def test_the_page_has_the_names_values_and_defaults_of_the_settings() -> None:
+    assert drop_meanings(PAGE.read_text(encoding="utf-8")) == drop_meanings(render_page()), (
         "run: headstock config reference > docs/configuration.md"
     )
 
