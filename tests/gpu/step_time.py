@@ -1,4 +1,10 @@
-"""Where a decode step's time goes: kernels by class, and what is left between them."""
+"""Where a decode step's time goes: kernels by class, and what is left between them.
+
+    GPU_PROFILE="qwen3-0.6b:fa:256:840;qwen3-0.6b:fa,fi:1:400:torch" nox -s gpu -- --parts step_time
+
+Each entry is `SHAPE:ATTN:ROWS:CONTEXT`, `:OPS` may follow. The first run also compiles what the
+backends lack, so believe the second.
+"""
 
 from __future__ import annotations
 
