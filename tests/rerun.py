@@ -35,7 +35,7 @@ def spec() -> RunnerSpec:
     """The runner `rerun`."""
     return RunnerSpec(
         name="rerun",
-        spi=SpiRange(0, 2, 2),
+        spi=SpiRange(0, 3),
         summary="replays by computing again",
         implementation="rerun:RerunRunner",
         options="headstock_cuda_graph.options:GraphOptions",

@@ -151,10 +151,11 @@ SHOWN: Mapping[str, str] = {
     "test_contexts_in_larger_steps_with_decode_rows_have_a_limit",
     "DecodeAttention.shares_prefixes": _GROUPED
     + "test_rows_are_followed_only_where_they_can_share_pages",
-    "DecodeAttention.shares_beside_prompts": "tests/plugins/cuda_graph/test_prefixes.py::"
-    "test_a_backend_made_for_decode_steps_alone_gets_no_groups_beside_prompts",
-    "PromptStep.groups": "tests/plugins/cuda_graph/test_prefixes.py::"
-    "test_rows_are_grouped_beside_prompts_in_whole_graphs_that_read_their_groups",
+    **dict.fromkeys(
+        ("DecodeAttention.shares_beside_prompts", "PromptStep.groups"),
+        "tests/plugins/cuda_graph/test_prefixes.py::"
+        "test_rows_are_grouped_beside_prompts_in_whole_graphs_that_read_their_groups",
+    ),
     **dict.fromkeys(
         ("DecodeStep.groups", "PrefixGroups.counts", "PrefixGroups.lens"),
         _GROUPED + "test_grouped_rows_make_the_tokens_of_rows_by_themselves",

@@ -326,5 +326,5 @@ CASES: dict[str, Case] = {
         },
     ),
     **vary(attrs.evolve(NEED, version=">=9999"), needs_met, {"hint": "pip install it"}),
-    **vary(SpiRange(0, 2, 1), refused_version, {"major": 1, "edition": 1, "revision": 2}),
+    **vary(SpiRange(0, 3), refused_version, {"major": 1, "edition": 2, "revision": 1}),
 }

@@ -60,7 +60,7 @@ KERNELLESS = """
 from headstock.spi import *
 def spec():
     return AttentionSpec(
-        name="kernelless", spi=SpiRange(0, 2), summary="test",
+        name="kernelless", spi=SpiRange(0, 3), summary="test",
         implementation="no_such_kernels:Backend",
         requires=(Require(import_name="no_such_kernels", distribution="no-such-kernels",
         hint="pip install kernels"),),

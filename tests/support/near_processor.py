@@ -26,7 +26,7 @@ def spec() -> LogitsSpec:
     """The processor `near`."""
     return LogitsSpec(
         name="near",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="scores near the best one",
         implementation="near_processor:Near",
         request_args="near_processor:NearArgs",

@@ -28,7 +28,7 @@ def spec() -> ProposerSpec:
     """The proposer `recorded`."""
     return ProposerSpec(
         name="recorded",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="tokens of an earlier run",
         implementation="recorded_proposer:RecordedProposer",
         options="recorded_proposer:RecordedOptions",

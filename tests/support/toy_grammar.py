@@ -31,7 +31,7 @@ def spec() -> GrammarSpec:
     """The grammar plugin `toy-rules`."""
     return GrammarSpec(
         name="toy-rules",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="rules for the toy model",
         implementation="toy_grammar:ToyEngine",
     )

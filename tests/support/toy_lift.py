@@ -39,7 +39,7 @@ def spec() -> LogitsSpec:
     """The plugin `lift`, which leaves logits as they are."""
     return LogitsSpec(
         name="lift",
-        spi=SpiRange(0, 2, 2),
+        spi=SpiRange(0, 3),
         summary="lifts the tokens of a request",
         implementation="toy_lift:Lift",
         request_args="toy_lift:LiftArgs",
@@ -48,9 +48,7 @@ def spec() -> LogitsSpec:
 
 def ops() -> OpsSpec:
     """The operations `lifted`."""
-    return evolve(
-        toy_ops(), name="lifted", spi=SpiRange(0, 2, 3), implementation="toy_lift:LiftedOps"
-    )
+    return evolve(toy_ops(), name="lifted", spi=SpiRange(0, 3), implementation="toy_lift:LiftedOps")
 
 
 class Lift(LogitsProcessor):

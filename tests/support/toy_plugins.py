@@ -102,7 +102,7 @@ def attention() -> AttentionSpec:
     """The backend `toy`."""
     return AttentionSpec(
         name="toy",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="hashes a row's context",
         implementation="toy_plugins:ToyAttention",
         capabilities=AttentionCapabilities(
@@ -144,7 +144,7 @@ def sharing_attention() -> AttentionSpec:
     return evolve(
         spec,
         name="toy-sharing",
-        spi=SpiRange(0, 2, 1),
+        spi=SpiRange(0, 3),
         implementation="toy_plugins:SharingToyAttention",
         capabilities=evolve(spec.capabilities, features=features),
     )
@@ -154,7 +154,7 @@ def ops() -> OpsSpec:
     """The operations `toy`."""
     return OpsSpec(
         name="toy",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="stores tokens and positions",
         implementation="toy_plugins:ToyOps",
         capabilities=OpsCapabilities(
@@ -169,7 +169,7 @@ def model() -> ModelSpec:
     """The family of the toy model."""
     return ModelSpec(
         name="ToyForCausalLM",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="a hash",
         implementation="toy_plugins:TOY",
     )

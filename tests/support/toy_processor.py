@@ -18,7 +18,7 @@ def shift_spec() -> LogitsSpec:
     """The processor `shift`."""
     return LogitsSpec(
         name="shift",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="moves scores to other tokens",
         implementation="toy_processor:Shift",
     )
@@ -28,7 +28,7 @@ def sharpen_spec() -> LogitsSpec:
     """The processor `sharpen`."""
     return LogitsSpec(
         name="sharpen",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="keeps the best token alone",
         implementation="toy_processor:Sharpen",
     )

@@ -25,7 +25,7 @@ def spec() -> ProposerSpec:
     """The proposer `guess`."""
     return ProposerSpec(
         name="guess",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="knows the toy model",
         implementation="toy_proposer:ToyProposer",
         options="toy_proposer:ToyOptions",

@@ -15,7 +15,7 @@ def spec() -> SchedulerSpec:
     """The scheduler `windowed`."""
     return SchedulerSpec(
         name="windowed",
-        spi=SpiRange(0, 2, 2),
+        spi=SpiRange(0, 3),
         summary="admits requests in batches",
         implementation="windowed:make_schedule",
         options="windowed:Options",

@@ -50,7 +50,7 @@ def test_a_broken_command_leaves_the_others_their_completion(
 ) -> None:
     spec = CommandSpec(
         name="hum",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="hum a tune",
         implementation="hum:main",
         parser="hum:no_such_module",

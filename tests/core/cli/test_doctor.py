@@ -121,7 +121,7 @@ def spec(**changes: object) -> OpsSpec:
     """The spec of an ops plugin."""
     given = {
         "name": "odd",
-        "spi": SpiRange(0, 2),
+        "spi": SpiRange(0, 3),
         "summary": "odd",
         "implementation": "json:loads",
         "capabilities": OpsCapabilities(devices=(), dtypes=frozenset(), layouts=frozenset()),

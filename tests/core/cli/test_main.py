@@ -321,7 +321,7 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
         target="hum:spec",
         status="ok",
     )
-    spec = CommandSpec(name="hum", spi=SpiRange(0, 2), summary="", implementation="math:pi")
+    spec = CommandSpec(name="hum", spi=SpiRange(0, 3), summary="", implementation="math:pi")
     monkeypatch.setattr(registry, "list_installed", lambda kind=None: (plugin,))
     monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
     assert main(["hum"]) == 3
@@ -333,7 +333,7 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
 def test_a_command_that_returns_no_exit_code_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    spec = CommandSpec(name="bench", spi=SpiRange(0, 2), summary="", implementation="hum:main")
+    spec = CommandSpec(name="bench", spi=SpiRange(0, 3), summary="", implementation="hum:main")
     monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
     monkeypatch.setattr(registry, "import_implementation", lambda spec: lambda arguments: None)
     assert main(["bench"]) == 3

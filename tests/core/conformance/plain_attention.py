@@ -30,7 +30,7 @@ def make_spec(name: str) -> AttentionSpec:
     """Few claims, so that a check takes no second."""
     return AttentionSpec(
         name=name,
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="one row after another",
         implementation="nowhere:nothing",
         capabilities=AttentionCapabilities(

@@ -184,7 +184,7 @@ def check(kind: type[Shifted]) -> list[str]:
     """The reasons of the cases that fail."""
     spec = LogitsSpec(
         name="shifted",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="a number more",
         implementation=f"core.conformance.test_logits_kit:{kind.__name__}",
     )

@@ -52,15 +52,13 @@ class PrefixesForgotten(Captured):
         return step if step.shared is None else step.shared.rest
 
 
-def cases_of(
-    backend: type[Captured], *, revision: int = 1, graph: GraphSupport = GraphSupport.ALWAYS
-) -> list[Case]:
+def cases_of(backend: type[Captured], *, graph: GraphSupport = GraphSupport.ALWAYS) -> list[Case]:
     """The cases of that name."""
     spec = make_spec(backend.__name__)
     features = spec.capabilities.features | {Feature.SHARED_PREFIX}
     spec = evolve(
         spec,
-        spi=SpiRange(0, 2, revision),
+        spi=SpiRange(0, 3),
         capabilities=evolve(
             spec.capabilities, graph=graph, features=features, devices=(DeviceRange("cuda"),)
         ),
@@ -74,7 +72,6 @@ def cases_of(
 @pytest.mark.feature("V5", "R7")
 def test_only_backends_that_get_such_steps_are_asked() -> None:
     assert len(cases_of(Captured)) == 1
-    assert cases_of(Captured, revision=0) == []
     assert cases_of(Captured, graph=GraphSupport.UNIFORM) == []
 
 

@@ -323,7 +323,7 @@ from headstock.spi import RunnerCapabilities, RunnerSpec, SpiRange
 def spec():
     return RunnerSpec(
         name="replaying",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="needs graphs",
         implementation="headstock.builtin.eager:EagerRunner",
         capabilities=RunnerCapabilities(devices=(DeviceRange("DEVICE"),),

@@ -170,7 +170,7 @@ def test_a_version_that_the_source_does_not_spell_is_found_when_the_plugin_is_lo
 def test_the_version_of_the_function_itself_counts_where_a_module_has_several(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = "def other():\n    return SpiRange(0, 2)\n"
+    other = "def other():\n    return SpiRange(0, 3)\n"
     module = scheduler_module("many", version="0, 1") + other
     write_installed(tmp_path, (Dist(name="many-versions", plugin="many", module=module),))
     monkeypatch.syspath_prepend(tmp_path)

@@ -51,7 +51,7 @@ def spec(monkeypatch: pytest.MonkeyPatch) -> SchedulerSpec:
 
 def make_spec(options: str | None) -> SchedulerSpec:
     return SchedulerSpec(
-        name="fa", spi=SpiRange(0, 2), summary="test", implementation="json:loads", options=options
+        name="fa", spi=SpiRange(0, 3), summary="test", implementation="json:loads", options=options
     )
 
 

@@ -60,7 +60,7 @@ def spec(**changes: Any) -> AttentionSpec:
     """Its spec."""
     return AttentionSpec(
         name="x",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="",
         implementation="a:b",
         capabilities=capabilities(**changes),

@@ -86,7 +86,7 @@ MISPLACED = """
 from headstock.spi import CheckpointSpec, SpiRange
 def spec():
     return CheckpointSpec(
-        name="picky", spi=SpiRange(0, 2), summary="lost", directory={directory}
+        name="picky", spi=SpiRange(0, 3), summary="lost", directory={directory}
     )
 """
 ARCHITECTURE = "Qwen3ForCausalLM"

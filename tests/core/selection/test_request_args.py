@@ -55,7 +55,7 @@ def spec(name: str, arguments: type | None, kind: type[PluginSpec] = LogitsSpec)
     """What a plugin says of itself that takes these."""
     return kind(
         name=name,
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="a plugin",
         implementation="x:y",
         request_args=None if arguments is None else f"{__name__}:{arguments.__name__}",

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import toy_plugins
 from attrs import evolve
 from often import often
 from step_watch import watch_steps
@@ -18,7 +17,7 @@ from toy_engine import EngineHarness, Toys, request
 from headstock.engine.engine import Engine
 from headstock.execution.step_watch import StepWatch
 from headstock.scheduler import Plan, Request
-from headstock.spi import PrefixGroups, PromptStep, Sample, SpiRange
+from headstock.spi import PrefixGroups, PromptStep, Sample
 from headstock_cuda_graph import prompt_graphs
 from headstock_cuda_graph.runner import CudaGraphRunner
 
@@ -117,23 +116,6 @@ def test_no_such_graph_is_captured_where_none_could_be_replayed(
     engine = sharing(toys, **settings)
     assert set(list_shared(engine).values()) == {None}
     engine.close()
-
-
-@pytest.mark.feature("V5", "V6")
-def test_a_backend_made_for_decode_steps_alone_gets_no_groups_beside_prompts(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    requests = prefix_requests(40)
-    spec = toy_plugins.sharing_attention()
-    expected, _ = run(sharing(toys), requests)
-    monkeypatch.setattr(toy_plugins, "sharing_attention", lambda: evolve(spec, spi=SpiRange(0, 2)))
-    engine = sharing(toys)
-    assert set(list_shared(engine).values()) == {None}
-    assert any(bucket.shared is not None for bucket in runner_of(engine).captured.values())
-    outputs, counts = run(engine, requests)
-
-    assert outputs == expected
-    assert counts["groups"] and counts["between"] and not counts["mixed"]
 
 
 @pytest.mark.feature("V5", "V6")

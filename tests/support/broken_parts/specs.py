@@ -26,7 +26,7 @@ from headstock.spi import (
 from . import checkpoints
 from .cases import CASES, Broken
 
-SPI = SpiRange(0, 2)
+SPI = SpiRange(0, 3)
 
 
 def entry_name(case: Broken) -> str:

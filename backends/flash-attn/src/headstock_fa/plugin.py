@@ -38,7 +38,7 @@ def spec() -> AttentionSpec:
     """The spec of `fa`: what any provider can do; `resolve` narrows it to the one that is here."""
     return AttentionSpec(
         name="fa",
-        spi=SpiRange(0, 2, 1),
+        spi=SpiRange(0, 3),
         summary=f"FlashAttention, for CUDA; found here: {describe_installed()}",
         implementation="headstock_fa.make:make_backend",
         requires=(REQUIRE,),

@@ -59,7 +59,7 @@ def spec() -> AttentionSpec:
     """The spec of `fi`."""
     return AttentionSpec(
         name="fi",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="FlashInfer, for CUDA; plans each step on the host",
         implementation="headstock_fi.make:make_backend",
         requires=(REQUIRE,),

@@ -22,7 +22,7 @@ def spec() -> AttentionSpec:
     """The spec of `sdpa`: every phase and shape on CPU and CUDA, never in a graph."""
     return AttentionSpec(
         name="sdpa",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="plain torch, for any device; the reference",
         implementation="headstock_sdpa.backend:SdpaBackend",
         options="headstock_sdpa.options:SdpaOptions",

@@ -57,7 +57,7 @@ def spec() -> AttentionSpec:
     """The spec of `trtllm`: both families of GPUs; `resolve` narrows it to the one that is here."""
     return AttentionSpec(
         name="trtllm",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="TensorRT-LLM's kernels out of FlashInfer, for Hopper and Blackwell",
         implementation="headstock_trtllm.backend:TrtllmBackend",
         requires=(REQUIRE,),

@@ -16,7 +16,7 @@ from headstock.spi import (
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
 LAYOUTS = frozenset(LayoutKind)
-SPI = SpiRange(0, 2)
+SPI = SpiRange(0, 3)
 
 
 def mixed() -> SchedulerSpec:

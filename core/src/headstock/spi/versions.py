@@ -10,18 +10,18 @@ from attrs.validators import ge, instance_of
 
 SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
     {
-        "attention": (0, 2, 4),
-        "cache": (0, 2, 1),
-        "scheduler": (0, 2, 3),
-        "runner": (0, 2, 5),
-        "ops": (0, 2, 5),
-        "model": (0, 2, 5),
-        "checkpoint": (0, 2, 0),
-        "command": (0, 2, 0),
-        "proposer": (0, 2, 1),
-        "tools": (0, 2, 1),
-        "logits": (0, 2, 2),
-        "grammar": (0, 2, 0),
+        "attention": (0, 3, 0),
+        "cache": (0, 3, 0),
+        "scheduler": (0, 3, 0),
+        "runner": (0, 3, 0),
+        "ops": (0, 3, 0),
+        "model": (0, 3, 0),
+        "checkpoint": (0, 3, 0),
+        "command": (0, 3, 0),
+        "proposer": (0, 3, 0),
+        "tools": (0, 3, 0),
+        "logits": (0, 3, 0),
+        "grammar": (0, 3, 0),
     }
 )
 """Kind of plugin -> (major, edition, revision) that this core offers.
@@ -38,7 +38,7 @@ RESERVED = ("quant", "weights")
 class SpiRange:
     """The versions of its kind's contract that a plugin works with.
 
-    The major and the edition must be equal, the revision at least this: `SpiRange(0, 2, 1)` is
+    The major and the edition must be equal, the revision at least this: `SpiRange(0, 3, 0)` is
     0.2.1 and every later 0.2.x.
     """
 
@@ -56,6 +56,6 @@ class SpiRange:
 
 
 def format_version(version: tuple[int, int, int]) -> str:
-    """The version as text: 0.2.1, and 0.2 for revision 0."""
+    """The version as text: 0.3.1, and 0.3 for revision 0."""
     major, edition, revision = version
     return f"{major}.{edition}.{revision}" if revision else f"{major}.{edition}"

@@ -87,8 +87,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
             layers=router.layers,
             max_seq_len=max_len,
             shares_prefixes=tracker is not None,
-            # Backends of revision 0 know of shared pages in steps of decode rows alone.
-            shares_beside_prompts=tracker is not None and parts.attention[-1].spec.spi.revision > 0,
+            shares_beside_prompts=tracker is not None,
         ),
         # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
         # which are therefore scored in parts.

@@ -11,7 +11,7 @@ def spec() -> CheckpointSpec:
     """The spec of `demo`: the checkpoint folder beside this file."""
     return CheckpointSpec(
         name="demo",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="a small Qwen3-shaped model of short stories, sums, recall and chats",
         directory=str(Path(__file__).parent / "checkpoint"),
     )

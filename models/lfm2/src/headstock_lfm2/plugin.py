@@ -9,7 +9,7 @@ def lfm2() -> ModelSpec:
     """LFM2, with short convolutions in most layers."""
     return ModelSpec(
         name="Lfm2ForCausalLM",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="LFM2, with short convolutions in most layers",
         implementation="headstock_lfm2.families:LFM2",
     )

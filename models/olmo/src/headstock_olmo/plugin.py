@@ -14,7 +14,7 @@ def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:
     """The specification of one family."""
     return ModelSpec(
         name=architecture,
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary=summary,
         implementation=f"headstock_olmo.families:{model}",
     )

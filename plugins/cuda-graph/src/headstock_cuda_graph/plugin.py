@@ -16,7 +16,7 @@ def spec() -> RunnerSpec:
     """The spec of `cudagraph`: CUDA, and a decode backend that can be captured."""
     return RunnerSpec(
         name="cudagraph",
-        spi=SpiRange(0, 2, 2),
+        spi=SpiRange(0, 3),
         summary="replays decode steps as CUDA graphs, and runs others operation by operation",
         implementation="headstock_cuda_graph.runner:CudaGraphRunner",
         options="headstock_cuda_graph.options:GraphOptions",

@@ -9,7 +9,7 @@ def spec() -> GrammarSpec:
     """The spec of `llguidance`."""
     return GrammarSpec(
         name="llguidance",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="JSON schemas, regular expressions, choices and grammars",
         implementation="headstock_llguidance.engine:LLGuidanceEngine",
         requires=(

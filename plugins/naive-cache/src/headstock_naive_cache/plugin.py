@@ -9,7 +9,7 @@ def spec() -> CacheSpec:
     """The spec of `naive`: any page size, no group indexed, no reuse."""
     return CacheSpec(
         name="naive",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="keeps nothing after a request ends",
         implementation="headstock_naive_cache.policy:NaiveCache",
         capabilities=CacheCapabilities(

@@ -9,7 +9,7 @@ def spec() -> ProposerSpec:
     """The spec of `ngram`."""
     return ProposerSpec(
         name="ngram",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="what followed the latest tokens earlier in the sequence",
         implementation="headstock_ngram_proposer.proposer:NgramProposer",
         options="headstock_ngram_proposer.options:NgramOptions",

@@ -9,7 +9,7 @@ def spec() -> CacheSpec:
     """The spec of `radix`: any page size, every group but states, reuse."""
     return CacheSpec(
         name="radix",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="shares common prefixes page by page, evicts the least recently used",
         implementation="headstock_radix_cache.policy:RadixCache",
         options="headstock_radix_cache.options:RadixOptions",

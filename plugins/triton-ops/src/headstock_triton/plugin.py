@@ -11,7 +11,7 @@ def spec() -> OpsSpec:
     """The spec of `triton`."""
     return OpsSpec(
         name="triton",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="fused Triton kernels, for CUDA",
         implementation="headstock_triton.ops:TritonOps",
         options="headstock_triton.options:TritonOptions",

@@ -141,8 +141,7 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
                 f"{head}decode: shared prefixes{suffix}",
                 partial(compare_shared, subject, shape, layouts[1], layer),
             )
-        # A backend of revision 0 gets no prompts with shared prefixes.
-        is_mixed = claims.graph is GraphSupport.ALWAYS and subject.spec.spi.revision > 0
+        is_mixed = claims.graph is GraphSupport.ALWAYS
         if is_mixed and Phase.EXTEND in claims.phases:
             yield (
                 f"{head}extend: replays beside shared prefixes",

@@ -19,7 +19,7 @@ def spec() -> AttentionSpec:
     """Every phase and shape on CPU and CUDA, without windows, softcaps and CUDA graphs."""
     return AttentionSpec(
         name="rowwise",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="one row after another, to start a backend from",
         implementation="headstock_rowwise.backend:RowwiseBackend",
         capabilities=AttentionCapabilities(

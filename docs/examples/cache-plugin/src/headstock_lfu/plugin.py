@@ -7,7 +7,7 @@ def spec() -> CacheSpec:
     """Pages of any size, in any number of groups that keep all tokens."""
     return CacheSpec(
         name="lfu",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="shares common prefixes, evicts the least often used",
         implementation="headstock_lfu.policy:LfuCache",
         capabilities=CacheCapabilities(

@@ -20,7 +20,7 @@ def spec() -> AttentionSpec:
     """Every phase, windows, softcaps and LSE, on CPU and CUDA; no CUDA graphs."""
     return AttentionSpec(
         name="flex",
-        spi=SpiRange(0, 2),
+        spi=SpiRange(0, 3),
         summary="torch's FlexAttention, compiled where there is a GPU",
         implementation="headstock_flex.backend:FlexBackend",
         options="headstock_flex.options:FlexOptions",
