@@ -89,6 +89,6 @@ def write(old: object, new: object) -> None:
     if isinstance(old, Tensor):
         assert isinstance(new, Tensor) and old.shape == new.shape and old.dtype == new.dtype
         old.copy_(new)
-    elif old is not None:
+    elif attrs.has(type(old)):
         for name in attrs.fields_dict(type(old)):
             write(getattr(old, name), getattr(new, name))

@@ -140,24 +140,26 @@ SHOWN: Mapping[str, str] = {
             "GraphSupport.UNIFORM",
             "Program.verify_len",
             "Program.verify_attention",
-            "PromptStep.num_logits",
+            "Step.num_drafts",
         ),
         "tests/plugins/cuda_graph/test_verify.py::"
         "test_steps_that_verify_are_replayed_whole_or_in_pieces_by_the_backend_of_prompts",
     ),
     "GraphSupport.NEVER": "tests/plugins/cuda_graph/test_replay.py::"
     "test_a_decode_backend_without_graphs_is_refused_by_name",
-    "PromptStep.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
-    "test_contexts_in_larger_steps_with_decode_rows_have_a_limit",
     "DecodeAttention.shares_prefixes": _GROUPED
     + "test_rows_are_followed_only_where_they_can_share_pages",
     **dict.fromkeys(
-        ("DecodeAttention.shares_beside_prompts", "PromptStep.groups"),
+        ("DecodeAttention.shares_beside_prompts", "Step.groups"),
         "tests/plugins/cuda_graph/test_prefixes.py::"
         "test_rows_are_grouped_beside_prompts_in_whole_graphs_that_read_their_groups",
     ),
+    "Step.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
+    "test_contexts_in_larger_steps_with_decode_rows_have_a_limit",
+    "Sample.is_replayed": "tests/plugins/cuda_graph/test_verify.py::"
+    "test_steps_that_verify_are_replayed_whole_or_in_pieces_by_the_backend_of_prompts",
     **dict.fromkeys(
-        ("DecodeStep.groups", "PrefixGroups.counts", "PrefixGroups.lens"),
+        ("Sample.order", "Step.order", "PrefixGroups.counts", "PrefixGroups.lens"),
         _GROUPED + "test_grouped_rows_make_the_tokens_of_rows_by_themselves",
     ),
     **dict.fromkeys(
@@ -180,11 +182,8 @@ SHOWN: Mapping[str, str] = {
     ),
     "PromptInputs.memory": _TABLES
     + "test_inputs_keep_their_addresses_and_begin_where_kernels_like_it",
-    **dict.fromkeys(
-        ("DecodeStep.prepare_sampling", "PromptStep.prepare_sampling", "Program.rules"),
-        "tests/core/grammar/test_rows.py::"
-        "test_answers_follow_their_rules_and_others_are_as_without",
-    ),
+    "Program.rules": "tests/core/grammar/test_rows.py::"
+    "test_answers_follow_their_rules_and_others_are_as_without",
     **dict.fromkeys(
         (
             *("Processing.rows", "Processing.parts", "Sampling.processing"),

@@ -20,18 +20,14 @@ from headstock import SamplingParams
 from headstock.errors import HeadstockError
 from headstock.scheduler import Request
 from headstock.spi import (
-    Attend,
     AttentionBackend,
-    Batch,
     DecodeAttention,
-    DecodeStep,
     LayerInfo,
     Ops,
     Program,
-    PromptStep,
     RowTables,
     Sample,
-    Sampling,
+    Step,
 )
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.runner import Bucket
@@ -50,20 +46,12 @@ class ChangedRunner(RerunRunner):
         attention = type(self).change(program.attention)
         super().__init__(type(self).change(attrs.evolve(program, attention=attention)), options)
 
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """The step without a graph."""
+    def run(self, step: Step) -> Sample:
+        """The changed step."""
         with self.noting_crashes():
-            return super().run(batch, attend)
-
-    def decode(self, step: DecodeStep) -> Sample | None:
-        """The replay of the changed step."""
-        with self.noting_crashes():
-            return self.count(super().decode(type(self).change(step)))
-
-    def prompt(self, step: PromptStep) -> Sample | None:
-        """The replay of the changed step."""
-        with self.noting_crashes():
-            return self.count(super().prompt(type(self).change(step)))
+            sample = super().run(type(self).change(step))
+        type(self).replays += sample.is_replayed
+        return sample
 
     def capture_bucket(self, lines: Tensor) -> Bucket:
         """The graphs of so many rows."""
@@ -82,11 +70,6 @@ class ChangedRunner(RerunRunner):
             if not isinstance(error, AssertionError):
                 self.crashes.append(error)
             raise
-
-    def count(self, sample: Sample | None) -> Sample | None:
-        """The sample; replays are counted."""
-        type(self).replays += sample is not None
-        return sample
 
 
 class UncheckedHarness(EngineHarness):
@@ -157,11 +140,6 @@ def changed(record: type, **changes: Callable[[Any], Any]) -> Case:
     return case
 
 
-def cold() -> Sampling:
-    """Settings that no row asked for."""
-    return Sampling()
-
-
 def shift_tokens(ops: Ops) -> Ops:
     """Operations that like the token after best."""
     other = copy(ops)
@@ -172,8 +150,8 @@ def shift_tokens(ops: Ops) -> Ops:
 def lose_samples(tables: RowTables) -> RowTables:
     """Tables that keep other tokens than were sampled."""
     other = copy(tables)
-    other.keep = lambda row_ids, positions, sample: tables.keep(  # type: ignore[method-assign]
-        row_ids, positions, attrs.evolve(sample, tokens=(sample.tokens + 1) % VOCAB)
+    other.keep = lambda row_ids, positions, sample, scored=None: tables.keep(  # type: ignore[method-assign]
+        row_ids, positions, attrs.evolve(sample, tokens=(sample.tokens + 1) % VOCAB), scored
     )
     return other
 
@@ -194,20 +172,11 @@ def swap_groups(layers: Mapping[int, LayerInfo]) -> Mapping[int, LayerInfo]:
 
 
 CASES: dict[str, Case] = {
-    "DecodeStep.row_ids": changed(DecodeStep, row_ids=lambda step: step.row_ids[::-1].copy()),
-    "DecodeStep.starts": changed(DecodeStep, starts=lambda step: step.starts - 1),
-    "DecodeStep.query_len": changed(DecodeStep, query_len=lambda step: 2),
-    "DecodeStep.kind": changed(DecodeStep, kind=lambda step: frozenset()),
-    "DecodeStep.sampling": changed(DecodeStep, kind=lambda step: None, sampling=lambda step: cold),
-    "PromptStep.row_ids": changed(PromptStep, row_ids=lambda step: step.row_ids[::-1].copy()),
-    "PromptStep.starts": changed(PromptStep, starts=lambda step: step.starts - 1),
-    "PromptStep.stops": changed(PromptStep, stops=lambda step: step.stops + 1),
-    "PromptStep.is_sampled": changed(PromptStep, is_sampled=lambda step: ~step.is_sampled),
-    "PromptStep.kind": changed(PromptStep, kind=lambda step: frozenset()),
-    "PromptStep.sampling": changed(PromptStep, kind=lambda step: None, sampling=lambda step: cold),
-    "PromptStep.attention": changed(
-        PromptStep, attention=lambda step: lambda: lambda q, layer, out: out.zero_()
-    ),
+    "Step.row_ids": changed(Step, row_ids=lambda step: step.row_ids[::-1].copy()),
+    "Step.starts": changed(Step, starts=lambda step: step.starts - (step.num_decode > 0)),
+    "Step.stops": changed(Step, stops=lambda step: step.stops + (step.num_decode == 0)),
+    "Step.num_logits": changed(Step, num_logits=lambda step: step.stops - step.starts),
+    "Step.is_sampled": changed(Step, is_sampled=lambda step: ~step.is_sampled),
     "Program.model": changed(
         Program,
         model=lambda program: attrs.evolve(

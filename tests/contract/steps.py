@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -105,6 +107,7 @@ SHARED_PARTS = SHARED.step.shared
 assert SHARED_PARTS is not None
 LENS = DECODE.step.host_context_lens
 
+NOTHING = np.zeros(0, np.int64)
 LOGITS = torch.linspace(-2, 2, 24).view(3, 8).sin() * 3
 SETTINGS = Sampling(
     temperature=torch.tensor([0.9, 1.3, 0.5]),
@@ -165,19 +168,28 @@ def compute(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> Sampl
     writes: the batch's pools
     """
     config = models.CONFIG
+    layer = SimpleNamespace(empty_output=torch.empty_like)
     program: Any = Program(
         config=config,
         params=models.load(config, models.FAMILY.params(config)),
         model=models.FAMILY,
         ops=TorchOps(),
         row_tables=None,  # type: ignore[arg-type]
-        attention=None,  # type: ignore[arg-type]
+        attention=SimpleNamespace(layers=defaultdict(lambda: layer)),  # type: ignore[arg-type]
         max_logits=max_logits,
     )
     if batch.pooling is not None and batch.pooling.sums is not None:
         sums = batch.pooling.sums.clone()
         batch = attrs.evolve(batch, pooling=attrs.evolve(batch.pooling, sums=sums))
-    return run_eager_step(attrs.evolve(program, **(changes or {})), batch, lambda q, _: q)
+    step: Any = SimpleNamespace(
+        is_decode=False,
+        batch=lambda: batch,
+        attention=lambda: lambda q, _, out: out.copy_(q),
+        sampling=lambda: Sampling(top_logprobs=1),
+        list_stored=lambda: (NOTHING, NOTHING, NOTHING),
+        order=None,
+    )
+    return run_eager_step(attrs.evolve(program, **(changes or {})), step)
 
 
 def pool_rows(batch: Batch) -> object:
@@ -213,7 +225,6 @@ STEP = Batch(
     slots=(torch.tensor([4, 5, 8]), torch.tensor([6, 7, 9])),
     pools=POOLS,
     logit_indices=torch.tensor([1, 2]),
-    sampling=Sampling(top_logprobs=1),
 )
 
 
@@ -356,7 +367,6 @@ CASES: dict[str, Case] = {
             "positions": torch.tensor([0, 2, 4]),
             "slots": (torch.tensor([4, 5, 10]), torch.tensor([6, 7, 9])),
             "logit_indices": None,
-            "sampling": Sampling(),
             "pooling": POOLING,
         },
     ),

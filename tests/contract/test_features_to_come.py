@@ -14,7 +14,7 @@ from typing import cast
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 from feature_table import LINK, all_tests
 from source_tree import ROOT
 from torch import Tensor
@@ -22,11 +22,9 @@ from torch import Tensor
 from headstock.nn.eager_step import run_eager_step
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
-    Attend,
     Batch,
     CachePolicy,
     CaptureProgress,
-    DecodeStep,
     FullKV,
     KVGroup,
     KVLayer,
@@ -36,6 +34,7 @@ from headstock.spi import (
     Role,
     Runner,
     Sample,
+    Step,
     Weight,
 )
 from headstock.spi.arrays import Ints
@@ -225,15 +224,18 @@ def test_a_sketch_of_ranks() -> None:
 class WholeStepRunner(Runner):
     """A decode step as one launch; all else is computed operation by operation."""
 
-    launch: Callable[[Program, DecodeStep], Sample] | None = None
+    launch: Callable[[Program, Step], Sample] | None = None
 
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """Any batch."""
-        program = self.program
-        return run_eager_step(program, batch, attend)
+    def run(self, step: Step) -> Sample:
+        """One token a row by settings that lie on the device, or any step."""
+        if self.launch is None or not step.is_decode or step.kind() is None:
+            return run_eager_step(self.program, step)
+        sample = self.launch(self.program, step)
+        self.program.row_tables.keep(step.row_ids, step.stops, sample)
+        return evolve(sample, is_replayed=True)
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
         """A kernel for each power of two."""
@@ -247,15 +249,6 @@ class WholeStepRunner(Runner):
             report(done, len(buckets))
         return ()
 
-    def decode(self, step: DecodeStep) -> Sample | None:
-        """One token a row by settings that lie on the device."""
-        if self.launch is None or step.kind is None or step.query_len > 1:
-            return None
-        sample = self.launch(self.program, step)
-        rows = torch.from_numpy(step.row_ids.astype(np.int64))
-        self.program.row_tables.keep(rows, torch.from_numpy(step.starts + 1), sample)
-        return sample
-
     def close(self) -> None:
         """Nothing is held."""
 
@@ -266,7 +259,6 @@ def test_a_sketch_of_a_megakernel() -> None:
     assert runner.buckets(6) == (4, 2, 1)
     assert runner.capture((2, 1), lambda done, total: progress.append((done, total))) == ()
     assert progress == [(1, 2), (2, 2)]
-    assert runner.decode(cast("DecodeStep", SimpleNamespace(kind=None, query_len=1))) is None
 
 
 def make_keys(tokens: Ints, contents: Mapping[int, bytes]) -> Ints:

@@ -13,6 +13,7 @@ from source_tree import ROOT
 
 from headstock.cli.main import main
 from headstock.execution.executor import LocalExecutor
+from headstock.execution.step import StepMaker
 from headstock.scheduler import Plan
 from headstock_bench.workloads import WORKLOADS
 
@@ -65,9 +66,8 @@ def test_the_name_of_a_step_is_the_one_that_timelines_show(
     monkeypatch.setattr(torch.cuda.nvtx, "range", names.append)
     on_cuda: Any = SimpleNamespace(device=torch.device("cuda"))
     nothing: Any = None
-    executor = LocalExecutor(
-        buffers=on_cuda, sampling=nothing, pooling=nothing, runner=nothing, router=nothing
-    )
+    steps = StepMaker(buffers=on_cuda, sampling=nothing, pooling=nothing, router=nothing)
+    executor = LocalExecutor(steps=steps, runner=nothing)
     seats, ones = np.arange(256, dtype=np.int32), np.ones(256, np.int32)
     told = {
         "rows": seats,

@@ -126,7 +126,7 @@ def test_shorter_sequences_make_smaller_tables_and_longer_prompts_are_refused() 
     sizes = {}
     for longest in (256, 1024):
         with LLM("demo", overlap=False, **(SMALL | {"max_seq_len": longest})) as llm:
-            buffers = llm._session.engine.executor.buffers
+            buffers = llm._session.engine.executor.steps.buffers
             sizes[longest] = (
                 buffers.page_tables[0].shape[1],
                 buffers.tokens.shape[1],

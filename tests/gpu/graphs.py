@@ -12,7 +12,7 @@ import torch
 from gpu.tokens import questions
 
 from headstock import LLM, SamplingParams
-from headstock.spi import DecodeStep, Sample
+from headstock.spi import Sample, Step
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 SETTINGS: dict[str, Any] = {
@@ -28,23 +28,23 @@ FAULTS = ("capture", "execute@40", "wait@40", "nan@40:1")
 
 
 class Compared:
-    """A runner's `decode` that computes each replayed step once more, and counts where bits
+    """A runner's `replay_rows` that computes each replayed step once more, and counts where bits
     differ.
     """
 
     def __init__(self, runner: CudaGraphRunner) -> None:
         self.runner = runner
-        self.decode = runner.decode
+        self.replay_rows = runner.replay_rows
         self.steps: Counter[str] = Counter()
-        runner.decode = self  # type: ignore[method-assign]
+        runner.replay_rows = self  # type: ignore[method-assign]
 
     @torch.inference_mode()
-    def __call__(self, step: DecodeStep) -> Sample | None:
+    def __call__(self, step: Step) -> Sample | None:
         """What the replay sampled."""
-        runner, count = self.runner, len(step.row_ids)
+        runner, count, step = self.runner, len(step.row_ids), step.grouped()
         wanted = runner.bucket_for(count)  # captures it, where captures are deferred
         before = {size: set(bucket.samplers) for size, bucket in runner.captured.items()}
-        sample = self.decode(step)
+        sample = self.replay_rows(step)
         if sample is None or wanted is None:
             self.steps["left to run"] += 1
             return None

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from headstock import LLM, SamplingParams
-from headstock.spi import AttendInto, PromptStep
+from headstock.spi import AttendInto, Step
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_cuda_graph.prompt_graphs import FEW_TOKENS, PromptBucket
 from headstock_cuda_graph.runner import CudaGraphRunner
@@ -131,7 +131,7 @@ def compared(runner: CudaGraphRunner) -> Iterator[Counter[str]]:
 
     @torch.inference_mode()
     def counted(
-        bucket: PromptBucket, step: PromptStep, last_tokens: torch.Tensor, out: torch.Tensor
+        bucket: PromptBucket, step: Step, last_tokens: torch.Tensor, out: torch.Tensor
     ) -> None:
         replay(bucket, step, last_tokens, out)
         tokens, rows = step.num_tokens, len(step.row_ids)

@@ -102,7 +102,7 @@ def answers(runner: str) -> dict[str, Any]:
         with LLM("demo", runner=runner, opt=(f"fa.shared_prefix={value}",), **SETTINGS) as llm:
             executor = llm._session.engine.executor
             if value == "on":
-                count_groups(executor.tracker, steps)
+                count_groups(executor.steps.tracker, steps)
             is_graph = runner == "cudagraph"
             compared = Compared(executor.runner) if is_graph else None
             beside = compared_prompts(executor.runner) if is_graph else nullcontext(Counter())
@@ -136,8 +136,8 @@ def count_groups(tracker: Any, steps: Counter[str]) -> None:
     """Count steps with groups, and the groups of the step that has most."""
     group_plan: Callable[..., Any] = tracker.group_plan
 
-    def counted(plan: Any, *, is_whole: bool) -> Any:
-        grouped = group_plan(plan, is_whole=is_whole)
+    def counted(plan: Any) -> Any:
+        grouped = group_plan(plan)
         steps["groups"] += grouped is not None
         steps["groups beside prompts"] += grouped is not None and plan.num_decode < len(plan.rows)
         if grouped is not None:

@@ -34,7 +34,7 @@ from gpu.first_token import Watched
 
 from headstock import LLM, SamplingParams
 from headstock.llm import get_session
-from headstock.spi import Batch, Sample
+from headstock.spi import Sample, Step
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 from headstock_bench.workloads import draw_tokens
 
@@ -57,22 +57,11 @@ class IdleRunner:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)
 
-    def decode(self, step: Any) -> None:
-        """None: `run` makes the step."""
-
-    def prompt(self, step: Any) -> None:
-        """None: `run` makes the step."""
-
-    def uses_groups(self, *sizes: int) -> bool:
-        """Never."""
-        return False
-
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        """A sample of the batch's scored tokens."""
-        scored = batch.tokens if batch.logit_indices is None else batch.logit_indices
+    def run(self, step: Step) -> Sample:
+        """A sample of the step's scored tokens."""
+        count = len(step.scored_tokens)
         return Sample(
-            tokens=torch.full((len(scored),), TOKEN),
-            healthy=torch.ones(len(scored), dtype=torch.bool),
+            tokens=torch.full((count,), TOKEN), healthy=torch.ones(count, dtype=torch.bool)
         )
 
 

@@ -15,7 +15,7 @@ import torch
 
 from headstock import LLM, SamplingParams
 from headstock.nn.pooling import pool_hidden
-from headstock.spi import Batch, Pooling, Sampling
+from headstock.spi import Batch, Pooling
 
 DEVICE = os.environ.get("HEADSTOCK_POOLING_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(
@@ -88,7 +88,6 @@ def test_pooling_waits_for_nothing_on_the_device() -> None:
         slots=(),
         pools=(),
         logit_indices=None,
-        sampling=Sampling(),
     )
     before = torch.full((5, 1024), 2.0, device=DEVICE)
     pooling = Pooling(

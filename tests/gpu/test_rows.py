@@ -274,7 +274,7 @@ def test_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
     ends = {}
     while engine.has_work:
         ends |= {each.id: each.finish_reason for each in engine.step() if each.finish_reason}
-    pools = engine.executor.inner.buffers.pools
+    pools = engine.executor.inner.steps.buffers.pools
     assert all(bool(pool.isfinite().all()) for pool in pools)
     assert ends == {"first": "abort", "sick": "abort", "next": "length", "last": "length"}
     engine.close()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from headstock import LLM, SamplingParams
 from headstock.nn.short_conv import ConvInputs, convolve_
-from headstock.spi import Batch, Sampling
+from headstock.spi import Batch
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -53,7 +53,6 @@ def make_batch(spans: Sequence[tuple[int, int]], size: int) -> Batch:
         slots=(),
         pools=(),
         logit_indices=None,
-        sampling=Sampling(),
         state_pages=(torch.arange(1, 1 + len(spans)),),
     )
 

@@ -131,13 +131,13 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: Counter[str] = Counter()
-    for name in ("decode", "prompt"):
+    for name in ("replay_rows", "replay_prompts"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
     outputs, _ = generate(
         served.checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER, **settings
     )
 
-    assert counts["decode"] > 5 and counts["prompt"]
+    assert counts["replay_rows"] > 5 and counts["replay_prompts"]
     assert_all_equal(outputs, served.reference)
 
 

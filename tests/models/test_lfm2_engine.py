@@ -124,11 +124,11 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     counts: Counter[str] = Counter()
-    for name in ("decode", "prompt"):
+    for name in ("replay_rows", "replay_prompts"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
     outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER, **settings)
 
-    assert counts["decode"] > 5 and counts["prompt"]
+    assert counts["replay_rows"] > 5 and counts["replay_prompts"]
     for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
         assert_equal(output, answer, number)
 

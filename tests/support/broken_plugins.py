@@ -42,7 +42,7 @@ class Dist:
 
 
 def scheduler_module(
-    name: str, *, version: str = "0, 2", path: str = "json:loads", more: str = ""
+    name: str, *, version: str = "0, 3", path: str = "json:loads", more: str = ""
 ) -> str:
     """A module whose `spec` returns a SchedulerSpec."""
     return SPEC.format(name=name, version=version, path=path, more=more)
@@ -111,9 +111,9 @@ DISTS = (
         plugin="future",
         module=scheduler_module("future", version="99, 0"),
     ),
-    Dist(name="next-edition", plugin="next", module=scheduler_module("next", version="0, 3")),
-    Dist(name="next-revision", plugin="later", module=scheduler_module("later", version="0, 2, 9")),
-    Dist(name="from-the-past", plugin="past", module=scheduler_module("past", version="0, 1")),
+    Dist(name="next-edition", plugin="next", module=scheduler_module("next", version="0, 4")),
+    Dist(name="next-revision", plugin="later", module=scheduler_module("later", version="0, 3, 9")),
+    Dist(name="from-the-past", plugin="past", module=scheduler_module("past", version="0, 2")),
     # It fails before its spec says the version: names and fields of 0.1 are gone.
     Dist(name="lost-a-name", plugin="ancient", module=LOST_A_NAME + OLD),
     Dist(

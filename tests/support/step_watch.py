@@ -13,7 +13,7 @@ from headstock.engine.engine import Engine
 from headstock.execution.prefix_tracker import GroupedRows
 from headstock.scheduler import Plan, State
 from headstock.scheduler.events import Paced
-from headstock.spi import PromptStep
+from headstock.spi import Step
 
 
 def watch_steps(engine: Engine) -> Counter[str]:
@@ -40,21 +40,20 @@ def watch_steps(engine: Engine) -> Counter[str]:
 
 def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
     executor: Any = engine.executor
-    while not hasattr(executor, "tracker"):
+    while not hasattr(executor, "steps"):
         executor = executor.inner
-    if executor.tracker is None:
+    tracker, buffers = executor.steps.tracker, executor.steps.buffers
+    if tracker is None:
         return  # this engine shares no prefixes
-    group_plan = executor.tracker.group_plan
+    group_plan = tracker.group_plan
 
-    def counted(plan: Plan, *, is_whole: bool) -> GroupedRows | None:
+    def counted(plan: Plan) -> GroupedRows | None:
         # Groups are right because the host's tables are those that the step reads. On a GPU the
         # device's are written later, in the order of its work.
-        for group, table in executor.tracker.tables.items():
-            there = executor.buffers.page_tables[group]
+        for group, table in tracker.tables.items():
+            there = buffers.page_tables[group]
             assert there.is_cuda or np.array_equal(table, there.numpy())
-        grouped: GroupedRows | None = group_plan(plan, is_whole=is_whole)
-        is_between = grouped is None and 1 < plan.num_decode < len(plan.rows)
-        counts["between"] += bool(counts["groups"]) and is_between
+        grouped: GroupedRows | None = group_plan(plan)
         if grouped is not None:
             counts["groups"] += 1
             counts["several"] += len(grouped.groups.counts) > 1
@@ -63,14 +62,24 @@ def _watch_groups(engine: Engine, counts: Counter[str]) -> None:
             counts["alone"] += int(grouped.groups.counts.sum()) < plan.num_decode
         return grouped
 
-    executor.tracker.group_plan = counted
+    tracker.group_plan = counted
+    execute = executor.execute
+
+    def executed(plan: Plan, *arguments: Any) -> Any:
+        before = counts["groups"]
+        pending = execute(plan, *arguments)
+        is_between = counts["groups"] == before and 1 < plan.num_decode < len(plan.rows)
+        counts["between"] += bool(before) and is_between
+        return pending
+
+    executor.execute = executed
     runner = getattr(executor.runner, "inner", executor.runner)
     prompts = getattr(runner, "prompts", None)
     if prompts is None:
         return
     whole_for = prompts.whole_for
 
-    def chosen(bucket: Any, step: PromptStep) -> Any:
+    def chosen(bucket: Any, step: Step) -> Any:
         whole = whole_for(bucket, step)
         counts["whole"] += whole is not None and whole.prefixes is not None
         return whole

@@ -108,7 +108,7 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
     facts = json.loads(output(capsys, "inspect", "radix", "--json"))
     assert facts["provided by"].startswith("headstock-radix-cache ")
     offered = format_version(SPI["cache"])
-    assert facts["contract"] == f"cache 0.2, offered {offered}: ok"
+    assert facts["contract"] == f"cache 0.3, offered {offered}: ok"
     assert facts["capabilities"] == {
         "page_sizes": "any",
         "layouts": ["full", "latent"],

@@ -11,7 +11,7 @@ from attrs import frozen
 from headstock.debug.kv_writes import KVWrites
 from headstock.errors import PluginBroken
 from headstock.execution.kv_pools import allocate_pool, view_layer
-from headstock.spi import Batch, FullKV, KVGroup, LatentKV, LayerConfig, Layout, Sampling
+from headstock.spi import Batch, FullKV, KVGroup, LatentKV, LayerConfig, Layout
 
 LAYERS = 2
 LAYOUTS: dict[str, Layout] = {
@@ -82,7 +82,6 @@ def make_step(
         pools=pools,
         kv=tuple(view_layer(pool, 0, group, page_size, dtype) for pool in pools),
         logit_indices=None,
-        sampling=Sampling(),
     )
     tables = (torch.tensor([[3, 5, 2, 0, 0]], dtype=torch.int32),)
     return Step(batch, KVWrites(batch, "it", number, tables))

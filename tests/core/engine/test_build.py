@@ -104,7 +104,7 @@ def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
     executor = getattr(engine.executor, "inner", engine.executor)
     references = [
-        weakref.ref(executor.buffers.pools[0]),
+        weakref.ref(executor.steps.buffers.pools[0]),
         weakref.ref(executor.runner.program.params["norm"].tensor),
     ]
     drain(engine, request("a", 12, 4))
@@ -120,7 +120,7 @@ def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
 @pytest.mark.parametrize("attn", ["sdpa", "sdpa,sdpa"])
 def test_one_name_serves_both_phases_with_one_instance(attn: str) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"attn": attn, "overlap": False})))
-    router = engine.executor.router
+    router = engine.executor.steps.router
 
     assert router.prefill is router.decode and len(router.backends) == 1
     engine.close()

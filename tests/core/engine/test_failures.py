@@ -18,13 +18,12 @@ from headstock.errors import EngineDied, PluginBroken
 from headstock.outputs import Update
 from headstock.scheduler.invariants import check_state
 from headstock.spi import (
-    Batch,
     Budget,
-    DecodeStep,
     LayerInfo,
     Runner,
     Sample,
     ScheduleDecision,
+    Step,
     View,
 )
 from headstock_radix_cache.policy import RadixCache
@@ -39,9 +38,9 @@ class Faulty(Runner):
     def __init__(self, inner: Runner, at: int, kind: str) -> None:
         self.inner, self.at, self.kind, self.steps = inner, at, kind, 0
 
-    def run(self, batch: Batch, attend: Any) -> Sample:
+    def run(self, step: Step) -> Sample:
         self.steps += 1
-        sample = self.inner.run(batch, attend)
+        sample = self.inner.run(step)
         if self.steps != self.at:
             return sample
         if self.kind == "raise":
@@ -54,14 +53,14 @@ class Faulty(Runner):
         self.inner.close()
 
 
-class Replaying(EagerRunner):
-    """Answers decode steps, though it has captured none."""
+class Answering(EagerRunner):
+    """Runs nothing, and gives an answer."""
 
     def __init__(self, inner: EagerRunner, answer: Any) -> None:
         super().__init__(inner.program)
         self.answer = answer
 
-    def decode(self, step: DecodeStep) -> Any:
+    def run(self, step: Step) -> Any:
         return self.answer
 
 
@@ -75,25 +74,22 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
         (Sample(tokens=NO_TOKENS, healthy=NO_TOKENS.bool()), "returned 0 tokens for 1 rows"),
         (Sample(tokens=NO_TOKENS + 0.5, healthy=NO_TOKENS.bool()), "returned torch.float32 and"),
         (Sample(tokens=torch.zeros(1).long(), healthy=NO_TOKENS.bool()), "[0] healthy flags"),
+        (
+            Sample(
+                tokens=torch.zeros(1).long(),
+                healthy=torch.ones(1, dtype=torch.bool),
+                order=np.array([1]),
+            ),
+            "an order of 1 among 1 tokens for 1 rows",
+        ),
     ],
 )
-def test_what_a_replay_returns_is_looked_at(engine: Engine, answer: object, said: str) -> None:
+def test_what_a_runner_returns_is_looked_at(engine: Engine, answer: object, said: str) -> None:
     engine.executor.watch = None
-    engine.executor.runner = Replaying(engine.executor.runner, answer)
+    engine.executor.runner = Answering(engine.executor.runner, answer)
     (last,) = drain(engine, request("a"))["a"][-1:]
     assert last.finish_reason == "error" and said in str(last.error)
-    assert "test_failures.Replaying" in str(last.error)
-
-
-def test_flags_that_compare_calls_have_each_step_run() -> None:
-    wrong = Sample(tokens=torch.full((1,), 7), healthy=torch.ones(1, dtype=torch.bool))
-    answers, asked = [], request("a", 20)
-    for flag in ("debug_attention", "debug_ops", "debug_invariants"):
-        engine = Engine(EngineConfig(**SMALL, **{flag: True}))
-        engine.executor.runner = Replaying(engine.executor.runner, wrong)
-        answers.append(tokens(drain(engine, asked)["a"])[1:])
-        engine.close()
-    assert answers[0] == answers[1] != answers[2] == [7] * 7
+    assert "test_failures.Answering" in str(last.error)
 
 
 def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
@@ -113,7 +109,7 @@ def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
 def test_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
     engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
     executor: Any = engine.executor
-    pools = executor.inner.buffers.pools  # the outer one makes things go wrong
+    pools = executor.inner.steps.buffers.pools  # the outer one makes things go wrong
     for name in "ab":
         engine.submit(request(name))
     ended: list[str | None] = []

@@ -17,7 +17,7 @@ from headstock.cli.main import main
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
 from headstock.scheduler import Request
-from headstock.spi import Batch, Sample
+from headstock.spi import Sample, Step
 
 NARROW = {"max_running_requests": 6, "max_batch_tokens": 13, "num_pages": 41}
 """Prompts come in chunks, and rows are preempted."""
@@ -156,8 +156,11 @@ def test_a_runner_that_claims_it_and_pools_nothing_fails_the_step(
     runner = engine.executor.runner  # type: ignore[attr-defined]
     run = runner.run
 
-    def run_without(batch: Batch, attend: Any) -> Sample:
-        return run(attrs.evolve(batch, pooling=None), attend)
+    def run_without(step: Step) -> Sample:
+        batch = step.batch
+        vars(step)["batch"] = lambda: attrs.evolve(batch(), pooling=None)
+        sample: Sample = run(step)
+        return sample
 
     runner.run = run_without
     harness = EngineHarness(engine).run([pooled("a", range(5)), request("b", range(7))])

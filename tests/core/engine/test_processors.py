@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,14 +51,14 @@ def watch(engine: Engine) -> set[frozenset[str]]:
     """The kinds of sampling that are replayed."""
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
     kinds: set[frozenset[str]] = set()
-    sample_rows = runner.sample_rows
+    find = runner.sampling.kinds.find
 
-    def counted(bucket: Any, count: int, step: Any) -> Any:
-        if step.kind is not None:
-            kinds.add(step.kind)
-        return sample_rows(bucket, count, step)
+    def found(settings: frozenset[str]) -> frozenset[str]:
+        kinds.add(settings)
+        kind: frozenset[str] = find(settings)
+        return kind
 
-    runner.sample_rows = counted
+    runner.sampling.kinds = SimpleNamespace(first=runner.sampling.kinds.first, find=found)
     return kinds
 
 

@@ -22,11 +22,10 @@ from toy_engine import EngineHarness, Toys, request, to_pooling
 from headstock.cli.main import main
 from headstock.conformance.scheduler.toy_schedule import hash_prefixes
 from headstock.engine.engine import Engine
-from headstock.errors import PluginBroken
 from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
 from headstock.selection.processors import SelectedProcessor, digest_forward_values
-from headstock.spi import Batch, LogitColumn, Runner
+from headstock.spi import LogitColumn, Runner
 
 __all__ = ["crash_reports", "toys"]
 
@@ -142,34 +141,19 @@ def test_values_reach_operations_though_a_graph_samples_by_other_settings(toys: 
     assert replayed > 20
 
 
-def read_sampling(self: toy_lift.LiftedOps, batch: Batch) -> Batch:
-    """What a set does that takes the processing of logits for what its rows are given."""
-    processing = batch.sampling.processing
-    if processing is None or not processing.parts:
-        return batch
-    raise AssertionError("the processing could be read")
-
-
 def read_undeclared(self: toy_lift.Lift) -> Mapping[str, LogitColumn]:
     """Columns of a plugin that does not say that operations read them."""
     return {"by": LogitColumn(neutral=0, dtype="int64")}
 
 
 @pytest.mark.parametrize("runner", ["eager", "rerun"])
-@pytest.mark.parametrize("fault", ["sampling", "undeclared"])
 def test_what_is_read_without_a_declaration_fails_by_name(
     toys: Toys,
     runner: str,
-    fault: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    if fault == "sampling":
-        monkeypatch.setattr(toy_lift.LiftedOps, "lift", read_sampling)
-        wanted = "the logits processors lift was read .*in_forward=True"
-    else:
-        monkeypatch.setattr(toy_lift.Lift, "columns", property(read_undeclared))
-        wanted = "'lift' declares no column 'by' .*in_forward=True"
+    monkeypatch.setattr(toy_lift.Lift, "columns", property(read_undeclared))
     engine = toys.engine(runner=runner, **LIFTED)
     harness = EngineHarness(engine)
     harness.submit(lifted("a", range(9), 4, 3))
@@ -177,7 +161,7 @@ def test_what_is_read_without_a_declaration_fails_by_name(
     engine.close()
 
     assert harness.reasons == {"a": "error"}
-    assert re.search(wanted, caplog.text)
+    assert re.search("'lift' declares no column 'by' .*in_forward=True", caplog.text)
 
 
 def runner_of(engine: Engine) -> Runner:
@@ -186,28 +170,15 @@ def runner_of(engine: Engine) -> Runner:
     return runner
 
 
-def test_a_batch_that_a_runner_makes_never_lacks_processing_in_silence(toys: Toys) -> None:
+def test_a_batch_that_a_runner_makes_has_the_declared_columns(toys: Toys) -> None:
     engine = toys.engine(runner="rerun", **LIFTED)
     tables = runner_of(engine).program.row_tables  # type: ignore[attr-defined]
     rows = torch.zeros(2, dtype=torch.int64)
     batches = [tables.batch(rows, rows, 1), tables.prompt_batch(tables.prompt_inputs(2, 4))]
     for batch in batches:
-        assert batch.sampling.processing is not None
-        for read in (
-            lambda processing: processing.parts,
-            lambda processing: processing.rows,
-            lambda processing: processing.part(0, 1),
-        ):
-            with pytest.raises(PluginBroken, match=r"runners sample by RowTables\.sampling"):
-                read(batch.sampling.processing)
         table = batch.columns.read("lift", "by")
         assert table is not None and table[tables.padding_row] == 0
         assert batch.columns.read("another", "by") is None
-    engine.close()
-
-    engine = toys.engine(runner="rerun")
-    tables = runner_of(engine).program.row_tables  # type: ignore[attr-defined]
-    assert tables.batch(rows, rows, 1).sampling.processing is None
     engine.close()
 
 

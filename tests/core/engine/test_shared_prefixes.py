@@ -132,9 +132,9 @@ def test_rows_are_followed_only_where_they_can_share_pages(
 ) -> None:
     engine = toys.engine(**({"attn": "toy-sharing"} | settings))
     executor: Any = engine.executor
-    while not hasattr(executor, "tracker"):
+    while not hasattr(executor, "steps"):
         executor = executor.inner
-    assert (executor.tracker is not None) is is_tracked
+    assert (executor.steps.tracker is not None) is is_tracked
     engine.close()
 
 

@@ -24,7 +24,6 @@ from headstock.spi import (
     ModelConfig,
     Phase,
     RowColumns,
-    Sampling,
     StateKV,
     StateTensor,
 )
@@ -136,7 +135,6 @@ def test_a_step_finds_slots_by_token_and_state_pages_by_row(by_numpy: bool) -> N
         positions=torch.tensor([5, 8, 0, 0]),
         max_query_len=2,
         logit_indices=None,
-        sampling=Sampling(),
         columns=RowColumns(),
         by_numpy=by_numpy,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import Mock
 
 import attrs
 import numpy as np
@@ -13,10 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from headstock.execution.batch import StepTensors, make_prompt_step, make_step
+from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
+from headstock.execution.pooling import PoolingTable
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.step import PlannedStep, StepMaker
 from headstock.scheduler import Plan
 from headstock.spi import (
     MAX_PREFIX_GROUPS,
@@ -24,7 +27,6 @@ from headstock.spi import (
     FullKV,
     KVGroup,
     PrefixGroups,
-    PromptStep,
     Sample,
     Sampling,
 )
@@ -77,11 +79,14 @@ def plans(draw: st.DrawFn) -> Plan:
     return plan_of(rows, starts, counts, num_decode)
 
 
-def prompt_step(plan: Plan, buffers: Buffers, sampling: SamplingTable) -> PromptStep:
-    """The plan as it is offered to a runner."""
-    step = make_prompt_step(plan, sampling, buffers, lambda decode, extend: lambda *args: None)
-    assert step is not None
-    return step
+def make_step(
+    plan: Plan, buffers: Buffers, sampling: SamplingTable, groups: PrefixGroups | None = None
+) -> PlannedStep:
+    """The plan as a runner is given it, with groups of its rows."""
+    pooling = PoolingTable(ROWS + 1, 2, buffers.device)
+    router = PhaseRouter(Mock(), Mock(), {})
+    maker = StepMaker(buffers=buffers, sampling=sampling, pooling=pooling, router=router)
+    return attrs.evolve(maker.make_step(plan), groups=groups)
 
 
 def same(one: object, other: object) -> bool:
@@ -118,9 +123,10 @@ def test_captured_functions_make_what_steps_of_equally_long_rows_have_without_th
     step = make_step(plan, buffers, sampling)
     row_ids, first = torch.tensor(rows), torch.tensor(starts)
 
-    assert differences(tables.batch(row_ids, first, query_len), step.batch) == []
+    assert differences(tables.batch(row_ids, first, query_len), step.batch()) == []
     captured = tables.attention_step(row_ids, first, query_len, plan.stops)
-    assert differences(captured, step.decode or step.extend) == []
+    decode, extend = step.make_attention_steps()
+    assert differences(captured, decode or extend) == []
 
 
 @given(st.integers(0, 99), st.data(), st.integers(0, 3))
@@ -143,7 +149,7 @@ def test_captured_steps_are_cut_at_shared_prefixes_as_others_are(
         groups = PrefixGroups(
             counts=np.array(counts, np.int32), lens=np.array(pages, np.int32) * PAGE_SIZE
         )
-        step = make_step(plan, buffers, sampling, groups).decode
+        step = make_step(plan, buffers, sampling, groups).make_attention_steps()[0]
         tables.write_prefix_inputs(inputs, groups)
         size = len(rows) + more_rows
         padding = [ROWS] * more_rows, [0] * more_rows
@@ -187,7 +193,7 @@ def test_captured_prompts_are_cut_where_the_decode_rows_before_them_share_pages(
     lens = [PAGE_SIZE * data.draw(st.integers(1, most)) for _ in counts]
     groups = PrefixGroups(counts=np.array(counts, np.int32), lens=np.array(lens, np.int32))
     inputs, prefixes = tables.prompt_inputs(ROWS + 6, 64), tables.prefix_inputs(ROWS + 6)
-    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
+    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
     tables.write_prefix_inputs(prefixes, groups)
     inputs, prefixes = (each.first_rows(rows + more_rows) for each in (inputs, prefixes))
     captured = tables.prompt_attention_step(inputs, MAX_LEN, prefixes=prefixes)
@@ -218,8 +224,8 @@ def test_prompt_inputs_are_the_step_and_padding(
     buffers, sampling, tables = tables_of(seed)
     rows, tokens = len(plan.rows), plan.num_tokens
     inputs = tables.prompt_inputs(rows + more_rows, tokens + more_tokens)
-    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
-    batch, wanted = tables.prompt_batch(inputs), make_step(plan, buffers, sampling).batch
+    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
+    batch, wanted = tables.prompt_batch(inputs), make_step(plan, buffers, sampling).batch()
 
     for name in ("tokens", "positions", "token_rows"):
         assert same(getattr(batch, name)[:tokens], getattr(wanted, name)), name
@@ -240,12 +246,12 @@ def test_the_attention_of_a_captured_prompt_sees_the_rows_of_the_step(
 ) -> None:
     buffers, sampling, tables = tables_of(seed)
     inputs = tables.prompt_inputs(ROWS + more_rows, 64)
-    tables.write_prompt_inputs(inputs, prompt_step(plan, buffers, sampling))
+    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
     rows = len(plan.rows)
     captured = tables.prompt_attention_step(inputs.first_rows(ROWS), MAX_LEN)
     # All rows as one part, as a captured step has them.
     whole = attrs.evolve(plan, num_decode=0)
-    wanted = make_step(whole, buffers, sampling).extend
+    wanted = make_step(whole, buffers, sampling).make_attention_steps()[1]
     assert wanted is not None and captured.num_rows == ROWS
 
     assert same(captured.query_start[: rows + 1], wanted.query_start)
@@ -269,7 +275,7 @@ def test_inputs_keep_their_addresses_and_begin_where_kernels_like_it() -> None:
     before = {name: getattr(inputs, name).data_ptr() for name in names}
     assert (inputs.token_rows == ROWS).all() and inputs.query_start.tolist() == [0] + [1] * 5
     tables.write_prompt_inputs(
-        inputs, prompt_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling)
+        inputs, make_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling)
     )
 
     assert {name: getattr(inputs, name).data_ptr() for name in names} == before
@@ -281,9 +287,9 @@ def test_inputs_keep_their_addresses_and_begin_where_kernels_like_it() -> None:
 @given(st.integers(0, 99), plans())
 def test_every_part_of_a_plan_has_its_attention_step(seed: int, plan: Plan) -> None:
     buffers, sampling, _ = tables_of(seed)
-    step: StepTensors = make_step(plan, buffers, sampling)
-    split, parts = plan.num_decode, [step.decode, step.extend]
-    assert (step.decode is None) == (split == 0)
+    split = plan.num_decode
+    parts = make_step(plan, buffers, sampling).make_attention_steps()
+    assert (parts[0] is None) == (split == 0)
     for part, attention in zip((slice(0, split), slice(split, None)), parts, strict=True):
         if attention is None:
             continue

@@ -155,12 +155,10 @@ def admit(one: PrefixTracker, row: int, pages: list[int], group: int = 0) -> Non
     one.apply_plan(plan([row], [0], pages=entries), [row])
 
 
-def grouped(
-    one: PrefixTracker, step: Plan, *, is_whole: bool = False
-) -> tuple[list[int], list[int], list[int]] | None:
+def grouped(one: PrefixTracker, step: Plan) -> tuple[list[int], list[int], list[int]] | None:
     """The rows by group, how many each has, and the tokens that they share."""
     one.apply_plan(step, [])
-    found = one.group_plan(step, is_whole=is_whole)
+    found = one.group_plan(step)
     if found is None:
         return None
     decoding = step.rows[: step.num_decode]
@@ -181,37 +179,35 @@ def test_decode_rows_with_the_same_pages_are_grouped() -> None:
     assert grouped(one, plan([1, 3, 0], [4, 10, 11])) == ([1, 3, 0], [2], [4])
 
 
-def test_beside_prompts_there_are_no_groups_and_after_them_the_same() -> None:
+def test_steps_that_are_not_asked_about_leave_the_groups_of_others() -> None:
     one = tracker()
     for row in range(3):
         admit(one, row, [1, 2, 3 + row])
     first = plan([0, 1], [8, 9])
     one.apply_plan(first, [])
-    groups = one.group_plan(first, is_whole=False)
+    groups = one.group_plan(first)
     assert groups is not None and groups.groups.lens.tolist() == [8]
-    assert grouped(one, plan([0, 1, 2], [9, 10, 8], num_decode=2, lens=[1, 1, 3])) is None
+    # A plan with prompts, whose runner reads each row by itself.
+    one.apply_plan(plan([0, 1, 2], [9, 10, 8], num_decode=2, lens=[1, 1, 3]), [])
     last = plan([0, 1], [10, 11])
     one.apply_plan(last, [])
-    assert one.group_plan(last, is_whole=False) is groups
-    # What a plan with prompts writes counts all the same.
+    assert one.group_plan(last) is groups
+    # What such a plan writes counts all the same.
     mixed = plan([0, 1, 2], [11, 12, 11], pages=[(0, 1, 1, 77)], num_decode=2, lens=[1, 1, 3])
-    assert grouped(one, mixed) is None
+    one.apply_plan(mixed, [])
     assert grouped(one, plan([0, 1], [12, 13])) == ([0, 1], [2], [4])
 
 
-def test_in_whole_graphs_decode_rows_beside_prompts_are_grouped_and_prompts_are_not() -> None:
+def test_decode_rows_beside_prompts_are_grouped_and_prompts_are_not() -> None:
     one = tracker()
     for row, pages in enumerate([[1, 2, 3], [7, 8], [1, 2, 4], [1, 2, 5]]):
         admit(one, row, pages)
     mixed = plan([0, 1, 2, 3], [10, 7, 9, 8], num_decode=3, lens=[1, 1, 1, 4])
-    assert grouped(one, mixed) is None
-    assert grouped(one, mixed, is_whole=True) == ([0, 2, 1], [2], [8])
-    groups = one.group_plan(mixed, is_whole=True)
-    # The next step of other kinds has none, and then the same rows go on with theirs.
+    assert grouped(one, mixed) == ([0, 2, 1], [2], [8])
+    groups = one.group_plan(mixed)
     later = plan([0, 1, 2, 3], [11, 8, 10, 12], num_decode=3, lens=[1, 1, 1, 4])
-    assert grouped(one, later) is None
-    assert one.group_plan(later, is_whole=True) is groups
-    assert one.group_plan(plan([0, 1, 2], [12, 9, 11]), is_whole=False) is groups
+    assert one.group_plan(later) is groups
+    assert one.group_plan(plan([0, 1, 2], [12, 9, 11])) is groups
     assert grouped(one, plan([0, 1, 2, 3], [12, 9, 11, 16])) == ([0, 2, 3, 1], [3], [8])
 
 
@@ -221,12 +217,12 @@ def test_whole_graphs_with_prompts_begin_and_end_groups_as_steps_without_do() ->
     for row in range(4):
         admit(one, row, [1, 2, 3 + row] if row < 3 else [1, 9])
     two = plan([0, 1, 2], [8, 9, 8], num_decode=2, lens=[1, 1, 3])
-    assert grouped(one, two, is_whole=True) is None
+    assert grouped(one, two) is None
     three = plan([0, 1, 2, 4], [9, 10, 11, 0], num_decode=3, lens=[1, 1, 1, 3])
-    assert grouped(one, three, is_whole=True) == ([0, 1, 2], [3], [8])
+    assert grouped(one, three) == ([0, 1, 2], [3], [8])
     # They spare 12 by the first page.
     four = plan([0, 1, 3, 4], [10, 11, 7, 3], num_decode=3, lens=[1, 1, 1, 3])
-    assert grouped(one, four, is_whole=True) is None
+    assert grouped(one, four) is None
     four = plan([0, 1, 2, 3], [11, 12, 12, 8])
     assert grouped(one, four) == ([0, 1, 2, 3], [3], [8])
 
@@ -236,11 +232,11 @@ def test_steps_of_prompts_alone_and_new_rows_leave_the_groups_of_others() -> Non
     for row in range(4):
         admit(one, row, [1, 2, 3 + row] if row < 3 else [1, 9])
     rows = [0, 1, 2, 3]
-    first = one.group_plan(plan(rows, [8, 9, 8, 7]), is_whole=False)
+    first = one.group_plan(plan(rows, [8, 9, 8, 7]))
     assert first is not None and first.groups.lens.tolist() == [8]
     admit(one, 4, [1, 2, 9])
-    assert one.group_plan(plan([4], [4], num_decode=0, lens=[4]), is_whole=True) is None
-    assert one.group_plan(plan(rows, [9, 10, 9, 8]), is_whole=False) is first
+    assert one.group_plan(plan([4], [4], num_decode=0, lens=[4])) is None
+    assert one.group_plan(plan(rows, [9, 10, 9, 8])) is first
     # By the first page they spare 12, which is enough for groups that go on.
     changed = plan(rows, [10, 11, 10, 9], pages=[(0, 2, 1, 77)])
     assert grouped(one, changed) == (rows, [4], [4])
@@ -263,12 +259,12 @@ def test_groups_are_kept_until_rows_or_their_leading_pages_change() -> None:
         admit(one, row, [1, 2, 3 + row])
     step = plan([0, 1, 2], [8, 8, 8])
     one.apply_plan(step, [])
-    first = one.group_plan(step, is_whole=False)
+    first = one.group_plan(step)
     for start in range(9, 20):
         new = [(0, row, start // 4, 20 + start * 3 + row) for row in range(3)] * (start % 4 == 0)
         step = plan([0, 1, 2], [start] * 3, pages=new)
         one.apply_plan(step, [])
-        assert one.group_plan(step, is_whole=False) is first
+        assert one.group_plan(step) is first
     # A page that another one replaced.
     assert grouped(one, plan([0, 1, 2], [20] * 3, pages=[(0, 1, 1, 77)])) == ([0, 1, 2], [3], [4])
     assert grouped(one, plan([0, 1], [21] * 2)) == ([0, 1], [2], [4])

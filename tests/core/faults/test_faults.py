@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import patience
@@ -18,9 +19,10 @@ from headstock.debug.fault_injection import FaultInjector, InjectedFault
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import CannotRun, EngineDied, UsageError
-from headstock.spi import Batch, Runner, Sample
+from headstock.spi import Program, Runner, Sample, Step
 
 SAMPLED = SamplingParams(temperature=0.0, frequency_penalty=0.1)  # not judged as the toy model is
+PROGRAM = cast("Program", SimpleNamespace())
 RNG = np.random.default_rng(3)
 PROMPTS = [RNG.integers(0, 50, 20 + i) for i in range(4)]
 
@@ -103,7 +105,7 @@ def test_a_capture_fails_once() -> None:
 
         def __init__(self) -> None: ...
 
-        def run(self, batch: Batch, attend: Any) -> Sample:
+        def run(self, step: Step) -> Sample:
             raise NotImplementedError
 
         def capture(self, buckets: Any, report: Any, prompt_buckets: Any = ()) -> tuple[int, ...]:
@@ -113,7 +115,7 @@ def test_a_capture_fails_once() -> None:
         def close(self) -> None: ...
 
     captured: list[Any] = []
-    runner = FaultInjector.parse(["capture"]).wrap_runner(Capturing())
+    runner = FaultInjector.parse(["capture"]).wrap_runner(Capturing(), PROGRAM)
 
     with pytest.raises(InjectedFault, match="capture"):
         runner.capture((8, 1), print)
@@ -125,7 +127,7 @@ def test_without_faults_the_parts_stay_as_they_are() -> None:
     faults = FaultInjector.parse([])
     parts = [object() for _ in range(4)]
     around = [
-        faults.wrap_runner,
+        lambda runner: faults.wrap_runner(runner, PROGRAM),
         faults.wrap_executor,
         faults.wrap_scheduler,
         faults.wrap_allocation,
@@ -196,22 +198,22 @@ class Counting(Runner):
 
     def close(self) -> None: ...
 
-    def run(self, batch: Batch, attend: Any) -> Any:
+    def run(self, step: Step) -> Any:
         self.runs += 1
 
 
 def test_what_a_start_tries_is_no_step() -> None:
     faults = FaultInjector.parse(("execute@0", "nan@0:0", "capture"))
     inner = Counting()
-    runner = faults.wrap_runner(inner)
-    runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
+    runner = faults.wrap_runner(inner, PROGRAM)
+    runner.run(cast("Step", None))
 
     assert inner.runs == 1 and len(faults.pending) == 3
     with pytest.raises(InjectedFault, match="capture"):
         runner.capture((1,), lambda done, total: None)
     faults.step = 0
     with pytest.raises(InjectedFault, match="execute@0"):
-        runner.run(None, lambda q, layer: q)  # type: ignore[arg-type]
+        runner.run(cast("Step", None))
 
 
 def test_faults_that_never_happened_are_named_at_the_end(

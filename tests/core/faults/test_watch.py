@@ -90,7 +90,7 @@ def test_everyone_is_told_of_a_stray_write(toys: Toys) -> None:
 def test_padding_may_write_the_dummy_page_but_no_nan(toys: Toys) -> None:
     engine = toys.engine(overlap=False, num_pages=50)
     engine.executor = engine.canary = Canary(
-        engine.executor, engine.executor.buffers, engine.limits.groups, padded=True
+        engine.executor, engine.executor.steps.buffers, engine.limits.groups, padded=True
     )
     engine.submit(request("a", PROMPT, 30))
     for _ in range(4):

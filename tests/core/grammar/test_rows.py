@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from headstock.engine.engine import Engine
 from headstock.grammar.compiler import GrammarCompiler
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Request
-from headstock.spi import Vocabulary
+from headstock.spi import Sample, Step, Vocabulary
 from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 
 VOCABULARY = Vocabulary(tokenizer_file="", size=50, end_ids=())
@@ -138,15 +139,16 @@ def watch(engine: Engine) -> Counter[str]:
     """Counts replays with masks and without."""
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
     counts: Counter[str] = Counter()
-    if not hasattr(runner, "sample_rows"):
+    if not hasattr(runner, "sampling"):
         return counts
-    sample_rows = runner.sample_rows
+    find = runner.sampling.kinds.find
 
-    def counted(bucket: Any, count: int, step: Any) -> Any:
-        counts["eager" if step.kind is None else "mask" if "mask" in step.kind else "plain"] += 1
-        return sample_rows(bucket, count, step)
+    def found(settings: frozenset[str]) -> frozenset[str]:
+        counts["mask" if "mask" in settings else "plain"] += 1
+        kind: frozenset[str] = find(settings)
+        return kind
 
-    runner.sample_rows = counted
+    runner.sampling.kinds = SimpleNamespace(first=runner.sampling.kinds.first, find=found)
     return counts
 
 
@@ -282,9 +284,14 @@ def test_a_runner_that_samples_before_masks_are_there_is_blamed(
 ) -> None:
     engine = toys.engine(grammar="toy-rules", runner="rerun", overlap=False)
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
-    for name in ("decode", "prompt"):
-        call = getattr(runner, name)
-        setattr(runner, name, lambda step, call=call: call(evolve(step, prepare_sampling=int)))
+    run = runner.run
+
+    def run_unprepared(step: Step) -> Sample:
+        vars(step)["prepare_sampling"] = int
+        sample: Sample = run(step)
+        return sample
+
+    runner.run = run_unprepared
     harness = UncheckedHarness(engine).run([ruled("a", [1, 2], 9, "5"), request("b", [3], 9)])
     engine.close()
 

@@ -10,11 +10,11 @@ from attrs import evolve
 
 from headstock.engine import step_events
 from headstock.engine.drafting import DraftedRow
-from headstock.execution import executor
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Clock, RowCounter, apply, selection
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.request import Request, RequestState
+from headstock.spi import Step
 
 from .broken import DIFFERS, Mutant, around, step
 
@@ -80,10 +80,10 @@ def noise_of_the_first(make: Any, self: Any, rows: Any, positions: Any, *more: A
     return make(self, rows, places, *more)
 
 
-def stored_late(list_stored_samples: Any, plan: Any) -> Any:
+def stored_late(list_stored: Any, self: Any) -> Any:
     """The samples of a row that verifies land one place behind their own."""
-    rows, positions, at = list_stored_samples(plan)
-    return rows, positions + (1 if len(plan.num_drafts) else 0), at
+    rows, positions, at = list_stored(self)
+    return rows, positions + (0 if self.num_drafts is None else 1), at
 
 
 def before_the_clock(apply_arrival: Any, state: Any, request: Any) -> None:
@@ -138,9 +138,7 @@ DRAFTED = {
     "noise of the first draft": Mutant(
         around(SamplingTable, "make_sampling", noise_of_the_first), UNLIKE
     ),
-    "samples of drafts kept late": Mutant(
-        around(executor, "list_stored_samples", stored_late), UNLIKE
-    ),
+    "samples of drafts kept late": Mutant(around(Step, "list_stored", stored_late), UNLIKE),
     "arrived before the clock": Mutant(around(apply, "_apply_arrival", before_the_clock), DIFFERS),
     "the clock stands still": Mutant(around(step, "apply_event", stands_still), UNLIKE),
     "waits begin anew": Mutant(around(RequestState, "requeued", waits_anew), UNLIKE),

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from headstock.nn.short_conv import ConvInputs, convolve_
-from headstock.spi import Batch, Sampling
+from headstock.spi import Batch
 
 WIDTH = 5
 PAGES = 9
@@ -35,7 +35,6 @@ def make_batch(spans: Sequence[tuple[int, int]], pages: Sequence[int], padding: 
         slots=(),
         pools=(),
         logit_indices=None,
-        sampling=Sampling(),
         state_pages=(None, torch.tensor(pages)),
     )
 

@@ -39,16 +39,16 @@ EXPECTED = [
         ["twin-first 1.0", "twin-second 1.0", "twin-first:twin or twin-second:twin"],
     ),
     ("future", SpiMismatch, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
-    ("next", SpiMismatch, ["next-edition 1.0", "0.3", "upgrade headstock"]),
+    ("next", SpiMismatch, ["next-edition 1.0", "0.4", "upgrade headstock"]),
     (
         "later",
         SpiMismatch,
-        ["next-revision 1.0", "0.2.9", OFFERED, "upgrade headstock"],
+        ["next-revision 1.0", "0.3.9", OFFERED, "upgrade headstock"],
     ),
     (
         "past",
         SpiMismatch,
-        ["from-the-past 1.0", "0.1", OFFERED, "upgrade from-the-past"],
+        ["from-the-past 1.0", "0.2", OFFERED, "upgrade from-the-past"],
     ),
     ("ancient", SpiMismatch, ["lost-a-name 1.0", "0.1", "read docs/plugins.md#versions-of"]),
     ("antique", SpiMismatch, ["lost-a-field 1.0", "0.1", "upgrade lost-a-field"]),
@@ -135,8 +135,8 @@ def test_an_implementation_is_what_the_path_names(broken: Path) -> None:
 @pytest.mark.parametrize(
     ("declared", "offered"),
     [
-        ({"sound": "0, 2", "later": "0, 2, 9"}, (0, 2, 9)),
-        ({"sound": "0, 2", "later": "0, 2, 9"}, (0, 2, 17)),
+        ({"sound": "0, 3", "later": "0, 3, 9"}, (0, 3, 9)),
+        ({"sound": "0, 3", "later": "0, 3, 9"}, (0, 3, 17)),
     ],
 )
 def test_a_plugin_runs_on_its_revision_and_every_later_one(
@@ -151,8 +151,8 @@ def test_a_plugin_runs_on_its_revision_and_every_later_one(
 def test_a_plugin_of_an_earlier_edition_is_refused_and_is_the_side_to_upgrade(
     broken: Path, name: str
 ) -> None:
-    with pytest.raises(SpiMismatch, match=r"offers 0\.3\.4; upgrade [a-z-]+: pip") as caught:
-        registry.load_spec("scheduler", name, {"scheduler": (0, 3, 4)})
+    with pytest.raises(SpiMismatch, match=r"offers 0\.4\.4; upgrade [a-z-]+: pip") as caught:
+        registry.load_spec("scheduler", name, {"scheduler": (0, 4, 4)})
     assert "upgrade headstock" not in str(caught.value)
 
 

@@ -19,7 +19,7 @@ from headstock.spi.versions import format_version
 
 OFFERED = f"this headstock offers {format_version(SPI['scheduler'])}"
 MIXED = "headstock.builtin.mixed:schedule"
-MADE_FOR = {"of-0-1": "0, 1", "of-0-2": "0, 2", "of-0-2-99": "0, 2, 99", "of-0-3": "0, 3"}
+MADE_FOR = {"of-0-2": "0, 2", "of-0-3": "0, 3", "of-0-3-99": "0, 3, 99", "of-0-4": "0, 4"}
 """Distribution, whose plugin has the same name -> the version that it declares."""
 
 RUN = ("run", "--prompt", "12 + 30 =", "--max-tokens", "4", "--num-pages", "8", "--quiet")
@@ -44,7 +44,7 @@ def later(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, str])
     shutil.copytree(CORE, folder / "headstock")
     versions = folder / "headstock" / "spi" / "versions.py"
     source = versions.read_text()
-    raised, count = re.subn(r": \(0, 2, \d+\)", ": (0, 2, 99)", source)
+    raised, count = re.subn(r": \(0, 3, \d+\)", ": (0, 3, 99)", source)
     assert count == len(SPI)
     versions.write_text(raised)
     return with_path(environment, folder)
@@ -61,8 +61,8 @@ def with_path(environment: dict[str, str], folder: Path) -> dict[str, str]:
 
 
 def test_a_later_revision_runs_plugins_made_for_it_and_before_it(later: dict[str, str]) -> None:
-    # All other parts, the family of the demo model included, were made for 0.2.
-    run = run_headstock(later, *RUN, "--scheduler", "of-0-2-99")
+    # All other parts, the family of the demo model included, were made for 0.3.
+    run = run_headstock(later, *RUN, "--scheduler", "of-0-3-99")
     assert (run.returncode, run.stderr) == (0, "")
     assert run.stdout.strip()
 
@@ -70,8 +70,8 @@ def test_a_later_revision_runs_plugins_made_for_it_and_before_it(later: dict[str
 def test_the_list_says_which_versions_fit(
     later: dict[str, str], environment: dict[str, str]
 ) -> None:
-    refused = {"of-0-1", "of-0-3"}
-    for env, expected in ((later, refused), (environment, refused | {"of-0-2-99"})):
+    refused = {"of-0-2", "of-0-4"}
+    for env, expected in ((later, refused), (environment, refused | {"of-0-3-99"})):
         run = run_headstock(env, "plugins", "list", "scheduler", "--json")
         status = {row["name"]: row["status"] for row in json.loads(run.stdout)}
         assert {name for name in MADE_FOR if status[name] == "wrong contract"} == expected
@@ -81,12 +81,12 @@ def test_the_list_says_which_versions_fit(
     ("name", "words"),
     [
         (
-            "of-0-1",
-            f"made for version 0.1 of the scheduler contract; {OFFERED}; ",
+            "of-0-2",
+            f"made for version 0.2 of the scheduler contract; {OFFERED}; ",
         ),
         pytest.param(
-            "of-0-2-99",
-            f"made for version 0.2.99 of the scheduler contract; {OFFERED}; ",
+            "of-0-3-99",
+            f"made for version 0.3.99 of the scheduler contract; {OFFERED}; ",
             marks=pytest.mark.full,
         ),
     ],

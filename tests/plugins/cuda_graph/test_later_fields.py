@@ -9,15 +9,14 @@ from typing import Any
 
 import pytest
 import toy_plugins
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import Tensor
 from toy_engine import EngineHarness, Toys, request
 
 from headstock import SamplingParams
 from headstock.execution import executor, row_tables, sampling_inputs
 from headstock.nn.sampler import sample
-from headstock.spi import AttentionStep, Batch, DecodeStep, Sample, Sampling
-from headstock_cuda_graph.runner import CudaGraphRunner
+from headstock.spi import AttentionStep, Batch, Sample, Sampling
 
 
 @frozen(kw_only=True, eq=False)
@@ -64,8 +63,9 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     counts = Counter[str]()
     monkeypatch.setattr(row_tables, "Batch", make_later_batch)
     monkeypatch.setattr(row_tables, "AttentionStep", make_later_step)
-    for module in (row_tables, sampling_inputs):
-        monkeypatch.setattr(module, "Sampling", lambda **fields: LaterSampling(**fields, limit=7))
+    monkeypatch.setattr(
+        sampling_inputs, "Sampling", lambda **fields: LaterSampling(**fields, limit=7)
+    )
     embed, attention = toy_plugins.ToyOps.embed, toy_plugins.ToyAttention
 
     def embed_later(self: Any, params: Any, config: Any, batch: Any) -> Any:
@@ -128,20 +128,3 @@ def test_a_later_field_reaches_all_that_a_runner_calls(
     engine.close()
 
     assert seen.keys() == {"batch", "sampling", "sample"} | calls
-
-
-def test_steps_of_several_tokens_a_row_are_left_to_run(
-    toys: Toys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    decode, answers = CudaGraphRunner.decode, Counter[bool]()
-
-    def decode_twice(self: CudaGraphRunner, step: DecodeStep) -> Sample | None:
-        answers[decode(self, evolve(step, query_len=2)) is None] += 1
-        return decode(self, step)
-
-    monkeypatch.setattr(CudaGraphRunner, "decode", decode_twice)
-    engine = toys.engine(runner="rerun")
-    EngineHarness(engine).run([request("a", range(1, 10), 6)])
-    engine.close()
-
-    assert answers.keys() == {True} and answers[True] >= 5

@@ -15,9 +15,8 @@ from step_watch import watch_steps
 from toy_engine import EngineHarness, Toys, request
 
 from headstock.engine.engine import Engine
-from headstock.execution.step_watch import StepWatch
-from headstock.scheduler import Plan, Request
-from headstock.spi import PrefixGroups, PromptStep, Sample
+from headstock.scheduler import Request
+from headstock.spi import PrefixGroups
 from headstock_cuda_graph import prompt_graphs
 from headstock_cuda_graph.runner import CudaGraphRunner
 
@@ -27,23 +26,6 @@ SIZES = {"max_running_requests": 24, "max_batch_tokens": 50, "num_pages": 400}
 def sharing(toys: Toys, **settings: Any) -> Engine:
     """An engine whose rows are grouped wherever they share a page."""
     return toys.engine(**({"attn": "toy-sharing", "runner": "rerun"} | SIZES | settings))
-
-
-class CallWatch(StepWatch):
-    """Sees calls of plugins, so that no step is replayed."""
-
-    needs_calls = True
-
-    def begin(self, plan: Plan) -> None:
-        """Nothing is noted."""
-
-    def judge(self, sample: Sample, plan: Plan, *, is_replayed: bool) -> dict[int, str]:
-        """Nothing is wrong."""
-        assert not is_replayed
-        return {}
-
-    def close(self) -> None:
-        """Nothing is held."""
 
 
 def runner_of(engine: Engine) -> CudaGraphRunner:
@@ -148,8 +130,11 @@ def test_groups_have_the_graph_of_most_rows_and_long_contexts_alone(
         (most + 1, 31, False),
         (2, longest + 1, False),
     ):
-        assert runner.uses_groups(rows, 32, context) is is_served, (rows, context)
-    assert not runner.uses_groups(2, 65, 40)
+        bucket = runner.prompt_bucket_for(rows, 32)
+        assert runner.prompts is not None
+        found = bucket is not None and runner.prompts.can_share(bucket, rows, context)
+        assert found is is_served, (rows, context)
+    assert runner.prompt_bucket_for(2, 65) is None
     engine.close()
 
 
@@ -166,29 +151,6 @@ def test_pieces_and_steps_without_graphs_read_each_row_by_itself(
 
     assert outputs == eager
     assert counts["groups"] and counts["between"] and not counts["mixed"]
-
-
-@pytest.mark.feature("V5", "V6")
-def test_a_runner_is_asked_for_the_step_that_it_is_then_given(toys: Toys) -> None:
-    engine, asked, given = sharing(toys), [], []
-    runner: Any = runner_of(engine)
-    uses_groups, prompt = runner.uses_groups, runner.prompt
-
-    def ask(*sizes: int) -> bool:
-        asked.append(sizes)
-        answer: bool = uses_groups(*sizes)
-        return answer
-
-    def give(step: PromptStep) -> Sample | None:
-        sizes = len(step.row_ids), step.num_tokens, int(step.stops.max())
-        if step.num_decode > 1 and step.num_logits is None:
-            given.append(sizes)
-        sample: Sample | None = prompt(step)
-        return sample
-
-    runner.uses_groups, runner.prompt = ask, give
-    run(engine, prefix_requests(40))
-    assert asked == given and len(asked) > 5
 
 
 @pytest.mark.feature("V5", "V6")
@@ -211,19 +173,6 @@ def test_a_runner_in_which_faults_are_due_has_groups_beside_prompts_too(toys: To
     # The fault is due long after the end.
     outputs, counts = run(sharing(toys, faults=("nan@100000:1",)), requests)
     assert outputs == eager and counts["mixed"] == counts["whole"] > 5
-
-
-@pytest.mark.feature("V5", "V6")
-def test_calls_that_are_watched_read_each_row_by_itself_beside_prompts(toys: Toys) -> None:
-    requests = prefix_requests(40)
-    eager, _ = run(sharing(toys, attn="toy", runner="eager"), requests)
-    engine = sharing(toys)
-    executor: Any = engine.executor
-    while not hasattr(executor, "runner"):
-        executor = executor.inner
-    executor.watch = CallWatch()
-    outputs, counts = run(engine, requests)
-    assert outputs == eager and counts["between"] and not counts["mixed"]
 
 
 @pytest.mark.feature("G2", "V5")

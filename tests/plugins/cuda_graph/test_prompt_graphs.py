@@ -18,7 +18,7 @@ from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
-from headstock.spi import PromptStep, Sample
+from headstock.spi import Sample, Step
 from headstock_cuda_graph import prompt_graphs
 from headstock_cuda_graph.prompt_graphs import PromptBucket, WholeGraph
 from headstock_cuda_graph.runner import CudaGraphRunner
@@ -44,10 +44,10 @@ def watch(engine: Engine) -> Counter[str]:
     share.
     """
     runner, counts = runner_of(engine), Counter[str]()
-    prompt = runner.prompt
+    replay = runner.replay_prompts
 
-    def counted(step: PromptStep) -> Sample | None:
-        sample = prompt(step)
+    def counted(step: Step) -> Sample | None:
+        sample = replay(step)
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
             prompts: Any = runner.prompts
@@ -61,7 +61,7 @@ def watch(engine: Engine) -> Counter[str]:
             counts["chunks"] += not step.is_sampled.all()
         return sample
 
-    runner.prompt = counted  # type: ignore[method-assign]
+    runner.replay_prompts = counted  # type: ignore[method-assign]
     return counts
 
 
@@ -78,7 +78,7 @@ def note_wholes(engine: Engine) -> list[tuple[int, int]]:
     assert prompts is not None
     choose = prompts.whole_for
 
-    def chosen(bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
+    def chosen(bucket: PromptBucket, step: Step) -> WholeGraph | None:
         whole = choose(bucket, step)
         if whole is not None:
             seen.append((whole.rows, whole.longest))

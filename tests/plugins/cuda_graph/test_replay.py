@@ -19,7 +19,7 @@ from toy_engine import EngineHarness, Toys, random_requests, request
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
-from headstock.spi import DecodeStep, Phase, Sample
+from headstock.spi import Phase, Sample, Step
 from headstock_cuda_graph.buckets import buckets, token_buckets
 
 
@@ -29,19 +29,19 @@ def replaying(toys: Toys, **settings: Any) -> Engine:
 
 
 def watch(engine: Engine) -> Counter[int | None]:
-    """Counts replays by bucket, and under None the decode steps that were left to `run`."""
+    """Counts replays of decode steps by bucket, and under None those that were none."""
     runner = getattr(engine.executor, "inner", engine.executor).runner
     counts: Counter[int | None] = Counter()
-    decode = runner.decode
+    replay = runner.replay_rows
 
-    def counted(step: DecodeStep) -> Sample | None:
-        sample = decode(step)
+    def counted(step: Step) -> Sample | None:
+        sample: Sample | None = replay(step)
         assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
         sizes = [size for size in runner.captured if size >= len(step.row_ids)]
         counts[min(sizes) if sample is not None else None] += 1
         return sample
 
-    runner.decode = counted
+    runner.replay_rows = counted
     return counts
 
 
@@ -316,13 +316,13 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     engine = replaying(toys, max_running_requests=9)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     used: list[tuple[int, int]] = []
-    decode, bucket_for = runner.decode, runner.bucket_for
+    replay, bucket_for = runner.replay_rows, runner.bucket_for
 
-    def noted(step: DecodeStep) -> Sample | None:
+    def noted(step: Step) -> Sample | None:
         used.append((len(step.row_ids), bucket_for(len(step.row_ids)).size))
-        return decode(step)  # type: ignore[no-any-return]
+        return replay(step)  # type: ignore[no-any-return]
 
-    runner.decode = noted
+    runner.replay_rows = noted
     EngineHarness(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
 
     assert {size for _, size in used} == {9, 8, 4, 2, 1}
@@ -341,7 +341,7 @@ def test_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
 @pytest.mark.feature("S13")
 def test_a_mixed_step_is_shared_out_by_phase(toys: Toys) -> None:
     engine = toys.engine(attn="toy,toy-planned", overlap=False)
-    router = getattr(engine.executor, "inner", engine.executor).router
+    router = getattr(engine.executor, "inner", engine.executor).steps.router
     served: dict[str, set[Phase]] = {"prefill": set(), "decode": set()}
     for name, phases in served.items():
         # The plugin's own backend: the one around it, which checks its calls, has its own plans.

@@ -11,7 +11,7 @@ from toy_engine import EngineHarness, Toys, expected, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
-from headstock.spi import DecodeStep, PromptStep, Sample
+from headstock.spi import Sample, Step
 from headstock_cuda_graph.verify_graphs import VERIFY_TOKENS, verify_rows
 
 RIGHT = ("guess.right=1.0", "guess.asked=1.0")
@@ -21,27 +21,26 @@ def watch(engine: Engine) -> Counter[str]:
     """Counts steps with several scored tokens a row by what a runner made of them."""
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
     counts: Counter[str] = Counter()
-    decode, prompt, run = runner.decode, runner.prompt, runner.run
+    whole, run = runner.replay_verification, runner.run
 
-    def counted_decode(step: DecodeStep) -> Sample | None:
-        sample: Sample | None = decode(step)
-        if step.query_len > 1:
-            counts["whole" if sample is not None else "refused"] += 1
-            assert sample is None or len(sample.tokens) == len(step.row_ids) * step.query_len
+    def counted_whole(step: Step) -> Sample | None:
+        sample: Sample | None = whole(step)
+        counts["whole"] += sample is not None
+        if sample is not None:
+            assert len(sample.tokens) == len(step.row_ids) * runner.program.verify_len
         return sample
 
-    def counted_prompt(step: PromptStep) -> Sample | None:
-        sample: Sample | None = prompt(step)
-        if step.num_logits is not None:
-            counts["pieces" if sample is not None else "refused"] += 1
-            assert sample is None or len(sample.tokens) == step.num_logits.sum()
+    def counted_run(step: Step) -> Sample:
+        before = counts["whole"]
+        sample: Sample = run(step)
+        counts["eager"] += not sample.is_replayed
+        counts["pieces"] += sample.is_replayed and counts["whole"] == before and bool(drafts(step))
         return sample
 
-    def counted_run(*arguments: Any) -> Sample:
-        counts["eager"] += 1
-        return run(*arguments)  # type: ignore[no-any-return]
+    def drafts(step: Step) -> int:
+        return 0 if step.num_drafts is None else int(step.num_drafts.sum())
 
-    runner.decode, runner.prompt, runner.run = counted_decode, counted_prompt, counted_run
+    runner.replay_verification, runner.run = counted_whole, counted_run
     return counts
 
 

@@ -8,7 +8,8 @@ import torch
 from attrs import evolve
 
 from headstock.builtin.eager import EagerRunner
-from headstock.spi import Batch, Program, Sample
+from headstock.debug.fault_injection import spoil_rows
+from headstock.spi import Program, Sample, Step
 
 
 class CannotBeMade(EagerRunner):
@@ -17,39 +18,39 @@ class CannotBeMade(EagerRunner):
 
 
 class Raises(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Sample:
+    def run(self, step: Step) -> Sample:
         raise RuntimeError("the stream is closed")
 
 
 class ReturnsNone(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Any:
-        super().run(batch, attend)
+    def run(self, step: Step) -> Any:
+        super().run(step)
 
 
 class TooFew(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        return super().run(batch, attend).first(0)
+    def run(self, step: Step) -> Sample:
+        return super().run(step).first(0)
 
 
 class MovesRows(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        sampled = super().run(batch, attend)
+    def run(self, step: Step) -> Sample:
+        sampled = super().run(step)
         return evolve(sampled, tokens=sampled.tokens.roll(1))
 
 
 class CallsAllHealthy(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        sampled = super().run(batch, lambda q, layer: attend(q, layer) * torch.nan)
+    def run(self, step: Step) -> Sample:
+        sampled = super().run(spoil_rows(step, step.row_ids.tolist()))
         return evolve(sampled, healthy=torch.ones_like(sampled.healthy))
 
 
 class ReturnsLists(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Any:
-        sampled = super().run(batch, attend)
+    def run(self, step: Step) -> Any:
+        sampled = super().run(step)
         return evolve(sampled, tokens=sampled.tokens.tolist())
 
 
 class TokensAsFractions(EagerRunner):
-    def run(self, batch: Batch, attend: Any) -> Sample:
-        sampled = super().run(batch, attend)
+    def run(self, step: Step) -> Sample:
+        sampled = super().run(step)
         return evolve(sampled, tokens=sampled.tokens.float())

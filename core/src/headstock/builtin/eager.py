@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headstock.nn.eager_step import run_eager_step
-from headstock.spi import Attend, Batch, Program, Runner, Sample
+from headstock.spi import Program, Runner, Sample, Step
 
 
 class EagerRunner(Runner):
@@ -12,9 +12,9 @@ class EagerRunner(Runner):
     def __init__(self, program: Program) -> None:
         self.program = program
 
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """Run the batch, and return what its logit positions sample.   writes: batch.pools"""
-        return run_eager_step(self.program, batch, attend)
+    def run(self, step: Step) -> Sample:
+        """What the step's scored tokens sample.   writes: the pools, the token table"""
+        return run_eager_step(self.program, step)
 
     def close(self) -> None:
         """Drop the program, which holds the weights."""

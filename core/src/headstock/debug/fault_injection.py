@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import numpy as np
@@ -27,18 +28,18 @@ from torch import Tensor
 
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.logs import log_event
+from headstock.nn.eager_step import run_eager_step
 from headstock.scheduler import Plan
 from headstock.spi import (
-    Attend,
-    Batch,
+    AttendInto,
     Budget,
     CaptureProgress,
-    DecodeStep,
-    PromptStep,
+    Program,
     Runner,
     Sample,
     ScheduleDecision,
     ScheduleFunction,
+    Step,
     View,
 )
 
@@ -114,11 +115,11 @@ class FaultInjector:
 
         return schedule_failing if self.has_pending("schedule") else schedule
 
-    def wrap_runner(self, runner: Runner) -> Runner:
+    def wrap_runner(self, runner: Runner, program: Program) -> Runner:
         """Wrap `runner` with the faults of forward passes and captures."""
-        return (
-            FaultyRunner(runner, self) if self.has_pending("nan", "execute", "capture") else runner
-        )
+        if not self.has_pending("nan", "execute", "capture"):
+            return runner
+        return FaultyRunner(runner, program, self)
 
     def wrap_executor(self, executor: Executor) -> Executor:
         """Wrap `executor` with the faults of steps.
@@ -189,28 +190,24 @@ class FaultyStep(Pending):
 
 
 class FaultyRunner(Runner):
-    """Runs batches with `inner`, with NaN in the rows of due faults."""
+    """Runs steps with `inner`; those in which NaN is due operation by operation."""
 
-    def __init__(self, inner: Runner, faults: FaultInjector) -> None:
+    def __init__(self, inner: Runner, program: Program, faults: FaultInjector) -> None:
         self.inner = inner
+        self.program = program
         self.faults = faults
 
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """Run the batch and sample its logit positions.   writes: batch.pools"""
+    def run(self, step: Step) -> Sample:
+        """Run the step.   writes: the pools, the token table"""
         faults = self.faults
         faults.raise_if_due("execute", faults.step)
-
-        def attend_with_nan(q: Tensor, layer: int) -> Tensor:
-            out = attend(q, layer)
-            for fault in faults.list_due("nan", faults.step):
-                hit = batch.token_rows == int(fault.value)
-                # Asked of every layer; without the row the fault waits for a step that has it.
-                if hit.any():
-                    faults.pending.remove(fault)
-                    out[hit] = torch.nan
-            return out
-
-        return self.inner.run(batch, attend_with_nan)
+        due = [each for each in faults.list_due("nan", faults.step) if each.value in step.row_ids]
+        if not due:
+            # Without the row the fault waits for a step that has it.
+            return self.inner.run(step)
+        for fault in due:
+            faults.pending.remove(fault)
+        return run_eager_step(self.program, spoil_rows(step, [int(each.value) for each in due]))
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
         """The batch sizes that `inner` would capture."""
@@ -238,38 +235,25 @@ class FaultyRunner(Runner):
         """Capture one graph; return how many sizes are still without."""
         return self.inner.capture_next()
 
-    def decode(self, step: DecodeStep) -> Sample | None:
-        """Replay the step; None where NaN is due, which only `run` can make."""
-        return (
-            None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.decode(step))
-        )
-
-    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
-        """Whether `inner` does."""
-        return self.inner.uses_groups(num_rows, num_tokens, max_context_len)
-
-    def prompt(self, step: PromptStep) -> Sample | None:
-        """Replay the step; None where NaN is due, which only `run` can make."""
-        return (
-            None if self._has_due_nan(step.row_ids) else self._fail_if_due(self.inner.prompt(step))
-        )
-
-    def _has_due_nan(self, rows: np.ndarray) -> bool:
-        """Whether NaN is due in one of these rows."""
-        return any(
-            int(fault.value) in rows for fault in self.faults.list_due("nan", self.faults.step)
-        )
-
-    def _fail_if_due(self, sample: Sample | None) -> Sample | None:
-        """Return the sample of a replay, if there was one.
-
-        raises: InjectedFault when the step is to fail after its launch
-        """
-        # None means that `run` takes the step over, where the same fault is due.
-        if sample is not None:
-            self.faults.raise_if_due("execute", self.faults.step)
-        return sample
-
     def close(self) -> None:
         """Free what was captured."""
         self.inner.close()
+
+
+def spoil_rows(step: Step, rows: Sequence[int]) -> Step:
+    """Return the step, changed to have NaN for attention in these rows."""
+    tokens = np.isin(step.row_ids, rows).repeat(step.stops - step.starts).nonzero()[0]
+
+    def attention() -> AttendInto:
+        attend = step.attention()
+
+        def attend_with_nan(q: Tensor, layer: int, out: Tensor) -> None:
+            attend(q, layer, out)
+            out[torch.from_numpy(tokens).to(out.device)] = torch.nan
+
+        return attend_with_nan
+
+    spoiled = copy(step)
+    # As frozen records allow no other way to give one of them another method.
+    vars(spoiled).update(attention=attention, grouped=lambda: spoiled)
+    return spoiled

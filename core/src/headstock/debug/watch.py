@@ -31,8 +31,7 @@ class DebugWatch(StepWatch):
         sum of each token's numbers
     """
 
-    def __init__(self, ops: str, runner: str, vocab: int, *, needs_calls: bool = False) -> None:
-        self.needs_calls = needs_calls
+    def __init__(self, ops: str, runner: str, vocab: int) -> None:
         self.ops = ops
         self.runner = runner
         self.vocab = vocab

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.batch import StepTensors
-from headstock.spi import Attend, AttendInto, AttentionBackend, AttentionStep, LayerInfo
+from headstock.spi import AttendInto, AttentionBackend, AttentionStep, LayerInfo
 
 
 @frozen(eq=False)
@@ -46,17 +45,6 @@ class PhaseRouter:
             else:
                 self.decode.forward(q[:split], layer, decode_plan, out[:split])
                 self.prefill.forward(q[split:], layer, extend_plan, out[split:])
-
-        return attend
-
-    def attend(self, step: StepTensors) -> Attend:
-        """Plan attention over the step's rows; each layer's output is a new tensor."""
-        attend_into = self.plan(step.decode, step.extend)
-
-        def attend(q: Tensor, index: int) -> Tensor:
-            out = self.layers[index].empty_output(q)
-            attend_into(q, index, out)
-            return out
 
         return attend
 

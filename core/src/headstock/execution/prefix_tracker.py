@@ -80,15 +80,11 @@ class PrefixTracker:
             mine = plan.page_groups == group
             table[rows[mine], columns[mine]] = pages[mine]
 
-    def group_plan(self, plan: Plan, *, is_whole: bool) -> GroupedRows | None:
+    def group_plan(self, plan: Plan) -> GroupedRows | None:
         """Return the groups of the rows that decode; None where reading once does not pay.
 
         The plan has been applied. Nothing is computed while the same rows go on, and a plan of
-        prompts alone changes nothing. Beside prompts there are groups in whole graphs alone: where
-        attention is launched call by call, two more calls a layer make the streams wait
-        (docs/decisions/0019-shared-prefixes.md).
-
-        is_whole: whether a plan with prompts is replayed as one graph that reads groups
+        prompts alone changes nothing.
         """
         if not plan.num_decode:
             return None
@@ -97,8 +93,6 @@ class PrefixTracker:
         if not is_same and not np.isin(rows, self.rows).any():
             # Other requests: that the ones before were grouped is no reason to group these.
             self.current, self.is_stale = None, True
-        if plan.num_decode < len(plan.rows) and not is_whole:
-            return None
         if self.is_stale or not is_same:
             # Pages that are full before this step, so that none holds the row's newest token.
             num_pages = (plan.starts[: plan.num_decode] // self.page_size).astype(np.int64)

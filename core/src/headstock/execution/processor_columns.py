@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import evolve, frozen
 from torch import Tensor
 
-from headstock.errors import PluginBroken
-from headstock.spi import LogitsProcessor, Processing, RowColumns, Sampling
+from headstock.spi import LogitsProcessor, Processing, RowColumns
 from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
@@ -25,26 +23,6 @@ FEW, ALL = "few_processed", "processed"
 
 ProcessorValues = Sequence[Mapping[str, Any] | None]
 """By processor, the values of a request's columns; None where all are neutral."""
-
-
-@frozen(kw_only=True, eq=False)
-class UnreadProcessing(Processing):
-    """Stands for the processing of a batch, where it is not to be read.
-
-    names: of the processors
-    """
-
-    names: tuple[str, ...]
-
-    def __getattribute__(self, name: str) -> Any:
-        """Raise PluginBroken for what a processing has."""
-        if name not in ("rows", "parts"):
-            return super().__getattribute__(name)
-        raise PluginBroken(
-            f"what requests give the logits processors {', '.join(self.names)} was read from the "
-            "sampling of a batch; operations read Batch.columns, of columns declared with "
-            "LogitColumn(in_forward=True), and runners sample by RowTables.sampling"
-        )
 
 
 class ProcessorColumns:
@@ -125,13 +103,6 @@ class ProcessorColumns:
             self.stale_rows.add(row)
             for name, column in processor.columns.items():
                 self.host[number][name][row] = given.get(name, column.neutral)
-
-    def hide_processing(self, sampling: Sampling) -> Sampling:
-        """Return the sampling with a processing that raises whoever reads it."""
-        # In each step: without it, steps that process nothing would hide a set that reads it.
-        if not self.names or isinstance(sampling.processing, UnreadProcessing):
-            return sampling
-        return evolve(sampling, processing=UnreadProcessing(rows=None, parts=(), names=self.names))
 
     def find_processed(self, rows: Ints) -> Ints:
         """Find which of these logits are processed.   rows, returns: [n], [m] int64"""

@@ -24,7 +24,8 @@ class Readback:
         fields = ((name, getattr(sample, name)) for name in _FIELDS)
         tensors: dict[str, Tensor] = {name: tensor for name, tensor in fields if tensor is not None}
         copy = Tensor.clone if device.type == "cpu" else _copy_to_pinned
-        self.sample = Sample(**{name: copy(tensor) for name, tensor in tensors.items()})
+        copies: dict[str, Any] = {name: copy(tensor) for name, tensor in tensors.items()}
+        self.sample = Sample(**copies)
         self.copied: Any = None
         if device.type != "cpu":
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]

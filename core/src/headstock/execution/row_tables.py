@@ -21,11 +21,11 @@ from headstock.spi import (
     PrefixGroups,
     PrefixInputs,
     PromptInputs,
-    PromptStep,
     RowColumns,
     RowTables,
     Sample,
     Sampling,
+    Step,
 )
 from headstock.spi.arrays import Ints
 
@@ -43,7 +43,6 @@ def make_batch(
     positions: Tensor,
     max_query_len: int,
     logit_indices: Tensor | None,
-    sampling: Sampling,
     columns: RowColumns,
     by_numpy: bool,
     pooling: Pooling | None = None,
@@ -67,7 +66,6 @@ def make_batch(
         kv=buffers.kv,
         pools=buffers.pools,
         logit_indices=logit_indices,
-        sampling=sampling,
         pooling=pooling,
         columns=columns,
     )
@@ -201,7 +199,6 @@ class DeviceTables(RowTables):
             positions=positions,
             max_query_len=query_len,
             logit_indices=None,
-            sampling=self.sampling_table.processors.hide_processing(Sampling()),
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
         )
@@ -268,9 +265,23 @@ class DeviceTables(RowTables):
         """Select the columns that `kind` names, for the tokens that come to these positions."""
         return self.sampling_table.gather(row_ids, positions, kind)
 
-    def keep(self, row_ids: Tensor, positions: Tensor, sample: Sample) -> None:
-        """Write the sampled tokens to the token table.   writes: the token table"""
-        self.buffers.tokens[row_ids, positions] = sample.tokens
+    def keep(
+        self,
+        row_ids: Tensor | Ints,
+        positions: Tensor | Ints,
+        sample: Sample,
+        scored: Ints | None = None,
+    ) -> None:
+        """Write sampled tokens to the token table.   writes: the token table"""
+        buffers, tokens = self.buffers, sample.tokens
+        if isinstance(row_ids, Tensor) or isinstance(positions, Tensor):
+            buffers.tokens[row_ids, positions] = tokens if scored is None else tokens[scored]
+            return
+        # All are, unless a prompt goes on or is scored at several tokens.
+        if scored is None or len(scored) == len(tokens):
+            buffers.store_tokens(row_ids, positions, tokens)
+        else:
+            buffers.store_tokens(row_ids, positions, tokens[buffers.to_device(scored)])
 
     def prompt_inputs(self, num_rows: int, num_tokens: int) -> PromptInputs:
         """Allocate the inputs of prompt steps of at most this size; all of them is padding."""
@@ -284,7 +295,7 @@ class DeviceTables(RowTables):
             memory=memory, **_split_words(memory, torch.int32, num_rows, num_tokens)
         )
 
-    def write_prompt_inputs(self, inputs: PromptInputs, step: PromptStep) -> None:
+    def write_prompt_inputs(self, inputs: PromptInputs, step: Step) -> None:
         """Bring the inputs up to date with a step, by one copy.   writes: inputs"""
         # Fresh memory each time: the copy runs later than this call, and torch hands pinned memory
         # out again only when its copy is over. The next step would overwrite a buffer of our own.
@@ -305,7 +316,6 @@ class DeviceTables(RowTables):
             positions=inputs.positions,
             max_query_len=len(inputs.token_rows),
             logit_indices=None,
-            sampling=self.sampling_table.processors.hide_processing(Sampling()),
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
         )

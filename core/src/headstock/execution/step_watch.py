@@ -10,12 +10,7 @@ from headstock.spi import Sample
 
 
 class StepWatch(ABC):
-    """Watches the steps of one executor, in their order and on its thread.
-
-    needs_calls: it sees calls of plugins, of which a replay has none, so that no step is replayed
-    """
-
-    needs_calls: bool = False
+    """Watches the steps of one executor, in their order and on its thread."""
 
     @abstractmethod
     def begin(self, plan: Plan) -> None:

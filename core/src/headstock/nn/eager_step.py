@@ -1,6 +1,8 @@
-"""A step run operation by operation: what runners do with a batch that they cannot replay."""
+"""A step run operation by operation: what runners do with a step that they cannot replay."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import attrs
 import torch
@@ -8,20 +10,34 @@ from torch import Tensor
 
 from headstock.nn.pooling import pool_hidden
 from headstock.nn.sampler import find_targets, rank_tokens
-from headstock.spi import Attend, Batch, Program, Sample, Sampling
+from headstock.spi import Batch, Program, Sample, Sampling, Step
 
 
-def run_eager_step(program: Program, batch: Batch, attend: Attend) -> Sample:
-    """What the batch's logit positions sample.   writes: batch.pools"""
+def run_eager_step(program: Program, step: Step) -> Sample:
+    """What the step's scored tokens sample.   writes: the pools, the token table"""
+    if step.is_decode:
+        # Beside prompts two more calls of attention a layer would take longer than they spare
+        # (docs/decisions/0019-shared-prefixes.md).
+        step = step.grouped()
+    batch, attend_into, layers = step.batch(), step.attention(), program.attention.layers
+
+    def attend(q: Tensor, layer: int) -> Tensor:
+        out = layers[layer].empty_output(q)
+        attend_into(q, layer, out)
+        return out
+
     hidden = program.model.forward(program.params, program.config, batch, attend, program.ops)
+    sample = _score_step(program, hidden, batch, step)
     if batch.pooling is not None:
-        pooled = pool_hidden(hidden, batch, batch.pooling)
-        return attrs.evolve(_score_batch(program, hidden, batch), pooled=pooled)
-    return _score_batch(program, hidden, batch)
+        sample = attrs.evolve(sample, pooled=pool_hidden(hidden, batch, batch.pooling))
+    rows, positions, scored = step.list_stored()
+    if len(rows):
+        program.row_tables.keep(rows, positions, sample, scored)
+    return sample if step.order is None else attrs.evolve(sample, order=step.order)
 
 
-def _score_batch(program: Program, hidden: Tensor, batch: Batch) -> Sample:
-    """What the batch's logit positions sample; there may be none of them where rows pool."""
+def _score_step(program: Program, hidden: Tensor, batch: Batch, step: Step) -> Sample:
+    """What the step's scored tokens sample; there may be none of them where rows pool."""
     # Before the head: most tokens of a prompt need no logits.
     if batch.logit_indices is not None:
         hidden = hidden[batch.logit_indices]
@@ -29,7 +45,7 @@ def _score_batch(program: Program, hidden: Tensor, batch: Batch) -> Sample:
     if not len(hidden):
         tokens = torch.zeros(0, dtype=torch.int64, device=hidden.device)
         return Sample(tokens=tokens, healthy=tokens.bool())
-    return score_and_sample(program, hidden, batch.sampling)
+    return score_and_sample(program, hidden, step.sampling())
 
 
 def score_and_sample(program: Program, hidden: Tensor, sampling: Sampling) -> Sample:
@@ -81,8 +97,11 @@ def _concat_samples(samples: list[Sample]) -> Sample:
     """The samples end to end."""
 
     columns = {
-        name: [getattr(sample, name) for sample in samples] for name in attrs.fields_dict(Sample)
+        field.name: [getattr(sample, field.name) for sample in samples]
+        for field in attrs.fields(Sample)
+        if field.name not in ("order", "is_replayed")
     }
-    return Sample(
-        **{name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None}
-    )
+    joined: dict[str, Any] = {
+        name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None
+    }
+    return Sample(**joined)

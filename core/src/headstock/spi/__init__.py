@@ -91,7 +91,7 @@ from headstock.spi.scheduler import (
     SchedulerSpec,
     View,
 )
-from headstock.spi.steps import AttendInto, DecodeStep, PromptStep
+from headstock.spi.step import AttendInto, Step
 from headstock.spi.tools import Tool, ToolEvent, ToolEventKind, ToolParser, ToolParserSpec
 from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
@@ -124,7 +124,6 @@ __all__ = [
     "CommandSpec",
     "CompiledGrammar",
     "DecodeAttention",
-    "DecodeStep",
     "DeviceEnv",
     "DeviceRange",
     "Experts",
@@ -169,7 +168,6 @@ __all__ = [
     "Processing",
     "Program",
     "PromptInputs",
-    "PromptStep",
     "Proposer",
     "ProposerSpec",
     "QkNorm",
@@ -195,6 +193,7 @@ __all__ = [
     "SpiRange",
     "StateKV",
     "StateTensor",
+    "Step",
     "Stream",
     "Tool",
     "ToolEvent",

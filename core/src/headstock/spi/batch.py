@@ -11,6 +11,7 @@ from attrs import evolve, field, fields, frozen
 from headstock.errors import PluginBroken
 
 if TYPE_CHECKING:
+    import numpy as np
     from torch import Tensor
 
     from headstock.spi.logits import LogitsProcessor
@@ -110,6 +111,9 @@ class Sample:
     healthy: [n] bool, False where the logits held NaN or only infinities
     pooled: [m, hidden] float32, one a row of `Batch.pooling`, on which no logit position falls;
         None for a batch without one
+    order: [logits] int64 numpy, where each of the step's logits is among these positions, of which
+        some may be padding; None where they are the same, in the same order
+    is_replayed: whether the step was a replay
     logprobs: [n] float32 of the tokens
     top_ids, top_logprobs: [n, k]
     ranks: [n] int64 of the tokens, how many are as likely as it or likelier, itself among them
@@ -126,10 +130,16 @@ class Sample:
     top_logprobs: Tensor | None = None
     ranks: Tensor | None = None
     pooled: Tensor | None = None
+    order: np.ndarray | None = None
+    is_replayed: bool = False
 
     def first(self, count: int) -> Sample:
         """Return what was sampled at the first `count` logit positions."""
         return self if count == len(self.tokens) else _index_tensors(self, slice(count))
+
+    def replayed(self, order: np.ndarray | None = None) -> Sample:
+        """Return the sample as one of a replay, with that `order`."""
+        return evolve(self, order=order, is_replayed=True)
 
 
 @frozen(kw_only=True, eq=False)
@@ -219,8 +229,6 @@ class Batch:
         [pages, 2, page_size, kv_heads, head_dim]
     logit_indices: [m] int64, which tokens' hidden states are scored; None when that is every
         token in order
-    sampling: of the scored tokens. What logits processors do to them is for sampling alone:
-        operations read `columns`
     pooling: the rows that are pooled; None when none is
     columns: what requests gave logits processors and operations may read
     """
@@ -237,7 +245,6 @@ class Batch:
     slots: tuple[Tensor, ...]
     pools: tuple[Tensor, ...]
     logit_indices: Tensor | None
-    sampling: Sampling
     state_pages: tuple[Tensor | None, ...] = ()
     kv: tuple[KVLayer, ...] = ()
     pooling: Pooling | None = None
@@ -252,7 +259,7 @@ def _index_tensors(record: Record, which: Any) -> Record:
     # By exclusion: the contract imports no torch. Pooled rows are no logit positions.
     parts: dict[str, Any] = {
         name: value
-        if value is None or isinstance(value, int | Processing) or name == "pooled"
+        if value is None or isinstance(value, int | Processing) or name in ("pooled", "order")
         else value[which]
         for name, value in values.items()
     }

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from headstock.spi.attention import AttentionStep, PrefixGroups
     from headstock.spi.batch import Batch, Sample, Sampling
-    from headstock.spi.steps import PromptStep
+    from headstock.spi.step import Step
 
 
 @frozen(kw_only=True, eq=False)
@@ -139,10 +139,17 @@ class RowTables(ABC):
         """
 
     @abstractmethod
-    def keep(self, row_ids: Tensor, positions: Tensor, sample: Sample) -> None:
-        """Write the sampled tokens to the token table. A graph may capture it.
+    def keep(
+        self,
+        row_ids: Tensor | np.ndarray,
+        positions: Tensor | np.ndarray,
+        sample: Sample,
+        scored: np.ndarray | None = None,
+    ) -> None:
+        """Write sampled tokens to the token table. A graph may capture it, of tensors.
 
         row_ids, positions: [n] int64
+        scored: [n] int64, which of the sample's positions they are of; None for all
         writes: the token table
         """
 
@@ -151,7 +158,7 @@ class RowTables(ABC):
         """Allocate the inputs of prompt steps of at most this size; all of them is padding."""
 
     @abstractmethod
-    def write_prompt_inputs(self, inputs: PromptInputs, step: PromptStep) -> None:
+    def write_prompt_inputs(self, inputs: PromptInputs, step: Step) -> None:
         """Bring the inputs up to date with a step, by one copy to the device.
 
         inputs: as `prompt_inputs` made them

@@ -10,16 +10,16 @@ from attrs import field, frozen
 from attrs.validators import instance_of
 
 from headstock.spi.attention import GraphSupport, Planning
-from headstock.spi.batch import Batch, Sample
+from headstock.spi.batch import Sample
 from headstock.spi.environment import DeviceRange
 from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
 from headstock.spi.row_tables import RowTables
-from headstock.spi.steps import DecodeStep, PromptStep
+from headstock.spi.step import Step
 
 if TYPE_CHECKING:
     from headstock.spi.attention import AttentionBackend, LayerInfo
-    from headstock.spi.model import Attend, Model
+    from headstock.spi.model import Model
     from headstock.spi.model_config import ModelConfig
     from headstock.spi.ops import Ops
     from headstock.spi.weight import Params
@@ -62,8 +62,8 @@ class DecodeAttention:
     """The decode backend, how it is planned, and the layers it serves.
 
     layers: by number; those that keep a state have no attention
-    shares_prefixes: steps may have `DecodeStep.groups`, which the backend makes use of
-    shares_beside_prompts: the same of `PromptStep.groups`, if it attends for prompts too
+    shares_prefixes: steps may have `groups`, which the backend makes use of
+    shares_beside_prompts: so it does beside prompts, if it attends for these too
     """
 
     backend: AttentionBackend
@@ -109,10 +109,14 @@ class Runner(ABC):
         """Make a runner of `program`."""
 
     @abstractmethod
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """Run the batch, sample its logit positions, and pool the rows of `Batch.pooling`.
+    def run(self, step: Step) -> Sample:
+        """Run the step, sample its scored tokens, and store those samples that are tokens of rows.
 
-        writes: batch.pools
+        Whether it is a replay is the runner's own affair: what cannot be replayed is for
+        `headstock.nn.eager_step.run_eager_step`. Without `capture` nothing is replayed. The next
+        call may overwrite the sample's tensors.
+
+        writes: the pools; the token table, by `RowTables.keep`, as `Step.list_stored` says
         """
 
     @abstractmethod
@@ -136,7 +140,7 @@ class Runner(ABC):
     def capture(
         self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
     ) -> Sequence[int]:
-        """Capture steps of these sizes for `decode` and `prompt` to replay.
+        """Capture steps of these sizes for `run` to replay.
 
         They take the place of all earlier captures. After any exception `run` still works.
 
@@ -165,32 +169,3 @@ class Runner(ABC):
         returns: how many sizes are still to be captured; 0 by default
         """
         return 0
-
-    # `decode` and `prompt` may refuse a step, because captures cover only some sizes and kinds.
-    def decode(self, step: DecodeStep) -> Sample | None:
-        """Replay the step and sample; None when `run` must do it.
-
-        The next call may overwrite the sample's tensors.
-
-        writes: the pools; the token table at each row's next position
-        """
-        return None
-
-    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
-        """Whether `prompt` reads pages that `groups` share once, in a step of this size.
-
-        False by default. Asked for steps in which rows decode beside prompts, each scored once.
-        Where it is True core offers the step with its groups, if it has any, and its rows sorted.
-
-        num_tokens: query tokens of all rows    max_context_len: tokens of the longest context
-        """
-        return False
-
-    def prompt(self, step: PromptStep) -> Sample | None:
-        """Replay the step and sample at each row's last token; None when `run` must do it.
-
-        The next call may overwrite the sample's tensors.
-
-        writes: the pools; the token table at the next position of each row that is sampled
-        """
-        return None

@@ -18,6 +18,7 @@ from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.step import StepMaker
 from headstock.selection.select import SelectedBackend, SelectedPlugins
 from headstock.spi import (
     AttentionBackend,
@@ -78,7 +79,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     program = Program(
         config=model,
         params=inputs.params,
-        model=check_model(inputs, sampling.processors),
+        model=check_model(inputs),
         ops=watch_operations(inputs, watch, buffers.page_tables),
         row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(
@@ -107,18 +108,16 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         else (registry.make_options(parts.runner, inputs.config.opt),)
     )
     runner = inputs.faults.wrap_runner(
-        registry.make_part(parts.runner, Runner, program, *options, expected=out_of_memory)
+        registry.make_part(parts.runner, Runner, program, *options, expected=out_of_memory), program
     )
-    executor = parts.executor(
+    steps = StepMaker(
         buffers=buffers,
         sampling=sampling,
         pooling=PoolingTable(len(buffers.tokens), model.hidden, buffers.device),
-        runner=runner,
         router=router,
         tracker=tracker,
-        max_drafts=parts.max_drafts,
-        watch=watch,
     )
+    executor = parts.executor(steps=steps, runner=runner, watch=watch)
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device, watch=watch
     )

@@ -13,7 +13,6 @@ from headstock.debug.watched_attention import WatchedAttention
 from headstock.debug.watched_logits import WatchedProcessor
 from headstock.debug.watched_ops import WatchedOps
 from headstock.errors import PluginBroken, describe_type
-from headstock.execution.processor_columns import ProcessorColumns
 from headstock.spi import (
     Attend,
     AttentionBackend,
@@ -33,12 +32,7 @@ def make_watch(inputs: BuildInputs) -> DebugWatch | None:
     config, parts = inputs.config, inputs.parts
     if not (config.debug_invariants or config.debug_attention or config.debug_ops):
         return None
-    return DebugWatch(
-        parts.ops.name,
-        parts.runner.name,
-        inputs.model.vocab,
-        needs_calls=config.debug_attention or config.debug_ops,
-    )
+    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab)
 
 
 def watch_attention(
@@ -80,7 +74,7 @@ def watch_processors(inputs: BuildInputs, watch: DebugWatch | None) -> dict[str,
     }
 
 
-def check_model(inputs: BuildInputs, processors: ProcessorColumns) -> Model:
+def check_model(inputs: BuildInputs) -> Model:
     """Have what the family's `forward` reads and returns checked, with and without debug flags."""
     family, name = inputs.family, inputs.model.architecture
 
@@ -89,9 +83,6 @@ def check_model(inputs: BuildInputs, processors: ProcessorColumns) -> Model:
     def forward(
         params: Params, config: ModelConfig, batch: Batch, attend: Attend, ops: Ops
     ) -> Tensor:
-        # What operations read of requests must be declared: keys and values depend on it.
-        if (sampling := processors.hide_processing(batch.sampling)) is not batch.sampling:
-            batch = evolve(batch, sampling=sampling)
         hidden: object = family.forward(params, config, batch, attend, ops)
         # A family that scores by itself may have states of another width.
         width = config.hidden if family.logits is None else None

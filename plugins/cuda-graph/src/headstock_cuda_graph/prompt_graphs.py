@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttendInto, PrefixInputs, Program, PromptInputs, PromptStep
+from headstock.spi import AttendInto, PrefixInputs, Program, PromptInputs, Step
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
@@ -236,9 +236,9 @@ class PromptGraphs:
         size = next((size for size in self.sizes if size >= num_tokens), None)
         return size if size is not None and size - num_tokens <= MOST_PADDING else None
 
-    def whole_for(self, bucket: PromptBucket, step: PromptStep) -> WholeGraph | None:
+    def whole_for(self, bucket: PromptBucket, step: Step) -> WholeGraph | None:
         """The graph that has all of the step in it; None where it goes in pieces."""
-        if step.num_logits is not None:  # the result of a whole graph has one token a row
+        if not step.is_scored_once:  # the result of a whole graph has one token a row
             return None
         num_rows, longest = len(step.row_ids), int(step.stops.max())
         if step.groups is not None and self.can_share(bucket, num_rows, longest):
@@ -267,9 +267,7 @@ class PromptGraphs:
         # Steps of short contexts have a faster one; what groups would gain there was not measured.
         return whole is bucket.wholes[-1]
 
-    def replay(
-        self, bucket: PromptBucket, step: PromptStep, scored_tokens: Tensor, out: Tensor
-    ) -> None:
+    def replay(self, bucket: PromptBucket, step: Step, scored_tokens: Tensor, out: Tensor) -> None:
         """Compute the step in a bucket that has room for it.
 
         scored_tokens: [n] int64, which tokens are scored; 0 past those of the step

@@ -12,16 +12,14 @@ from torch import Tensor
 
 from headstock.nn.eager_step import run_eager_step
 from headstock.spi import (
-    Attend,
     Batch,
     CaptureProgress,
-    DecodeStep,
     Planning,
     PrefixInputs,
     Program,
-    PromptStep,
     Runner,
     Sample,
+    Step,
 )
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
@@ -32,6 +30,8 @@ from headstock_cuda_graph.prompt_graphs import PromptBucket, PromptGraphs
 from headstock_cuda_graph.sampling_graphs import Bucket, SamplingGraphs, pad_lines
 from headstock_cuda_graph.uploads import upload
 from headstock_cuda_graph.verify_graphs import (
+    PaddedLogits,
+    can_pad,
     forward_verification,
     verify_rows,
     write_verification,
@@ -71,9 +71,22 @@ class CudaGraphRunner(Runner):
         self.sampling = SamplingGraphs(program)
         self.plans_itself = self.attention.planning is Planning.NONE
 
-    def run(self, batch: Batch, attend: Attend) -> Sample:
-        """What the batch's logit positions sample.   writes: batch.pools"""
-        return run_eager_step(self.program, batch, attend)
+    def run(self, step: Step) -> Sample:
+        """What the step's scored tokens sample, by a replay if there is one.
+
+        writes: the pools, the token table
+        """
+        # Operation by operation a step of the 0.6B shape has 324 launches, which take the host 7 ms
+        # (docs/decisions/0016-replayed-prompt-steps.md).
+        sample = self.replay(step) if step.is_plain else None
+        return run_eager_step(self.program, step) if sample is None else sample
+
+    def replay(self, step: Step) -> Sample | None:
+        """What the step samples, by a replay; None when no bucket has room for it."""
+        if step.is_decode:
+            return self.replay_rows(step)
+        sample = None if step.num_drafts is None else self.replay_verification(step)
+        return self.replay_prompts(step) if sample is None else sample
 
     def buckets(self, max_rows: int) -> tuple[int, ...]:
         """The batch sizes that are captured."""
@@ -240,14 +253,14 @@ class CudaGraphRunner(Runner):
 
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
-    def decode(self, step: DecodeStep) -> Sample | None:
-        """What the step samples, by a replay; None when it has more rows than any bucket."""
-        if step.query_len > 1:
-            return self.verify(step)
+    def replay_rows(self, step: Step) -> Sample | None:
+        """What a step of decode rows samples; None when it has more rows than any bucket."""
         count = len(step.row_ids)
-        bucket = self.bucket_for(count)
+        # Captured sampling stores every token, and no graph leaves one out.
+        bucket = self.bucket_for(count) if step.is_sampled.all() else None
         if bucket is None:
             return None
+        step = step.grouped()
         tables, size = self.program.row_tables, bucket.size
         upload(
             bucket.inputs.view(-1), (step.row_ids, size, tables.padding_row), (step.starts, size, 0)
@@ -255,7 +268,7 @@ class CudaGraphRunner(Runner):
         if not self.plans_itself:
             # Planning reads lengths on the host, which no graph can do.
             rows, starts = bucket.inputs[:, :count]
-            lens = (step.starts + 1).astype(np.int32)
+            lens = step.stops.astype(np.int32)
             self.attention.backend.graph_update(
                 bucket.plan, tables.attention_step(rows, starts, 1, lens)
             )
@@ -265,49 +278,59 @@ class CudaGraphRunner(Runner):
             bucket.shared.replay()
         else:
             bucket.forward.replay()
-        return self.sample_rows(bucket, count, step)
+        return self.sampling.sample_rows(bucket, count, step)
 
-    def verify(self, step: DecodeStep) -> Sample | None:
-        """What a step of several tokens a row samples, by a replay; None if no bucket has room."""
-        count = len(step.row_ids)
-        if self.program.verify_attention is None:
+    def replay_verification(self, step: Step) -> Sample | None:
+        """What a step samples whose rows all verify drafts; None if no bucket has room.
+
+        Rows with fewer drafts than a bucket are padded: they compute what the token table holds
+        behind them, and what is sampled there is dropped.
+        """
+        program, length = self.program, self.program.verify_len
+        if program.verify_attention is None or not can_pad(step, program):
             return None
-        bucket = self.verify_bucket_for(count)
+        bucket = self.verify_bucket_for(len(step.row_ids))
         if bucket is None:
             return None
-        write_verification(bucket.inputs, step, self.program.row_tables.padding_row)
+        padded = PaddedLogits.of(step, length)
+        write_verification(bucket.inputs, padded, program.row_tables.padding_row)
         bucket.forward.replay()
-        return self.sample_rows(bucket, count * step.query_len, step)
+        return self.sampling.sample_rows(bucket, len(padded.row_ids), step, padded)
 
-    def uses_groups(self, num_rows: int, num_tokens: int, max_context_len: int) -> bool:
-        """Whether a step of this size is replayed as one graph that reads shared pages once."""
-        if self.prefixes is None or self.prompts is None:
-            return False
-        bucket = self.prompt_bucket_for(num_rows, num_tokens)
-        return bucket is not None and self.prompts.can_share(bucket, num_rows, max_context_len)
-
-    def prompt(self, step: PromptStep) -> Sample | None:
-        """What the scored tokens sample, by a replay; None when no bucket has room."""
-        rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
-        count = len(rows)
+    def replay_prompts(self, step: Step) -> Sample | None:
+        """What a step with prompt tokens samples, by a replay; None when no bucket has room."""
         # Both before the upload: a capture of rows overwrites what is uploaded.
         tokens = self.prompt_bucket_for(len(step.row_ids), step.num_tokens)
-        bucket = None if tokens is None else self.scorer_for(count)
+        bucket = None if tokens is None else self.scorer_for(int(step.num_logits.sum()))
         prompts = self.prompts
         if bucket is None or prompts is None or tokens is None:
             return None
+        step = self.group_beside_prompts(tokens, step)
+        rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
         # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
         # padding row here, so that no sampled token replaces the next token of its prompt.
-        rows = np.where(step.scored_is_sampled, rows, padding_row)
+        stored = step.is_sampled.repeat(step.num_logits)
         size = bucket.size
         upload(
             bucket.lines.view(-1),
-            (rows, size, padding_row),
+            (np.where(stored, rows, padding_row), size, padding_row),
             (step.scored_positions, size, 0),
             (step.scored_tokens, size, 0),
         )
         prompts.replay(tokens, step, bucket.lines[2], bucket.forward.result)
-        return self.sample_rows(bucket, count, step)
+        return self.sampling.sample_rows(bucket, len(rows), step)
+
+    def group_beside_prompts(self, bucket: PromptBucket, step: Step) -> Step:
+        """The step group by group, where a graph of the bucket reads shared pages once."""
+        # Where attention is launched call by call, two more calls a layer make the streams wait
+        # (docs/decisions/0019-shared-prefixes.md). A group has two rows.
+        if self.prefixes is None or self.prompts is None or step.num_decode < 2:
+            return step
+        if not step.is_scored_once:  # the result of a whole graph has one token a row
+            return step
+        longest = int(step.stops.max())
+        can_share = self.prompts.can_share(bucket, len(step.row_ids), longest)
+        return step.grouped() if can_share else step
 
     def bucket_for(self, count: int) -> Bucket | None:
         """The smallest bucket of at least so many rows, captured now if it is not yet."""
@@ -340,10 +363,6 @@ class CudaGraphRunner(Runner):
         if count <= self.sizes[-1]:
             return self.bucket_for(count)
         return self.verify_bucket_for(-(-count // self.program.verify_len))
-
-    def sample_rows(self, bucket: Bucket, count: int, step: DecodeStep | PromptStep) -> Sample:
-        """What the bucket's hidden states sample for its first rows.   writes: row_tables.tokens"""
-        return self.sampling.sample_rows(bucket, count, step)
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""

@@ -11,9 +11,10 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.eager_step import score_and_sample
-from headstock.spi import DecodeStep, Program, PromptStep, Sample, Sampling
+from headstock.spi import Program, Sample, Sampling, Step
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer
 from headstock_cuda_graph.sampling_kinds import TRUNCATED, SamplingKinds
+from headstock_cuda_graph.verify_graphs import PaddedLogits
 
 LOG = logging.getLogger("headstock.cudagraph")
 
@@ -118,23 +119,35 @@ class SamplingGraphs:
         tables.keep(rows, after, sample)
         return sample
 
-    def sample_rows(self, bucket: Bucket, count: int, step: DecodeStep | PromptStep) -> Sample:
+    def sample_rows(
+        self, bucket: Bucket, count: int, step: Step, padded: PaddedLogits | None = None
+    ) -> Sample:
         """What the bucket's hidden states sample for its first rows, by a replay if possible.
 
+        padded: the rows, where the step's own are some of them
         writes: row_tables.tokens
         """
-        if step.kind is None:
-            return self.sample_eagerly(bucket, count, step.sampling())
+        sample = self.sample_first(bucket, count, step, padded).first(count)
+        return sample.replayed(step.order if padded is None else padded.order)
+
+    def sample_first(
+        self, bucket: Bucket, count: int, step: Step, padded: PaddedLogits | None
+    ) -> Sample:
+        """As `sample_rows`, of more rows perhaps."""
+        settings = step.kind(None if padded is None else padded.order)
+        if settings is None:
+            rows = () if padded is None else (padded.row_ids, padded.positions)
+            return self.sample_eagerly(bucket, count, step.sampling(*rows))
         # The forward pass is launched, so the device computes while the host fills masks.
         step.prepare_sampling()
-        kind = self.kinds.find(step.kind)
+        kind = self.kinds.find(settings)
         if kind in bucket.samplers:
             bucket.samplers[kind].replay()
-            return bucket.samplers[kind].result.first(count)
+            return bucket.samplers[kind].result
         # Computed before it is captured: this step needs its tokens now.
         sample = self.sample(bucket.inputs, bucket.forward.result, kind)
         self.try_capture(bucket, kind, warm=True)
-        return sample.first(count)
+        return sample
 
     def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
         """The first rows' next tokens by settings that no graph samples by.

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttentionBackend, DecodeStep, Program
+from headstock.spi import AttentionBackend, Program, Step
 from headstock_cuda_graph.uploads import upload
 
 VERIFY_TOKENS = 128
@@ -46,12 +47,46 @@ def forward_verification(
     return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
 
-def write_verification(lines: Tensor, step: DecodeStep, padding_row: int) -> None:
+@frozen(eq=False)
+class PaddedLogits:
+    """The tokens of rows that verify drafts, each row padded to the same number.
+
+    row_ids, positions: [rows * verify_len] int64, of each token, row by row
+    order: [logits] int64, which of these the step's own are; None for all
+    """
+
+    row_ids: np.ndarray
+    positions: np.ndarray
+    order: np.ndarray | None
+
+    @classmethod
+    def of(cls, step: Step, verify_len: int) -> PaddedLogits:
+        """Pad the rows of a step to so many tokens."""
+        within = np.arange(verify_len)
+        is_own = within < step.num_logits[:, None]
+        return cls(
+            step.row_ids.repeat(verify_len),
+            (step.starts[:, None] + within).ravel(),
+            None if is_own.all() else is_own.ravel().nonzero()[0],
+        )
+
+
+def can_pad(step: Step, program: Program) -> bool:
+    """Whether each row of the step has one token and its drafts, and may be padded behind them."""
+    # One token of a prompt that goes on: a replay would store its sample in place of the next.
+    if not step.is_sampled.all() or (step.stops - step.starts != step.num_logits).any():
+        return False
+    # Padding must stay within the tables: an index past their end would stop the device. What it
+    # writes is a row's own: places behind its tokens, which are written anew before they are read,
+    # or the dummy page where the row has no page yet.
+    return int(step.starts.max()) + program.verify_len <= program.attention.max_seq_len
+
+
+def write_verification(lines: Tensor, padded: PaddedLogits, padding_row: int) -> None:
     """Bring the inputs of a graph up to date with a step, by one copy; the rest is padding.
 
     lines: [2, tokens] int64, as `forward_verification` takes it
     writes: lines
     """
-    size, length = lines.shape[1], step.query_len
-    positions = (step.starts[:, None] + np.arange(length)).ravel()
-    upload(lines.view(-1), (step.row_ids.repeat(length), size, padding_row), (positions, size, 0))
+    size = lines.shape[1]
+    upload(lines.view(-1), (padded.row_ids, size, padding_row), (padded.positions, size, 0))

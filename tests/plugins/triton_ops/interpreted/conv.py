@@ -11,7 +11,7 @@ from often import often
 from torch import Tensor
 
 from headstock.nn.short_conv import ConvInputs, convolve_
-from headstock.spi import Batch, Sampling
+from headstock.spi import Batch
 from headstock_triton.conv import BLOCK, convolve_gated_
 
 STEPS: Sequence[Sequence[tuple[int, int]]] = (
@@ -39,7 +39,6 @@ def make_batch(spans: Sequence[tuple[int, int]], padding: int) -> Batch:
         slots=(),
         pools=(),
         logit_indices=None,
-        sampling=Sampling(),
         state_pages=(torch.tensor([4, 2, 7]),),
     )
 

@@ -24,7 +24,6 @@ from headstock.spi import (
     ModelConfig,
     Ops,
     Params,
-    Sampling,
 )
 
 
@@ -149,7 +148,6 @@ class Paged:
                 for number, group in enumerate(self.config.kv_groups)
             ),
             logit_indices=None,
-            sampling=Sampling(),
         )
 
         def attend(q: Tensor, index: int) -> Tensor:

@@ -25,7 +25,6 @@ from headstock.spi import (
     Params,
     QkNorm,
     Rope,
-    Sampling,
     Weight,
 )
 
@@ -230,5 +229,4 @@ def batch_of(
         pools=pools,
         kv=tuple(view_layer(pool, 0, group, page_size, dtype) for pool in pools),
         logit_indices=None,
-        sampling=Sampling(),
     )
