@@ -154,6 +154,18 @@ SHOWN: Mapping[str, str] = {
         "tests/plugins/cuda_graph/test_prefixes.py::"
         "test_rows_are_grouped_beside_prompts_in_whole_graphs_that_read_their_groups",
     ),
+    **dict.fromkeys(
+        (
+            "ReplayLimits.max_rows",
+            "ReplayLimits.max_tokens",
+            "ReplayLimits.full_tokens",
+            "ReplayLimits.may_defer",
+            "ReplaySizes.rows",
+            "ReplaySizes.tokens",
+            "ReplaySizes.num_left",
+        ),
+        "tests/plugins/cuda_graph/test_deferred.py::test_a_runner_prepares_what_it_is_asked_for",
+    ),
     "Step.num_decode": "tests/plugins/cuda_graph/test_prompt_graphs.py::"
     "test_contexts_in_larger_steps_with_decode_rows_have_a_limit",
     "Sample.is_replayed": "tests/plugins/cuda_graph/test_verify.py::"

@@ -31,6 +31,8 @@ from headstock.spi import (
     ParamSpec,
     Program,
     Proposer,
+    ReplayLimits,
+    ReplaySizes,
     Role,
     Runner,
     Sample,
@@ -237,17 +239,12 @@ class WholeStepRunner(Runner):
         self.program.row_tables.keep(step.row_ids, step.stops, sample)
         return evolve(sample, is_replayed=True)
 
-    def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """A kernel for each power of two."""
-        return tuple(2**power for power in range(max_rows.bit_length() - 1, -1, -1))
-
-    def capture(
-        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
-    ) -> Sequence[int]:
-        """Make the launch over what stays at its address: parameters, tables and pages."""
-        for done, _ in enumerate(buckets, start=1):
-            report(done, len(buckets))
-        return ()
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+        """Make the launches over what stays at its address: parameters, tables and pages."""
+        rows = tuple(2**power for power in range(limits.max_rows.bit_length() - 1, -1, -1))
+        for done, _ in enumerate(rows, start=1):
+            report(done, len(rows))
+        return ReplaySizes(rows=rows)
 
     def close(self) -> None:
         """Nothing is held."""
@@ -256,9 +253,10 @@ class WholeStepRunner(Runner):
 def test_a_sketch_of_a_megakernel() -> None:
     runner = WholeStepRunner(cast("Program", SimpleNamespace()))
     progress: list[tuple[int, int]] = []
-    assert runner.buckets(6) == (4, 2, 1)
-    assert runner.capture((2, 1), lambda done, total: progress.append((done, total))) == ()
-    assert progress == [(1, 2), (2, 2)]
+    limits = ReplayLimits(max_rows=6)
+    sizes = runner.prepare(limits, lambda done, total: progress.append((done, total)))
+    assert sizes == ReplaySizes(rows=(4, 2, 1)) and not runner.prepare_next()
+    assert progress == [(1, 3), (2, 3), (3, 3)]
 
 
 def make_keys(tokens: Ints, contents: Mapping[int, bytes]) -> Ints:

@@ -241,14 +241,14 @@ def check_late_captures(asked: argparse.Namespace, model: str) -> dict[str, Any]
     with LLM(model, **settings) as llm:
         engine: Any = get_session(llm).engine
         captures: list[float] = []
-        capture_next = engine.capture_next
+        prepare_next = engine.prepare_next
 
         def timed_capture() -> None:
             began = time.perf_counter()
-            capture_next()
+            prepare_next()
             captures.append(1e3 * (time.perf_counter() - began))
 
-        engine.capture_next = timed_capture
+        engine.prepare_next = timed_capture
         at_first_use = answer_each(llm)
         began = time.monotonic()
         # Some requests arrive while graphs are captured: the loop waits a quarter of a second.

@@ -19,7 +19,15 @@ from headstock.debug.fault_injection import FaultInjector, InjectedFault
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.errors import CannotRun, EngineDied, UsageError
-from headstock.spi import Program, Runner, Sample, Step
+from headstock.spi import (
+    CaptureProgress,
+    Program,
+    ReplayLimits,
+    ReplaySizes,
+    Runner,
+    Sample,
+    Step,
+)
 
 SAMPLED = SamplingParams(temperature=0.0, frequency_penalty=0.1)  # not judged as the toy model is
 PROGRAM = cast("Program", SimpleNamespace())
@@ -108,19 +116,21 @@ def test_a_capture_fails_once() -> None:
         def run(self, step: Step) -> Sample:
             raise NotImplementedError
 
-        def capture(self, buckets: Any, report: Any, prompt_buckets: Any = ()) -> tuple[int, ...]:
-            captured.append((buckets, prompt_buckets))
-            return (16,)
+        def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+            asked.append(limits)
+            return ReplaySizes(rows=(limits.max_rows,) if limits.max_rows else ())
 
         def close(self) -> None: ...
 
-    captured: list[Any] = []
+    asked: list[ReplayLimits] = []
     runner = FaultInjector.parse(["capture"]).wrap_runner(Capturing(), PROGRAM)
+    limits = ReplayLimits(max_rows=8)
 
+    assert runner.prepare(ReplayLimits(), print) == ReplaySizes()
     with pytest.raises(InjectedFault, match="capture"):
-        runner.capture((8, 1), print)
-    assert runner.capture((8, 1), print, (32, 16)) == (16,)
-    assert captured == [((8, 1), (32, 16))]
+        runner.prepare(limits, print)
+    assert asked[-1] == ReplayLimits()
+    assert runner.prepare(limits, print) == ReplaySizes(rows=(8,))
 
 
 def test_without_faults_the_parts_stay_as_they_are() -> None:
@@ -201,6 +211,9 @@ class Counting(Runner):
     def run(self, step: Step) -> Any:
         self.runs += 1
 
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+        return ReplaySizes(rows=(limits.max_rows,) if limits.max_rows else ())
+
 
 def test_what_a_start_tries_is_no_step() -> None:
     faults = FaultInjector.parse(("execute@0", "nan@0:0", "capture"))
@@ -210,7 +223,7 @@ def test_what_a_start_tries_is_no_step() -> None:
 
     assert inner.runs == 1 and len(faults.pending) == 3
     with pytest.raises(InjectedFault, match="capture"):
-        runner.capture((1,), lambda done, total: None)
+        runner.prepare(ReplayLimits(max_rows=1), lambda done, total: None)
     faults.step = 0
     with pytest.raises(InjectedFault, match="execute@0"):
         runner.run(cast("Step", None))

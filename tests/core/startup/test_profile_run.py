@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import pytest
@@ -16,14 +15,13 @@ from headstock import LLM
 from headstock.config import EngineConfig
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
-from headstock.spi import Sampling
+from headstock.spi import CaptureProgress, ReplayLimits, ReplaySizes, Runner, Sampling
 from headstock.startup import build, graph_captures
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.graph_captures import (
-    GraphSizes,
     LateCaptures,
-    graph_sizes,
     measure_graph_bytes,
+    replay_limits,
     try_capture,
 )
 from headstock.startup.profile_run import measure_memory_use
@@ -45,25 +43,21 @@ class Device:
     fails: bool = False
     later: list[int] = field(factory=list)
 
-    def buckets(self, max_rows: int) -> tuple[int, ...]:
-        return tuple(size for size in SIZES if size <= max_rows)
-
-    def capture(
-        self, buckets: Sequence[int], report: Any, prompt_buckets: Sequence[int] = ()
-    ) -> Sequence[int]:
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
         self.captured = self.prompts = ()
-        if self.fails and buckets:
+        rows = tuple(size for size in SIZES if size <= limits.max_rows)
+        tokens = tuple(size for size in (64, 16) if size <= limits.max_tokens)
+        if self.fails and rows:
             raise RuntimeError("no")
-        self.captured, self.prompts = tuple(buckets), tuple(prompt_buckets)
-        self.seen |= {*buckets}
-        return self.prompts
+        now = rows[:1] if limits.may_defer else rows
+        self.captured, self.prompts = now, tokens
+        self.later = [*rows[len(now) :]]
+        self.seen |= {*now}
+        for number, _ in enumerate(now, start=1):
+            report(number, len(rows))
+        return ReplaySizes(rows=rows, tokens=tokens, num_left=len(self.later))
 
-    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
-        self.capture(buckets[:1], None, prompt_buckets[:1])
-        self.later = [*buckets[1:]]
-        return True
-
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         self.captured += (self.later.pop(),)
         self.seen |= {*self.captured}
         return len(self.later)
@@ -80,9 +74,10 @@ class Device:
             - sum(-(-used // PIECE) * PIECE for used in (graphs, 16 * len(self.seen)))
         )
 
-    def assemble(self) -> AssembledExecutor:
-        parts: Any = {"executor": None, "sampling": None, "watch": None}
-        return AssembledExecutor(runner=self, device=torch.device("cpu"), **parts)
+
+def runner_of(device: Device) -> Runner:
+    """The device as a runner."""
+    return cast("Runner", device)
 
 
 @pytest.mark.feature("G10")
@@ -91,13 +86,14 @@ def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
     rows: int,
 ) -> None:
     device = Device()
-    assert try_capture(device.assemble(), rows)
+    limits = ReplayLimits(max_rows=rows, max_tokens=100)
+    assert try_capture(runner_of(device), limits) and not device.captured
     before = device.free()
 
-    sizes = GraphSizes(device.buckets(rows), (64, 16))
-    expected = measure_graph_bytes(device.assemble(), sizes, device.free)
+    expected = measure_graph_bytes(runner_of(device), limits, device.free)
 
-    assert (device.captured, device.prompts) == (device.buckets(rows), (64, 16))
+    assert device.captured == tuple(size for size in SIZES if size <= rows)
+    assert device.prompts == (64, 16)
     assert expected == before - device.free() > 0
 
 
@@ -105,14 +101,14 @@ def test_the_plan_counts_what_all_graphs_take_and_what_backends_keep_for_each(
 def test_graphs_that_will_be_deferred_are_measured_in_the_order_of_their_captures() -> None:
     device, reports = Device(), list[tuple[int, int]]()
     before = device.free()
-    sizes = GraphSizes(device.buckets(8), (64,))
+    limits = ReplayLimits(max_rows=8, max_tokens=64, may_defer=True)
 
     expected = measure_graph_bytes(
-        device.assemble(), sizes, device.free, lambda *counts: reports.append(counts), deferred=True
+        runner_of(device), limits, device.free, lambda *counts: reports.append(counts)
     )
 
     assert device.captured == (8, 1, 2, 4) and expected == before - device.free() > 0
-    assert reports == [(0, 5), (3, 5), (4, 5)]
+    assert reports == [(1, 4), (2, 4), (3, 4), (4, 4)]
 
 
 @pytest.mark.feature("G10")
@@ -123,11 +119,11 @@ def test_late_captures_that_took_more_than_planned_are_told_once_all_are_done(
     left = [2, 1, 0]
     monkeypatch.setattr(graph_captures, "count_settled_bytes", lambda: (1 << 30) - taken)
     late = LateCaptures(torch.device("cuda"), planned=100 << 20, free_before=1 << 30)
-    executor: Any = SimpleNamespace(capture_next=lambda: left.pop(0))
+    executor: Any = SimpleNamespace(prepare_next=lambda: left.pop(0))
     with caplog.at_level(logging.WARNING, "headstock"):
         while not late.is_done:
             assert not caplog.records
-            late.capture_next(executor)
+            late.prepare_next(executor)
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * is_told
     assert not left
 
@@ -136,43 +132,63 @@ def test_a_runner_whose_late_capture_raises_is_asked_for_no_more(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     late = LateCaptures(torch.device("cpu"))
-    executor: Any = SimpleNamespace(capture_next=Mock(side_effect=MemoryError("none is left")))
+    executor: Any = SimpleNamespace(prepare_next=Mock(side_effect=MemoryError("none is left")))
     with caplog.at_level(logging.WARNING, "headstock"):
-        late.capture_next(executor)
+        late.prepare_next(executor)
     assert late.is_done and "MemoryError: none is left" in caplog.messages[0]
 
 
 @pytest.mark.feature("G10")
 def test_no_buckets_take_nothing_and_a_failed_capture_counts_for_nothing() -> None:
-    assert measure_graph_bytes(Device().assemble(), GraphSizes(), Device().free) == 0
+    device, limits = Device(), ReplayLimits(max_rows=8)
+    assert measure_graph_bytes(runner_of(device), ReplayLimits(), device.free) == 0
     failing = Device(fails=True)
-    assert measure_graph_bytes(failing.assemble(), GraphSizes((8, 4)), failing.free) == 0
-    assert not try_capture(failing.assemble(), 8)
+    assert measure_graph_bytes(runner_of(failing), limits, failing.free) == 0
+    assert not try_capture(runner_of(failing), limits)
+
+
+def test_a_runner_that_says_no_sizes_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Device):
+        def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> Any:
+            return None
+
+    with caplog.at_level(logging.WARNING, "headstock"):
+        assert not try_capture(runner_of(Mute()), ReplayLimits(max_rows=8))
+    assert "Mute.prepare: expected ReplaySizes, got " in caplog.messages[0]
 
 
 @pytest.mark.parametrize(
-    ("settings", "tokens"),
+    ("settings", "limits"),
     [
-        ({}, (8192, 4096)),
-        ({"max_batch_tokens": 5000}, (5000, 4096)),
-        ({"max_batch_tokens": 4096}, (4096,)),
-        ({"max_batch_tokens": 300}, (300,)),
-        ({"cuda_graph_max_tokens": 2048}, (2048,)),
-        ({"cuda_graph_max_tokens": 0}, ()),
-        ({"cuda_graph_max_bs": 0}, ()),
-        ({"debug_ops": True}, ()),
+        ({}, (256, 4096, 8192)),
+        ({"max_batch_tokens": 5000}, (256, 4096, 5000)),
+        ({"max_batch_tokens": 300}, (256, 300, 300)),
+        ({"cuda_graph_max_tokens": 2048}, (256, 2048, 0)),
+        ({"cuda_graph_max_tokens": 0}, (256, 0, 0)),
+        ({"cuda_graph_max_bs": 8}, (8, 4096, 8192)),
+        ({"cuda_graph_max_bs": 0}, (0, 0, 0)),
+        ({"debug_ops": True}, (0, 0, 0)),
     ],
 )
 def test_full_steps_have_a_graph_beside_the_short_ones(
-    settings: dict[str, Any], tokens: tuple[int, ...]
+    settings: dict[str, Any], limits: tuple[int, int, int]
 ) -> None:
-    class Named(Device):
-        def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-            return (max_tokens,) if max_tokens else ()
-
     inputs: Any = SimpleNamespace(config=EngineConfig(**settings))
-    runner: Any = Named()
-    assert graph_sizes(runner, inputs).tokens == tokens
+    assembled: Any = SimpleNamespace(watch=None)
+    found = replay_limits(inputs, assembled)
+    assert (found.max_rows, found.max_tokens, found.full_tokens) == limits
+
+
+@pytest.mark.parametrize(
+    ("is_deferred", "watch", "expected"),
+    [(True, None, True), (False, None, False), (True, object(), False)],
+)
+def test_graphs_are_deferred_unless_told_otherwise_or_steps_are_watched(
+    is_deferred: bool, watch: object, expected: bool
+) -> None:
+    inputs: Any = SimpleNamespace(config=EngineConfig(defer_graphs=is_deferred))
+    assembled: Any = SimpleNamespace(watch=watch)
+    assert replay_limits(inputs, assembled).may_defer == expected
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from headstock.engine import loop as loops
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.outputs import Update
+from headstock.spi import ReplayLimits, ReplaySizes
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.runner import CudaGraphRunner
 
@@ -53,7 +54,7 @@ def capture_all(engine: Engine) -> int:
     """Capture what is left; return the number of captures."""
     count = 0
     while not engine.late_captures.is_done:
-        engine.capture_next()
+        engine.prepare_next()
         count += 1
         assert count < 1000
     return count
@@ -73,6 +74,36 @@ def test_a_start_captures_the_largest_sizes_and_a_step_the_ones_that_it_needs(to
     assert ([*runner.prompts.captured], [*runner.captured]) == ([16, 64], [1, 17])
     stats = engine.stats()
     assert stats.replayed_steps == stats.executed_steps
+    engine.close()
+
+
+@pytest.mark.parametrize("may_defer", [True, False])
+def test_a_runner_prepares_what_it_is_asked_for(toys: Toys, may_defer: bool) -> None:
+    engine, reports = deferring(toys), list[tuple[int, int]]()
+    runner = runner_of(engine)
+
+    def prepare(**limits: int) -> ReplaySizes:
+        reports.clear()
+        wanted = ReplayLimits(**limits, may_defer=may_defer)
+        sizes = runner.prepare(wanted, lambda *counts: reports.append(counts))
+        total = len(sizes.rows) + len(sizes.tokens)
+        assert sizes.num_left == total - len(reports)
+        assert reports == [(number, total) for number in range(1, len(reports) + 1)]
+        # The largest of each kind are made at once.
+        assert len(reports) == (bool(sizes.rows) + bool(sizes.tokens) if may_defer else total)
+        return sizes
+
+    assert prepare() == ReplaySizes()
+    assert prepare(max_tokens=16) == ReplaySizes()
+    sizes = prepare(max_rows=4, max_tokens=40, full_tokens=72)
+    assert (sizes.rows, sizes.tokens) == ((4, 2, 1), (72, 48, 32, 16))
+    sizes = prepare(max_rows=2, full_tokens=72)
+    assert (sizes.rows, sizes.tokens) == ((2, 1), ())
+    if sizes.num_left:
+        while runner.prepare_next():
+            pass
+    assert sorted(runner.captured, reverse=True) == [*sizes.rows]
+    assert prepare(max_rows=0) == ReplaySizes() and not runner.captured
     engine.close()
 
 
@@ -109,7 +140,7 @@ def test_captures_between_steps_change_no_token(toys: Toys, attn: str, overlap: 
         while engine.has_work:
             harness.step()
             if rng.random() < share:
-                engine.capture_next()
+                engine.prepare_next()
         assert harness.drain().outputs == expected
         stats = engine.stats()
         assert stats.replayed_steps == stats.executed_steps
@@ -194,7 +225,7 @@ class WatchedLoop:
         self.engine = deferring(toys)
         self.events: list[str] = []
         self.during: Any = lambda: None
-        step, capture_next = self.engine.step, self.engine.capture_next
+        step, prepare_next = self.engine.step, self.engine.prepare_next
 
         def noted_step(*deliver: Any) -> tuple[Update, ...]:
             self.events.append("step")
@@ -203,10 +234,10 @@ class WatchedLoop:
         def noted_capture() -> None:
             self.events.append("capture" if not self.engine.has_work else "capture with work")
             self.during()
-            capture_next()
+            prepare_next()
 
         self.engine.step = noted_step  # type: ignore[method-assign]
-        self.engine.capture_next = noted_capture  # type: ignore[method-assign]
+        self.engine.prepare_next = noted_capture  # type: ignore[method-assign]
         self.ended = threading.Event()
 
     def start(self) -> Loop:
@@ -308,7 +339,7 @@ def test_a_kind_of_sampling_is_captured_for_a_size_that_is_captured_later(toys: 
     expected = EngineHarness(deferring(toys, runner="eager")).run(requests).outputs
     engine = deferring(toys)
     for _ in range(5):  # into the middle of the first size
-        engine.capture_next()
+        engine.prepare_next()
     assert EngineHarness(engine).run(requests).outputs == expected
     capture_all(engine)
     assert {len(each.samplers) for each in runner_of(engine).captured.values()} == {2, 3}
@@ -326,7 +357,7 @@ def test_a_graph_is_one_piece_of_the_work(toys: Toys, monkeypatch: pytest.Monkey
     monkeypatch.setattr("rerun.capture", counted)
     while not engine.late_captures.is_done:
         before = count
-        engine.capture_next()
+        engine.prepare_next()
         assert count - before <= 1
     assert count > 2 * len(buckets(17))
     engine.close()

@@ -191,7 +191,7 @@ def test_captures_between_steps_do_not_see_the_groups_of_these(
         while engine.has_work:
             harness.step()
             if rng.random() < 0.5:
-                engine.capture_next()
+                engine.prepare_next()
     assert harness.drain().outputs == eager
     # The backend refuses rows that share more than they have, and a failure ends all captures.
     assert [record.getMessage() for record in caplog.records] == []

@@ -63,9 +63,9 @@ class Canary(Executor):
             self.watched[group] = self._fill_pages(group, self.buffers.to_device(pages))
         return self.inner.execute(plan, new_rows)
 
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one graph; return how many sizes are still without."""
-        return self.inner.capture_next()
+        return self.inner.prepare_next()
 
     def pools_as_words(self, group: int) -> Mapping[int, Tensor]:
         """View the group's pools, by layer, as words: [pages, words] int64.

@@ -35,6 +35,8 @@ from headstock.spi import (
     Budget,
     CaptureProgress,
     Program,
+    ReplayLimits,
+    ReplaySizes,
     Runner,
     Sample,
     ScheduleDecision,
@@ -146,9 +148,9 @@ class FaultyExecutor(Executor):
             time.sleep(fault.value)
         return FaultyStep(self.inner.execute(plan, new_rows), self.faults, plan.number)
 
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one graph; return how many sizes are still without."""
-        return self.inner.capture_next()
+        return self.inner.prepare_next()
 
     def close(self) -> None:
         """Free the device, and warn of faults that never happened: they tested nothing."""
@@ -209,34 +211,20 @@ class FaultyRunner(Runner):
             faults.pending.remove(fault)
         return run_eager_step(self.program, spoil_rows(step, [int(each.value) for each in due]))
 
-    def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes that `inner` would capture."""
-        return self.inner.buckets(max_rows)
-
-    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-        """The token counts that `inner` would capture."""
-        return self.inner.prompt_buckets(max_tokens)
-
-    def capture(
-        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
-    ) -> Sequence[int]:
-        """Capture steps of these sizes."""
-        if buckets:
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+        """Prepare the replays of `inner`."""
+        sizes = self.inner.prepare(limits, report)
+        if sizes.rows and self.faults.has_pending("capture"):
+            self.inner.prepare(ReplayLimits(), report)
             self.faults.raise_if_due("capture")
-        return self.inner.capture(buckets, report, prompt_buckets)
+        return sizes
 
-    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
-        """Capture steps of these sizes later."""
-        if buckets:
-            self.faults.raise_if_due("capture")
-        return self.inner.defer_captures(buckets, prompt_buckets)
-
-    def capture_next(self) -> int:
-        """Capture one graph; return how many sizes are still without."""
-        return self.inner.capture_next()
+    def prepare_next(self) -> int:
+        """Make one replay; return how many sizes are left."""
+        return self.inner.prepare_next()
 
     def close(self) -> None:
-        """Free what was captured."""
+        """Free what was prepared."""
         self.inner.close()
 
 

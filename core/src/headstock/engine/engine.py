@@ -273,9 +273,9 @@ class Engine:
             raise self._explain(stall)
         return updates
 
-    def capture_next(self) -> None:
+    def prepare_next(self) -> None:
         """Capture one graph, while there is no work."""
-        self.late_captures.capture_next(self.executor)
+        self.late_captures.prepare_next(self.executor)
 
     def _explain(self, text: str) -> PluginBroken:
         """Make the error of a plugin that ends the engine."""

@@ -156,7 +156,7 @@ class Loop:
             if not self.engine.late_captures.is_done:
                 seconds = capture_at - time.monotonic()
                 if seconds <= 0:
-                    self.engine.capture_next()
+                    self.engine.prepare_next()
                     continue
             self.wakeup.acquire(timeout=seconds)
         # The scheduler may idle on purpose; what it should know of ends the wait.

@@ -46,7 +46,7 @@ class Executor(ABC):
         raises: as `Pending.wait`
         """
 
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one graph, while no step is due; return how many sizes are still without."""
         return 0
 

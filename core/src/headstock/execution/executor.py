@@ -179,9 +179,9 @@ class LocalExecutor(Executor):
         )
 
     @torch.inference_mode()
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one graph of the runner's; return how many sizes are still without."""
-        return self.runner.capture_next()
+        return self.runner.prepare_next()
 
     def close(self) -> None:
         """Free the device; a second call frees what an interrupted one left."""

@@ -61,9 +61,9 @@ class ThreadedExecutor(Executor):
         pending = self.inner.execute(plan, new_rows)
         return pending.wait(), pending
 
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one graph on the thread; return how many sizes are still without."""
-        num_left: int = self._queue(self.inner.capture_next).result()
+        num_left: int = self._queue(self.inner.prepare_next).result()
         return num_left
 
     def _queue(self, function: Callable[..., Any], *arguments: Any) -> Future[Any]:

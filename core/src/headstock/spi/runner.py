@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from attrs import field, frozen
@@ -101,6 +101,38 @@ class Program:
     rules: frozenset[str] = frozenset()
 
 
+@frozen(kw_only=True)
+class ReplayLimits:
+    """Up to which sizes replays of steps are wanted.
+
+    max_rows: rows of a step of decode rows; 0: no replays at all
+    max_tokens: tokens of a step with prompt tokens; 0: none of these
+    full_tokens: tokens of a full step with prompt tokens, which has a replay beside those of up to
+        `max_tokens`; 0 where it needs none
+    may_defer: replays may be made later, when a step first needs one or in `prepare_next`. What
+        cannot be made then is logged and left to `run`
+    """
+
+    max_rows: int = 0
+    max_tokens: int = 0
+    full_tokens: int = 0
+    may_defer: bool = False
+
+
+@frozen(kw_only=True)
+class ReplaySizes:
+    """The steps that a runner replays; smaller ones are padded to the next size.
+
+    rows: of steps of decode rows, largest first
+    tokens: of steps with prompt tokens, largest first; those that are not worth it are left out
+    num_left: how many sizes are left for `prepare_next`
+    """
+
+    rows: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()
+    num_left: int = 0
+
+
 class Runner(ABC):
     """Runs batches through a program."""
 
@@ -113,7 +145,7 @@ class Runner(ABC):
         """Run the step, sample its scored tokens, and store those samples that are tokens of rows.
 
         Whether it is a replay is the runner's own affair: what cannot be replayed is for
-        `headstock.nn.eager_step.run_eager_step`. Without `capture` nothing is replayed. The next
+        `headstock.nn.eager_step.run_eager_step`. Without `prepare` nothing is replayed. The next
         call may overwrite the sample's tensors.
 
         writes: the pools; the token table, by `RowTables.keep`, as `Step.list_stored` says
@@ -123,49 +155,18 @@ class Runner(ABC):
     def close(self) -> None:
         """Free what was captured."""
 
-    def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes to capture for steps of up to `max_rows` rows, largest first.
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+        """Make what `run` replays, in place of all that was made before.
 
-        There are none by default.
+        After any exception `run` still works, and nothing is replayed. By default nothing ever is.
         """
-        return ()
+        return ReplaySizes()
 
-    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-        """The token counts to capture for prompt steps of up to `max_tokens`, largest first.
-
-        There are none by default.
-        """
-        return ()
-
-    def capture(
-        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
-    ) -> Sequence[int]:
-        """Capture steps of these sizes for `run` to replay.
-
-        They take the place of all earlier captures. After any exception `run` still works.
-
-        returns: those of `prompt_buckets` that are worth replaying, largest first
-        """
-        # A runner without graphs is asked for none: it named no buckets.
-        if buckets or prompt_buckets:
-            raise TypeError(f"{type(self).__name__} names buckets but has no capture")
-        return ()
-
-    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
-        """Capture each of these sizes later: when a step first needs it, or in `capture_next`.
-
-        They take the place of all earlier captures, and what `capture` raises may be raised here. A
-        size that cannot be captured later is logged and left to `run`.
-
-        returns: False when the runner does not defer, as by default; `capture` is called then
-        """
-        return False
-
-    def capture_next(self) -> int:
-        """Capture one graph of those that were deferred.
+    def prepare_next(self) -> int:
+        """Make one of the replays that `prepare` has left for later.
 
         It is called while no step is due, and a request that arrives meanwhile waits for it.
 
-        returns: how many sizes are still to be captured; 0 by default
+        returns: how many sizes are still left; 0 by default
         """
         return 0

@@ -39,16 +39,15 @@ from headstock.spi import (
     DeviceEnv,
     GraphSupport,
     ModelConfig,
+    ReplaySizes,
 )
 from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import describe_device, reclaim_free_bytes
 from headstock.startup.graph_captures import (
-    GraphSizes,
     LateCaptures,
     capture_runner_graphs,
-    graph_sizes,
 )
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
@@ -113,7 +112,7 @@ class EngineBuild:
     executor: Executor
     grammars: GrammarRows | None
     notes: tuple[str, ...]
-    graph_sizes: GraphSizes
+    graph_sizes: ReplaySizes
     late_captures: LateCaptures
     kept_profile: KeptProfile
     start: tuple[tuple[str, float], ...]
@@ -225,8 +224,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = capture_runner_graphs(assembled, inputs, memory, kept, on_progress)
     times.end_part("graphs")
-    captured = graph_sizes(assembled.runner, inputs)
-    notes += [graph_note] if graph_note and captured.rows else []
+    notes += [graph_note] if graph_note and graphs.sizes.rows else []
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
     return EngineBuild(
@@ -247,7 +245,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         ),
         grammars=grammars,
         notes=(*notes, *graphs.notes),
-        graph_sizes=captured,
+        graph_sizes=graphs.sizes,
         late_captures=graphs.late,
         kept_profile=kept,
         start=tuple(times.parts),

@@ -25,11 +25,9 @@ from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import wait_for_stream
 from headstock.startup.graph_captures import (
-    can_defer,
-    count_graph_rows,
     count_settled_bytes,
-    graph_sizes,
     measure_graph_bytes,
+    replay_limits,
     try_capture,
 )
 from headstock.startup.memory_plan import MemoryUse, count_scored_positions
@@ -111,24 +109,22 @@ def measure_memory_use(
     tables = sum(tensor.nbytes for tensor in (buffers.tokens, *buffers.page_tables))
     before = count_settled_bytes()
     assembled = assemble_executor(inputs, buffers, max_len)
-    sizes = graph_sizes(assembled.runner, inputs)
-    num_parts = 2 + len(sizes.rows) + len(sizes.tokens)
-    progress.set_parts(0, num_parts)
+    limits = replay_limits(inputs, assembled)
+    progress.set_parts(0, 2)
     activations = _run_worst_step(assembled, inputs, max_len)
-    progress.set_parts(1, num_parts)
+    progress.set_parts(1, 2)
     # In this order: the step makes libraries allocate their workspaces, the first capture what
     # captures need; only then do more graphs show their own bytes.
-    capturable = try_capture(assembled, count_graph_rows(inputs))
+    capturable = try_capture(assembled.runner, limits)
     workspaces = max(before - count_settled_bytes(), 0) + tables
     graphs = 0
     if capturable:
 
         def report_graph(done: int, total: int) -> None:
-            progress.set_parts(2 + done, num_parts)
+            progress.set_parts(2 + done, 2 + total)
 
-        deferred = can_defer(inputs, assembled)
-        graphs = measure_graph_bytes(assembled, sizes, None, report_graph, deferred=deferred)
-    progress.set_parts(num_parts, num_parts)
+        graphs = measure_graph_bytes(assembled.runner, limits, None, report_graph)
+    progress.set_parts(progress.total, progress.total)
     assembled.executor.close()
     # The pool takes this memory next, so nothing of the profile run may live on.
     del assembled, buffers

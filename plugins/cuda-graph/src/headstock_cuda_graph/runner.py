@@ -17,6 +17,8 @@ from headstock.spi import (
     Planning,
     PrefixInputs,
     Program,
+    ReplayLimits,
+    ReplaySizes,
     Runner,
     Sample,
     Step,
@@ -88,42 +90,34 @@ class CudaGraphRunner(Runner):
         sample = None if step.num_drafts is None else self.replay_verification(step)
         return self.replay_prompts(step) if sample is None else sample
 
-    def buckets(self, max_rows: int) -> tuple[int, ...]:
-        """The batch sizes that are captured."""
-        return buckets(max_rows)
+    def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
+        """Capture steps up to these sizes, largest first; after an error nothing is replayed.
 
-    def prompt_buckets(self, max_tokens: int) -> tuple[int, ...]:
-        """The token counts that are captured for steps with prompt tokens."""
-        return token_buckets(max_tokens)
-
-    def capture(
-        self, buckets: Sequence[int], report: CaptureProgress, prompt_buckets: Sequence[int] = ()
-    ) -> Sequence[int]:
-        """Capture steps of these sizes, largest first. After an error nothing is replayed."""
-        if not buckets:
+        Where captures may be deferred, only the largest size of each kind of step is captured.
+        """
+        rows, tokens = buckets(limits.max_rows), token_buckets(limits.max_tokens)
+        if tokens and limits.full_tokens > tokens[0]:
+            tokens = (limits.full_tokens, *tokens)
+        if not rows:
             self.drop_graphs()
-            return ()
+            return ReplaySizes()
         with self.drop_graphs_after_errors():
-            keys = self.begin_captures(buckets, prompt_buckets)
+            keys = begun = self.begin_captures(rows, tokens)
+            if limits.may_defer:
+                # What later captures need fits in the memory that these leave.
+                largest = {key.kind: key for key in reversed(begun)}
+                keys = [largest[kind] for kind in ("prompt", "rows") if kind in largest]
             for number, key in enumerate(keys, start=1):
                 self.waiting.finish(key)
-                report(number, len(keys))
-        return sorted(self.prompts.captured, reverse=True) if self.prompts is not None else ()
-
-    def defer_captures(self, buckets: Sequence[int], prompt_buckets: Sequence[int] = ()) -> bool:
-        """Capture the largest size of each kind of step now, and the others later."""
-        with self.drop_graphs_after_errors():
-            keys = self.begin_captures(buckets, prompt_buckets)
-            # What later captures need fits in the memory that these leave.
-            for kind in ("prompt", "rows"):
-                largest = next((key for key in keys if key.kind == kind), None)
-                if largest is not None:
-                    self.waiting.finish(largest)
+                report(number, len(begun))
         # The small ones are those that the first requests want.
         self.waiting.tasks = dict(sorted(self.waiting.tasks.items()))
-        return True
+        num_left = len(self.waiting.tasks)
+        if not num_left and self.prompts is not None:
+            tokens = tuple(sorted(self.prompts.captured, reverse=True))
+        return ReplaySizes(rows=rows, tokens=tokens, num_left=num_left)
 
-    def capture_next(self) -> int:
+    def prepare_next(self) -> int:
         """Capture one more graph; return how many sizes are left."""
         self.waiting.advance()
         return len(self.waiting.tasks)
