@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from source_tree import PLUGINS, ROOT, files, read_project, tree
 
-RECORDS = {"Batch", "AttentionStep", "Sampling", "Sample", "PromptInputs"}
+RECORDS = {"Batch", "AttentionStep", "Sampling", "Sample", "StepInputs"}
 TAKEN_TO_PIECES = {"evolve", "fields", "fields_dict", "asdict", "astuple", "replace"}
 """What makes or enumerates a record without its name."""
 

@@ -180,7 +180,7 @@ SHOWN: Mapping[str, str] = {
     ),
     **dict.fromkeys(
         (
-            f"PromptInputs.{name}"
+            f"StepInputs.{name}"
             for name in (
                 "row_ids",
                 "starts",
@@ -192,7 +192,9 @@ SHOWN: Mapping[str, str] = {
         ),
         _TABLES + "test_prompt_inputs_are_the_step_and_padding",
     ),
-    "PromptInputs.memory": _TABLES
+    "StepInputs.query_len": _TABLES
+    + "test_captured_functions_make_what_steps_of_equally_long_rows_have_without_them",
+    "StepInputs.memory": _TABLES
     + "test_inputs_keep_their_addresses_and_begin_where_kernels_like_it",
     "Program.rules": "tests/core/grammar/test_rows.py::"
     "test_answers_follow_their_rules_and_others_are_as_without",

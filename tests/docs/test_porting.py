@@ -90,7 +90,7 @@ def test_every_name_that_is_gone_has_a_row(named: tuple[str, str]) -> None:
     assert named in WRITTEN
 
 
-CHANGED = [("Runner", "run"), ("PromptStep", "num_logits"), ("RowTables", "write_prompt_inputs")]
+CHANGED = [("Runner", "run"), ("PromptStep", "num_logits"), ("RowTables", "batch")]
 """What kept its name and has another form."""
 
 

@@ -25,7 +25,7 @@ from headstock.engine.engine import Engine
 from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
 from headstock.selection.processors import SelectedProcessor, digest_forward_values
-from headstock.spi import LogitColumn, Runner
+from headstock.spi import LogitColumn, Runner, StepInputs
 
 __all__ = ["crash_reports", "toys"]
 
@@ -174,7 +174,8 @@ def test_a_batch_that_a_runner_makes_has_the_declared_columns(toys: Toys) -> Non
     engine = toys.engine(runner="rerun", **LIFTED)
     tables = runner_of(engine).program.row_tables  # type: ignore[attr-defined]
     rows = torch.zeros(2, dtype=torch.int64)
-    batches = [tables.batch(rows, rows, 1), tables.prompt_batch(tables.prompt_inputs(2, 4))]
+    inputs = StepInputs.of_rows(rows, rows, 1), tables.step_inputs(2, 4)
+    batches = [tables.batch(each) for each in inputs]
     for batch in batches:
         table = batch.columns.read("lift", "by")
         assert table is not None and table[tables.padding_row] == 0

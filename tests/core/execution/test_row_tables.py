@@ -29,6 +29,7 @@ from headstock.spi import (
     PrefixGroups,
     Sample,
     Sampling,
+    StepInputs,
 )
 
 LAYOUT = FullKV(kv_heads=1, k_dim=2, v_dim=2)
@@ -121,10 +122,10 @@ def test_captured_functions_make_what_steps_of_equally_long_rows_have_without_th
     plan = plan_of(rows, starts, [query_len] * len(rows), num_decode)
     plan = attrs.evolve(plan, num_logits=plan.num_logits * query_len)
     step = make_step(plan, buffers, sampling)
-    row_ids, first = torch.tensor(rows), torch.tensor(starts)
+    inputs = StepInputs.of_rows(torch.tensor(rows), torch.tensor(starts), query_len)
 
-    assert differences(tables.batch(row_ids, first, query_len), step.batch()) == []
-    captured = tables.attention_step(row_ids, first, query_len, plan.stops)
+    assert differences(tables.batch(inputs), step.batch()) == []
+    captured = tables.attention_step(inputs, plan.stops)
     decode, extend = step.make_attention_steps()
     assert differences(captured, decode or extend) == []
 
@@ -149,17 +150,16 @@ def test_captured_steps_are_cut_at_shared_prefixes_as_others_are(
         groups = PrefixGroups(
             counts=np.array(counts, np.int32), lens=np.array(pages, np.int32) * PAGE_SIZE
         )
-        step = make_step(plan, buffers, sampling, groups).make_attention_steps()[0]
-        tables.write_prefix_inputs(inputs, groups)
+        grouped_step = make_step(plan, buffers, sampling, groups)
+        step = grouped_step.make_attention_steps()[0]
+        tables.write(inputs, grouped_step)
         size = len(rows) + more_rows
         padding = [ROWS] * more_rows, [0] * more_rows
-        captured = tables.attention_step(
-            torch.tensor([*rows, *padding[0]]),
-            torch.tensor([*starts, *padding[1]]),
-            1,
-            np.full(size, MAX_LEN, np.int32),
-            inputs.first_rows(size),
-        ).shared
+        padded = StepInputs.of_rows(
+            torch.tensor([*rows, *padding[0]]), torch.tensor([*starts, *padding[1]]), 1
+        )
+        longest = np.full(size, MAX_LEN, np.int32)
+        captured = tables.attention_step(padded, longest, inputs.first_rows(size)).shared
         assert step is not None and step.shared is not None and captured is not None
         wanted, count = step.shared, len(counts)
 
@@ -192,18 +192,20 @@ def test_captured_prompts_are_cut_where_the_decode_rows_before_them_share_pages(
     counts = counts[:most]
     lens = [PAGE_SIZE * data.draw(st.integers(1, most)) for _ in counts]
     groups = PrefixGroups(counts=np.array(counts, np.int32), lens=np.array(lens, np.int32))
-    inputs, prefixes = tables.prompt_inputs(ROWS + 6, 64), tables.prefix_inputs(ROWS + 6)
-    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
-    tables.write_prefix_inputs(prefixes, groups)
-    inputs, prefixes = (each.first_rows(rows + more_rows) for each in (inputs, prefixes))
-    captured = tables.prompt_attention_step(inputs, MAX_LEN, prefixes=prefixes)
-    whole = tables.prompt_attention_step(inputs, MAX_LEN)
+    inputs, prefixes = tables.step_inputs(ROWS + 6, 64), tables.prefix_inputs(ROWS + 6)
+    step = make_step(plan, buffers, sampling, groups)
+    tables.write(inputs, step)
+    tables.write(prefixes, step)
+    inputs, prefixes = inputs.first_rows(rows + more_rows), prefixes.first_rows(rows + more_rows)
+    longest = np.full(rows + more_rows, MAX_LEN, np.int32)
+    captured = tables.attention_step(inputs, longest, prefixes)
+    whole = tables.attention_step(inputs, longest)
     assert differences(attrs.evolve(captured, shared=None), whole) == []
 
     # A step of rows that decode, but with the lengths of these, is cut in the same way.
-    longest = np.full(rows + more_rows, MAX_LEN, np.int32)
-    starts = inputs.context_lens.long() - 1
-    alone = tables.attention_step(inputs.row_ids, starts, 1, longest, prefixes)
+    alone = tables.attention_step(
+        StepInputs.of_rows(inputs.row_ids, whole.context_lens.long() - 1, 1), longest, prefixes
+    )
     ours, theirs = captured.shared, alone.shared
     assert ours is not None and theirs is not None
     assert differences(ours.prefixes, theirs.prefixes) == []
@@ -223,9 +225,9 @@ def test_prompt_inputs_are_the_step_and_padding(
 ) -> None:
     buffers, sampling, tables = tables_of(seed)
     rows, tokens = len(plan.rows), plan.num_tokens
-    inputs = tables.prompt_inputs(rows + more_rows, tokens + more_tokens)
-    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
-    batch, wanted = tables.prompt_batch(inputs), make_step(plan, buffers, sampling).batch()
+    inputs = tables.step_inputs(rows + more_rows, tokens + more_tokens)
+    tables.write(inputs, make_step(plan, buffers, sampling))
+    batch, wanted = tables.batch(inputs), make_step(plan, buffers, sampling).batch()
 
     for name in ("tokens", "positions", "token_rows"):
         assert same(getattr(batch, name)[:tokens], getattr(wanted, name)), name
@@ -245,10 +247,11 @@ def test_the_attention_of_a_captured_prompt_sees_the_rows_of_the_step(
     seed: int, plan: Plan, more_rows: int
 ) -> None:
     buffers, sampling, tables = tables_of(seed)
-    inputs = tables.prompt_inputs(ROWS + more_rows, 64)
-    tables.write_prompt_inputs(inputs, make_step(plan, buffers, sampling))
+    inputs = tables.step_inputs(ROWS + more_rows, 64)
+    tables.write(inputs, make_step(plan, buffers, sampling))
     rows = len(plan.rows)
-    captured = tables.prompt_attention_step(inputs.first_rows(ROWS), MAX_LEN)
+    longest = np.full(ROWS, MAX_LEN, np.int32)
+    captured = tables.attention_step(inputs.first_rows(ROWS), longest)
     # All rows as one part, as a captured step has them.
     whole = attrs.evolve(plan, num_decode=0)
     wanted = make_step(whole, buffers, sampling).make_attention_steps()[1]
@@ -270,18 +273,29 @@ def test_the_attention_of_a_captured_prompt_sees_the_rows_of_the_step(
 
 def test_inputs_keep_their_addresses_and_begin_where_kernels_like_it() -> None:
     buffers, sampling, tables = tables_of(0)
-    inputs = tables.prompt_inputs(5, 21)
-    names = [name for name in attrs.fields_dict(type(inputs)) if name != "memory"]
-    before = {name: getattr(inputs, name).data_ptr() for name in names}
-    assert (inputs.token_rows == ROWS).all() and inputs.query_start.tolist() == [0] + [1] * 5
-    tables.write_prompt_inputs(
-        inputs, make_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling)
-    )
+    inputs = tables.step_inputs(5, 21)
+    tensors = attrs.asdict(inputs, filter=lambda field, _: field.type == "Tensor | None")
+    tensors |= {"row_ids": inputs.row_ids, "starts": inputs.starts}
+    memory = tensors.pop("memory")
+    before = {name: tensor.data_ptr() for name, tensor in tensors.items()}
+    assert len(before) == 6
+    assert (tensors["token_rows"] == ROWS).all()
+    assert tensors["query_start"].tolist() == [0] + [1] * 5
+    tables.write(inputs, make_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling))
 
-    assert {name: getattr(inputs, name).data_ptr() for name in names} == before
-    assert all((place - inputs.memory.data_ptr()) % 16 == 0 for place in before.values())
+    assert {name: getattr(inputs, name).data_ptr() for name in tensors} == before
+    assert all((place - memory.data_ptr()) % 16 == 0 for place in before.values())
     assert inputs.first_rows(1).row_ids.tolist() == [2]
-    assert inputs.first_rows(1).query_start.tolist() == [0, 1]
+    first = inputs.first_rows(1).query_start
+    assert first is not None and first.tolist() == [0, 1]
+
+
+def test_inputs_over_tensors_of_the_runner_are_not_written() -> None:
+    buffers, sampling, tables = tables_of(0)
+    rows = torch.zeros(2, dtype=torch.int64)
+    step = make_step(plan_of([2, 4], [3, 0], [1, 7], 1), buffers, sampling)
+    with pytest.raises(TypeError, match="of the runner's"):
+        tables.write(StepInputs.of_rows(rows, rows, 1), step)
 
 
 @given(st.integers(0, 99), plans())

@@ -20,7 +20,7 @@ from headstock.nn.short_conv import ConvInputs
 from headstock.requests import client, input_processor
 from headstock.scheduler import Plan, admission, apply
 from headstock.scheduler.page_pool import count_available_pages
-from headstock.spi import KVGroup
+from headstock.spi import KVGroup, PrefixInputs
 from headstock_cuda_graph import runner
 from headstock_radix_cache.group_tree import GroupIndex
 from headstock_radix_cache.policy import RadixCache
@@ -102,6 +102,9 @@ def padding_as_it_was(upload: Any, target: Any, *parts: Any) -> None:
 
 def prompt_padding_as_it_was(write: Any, tables: Any, inputs: Any, step: Any) -> None:
     """What pads the inputs of a prompt step stays what it was."""
+    if isinstance(inputs, PrefixInputs):
+        write(tables, inputs, step)
+        return
     num_tokens, num_rows = int((step.stops - step.starts).sum()), len(step.row_ids)
     used = {"token_rows": num_tokens, "positions": num_tokens}
     used |= dict.fromkeys(("row_ids", "starts", "context_lens"), num_rows)
@@ -199,7 +202,7 @@ NEGLECTED = {
         around(runner, "upload", padding_as_it_was), rf"{DIFFERS}|written though it was free"
     ),
     "padding tokens stay as they were": Mutant(
-        around(DeviceTables, "write_prompt_inputs", prompt_padding_as_it_was),
+        around(DeviceTables, "write", prompt_padding_as_it_was),
         rf"{DIFFERS}|written though it was free|'error'",
     ),
     "token ids not checked": Mutant(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,15 +206,16 @@ def test_groups_are_written_once_and_anew_after_a_capture(toys: Toys) -> None:
     prefixes = runner_of(engine).prefixes
     assert prefixes is not None and prefixes.prepare_capture(7) is None
     groups = PrefixGroups(counts=np.array([2, 3], np.int32), lens=np.array([8, 4], np.int32))
-    prefixes.write_groups(groups)
+    step: Any = SimpleNamespace(groups=groups)
+    prefixes.write(step)
     wanted = [8, 8, 4, 4, 4, 0, 0, 0]
     assert prefixes.first_rows(8).shared_lens.tolist() == wanted
     prefixes.inputs.memory.zero_()
-    prefixes.write_groups(groups)
+    prefixes.write(step)
     assert not prefixes.inputs.shared_lens.any()
 
     inputs = prefixes.prepare_capture(8)
     assert inputs is not None and not inputs.shared_lens.any() and not inputs.group_starts.any()
-    prefixes.write_groups(groups)
+    prefixes.write(step)
     assert inputs.shared_lens.tolist() == wanted
     engine.close()

@@ -20,17 +20,20 @@ from headstock.spi import (
     Pooling,
     PrefixGroups,
     PrefixInputs,
-    PromptInputs,
     RowColumns,
     RowTables,
     Sample,
     Sampling,
     Step,
+    StepInputs,
 )
 from headstock.spi.arrays import Ints
 
 if TYPE_CHECKING:
     from headstock.execution.sampling_inputs import SamplingTable
+
+
+_NO_GROUPS = PrefixGroups(counts=np.zeros(0, np.int32), lens=np.zeros(0, np.int32))
 
 
 def make_batch(
@@ -184,43 +187,45 @@ class DeviceTables(RowTables):
         """The last row of the tables."""
         return len(self.buffers.tokens) - 1
 
-    def batch(self, row_ids: Tensor, starts: Tensor, query_len: int) -> Batch:
-        """Make the batch in which each row computes `query_len` tokens, every one scored."""
-        token_rows, positions = row_ids, starts
-        if query_len > 1:
-            token_rows = row_ids.repeat_interleave(query_len)
-            positions = (starts[:, None] + self._count_from_zero(query_len)).flatten()
+    def batch(self, inputs: StepInputs) -> Batch:
+        """Make the batch of the inputs, padding included, every token of it scored."""
+        token_rows, positions, length = inputs.token_rows, inputs.positions, inputs.query_len
+        if token_rows is None or positions is None:
+            token_rows, positions = inputs.row_ids, inputs.starts
+            if length > 1:
+                token_rows = token_rows.repeat_interleave(length)
+                positions = (positions[:, None] + self._count_from_zero(length)).flatten()
         return make_batch(
             self.buffers,
-            row_ids=row_ids,
-            starts=starts,
-            query_start=self._query_start(len(row_ids), query_len),
+            row_ids=inputs.row_ids,
+            starts=inputs.starts,
+            query_start=self._query_start(inputs),
             token_rows=token_rows,
             positions=positions,
-            max_query_len=query_len,
+            max_query_len=length or len(token_rows),
             logit_indices=None,
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
         )
 
     def attention_step(
-        self,
-        row_ids: Tensor,
-        starts: Tensor,
-        query_len: int,
-        host_lens: np.ndarray,
-        prefixes: PrefixInputs | None = None,
+        self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
     ) -> AttentionStep:
-        """Make the attention step of that batch."""
-        # Cast and addition in one operation.
-        lens = torch.add(starts, query_len, out=torch.empty_like(starts, dtype=torch.int32))
+        """Make the attention step of the inputs' rows."""
+        lens, most = inputs.context_lens, inputs.query_len
+        if lens is None:
+            # Cast and addition in one operation.
+            out = torch.empty_like(inputs.starts, dtype=torch.int32)
+            lens = torch.add(inputs.starts, most, out=out)
+        if inputs.token_rows is not None:
+            most = len(inputs.token_rows)
         step = make_attention_step(
             self.buffers,
-            Phase.DECODE if query_len == 1 else Phase.EXTEND,
-            row_ids=row_ids,
-            query_start=self._query_start(len(row_ids), query_len),
+            Phase.DECODE if inputs.query_len == 1 else Phase.EXTEND,
+            row_ids=inputs.row_ids,
+            query_start=self._query_start(inputs),
             context_lens=lens,
-            host_query_lens=np.full_like(host_lens, query_len),
+            host_query_lens=np.full_like(host_lens, most),
             host_context_lens=host_lens,
             by_numpy=False,
         )
@@ -236,19 +241,37 @@ class DeviceTables(RowTables):
 
     def prefix_inputs(self, num_rows: int) -> PrefixInputs:
         """Allocate the inputs of steps of at most so many rows, without groups."""
-        none = np.zeros(0, np.int32)
-        arrays = pad_groups(PrefixGroups(counts=none, lens=none), num_rows)
+        arrays = pad_groups(_NO_GROUPS, num_rows)
         memory = self.buffers.pack(*arrays).to(self.device)
         group_starts, shared_lens = unpack(memory, *arrays)
         return PrefixInputs(memory=memory, group_starts=group_starts, shared_lens=shared_lens)
 
-    def write_prefix_inputs(self, inputs: PrefixInputs, groups: PrefixGroups) -> None:
-        """Bring the inputs up to date with a step's groups, by one copy.   writes: inputs"""
-        arrays = pad_groups(groups, len(inputs.shared_lens))
-        inputs.memory.copy_(self.buffers.pack(*arrays), non_blocking=True)
+    def write(self, inputs: StepInputs | PrefixInputs, step: Step) -> None:
+        """Bring the inputs up to date with a step or with its groups, by one copy.
 
-    def _query_start(self, num_rows: int, query_len: int) -> Tensor:
-        """Where the tokens of equally long rows begin and end. [rows + 1] int32"""
+        writes: inputs
+        """
+        memory = inputs.memory
+        if memory is None:
+            raise TypeError("inputs of equally long rows lie in tensors of the runner's")
+        if isinstance(inputs, PrefixInputs):
+            arrays = pad_groups(step.groups or _NO_GROUPS, len(inputs.shared_lens))
+            memory.copy_(self.buffers.pack(*arrays), non_blocking=True)
+            return
+        assert inputs.token_rows is not None
+        # Fresh memory each time: the copy runs later than this call, and torch hands pinned memory
+        # out again only when its copy is over. The next step would overwrite a buffer of our own.
+        host = torch.empty(memory.shape, dtype=torch.int64, pin_memory=memory.is_cuda)
+        rows = step.row_ids, step.starts, step.stops
+        num_rows, num_tokens = len(inputs.row_ids), len(inputs.token_rows)
+        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        memory.copy_(host, non_blocking=True)
+
+    def _query_start(self, inputs: StepInputs) -> Tensor:
+        """Where the tokens of each row begin, and where the last row's end. [rows + 1] int32"""
+        if inputs.query_start is not None:
+            return inputs.query_start
+        num_rows, query_len = len(inputs.row_ids), inputs.query_len
         if query_len == 1:
             return self._count_from_zero(num_rows + 1)
         return torch.arange(
@@ -283,59 +306,15 @@ class DeviceTables(RowTables):
         else:
             buffers.store_tokens(row_ids, positions, tokens[buffers.to_device(scored)])
 
-    def prompt_inputs(self, num_rows: int, num_tokens: int) -> PromptInputs:
-        """Allocate the inputs of prompt steps of at most this size; all of them is padding."""
+    def step_inputs(self, num_rows: int, num_tokens: int) -> StepInputs:
+        """Allocate the inputs of steps of at most this size; all of them is padding."""
         host = torch.empty(_count_words(num_rows, num_tokens), dtype=torch.int64)
         # One token of the padding row: captured work takes hidden states at the end of each row.
         nothing = np.zeros(1, np.int64)
         rows = nothing + self.padding_row, nothing, nothing + 1
         _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
         memory = host.to(self.device)
-        return PromptInputs(
-            memory=memory, **_split_words(memory, torch.int32, num_rows, num_tokens)
-        )
-
-    def write_prompt_inputs(self, inputs: PromptInputs, step: Step) -> None:
-        """Bring the inputs up to date with a step, by one copy.   writes: inputs"""
-        # Fresh memory each time: the copy runs later than this call, and torch hands pinned memory
-        # out again only when its copy is over. The next step would overwrite a buffer of our own.
-        host = torch.empty(inputs.memory.shape, dtype=torch.int64, pin_memory=inputs.memory.is_cuda)
-        rows = step.row_ids, step.starts, step.stops
-        num_rows, num_tokens = len(inputs.row_ids), len(inputs.token_rows)
-        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
-        inputs.memory.copy_(host, non_blocking=True)
-
-    def prompt_batch(self, inputs: PromptInputs) -> Batch:
-        """Make the batch of the inputs, padding included, every token of it scored."""
-        return make_batch(
-            self.buffers,
-            row_ids=inputs.row_ids,
-            starts=inputs.starts,
-            query_start=inputs.query_start,
-            token_rows=inputs.token_rows,
-            positions=inputs.positions,
-            max_query_len=len(inputs.token_rows),
-            logit_indices=None,
-            columns=self.sampling_table.processors.row_columns,
-            by_numpy=False,
-        )
-
-    def prompt_attention_step(
-        self, inputs: PromptInputs, max_seq_len: int, *, prefixes: PrefixInputs | None = None
-    ) -> AttentionStep:
-        """Make the attention step of the inputs' rows, its host lengths upper bounds."""
-        lens = np.full(len(inputs.row_ids), len(inputs.token_rows), np.int32)
-        step = make_attention_step(
-            self.buffers,
-            Phase.EXTEND,
-            row_ids=inputs.row_ids,
-            query_start=inputs.query_start,
-            context_lens=inputs.context_lens,
-            host_query_lens=lens,
-            host_context_lens=np.full_like(lens, max_seq_len),
-            by_numpy=False,
-        )
-        return self._split_step(step, prefixes)
+        return StepInputs(memory=memory, **_split_words(memory, torch.int32, num_rows, num_tokens))
 
 
 def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
@@ -350,7 +329,7 @@ def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[
 
 
 def _split_words(words: Any, int32: Any, num_rows: int, num_tokens: int) -> dict[str, Any]:
-    """Split packed words into the parts of `PromptInputs`, each at a multiple of 16 bytes.
+    """Split packed words into the parts of `StepInputs`, each at a multiple of 16 bytes.
 
     Kernels like such addresses.
 

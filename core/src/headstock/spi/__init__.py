@@ -74,7 +74,7 @@ from headstock.spi.ops import (
 from headstock.spi.part_query import PartQuery
 from headstock.spi.plugin import PluginSpec, Rejection, Require
 from headstock.spi.proposer import Proposer, ProposerSpec
-from headstock.spi.row_tables import PrefixInputs, PromptInputs, RowTables
+from headstock.spi.row_tables import PrefixInputs, RowTables, StepInputs
 from headstock.spi.runner import (
     CaptureProgress,
     DecodeAttention,
@@ -169,7 +169,6 @@ __all__ = [
     "PrefixInputs",
     "Processing",
     "Program",
-    "PromptInputs",
     "Proposer",
     "ProposerSpec",
     "QkNorm",
@@ -198,6 +197,7 @@ __all__ = [
     "StateKV",
     "StateTensor",
     "Step",
+    "StepInputs",
     "Stream",
     "Tool",
     "ToolEvent",

@@ -12,41 +12,49 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from headstock.spi.attention import AttentionStep, PrefixGroups
+    from headstock.spi.attention import AttentionStep
     from headstock.spi.batch import Batch, Sample, Sampling
     from headstock.spi.step import Step
 
 
 @frozen(kw_only=True, eq=False)
-class PromptInputs:
-    """What a captured prompt step is given, at addresses that stay.
+class StepInputs:
+    """What a captured step is given, at addresses that stay.
 
     Rows and tokens that the step lacks are padding: the padding row at position 0. A row that
     pads has no tokens, and tokens that pad belong to no row of `query_start`.
 
-    memory: the bytes that all the others are views of
     row_ids, starts: [rows] int64, each row and its first position in this step
+    query_len: how many tokens each row has, if all have as many; the rest follows from it then and
+        is None. Else 0
+    memory: the bytes that all the others are views of
     query_start: [rows + 1] int32, where each row's tokens begin, and where the last row's end
     context_lens: [rows] int32, this step's tokens included; 1 for padding
     token_rows, positions: [tokens] int64, each token's row and its position in that row
     """
 
-    memory: Tensor
     row_ids: Tensor
     starts: Tensor
-    query_start: Tensor
-    context_lens: Tensor
-    token_rows: Tensor
-    positions: Tensor
+    query_len: int = 0
+    memory: Tensor | None = None
+    query_start: Tensor | None = None
+    context_lens: Tensor | None = None
+    token_rows: Tensor | None = None
+    positions: Tensor | None = None
 
-    def first_rows(self, count: int) -> PromptInputs:
+    @classmethod
+    def of_rows(cls, row_ids: Tensor, starts: Tensor, query_len: int) -> StepInputs:
+        """The inputs of rows that compute `query_len` tokens each, over tensors of the caller's."""
+        return cls(row_ids=row_ids, starts=starts, query_len=query_len)
+
+    def first_rows(self, count: int) -> StepInputs:
         """Return the inputs of the first rows alone, over the same memory and tokens."""
         return evolve(
             self,
             row_ids=self.row_ids[:count],
             starts=self.starts[:count],
-            query_start=self.query_start[: count + 1],
-            context_lens=self.context_lens[:count],
+            query_start=None if self.query_start is None else self.query_start[: count + 1],
+            context_lens=None if self.context_lens is None else self.context_lens[:count],
         )
 
 
@@ -96,27 +104,9 @@ class RowTables(ABC):
         """
 
     @abstractmethod
-    def batch(self, row_ids: Tensor, starts: Tensor, query_len: int) -> Batch:
-        """Make the batch in which each row computes `query_len` tokens, every one of them scored.
-
-        How these are sampled is no part of it: `sampling` makes that.
-        row_ids, starts: [n] int64, each row and its first position in this step
-        """
-
-    @abstractmethod
-    def attention_step(
-        self,
-        row_ids: Tensor,
-        starts: Tensor,
-        query_len: int,
-        host_lens: np.ndarray,
-        prefixes: PrefixInputs | None = None,
-    ) -> AttentionStep:
-        """Make the attention step of that batch.
-
-        row_ids, starts: [n] int64, as in `batch`
-        host_lens: [n] int32, the context lengths after the step, or the most that they may be
-        prefixes: of these rows; with them the step has `shared`, for one token a row
+    def step_inputs(self, num_rows: int, num_tokens: int) -> StepInputs:
+        """Allocate the inputs of steps of at most this size, with rows of any lengths; all of them
+        is padding.
         """
 
     @abstractmethod
@@ -124,11 +114,29 @@ class RowTables(ABC):
         """Allocate the inputs of steps of at most so many rows, without groups."""
 
     @abstractmethod
-    def write_prefix_inputs(self, inputs: PrefixInputs, groups: PrefixGroups) -> None:
-        """Bring the inputs up to date with a step's groups, by one copy to the device.
+    def write(self, inputs: StepInputs | PrefixInputs, step: Step) -> None:
+        """Bring the inputs up to date with a step or with its groups, by one copy to the device.
 
-        inputs: as `prefix_inputs` made them
+        inputs: as `step_inputs` or `prefix_inputs` made them
         writes: inputs
+        """
+
+    @abstractmethod
+    def batch(self, inputs: StepInputs) -> Batch:
+        """Make the batch of the inputs, padding included, every token of it scored.
+
+        How these are sampled is no part of it: `sampling` makes that.
+        """
+
+    @abstractmethod
+    def attention_step(
+        self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
+    ) -> AttentionStep:
+        """Make the attention step of the inputs' rows.
+
+        host_lens: [rows] int32, the context lengths after the step, or the most that they may be:
+            a captured step serves all lengths up to them
+        prefixes: of these rows; with them the step has `shared`, for one token a row that shares
         """
 
     @abstractmethod
@@ -151,34 +159,4 @@ class RowTables(ABC):
         row_ids, positions: [n] int64
         scored: [n] int64, which of the sample's positions they are of; None for all
         writes: the token table
-        """
-
-    @abstractmethod
-    def prompt_inputs(self, num_rows: int, num_tokens: int) -> PromptInputs:
-        """Allocate the inputs of prompt steps of at most this size; all of them is padding."""
-
-    @abstractmethod
-    def write_prompt_inputs(self, inputs: PromptInputs, step: Step) -> None:
-        """Bring the inputs up to date with a step, by one copy to the device.
-
-        inputs: as `prompt_inputs` made them
-        writes: inputs
-        """
-
-    @abstractmethod
-    def prompt_batch(self, inputs: PromptInputs) -> Batch:
-        """Make the batch of the inputs, padding included, every token of it scored.
-
-        As in `batch`, it does not say how.
-        """
-
-    @abstractmethod
-    def prompt_attention_step(
-        self, inputs: PromptInputs, max_seq_len: int, *, prefixes: PrefixInputs | None = None
-    ) -> AttentionStep:
-        """Make the attention step of the inputs' rows.
-
-        The host lengths are upper bounds, because a captured step serves all lengths up to them.
-
-        prefixes: of these rows; with them the step has `shared`, for one token a row that shares
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from attrs import define, field
 from torch import Tensor
 
-from headstock.spi import Planning, PrefixGroups, PrefixInputs, Program, RowTables
+from headstock.spi import Planning, PrefixGroups, PrefixInputs, Program, RowTables, Step
 
 SHARED_ROWS = 8
 """Rows of the smallest graph that has another one beside it for rows that share leading pages.
@@ -59,11 +59,11 @@ class StaticPrefixes:
         self.groups = None
         return self.first_rows(count)
 
-    def write_groups(self, groups: PrefixGroups) -> None:
+    def write(self, step: Step) -> None:
         """Bring the inputs up to date; nothing is done for the groups that they have.
 
         writes: inputs
         """
-        if groups is not self.groups:
-            self.tables.write_prefix_inputs(self.inputs, groups)
-            self.groups = groups
+        if step.groups is not self.groups:
+            self.tables.write(self.inputs, step)
+            self.groups = step.groups

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import numpy as np
 import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttendInto, PrefixInputs, Program, PromptInputs, Step
+from headstock.spi import AttendInto, PrefixInputs, Program, Step, StepInputs
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
@@ -79,7 +80,7 @@ class PromptBucket:
     """
 
     size: int
-    inputs: PromptInputs
+    inputs: StepInputs
     pieces: PiecewiseGraph
     wholes: tuple[WholeGraph, ...]
     shared: WholeGraph | None = None
@@ -121,7 +122,7 @@ class PromptGraphs:
         It stops after each graph. The largest size comes first: smaller ones share its output.
         """
         # A row of a step has a token, so no step has more rows than tokens.
-        inputs = self.program.row_tables.prompt_inputs(min(size, self.max_rows), size)
+        inputs = self.program.row_tables.step_inputs(min(size, self.max_rows), size)
 
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
@@ -133,7 +134,7 @@ class PromptGraphs:
         for rows, longest in self.list_wholes(size):
             wholes.append(self.capture_whole(inputs.first_rows(rows), longest))
             yield
-        shared = self.capture_shared(inputs, wholes)
+        shared = self.capture_shared(size, inputs, wholes)
         if shared is not None:
             yield
         pieces = self.capturer.capture_pieces(work)
@@ -159,20 +160,20 @@ class PromptGraphs:
         return list(dict.fromkeys([(few, short), (most, short), (most, longest)]))
 
     def capture_whole(
-        self, inputs: PromptInputs, longest: int, prefixes: PrefixInputs | None = None
+        self, inputs: StepInputs, longest: int, prefixes: PrefixInputs | None = None
     ) -> WholeGraph:
         """The whole forward pass of the inputs' rows, with contexts of up to `longest` tokens."""
         graph = self.capturer(lambda: self.forward_whole(inputs, longest, prefixes), warm=False)
         return WholeGraph(len(inputs.row_ids), longest, graph, prefixes)
 
     def capture_shared(
-        self, inputs: PromptInputs, wholes: Sequence[WholeGraph]
+        self, size: int, inputs: StepInputs, wholes: Sequence[WholeGraph]
     ) -> WholeGraph | None:
         """The forward pass of what the last of these graphs serves, for rows that share pages.
 
         None for sizes and rows without.
         """
-        if self.prefixes is None or not wholes or len(inputs.token_rows) > FEW_TOKENS:
+        if self.prefixes is None or not wholes or size > FEW_TOKENS:
             return None
         if not self.program.attention.shares_beside_prompts or not self.can_mix():
             return None
@@ -183,7 +184,7 @@ class PromptGraphs:
         return self.capture_whole(inputs.first_rows(rows), longest, prefixes)
 
     def forward_whole(
-        self, inputs: PromptInputs, longest: int, prefixes: PrefixInputs | None = None
+        self, inputs: StepInputs, longest: int, prefixes: PrefixInputs | None = None
     ) -> Tensor:
         """The hidden states of each row's last token. [rows, hidden]   writes: the pools
 
@@ -191,18 +192,20 @@ class PromptGraphs:
         """
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
-        step = program.row_tables.prompt_attention_step(inputs, longest, prefixes=prefixes)
+        lens = np.full(len(inputs.row_ids), longest, np.int32)
+        step = program.row_tables.attention_step(inputs, lens, prefixes)
         plan, layers = backend.capture_plan(step), program.attention.layers
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
             backend.forward(q, layers[index], plan, out)
 
-        return self.forward(inputs, attend).index_select(0, inputs.query_start[1:] - 1)
+        return self.forward(inputs, attend).index_select(0, step.query_start[1:] - 1)
 
-    def forward(self, inputs: PromptInputs, attend_into: AttendInto) -> Tensor:
+    def forward(self, inputs: StepInputs, attend_into: AttendInto) -> Tensor:
         """The hidden states of a bucket's tokens. [tokens, hidden]   writes: the pools"""
         program = self.program
-        padding = (inputs.token_rows == program.row_tables.padding_row)[:, None, None]
+        batch = program.row_tables.batch(inputs)
+        padding = (batch.token_rows == program.row_tables.padding_row)[:, None, None]
         cleared: set[int] = set()
 
         def attend(q: Tensor, index: int) -> Tensor:
@@ -215,7 +218,6 @@ class PromptGraphs:
             attend_into(q, index, out)
             return out
 
-        batch = program.row_tables.prompt_batch(inputs)
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def attention_output(self, q: Tensor, index: int) -> Tensor:
@@ -273,12 +275,12 @@ class PromptGraphs:
         scored_tokens: [n] int64, which tokens are scored; 0 past those of the step
         writes: out [n, hidden], the hidden states of the scored tokens; the pools
         """
-        self.program.row_tables.write_prompt_inputs(bucket.inputs, step)
+        self.program.row_tables.write(bucket.inputs, step)
         whole = self.whole_for(bucket, step)
         if whole is not None:
             if whole.prefixes is not None and step.groups is not None:
                 assert self.prefixes is not None, "a graph has them only with these"
-                self.prefixes.write_groups(step.groups)
+                self.prefixes.write(step)
             whole.graph.replay()
             rows = len(step.row_ids)
             out[:rows].copy_(whole.graph.result[:rows])

@@ -22,6 +22,7 @@ from headstock.spi import (
     Runner,
     Sample,
     Step,
+    StepInputs,
 )
 from headstock_cuda_graph.buckets import buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
@@ -169,8 +170,9 @@ class CudaGraphRunner(Runner):
         assert self.capturer is not None
         size, inputs = lines.shape[1], lines[:2]
         pad_lines(lines, self.program.row_tables.padding_row)
-        rows, starts = inputs
-        step = self.program.row_tables.attention_step(rows, starts, 1, np.ones(size, np.int32))
+        step = self.program.row_tables.attention_step(
+            one_token_each(inputs), np.ones(size, np.int32)
+        )
         plan = self.attention.backend.graph_plan(size, step)
         forward = self.capturer(lambda: self.forward(inputs, plan), warm=False)
         yield
@@ -216,12 +218,12 @@ class CudaGraphRunner(Runner):
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
         program, backend = self.program, self.attention.backend
-        rows, starts = inputs
-        batch = program.row_tables.batch(rows, starts, 1)
+        rows = one_token_each(inputs)
+        batch = program.row_tables.batch(rows)
         if self.plans_itself:
             # Inside the graph, so that a replay gathers the page tables of the rows that it has.
-            longest = np.full(len(rows), self.attention.max_seq_len, np.int32)
-            step = program.row_tables.attention_step(rows, starts, 1, longest)
+            longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
+            step = program.row_tables.attention_step(rows, longest)
             backend.graph_update(plan, step)
         return self.compute(batch, plan)
 
@@ -230,11 +232,10 @@ class CudaGraphRunner(Runner):
 
         writes: the pools; hidden [size, hidden], so that the bucket's samplers serve both passes
         """
-        tables, (rows, starts) = self.program.row_tables, inputs
-        longest = np.full(len(rows), self.attention.max_seq_len, np.int32)
-        step = tables.attention_step(rows, starts, 1, longest, prefixes)
-        plan = self.attention.backend.capture_plan(step)
-        return hidden.copy_(self.compute(tables.batch(rows, starts, 1), plan))
+        tables, rows = self.program.row_tables, one_token_each(inputs)
+        longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
+        plan = self.attention.backend.capture_plan(tables.attention_step(rows, longest, prefixes))
+        return hidden.copy_(self.compute(tables.batch(rows), plan))
 
     def compute(self, batch: Batch, plan: Any) -> Tensor:
         """The hidden states of a batch of decode rows. [size, hidden]   writes: the pools"""
@@ -261,14 +262,12 @@ class CudaGraphRunner(Runner):
         )
         if not self.plans_itself:
             # Planning reads lengths on the host, which no graph can do.
-            rows, starts = bucket.inputs[:, :count]
+            rows = one_token_each(bucket.inputs[:, :count])
             lens = step.stops.astype(np.int32)
-            self.attention.backend.graph_update(
-                bucket.plan, tables.attention_step(rows, starts, 1, lens)
-            )
+            self.attention.backend.graph_update(bucket.plan, tables.attention_step(rows, lens))
         if step.groups is not None and bucket.shared is not None:
             assert self.prefixes is not None, "a bucket has `shared` only with them"
-            self.prefixes.write_groups(step.groups)
+            self.prefixes.write(step)
             bucket.shared.replay()
         else:
             bucket.forward.replay()
@@ -368,3 +367,12 @@ class CudaGraphRunner(Runner):
         self.waiting.tasks, self.captured, self.verifying = {}, {}, {}
         self.sizes, self.verify_sizes = [], []
         self.prompts = self.prefixes = None
+
+
+def one_token_each(lines: Tensor) -> StepInputs:
+    """The inputs of rows that compute a token each.
+
+    lines: [2, rows] int64, row ids and positions
+    """
+    rows, starts = lines
+    return StepInputs.of_rows(rows, starts, 1)

@@ -7,7 +7,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttentionBackend, Program, Step
+from headstock.spi import AttentionBackend, Program, Step, StepInputs
 from headstock_cuda_graph.uploads import upload
 
 VERIFY_TOKENS = 128
@@ -34,16 +34,17 @@ def forward_verification(
     writes: the pools
     """
     tables, layers = program.row_tables, program.attention.layers
-    rows, starts = lines[:, ::verify_len].contiguous()
-    longest = np.full(len(rows), program.attention.max_seq_len, np.int32)
-    plan = backend.capture_plan(tables.attention_step(rows, starts, verify_len, longest))
+    row_ids, starts = lines[:, ::verify_len].contiguous()
+    rows = StepInputs.of_rows(row_ids, starts, verify_len)
+    longest = np.full(len(row_ids), program.attention.max_seq_len, np.int32)
+    plan = backend.capture_plan(tables.attention_step(rows, longest))
 
     def attend(q: Tensor, index: int) -> Tensor:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         backend.forward(q, layers[index], plan, out)
         return out
 
-    batch = tables.batch(rows, starts, verify_len)
+    batch = tables.batch(rows)
     return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
 
