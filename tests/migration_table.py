@@ -272,7 +272,7 @@ def read_notes(notes: tuple[str, ...]) -> tuple[str, str]:
     """The status that notes on settings mean."""
     (note,) = notes or ("",)
     _, _, said = note.partition(": ")
-    if not note or said == "it is so anyway":
+    if not note or said == "this is already the default behaviour":
         return "works", said
     if "as in vLLM" in said:
         return "works", ""
@@ -310,7 +310,7 @@ headstock says of it.
 
 | status | means |
 | --- | --- |
-| works | the same line does the same; what asks for what is so anyway is taken with a note |
+| works | the same line does the same; a value that is the default here is accepted with a note |
 | renamed | the same under another name |
 | different | the same line works, and means something else |
 | refused | an error that says what to do: `NotSupported` for what headstock has not yet |

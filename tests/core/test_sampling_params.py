@@ -92,18 +92,18 @@ def test_each_limit_at_its_edge_and_one_past_it(
     [
         (
             {"max_tokens": 10**12},
-            "max_tokens must be an integer from 1 to 2147483647, or none, got 1000000000000",
+            "max_tokens: expected an integer from 1 to 2147483647, or none, got 1000000000000",
         ),
         (
             {"min_tokens": 2**31},
-            "min_tokens must be an integer from 0 to 2147483647, got 2147483648",
+            "min_tokens: expected an integer from 0 to 2147483647, got 2147483648",
         ),
         (
             {"top_k": 2**31},
-            "top_k must be an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648",
+            "top_k: expected an integer from 1 to 2147483647, or 0 or -1 for off, got 2147483648",
         ),
-        ({"stop": [""]}, "stop must be strings of 1 to 256 characters, got an empty string"),
-        ({"stop": ["x" * 257]}, "stop must be strings of 1 to 256 characters, got one of 257"),
+        ({"stop": [""]}, "stop: expected strings of 1 to 256 characters, got an empty string"),
+        ({"stop": ["x" * 257]}, "stop: expected strings of 1 to 256 characters, got one of 257"),
         (
             {"temprature": 1},
             "no sampling parameter is called 'temprature'; did you mean temperature?",
@@ -187,13 +187,17 @@ def test_no_whole_parameter_takes_bools_or_numbers_of_other_kinds(name: str, val
 
 @pytest.mark.feature("H11")
 def test_temperature_outside_0_to_2_is_refused_with_the_value() -> None:
-    with pytest.raises(RequestError, match=r"^temperature must be between 0 and 2, got 2\.5$"):
+    with pytest.raises(
+        RequestError, match=r"^temperature: expected a number between 0 and 2, got 2\.5$"
+    ):
         SamplingParams(temperature=2.5)
 
 
 @pytest.mark.feature("H12")
 def test_top_p_outside_0_to_1_is_refused_with_the_value() -> None:
-    with pytest.raises(RequestError, match=r"^top_p must be above 0 and at most 1, got 0$"):
+    with pytest.raises(
+        RequestError, match=r"^top_p: expected a number above 0 and at most 1, got 0$"
+    ):
         SamplingParams(top_p=0)
 
 
@@ -209,13 +213,17 @@ def test_switches_take_only_true_and_false(name: str) -> None:
 def test_a_shown_value_is_cut_and_stays_on_one_line(value: str) -> None:
     with pytest.raises(RequestError) as caught:
         SamplingParams(temperature=value)  # type: ignore[arg-type]
-    assert len(str(caught.value)) <= len("temperature must be between 0 and 2, got ") + 64
+    assert (
+        len(str(caught.value)) <= len("temperature: expected a number between 0 and 2, got ") + 64
+    )
     assert len(str(caught.value).splitlines()) == 1
 
 
 def test_min_tokens_is_bounded_by_max_tokens_unless_that_is_open() -> None:
     SamplingParams(max_tokens=None, min_tokens=5000)
-    with pytest.raises(RequestError, match=r"^min_tokens must be at most max_tokens \(3\), got 4$"):
+    with pytest.raises(
+        RequestError, match=r"^min_tokens: expected max_tokens \(3\) or less, got 4$"
+    ):
         SamplingParams(max_tokens=3, min_tokens=4)
 
 
@@ -239,7 +247,7 @@ def test_replace_suggests_the_parameter_that_was_meant() -> None:
 
 def test_ids_that_are_allowed_twice_count_once() -> None:
     assert SamplingParams(allowed_token_ids=[7, 5, 7]).allowed_token_ids == (7, 5)
-    with pytest.raises(RequestError, match="allowed_token_ids must be token ids of 0 to"):
+    with pytest.raises(RequestError, match="allowed_token_ids: expected token ids of 0 to"):
         SamplingParams(allowed_token_ids=[1, "1"])  # type: ignore[list-item]
 
 
@@ -272,13 +280,13 @@ def test_a_field_may_be_set_and_is_checked_and_converted() -> None:
     params = SamplingParams(max_tokens=5)
     params.temperature, params.stop, params.logit_bias = 0.5, "x", {"5": 1.0}
     assert params == SamplingParams(max_tokens=5, temperature=0.5, stop=("x",), logit_bias={5: 1.0})
-    with pytest.raises(RequestError, match="temperature must be between 0 and 2"):
+    with pytest.raises(RequestError, match="temperature: expected a number between 0 and 2"):
         params.temperature = 3
     assert params.temperature == 0.5
     with pytest.raises(AttributeError):
         params.max_token = 3  # type: ignore[attr-defined]
     params.min_tokens = 9  # fine until it is used: max_tokens may be set next
-    with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(5\)"):
+    with pytest.raises(RequestError, match=r"min_tokens: expected max_tokens \(5\) or less"):
         params.replace({})
 
 
@@ -294,7 +302,7 @@ def test_a_checked_copy_keeps_its_values_and_refuses_what_has_become_invalid(
         params.logit_bias[6] = 2.0
     assert repr(copied) == before != repr(params)
     params.min_tokens = 9
-    with pytest.raises(RequestError, match=r"min_tokens must be at most max_tokens \(5\)"):
+    with pytest.raises(RequestError, match=r"min_tokens: expected max_tokens \(5\) or less"):
         params.copy_checked()
 
 

@@ -41,7 +41,7 @@ def test_the_runner_of_graphs_by_name_cannot_run_on_a_cpu(
         arguments = ["--config", str(file)]
     code, out, err = run(*arguments, "--device", "cpu")
     assert (code, out, len(err.splitlines())) == (5, "", 1)
-    assert "cudagraph cannot run on cpu; use --runner eager" in err
+    assert "cudagraph cannot run on cpu; set it to eager" in err
 
 
 @pytest.mark.feature("G4")

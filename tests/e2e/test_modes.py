@@ -107,15 +107,21 @@ def test_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
 @pytest.mark.feature("T8")
 def test_the_summary_credits_the_flag_that_gave_one_region_each() -> None:
     for flags, table in (
-        ({"paged_attn": "off"}, [("page size", "one region each", 'paged_attn="off"')]),
-        ({"paged_attn": "off"}, [("prefix reuse", "of whole sequences", 'paged_attn="off"')]),
+        (
+            {"paged_attn": "off"},
+            [("page size", "one region each", "paged_attn (--paged-attn) off")],
+        ),
+        (
+            {"paged_attn": "off"},
+            [("prefix reuse", "of whole sequences", "paged_attn (--paged-attn) off")],
+        ),
         (
             {"paged_attn": "off", "cache_type": "naive"},
-            [("prefix reuse", "off", 'cache_type="naive"')],
+            [("prefix reuse", "off", "cache_type (--cache-type) naive")],
         ),
-        ({"kv_cache": False}, [("prefix reuse", "off", "kv_cache=False")]),
-        ({"prefix_cache_n": 0}, [("prefix reuse", "off", "prefix_cache_n=0")]),
-        ({}, [("prefix reuse", "on", 'cache_type="radix"')]),
+        ({"kv_cache": False}, [("prefix reuse", "off", "kv_cache (--kv-cache) off")]),
+        ({"prefix_cache_n": 0}, [("prefix reuse", "off", "prefix_cache_n (--prefix-cache-n) 0")]),
+        ({}, [("prefix reuse", "on", "cache_type (--cache-type) radix")]),
     ):
         with LLM("demo", max_seq_len=128, max_running_requests=2, **flags) as llm:
             assert set(table) <= set(llm._session.engine.summary.table)
@@ -185,7 +191,7 @@ def test_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
             time.sleep(0.01)
         (accepted,) = llm.generate(OTHER, GREEDY)
 
-    assert refused.outputs[0].finish_reason == "error" and "memory_threshold is 0.1" in str(
+    assert refused.outputs[0].finish_reason == "error" and "(--memory-threshold) is 0.1" in str(
         refused.outputs[0].error
     )
     assert accepted.outputs[0].finish_reason == "length"
@@ -200,7 +206,7 @@ def test_tenants_never_share_pages() -> None:
         tokens = llm._session.tokenizer.encode(LONG)
         assert cached(llm, {"prompt_token_ids": tokens, "cache_salt": "mine"}) > 0
         for wrong in ("", 3, "x" * 257):
-            with pytest.raises(RequestError, match="cache_salt must be a string of 1 to 256"):
+            with pytest.raises(RequestError, match="cache_salt: expected a string of 1 to 256"):
                 llm.generate({"prompt": LONG, "cache_salt": wrong})
 
 
@@ -241,10 +247,10 @@ def test_lower_priority_numbers_go_first_as_in_vllm() -> None:
         assert ended == [prompts[i] for i in (3, 5, 0, 1, 4, 2)]
         for wrong in ([1], "ab", 3):
             with pytest.raises(
-                RequestError, match="priority must be a list with a number for each prompt"
+                RequestError, match="priority: expected a list with a number for each prompt"
             ):
                 llm.generate(["a", "b"], GREEDY, priority=wrong)
-        with pytest.raises(RequestError, match=r"prompts\[1\]: priority must be an integer"):
+        with pytest.raises(RequestError, match=r"prompts\[1\]: priority: expected an integer"):
             llm.generate(["a", "b"], GREEDY, priority=[0, 1 << 40])
 
 

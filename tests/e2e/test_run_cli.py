@@ -110,9 +110,10 @@ def test_lines_may_have_a_priority_and_a_cache_salt(run_here: Run, tmp_path: Pat
         where: entry["usage"]["cached_tokens"] for where, entry in found.items() if "usage" in entry
     }
     assert (
-        done.returncode == 1 and "priority must be an integer" in found["prompts.jsonl:4"]["error"]
+        done.returncode == 1
+        and "priority: expected an integer" in found["prompts.jsonl:4"]["error"]
     )
-    assert "cache_salt must be a string" in found["prompts.jsonl:5"]["error"]
+    assert "cache_salt: expected a string" in found["prompts.jsonl:5"]["error"]
     assert (
         cached["prompts.jsonl:1"] > 0
         and cached["prompts.jsonl:2"] == cached["prompts.jsonl:3"] == 0
@@ -203,7 +204,11 @@ def test_refusing_under_pressure_and_keeping_one_prefix_by_flags(
             ),
             (["--prompt", "x", "--input", "/"], 6, "cannot read /: Is a directory"),
             (["--prompt", "x", "--model", "/"], 6, "config.json is missing"),
-            (["--prompt", "x", "--max-tokens", "9" * 30], 2, "max_tokens must be at most"),
+            (
+                ["--prompt", "x", "--max-tokens", "9" * 30],
+                2,
+                "expected 2147483647 or less, got 9999",
+            ),
             (["--prompt", "x", "--record", "/"], 6, "cannot be written: Is a directory"),
             ([], 2, "no prompt"),
             (["--prompt", ""], 1, "--prompt '': prompt is empty"),

@@ -158,7 +158,7 @@ def test_contiguous_mode_runs_eagerly_with_one_warning(
         assert not wrong(llm, questions())
     assert [record.message for record in caplog.records if "graph" in record.message] == [
         r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" '
-        r'ignored="cuda_graph_max_bs=8"'
+        'ignored="cuda_graph_max_bs (--cuda-graph-max-bs) 8"'
     ]
 
 

@@ -109,7 +109,7 @@ def test_latent_pages_of_a_prefix_are_reused(shared_prefix: str, served: Served)
 
     # Three whole pages of the shortest common beginning, more of the others.
     assert engine.stats().cached_tokens >= 28 + 16 + 12
-    assert ("prefix reuse", "on", 'cache_type="radix"') in engine.summary.table
+    assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in engine.summary.table
     answer = served.reference[-1]
     for number in (0, 1):
         assert_equal(outputs[number], answer, number)
@@ -182,7 +182,7 @@ def test_the_summary_has_one_vector_a_token_and_reuse(served: Served) -> None:
     _, engine = generate(served.checkpoint, max_running_requests=5, num_pages=40)
     summary = engine.summary
 
-    assert ("prefix reuse", "on", 'cache_type="radix"') in summary.table
+    assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in summary.table
     # 24 + 8 numbers of four bytes, four tokens, three layers
     assert [line.strip() for line in summary.memory[2:]] == [
         "KV pool   40 pages of 4 = 160 tokens, 1.5 KiB a page"

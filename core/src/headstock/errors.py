@@ -47,6 +47,7 @@ __all__ = [
     "format_count",
     "join_names",
     "join_reasons",
+    "name_setting",
     "shorten",
     "suggest_name",
 ]
@@ -137,6 +138,14 @@ def shorten(value: object, most: int = 64) -> str:
     """`value` on one line of at most `most` characters, for error texts."""
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 3] + "..."
+
+
+def name_setting(name: str, flag: str = "") -> str:
+    """A setting as Python and the command line both know it: "page_size (--page-size)".
+
+    `flag` is needed only where it is not the name with dashes.
+    """
+    return f"{name} ({flag or '--' + name.replace('_', '-')})"
 
 
 def format_count(count: int, noun: str) -> str:

@@ -389,7 +389,7 @@ def _make_config(
         settings = {"config": str(config), **settings}
     elif config is not None:
         raise UsageError(
-            f"config must be a file's path or an EngineConfig, got {describe_type(config)}; "
+            f"config: expected a file's path or an EngineConfig, got {describe_type(config)}; "
             "settings are keywords"
         )
     return make_engine_config(**settings)

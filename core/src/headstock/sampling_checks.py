@@ -37,8 +37,8 @@ MAX_FLOAT: Final = sys.float_info.max
 
 
 def make_parameter_error(name: str, rule: str, value: object) -> RequestError:
-    """The error for a value of parameter `name` that breaks `rule`."""
-    return RequestError(f"{name} must be {rule}, got {shorten(value)}", parameter=name)
+    """The error for a value of parameter `name` that is not what `rule` says."""
+    return RequestError(f"{name}: expected {rule}, got {shorten(value)}", parameter=name)
 
 
 def is_int(value: Any, low: int, high: int) -> TypeGuard[int]:
@@ -162,9 +162,9 @@ def check_extra_args(_: object, attribute: Attribute[Any], value: object) -> Non
     for key, entry in value.items():
         if not _is_json(entry, MAX_ARGUMENT_DEPTH):
             raise RequestError(
-                f"{attribute.name}[{shorten(key)!r}] must be a value of JSON: null, true, false, a "
-                "number of 64 bits, a text, a list or an object, at most "
-                f"{MAX_ARGUMENT_DEPTH} deep, got {shorten(entry)}",
+                f"{attribute.name}[{shorten(key)!r}]: expected a value of JSON (null, true, false, "
+                "a number of 64 bits, a text, a list or an object, at most "
+                f"{MAX_ARGUMENT_DEPTH} deep), got {shorten(entry)}",
                 parameter=attribute.name,
             )
 
@@ -261,7 +261,7 @@ def check_logit_bias(_: object, attribute: Attribute[Any], value: object) -> Non
     for token, bias in value.items():
         if not is_int(token, 0, MAX_TOKEN_ID):
             raise make_parameter_error(
-                attribute.name, f"keyed by token ids of 0 to {MAX_TOKEN_ID}", token
+                attribute.name, f"token ids of 0 to {MAX_TOKEN_ID} as keys", token
             )
         if not is_real(bias) or abs(bias) > MAX_BIAS:
             raise make_parameter_error(

@@ -81,7 +81,9 @@ FOREIGN: Mapping[str, str] = MappingProxyType(
 )
 """Parameters of vLLM and OpenAI that headstock lacks -> what to do in their place."""
 
-PENALTY = NumberCheck(-MAX_PENALTY, MAX_PENALTY, f"between {-MAX_PENALTY:g} and {MAX_PENALTY:g}")
+PENALTY = NumberCheck(
+    -MAX_PENALTY, MAX_PENALTY, f"a number between {-MAX_PENALTY:g} and {MAX_PENALTY:g}"
+)
 POSITIVE_OR_NONE = IntegerCheck(
     1, MAX_COUNT, f"an integer from 1 to {MAX_COUNT}, or none", optional=True
 )
@@ -114,14 +116,14 @@ class SamplingParams:
     )
     temperature: float = field(
         default=1.0,
-        validator=NumberCheck(0, MAX_TEMPERATURE, f"between 0 and {MAX_TEMPERATURE:g}"),
+        validator=NumberCheck(0, MAX_TEMPERATURE, f"a number between 0 and {MAX_TEMPERATURE:g}"),
         metadata=_make_flag_metadata(
             "randomness of sampling; 0 is greedy", "the model's, else 1.0"
         ),
     )
     top_p: float = field(
         default=1.0,
-        validator=NumberCheck(0, 1, "above 0 and at most 1", above=True),
+        validator=NumberCheck(0, 1, "a number above 0 and at most 1", above=True),
         metadata=_make_flag_metadata(
             "sample from the smallest set of tokens whose probabilities sum to this",
             "the model's, else 1.0",
@@ -138,7 +140,7 @@ class SamplingParams:
     )
     min_p: float = field(
         default=0.0,
-        validator=NumberCheck(0, 1, "between 0 and 1"),
+        validator=NumberCheck(0, 1, "a number between 0 and 1"),
         metadata=_make_flag_metadata(
             "leave out tokens below this share of the likeliest one's probability",
             "the model's, else off",
@@ -160,7 +162,7 @@ class SamplingParams:
     )
     repetition_penalty: float = field(
         default=1.0,
-        validator=NumberCheck(MIN_REPETITION, MAX_REPETITION, "between 0.01 and 100.0"),
+        validator=NumberCheck(MIN_REPETITION, MAX_REPETITION, "a number between 0.01 and 100.0"),
         metadata=_make_flag_metadata(
             "divide the logits of tokens in prompt or answer by this; multiply negative ones",
             "the model's, else 1.0",
@@ -283,7 +285,7 @@ class SamplingParams:
     def __attrs_post_init__(self) -> None:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise make_parameter_error(
-                "min_tokens", f"at most max_tokens ({self.max_tokens})", self.min_tokens
+                "min_tokens", f"max_tokens ({self.max_tokens}) or less", self.min_tokens
             )
 
     def __copy__(self) -> SamplingParams:

@@ -39,14 +39,14 @@ def _to_schema(value: Any) -> str | None:
     try:
         schema = json.loads(value) if isinstance(value, str) else value
         if not isinstance(schema, Mapping | bool):
-            raise _wrong("json must be a JSON schema, as text or as a mapping", value)
+            raise _wrong("json: expected a JSON schema, as text or as a mapping", value)
         depth = _measure_depth(schema)
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
         text.encode()
     except (ValueError, TypeError, RecursionError, UnicodeError) as error:
         if isinstance(error, RecursionError):
             raise _too_deep() from None
-        raise _wrong(f"json must be a JSON schema ({shorten(error)})", value) from None
+        raise _wrong(f"json: expected a JSON schema ({shorten(error)})", value) from None
     if depth > MAX_SCHEMA_DEPTH:
         raise _too_deep()
     _check_size("json", text, MAX_SCHEMA_BYTES)
@@ -107,7 +107,9 @@ def _to_choices(value: Any) -> tuple[str, ...] | None:
         or not 1 <= len(value) <= MAX_CHOICES
         or not all(isinstance(text, str) and text for text in value)
     ):
-        raise _wrong(f"choice must be a list of 1 to {MAX_CHOICES} texts that are not empty", value)
+        raise _wrong(
+            f"choice: expected a list of 1 to {MAX_CHOICES} texts that are not empty", value
+        )
     return tuple(value)
 
 
@@ -126,7 +128,7 @@ def _to_text(name: str, value: Any, most: int) -> str | None:
     if value is None:
         return None
     if not isinstance(value, str) or not value:
-        raise _wrong(f"{name} must be a text that is not empty", value)
+        raise _wrong(f"{name}: expected a text that is not empty", value)
     try:
         _check_size(name, value, most)
     except UnicodeEncodeError:
@@ -138,7 +140,7 @@ def _to_bool(value: Any) -> bool:
     if value is None:
         return False
     if not isinstance(value, bool):
-        raise _wrong("json_object must be true or false", value)
+        raise _wrong("json_object: expected true or false", value)
     return value
 
 
@@ -154,7 +156,7 @@ def _to_reasoning(value: Any) -> ReasoningTokens | None:
 def _check_token(instance: object, attribute: Any, value: Any) -> None:
     """Raise RequestError unless the value is a token's id."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise _wrong(f"after_reasoning.{attribute.name} must be a token's id", value)
+        raise _wrong(f"after_reasoning.{attribute.name}: expected a token's id", value)
 
 
 @frozen(kw_only=True)
@@ -199,7 +201,7 @@ class StructuredOutputsParams:
         names = [name for name in STRUCTURES if getattr(self, name)]
         if len(names) != 1:
             raise RequestError(
-                f"{PARAMETER} must have exactly one of {', '.join(STRUCTURES)}; "
+                f"{PARAMETER}: expected exactly one of {', '.join(STRUCTURES)}, "
                 f"got {' and '.join(names) or 'none'}",
                 PARAMETER,
             )
@@ -238,7 +240,7 @@ def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
     if value is None or isinstance(value, StructuredOutputsParams):
         return value
     if not isinstance(value, Mapping):
-        raise _wrong("must be a StructuredOutputsParams or a mapping", value)
+        raise _wrong("expected a StructuredOutputsParams or a mapping", value)
     for name in value:
         if name not in (*STRUCTURES, "after_reasoning"):
             near = find_nearest_name(str(name), STRUCTURES)

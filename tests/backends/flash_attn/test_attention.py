@@ -390,7 +390,7 @@ def test_vllms_library_is_found_without_importing_vllm(
     (site / "vllm" / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(str(site))
     importlib.invalidate_caches()
-    with pytest.raises(ValueError, match="use --attn fi"):
+    with pytest.raises(ValueError, match=r"set attn \(--attn\) to fi"):
         kernels.load_vllm()
     library.write_bytes(b"not a library")
     with pytest.raises(OSError, match=r"_vllm_fa3_C\.abi3\.so"):

@@ -81,9 +81,13 @@ def test_a_page_size_that_the_provider_cannot_read_is_refused_by_its_name(
     (reason,) = resolve(query(page_size=64), env)
     assert reason.code == "page_size" and "multiples of 256, not 64" in reason.message
     assert "FlashAttention-2" in reason.message
-    assert "--page-size 256" in reason.hint and "vllm" in reason.hint and "torch" not in reason.hint
+    assert (
+        "page_size (--page-size) to 256" in reason.hint
+        and "vllm" in reason.hint
+        and "torch" not in reason.hint
+    )
     assert isinstance(resolve(query(page_size=512), env), AttentionCapabilities)
-    with pytest.raises(CannotRun, match=r"--attn fa cannot serve .*multiples of 256"):
+    with pytest.raises(CannotRun, match=r"attn \(--attn\) fa cannot serve .*multiples of 256"):
         resolved(spec(), query(page_size=64), env)
 
 
@@ -93,7 +97,7 @@ def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
     assert (
         reason.code == "feature"
         and "torch" in reason.message
-        and "another backend by --attn" in reason.hint
+        and "another backend by attn (--attn)" in reason.hint
     )
     assert isinstance(
         resolve(asked, evolve(H200, distributions=TORCH | VLLM)), AttentionCapabilities
@@ -103,7 +107,8 @@ def test_a_soft_cap_needs_a_provider_that_has_one() -> None:
 @pytest.mark.feature("S15")
 def test_without_a_gpu_or_a_provider_the_reason_says_so() -> None:
     with pytest.raises(
-        CannotRun, match=r"it runs on cuda from sm_80, and this is cpu\. Use --attn sdpa"
+        CannotRun,
+        match=r"it runs on cuda from sm_80, and this is cpu\. Set attn \(--attn\) to sdpa",
     ):
         resolved(spec(), QUERY, DeviceEnv(device="cpu", distributions=VLLM))
     with pytest.raises(CannotRun, match="this is cuda sm_75"):

@@ -108,7 +108,9 @@ def test_layers_of_two_scales_are_refused() -> None:
     case = make(Phase.DECODE, [(1, 3)])
     context = cases.context_of(case, FlashInferOptions(workspace_mb=16), 2)
     layers = {**context.layers, 1: evolve(context.layers[1], scale=0.5)}
-    with pytest.raises(ValueError, match=r"by 0.5 and by 1.0, .* one scale; use --attn sdpa"):
+    with pytest.raises(
+        ValueError, match=r"by 0.5 and by 1.0, .* one scale; set attn \(--attn\) to sdpa"
+    ):
         make_backend(evolve(context, layers=layers))
 
 

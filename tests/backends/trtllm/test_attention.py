@@ -195,10 +195,10 @@ def test_the_device_says_whose_functions_serve_and_only_hopper_compiles(
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (12, 0)])
 def test_other_devices_are_refused_with_a_reason(capability: tuple[int, int]) -> None:
     context = cases.context_of(decode(3), None)
-    said = rf"serve cuda sm_90.* sm_100.* this is cuda sm_{capability[0]}.*--attn fi"
+    said = rf"serve cuda sm_90.* sm_100.* this is cuda sm_{capability[0]}.*--attn\) to fi"
     with pytest.raises(ValueError, match=said):
         load_kernels(context, DeviceEnv(device="cuda", capability=capability))
-    with pytest.raises(ValueError, match="this is cpu; use --attn fi"):
+    with pytest.raises(ValueError, match=r"this is cpu; set attn \(--attn\) to fi"):
         TrtllmBackend(context)
 
 

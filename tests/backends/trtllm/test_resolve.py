@@ -63,12 +63,12 @@ def test_what_is_claimed_by_device_and_phase(
         (
             H200,
             HALF,
-            r"prefill here: FMHA v2 adds the products of float16 in float16.*--attn fi,trtllm",
+            r"prefill here: FMHA v2 adds the products of float16 in float16.*--attn\) to fi,trtllm",
         ),
         (
             H200,
             EIGHT_BIT,
-            r"FMHA v2 reads float8_e4m3fn KV with queries of that type only.*--attn fi,trtllm",
+            r"FMHA v2 reads float8_e4m3fn KV with queries of that type only.*--attn\) to fi,trtllm",
         ),
         (H200, EIGHT_BIT | {"phases": PROMPTS}, "FMHA v2 reads float8_e4m3fn KV"),
         (B200, EIGHT_BIT, "bfloat16 with float8_e4m3fn KV is not supported"),
@@ -82,7 +82,7 @@ def test_what_is_claimed_by_device_and_phase(
         (
             B200,
             {"page_size": 128},
-            r"trtllm-gen reads pages of 16, 32, 64, not 128.*--page-size 64",
+            r"trtllm-gen reads pages of 16, 32, 64, not 128.*--page-size\) to 64",
         ),
         (B200, {"head_dim": 256}, "head_dim 256 is not supported; supported: 64, 128"),
         (H200, {"head_dim": 80}, "head_dim 80 is not supported; supported: 64, 128, 256"),

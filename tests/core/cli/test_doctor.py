@@ -166,7 +166,7 @@ def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_nex
         found = findings[f"attention {name}"]
         assert found.status is Status.WARN and found.code == "device"
         assert found.text.endswith(": it runs on cuda from sm_80, and this is cpu")
-        assert found.hint.startswith("Use --attn sdpa.")
+        assert found.hint.startswith("Set attn (--attn) to sdpa.")
     assert findings["attention sdpa"].status is findings["choice"].status is Status.PASS
     assert findings["choice"].text.startswith(
         "attention sdpa, cache radix, scheduler mixed, runner eager, ops "
@@ -177,11 +177,14 @@ def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_nex
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"attn": "fa,fi"}, "--attn fa cannot serve"),
+        ({"attn": "fa,fi"}, "attn (--attn) fa cannot serve"),
         ({"attn": "nope"}, "no attention backend 'nope' is installed"),
-        ({"opt": ("fi.prefill=fa2",)}, "--opt fi.prefill=fa2: no chosen plugin has that name"),
+        (
+            {"opt": ("fi.prefill=fa2",)},
+            "opt (--opt) fi.prefill=fa2: no chosen plugin has that name",
+        ),
         ({"opt": ("raidx.max_prefixes=4",)}, "; did you mean radix?"),
-        ({"tp": 2}, "--tp 2"),
+        ({"tp": 2}, "tp (--tp) 2"),
         ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
     ],
 )

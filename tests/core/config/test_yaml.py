@@ -82,11 +82,11 @@ def test_on_and_off_are_words_and_digits_are_decimal_in_yaml(tmp_path: Path) -> 
     [
         ("page_sise: 4", "unknown setting 'page_sise'; did you mean page_size?"),
         ("4: 2", "unknown setting '4'"),
-        ("page_size: 0", "page_size = 0: page_size must be greater than 0"),
+        ("page_size: 0", "page_size: expected 1 or more, got 0"),
         ("page_size: 4\nblock_size: 4", "set the same value; keep one of them"),
         ("config: b.toml", "a file cannot name another file"),
-        ("memory_threshold: .nan", "memory_threshold must be between 0.0 and 1.0"),
-        ("overlap: no", "overlap must be one of on, off, 1, 0, true, false"),
+        ("memory_threshold: .nan", "memory_threshold: expected a number between 0.0 and 1.0"),
+        ("overlap: no", "overlap: expected one of on, off, 1, 0, true, false"),
     ],
 )
 def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
@@ -101,7 +101,7 @@ def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
     [
         ("tp: 1\nattn: sdpa\ntp: 2", "not valid YAML: key tp comes twice, at line 3, column 1"),
         ("opt:\n  fa: {x: 1, x: 2}", "not valid YAML: key x comes twice, at line 2, column 14"),
-        ("[1, 2]", "wanted a mapping of settings, found list"),
+        ("[1, 2]", "expected a mapping of settings, got list"),
         ("[a]: 2", "not valid YAML: a key must be one word or text, at line 1, column 1"),
         (
             "tp: [1",
@@ -124,4 +124,4 @@ def test_a_file_that_is_no_yaml_is_a_model_error_with_the_line(
     tmp_path: Path, text: str, message: str
 ) -> None:
     resolved = refused(tmp_path, text, ModelError)
-    assert resolved.startswith("--config ") and message in resolved and len(resolved) < 300
+    assert resolved.startswith("config (--config) ") and message in resolved and len(resolved) < 300

@@ -23,23 +23,27 @@ from .demo import SMALL, drain, request
 @pytest.mark.parametrize(
     ("settings", "error", "text"),
     [
-        ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "one comma"),
+        ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "PREFILL,DECODE"),
         ({"attn": "nope"}, UsageError, "nope"),
         ({"runner": "cudagraf"}, UsageError, "cudagraph"),
         ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
         ({"kv_dtype": "bfloat16"}, CannotRun, "float32 with bfloat16 KV is not supported"),
-        ({"tp": 2}, CannotRun, "--tp 2"),
+        ({"tp": 2}, CannotRun, r"tp \(--tp\) 2"),
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
         ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
         ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
         ({"opt": ("inline.x=1",)}, UsageError, "no chosen plugin has that name"),
-        ({"executor": "inlin"}, UsageError, r"--executor inlin: .* inline; did you mean inline\?"),
+        (
+            {"executor": "inlin"},
+            UsageError,
+            r"\(--executor\) inlin: .* inline; did you mean inline\?",
+        ),
         ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
         ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
         ({"opt": ("radix.y=1",), "prefix_cache_n": 0}, UsageError, "y"),
         ({"model": "/no/such/place"}, ModelError, "no model directory"),
         ({"prefix_cache_n": 3, "cache_type": "naive"}, None, ""),
-        ({"memory_ratio": 0.0001}, CannotRun, "--memory-ratio 0.0001"),
+        ({"memory_ratio": 0.0001}, CannotRun, r"\(--memory-ratio\) 0.0001"),
     ],
 )
 def test_what_cannot_be_built_says_why(

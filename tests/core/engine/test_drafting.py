@@ -263,9 +263,13 @@ def test_a_proposer_that_breaks_a_rule_is_named(
         (
             {"proposer": "guess", "state": True},
             CannotRun,
-            "keep a state, which cannot go back behind a draft that was wrong; leave out",
+            "have a recurrent state, which cannot be rolled back",
         ),
-        ({"proposer": "guess", "kv_cache": False}, CannotRun, "--no-kv-cache .* leave out one"),
+        (
+            {"proposer": "guess", "kv_cache": False},
+            CannotRun,
+            r"\(--kv-cache\) off .* leave out one",
+        ),
         (
             {"proposer": "guess", "opt": ("guess.drafts=16",)},
             PluginBroken,

@@ -113,7 +113,7 @@ def test_reject_refuses_under_pressure_and_accepts_again() -> None:
         EngineConfig(num_pages=20, on_pressure="reject", memory_threshold=0.5, cache_type="naive")
     )
     engine.submit(request("a", 150, 20))
-    with pytest.raises(CapacityError, match=r"memory_threshold is 0\.5"):
+    with pytest.raises(CapacityError, match=r"--memory-threshold\) is 0\.5"):
         engine.submit(request("b", 10, 5))
     while engine.has_work:
         engine.step()

@@ -53,7 +53,11 @@ def test_prefix_cache_n_0_never_hits(toys: Toys) -> None:
     assert [hits(harness, prompt) for _ in range(3)] == [0, 0, 0]
     harness.run(request(next(NAMES), prompt) for _ in range(4))
     assert harness.engine.output_tracker.cached_tokens == harness.engine.stats().cached_pages == 0
-    assert ("prefix reuse", "off", "prefix_cache_n=0") in harness.engine.summary.table
+    assert (
+        "prefix reuse",
+        "off",
+        "prefix_cache_n (--prefix-cache-n) 0",
+    ) in harness.engine.summary.table
 
 
 @pytest.mark.feature("T13", "T17")
@@ -128,7 +132,7 @@ def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     assert {harness.reasons[one.id] for one in stops} == {"stop"}
     stats = engine.stats()
     assert stats.cached_tokens == stats.cached_pages == 0 and stats.preemptions > 0
-    assert ("prefix reuse", "off", "kv_cache=False") in engine.summary.table
+    assert ("prefix reuse", "off", "kv_cache (--kv-cache) off") in engine.summary.table
     reached: dict[int, int] = {}
     for plan in plans:
         for order, start, stop, sampled in zip(
@@ -171,11 +175,15 @@ def test_without_pages_a_mere_common_prefix_is_computed_again(toys: Toys) -> Non
         0,
         0,
     ]
-    assert ("page size", "one region each", 'paged_attn="off"') in harness.engine.summary.table
+    assert (
+        "page size",
+        "one region each",
+        "paged_attn (--paged-attn) off",
+    ) in harness.engine.summary.table
     assert (
         "prefix reuse",
         "of whole sequences",
-        'paged_attn="off"',
+        "paged_attn (--paged-attn) off",
     ) in harness.engine.summary.table
 
 
@@ -221,7 +229,8 @@ def test_refused_at_the_threshold_accepted_just_below_and_again_once_freed() -> 
         engine.submit(one_more)  # at 9 of 20 pages
         assert engine.memory_pressure == 0.5
         with pytest.raises(
-            CapacityError, match=r"50% of the KV pool is in use and memory_threshold is 0\.5"
+            CapacityError,
+            match=r"50% of the KV pool is in use .*--memory-threshold\) is 0\.5",
         ):
             engine.submit(request("refused", tokens(3), 4))  # at exactly 10
         assert not engine.output_tracker.has_request("refused")
@@ -350,7 +359,7 @@ def install_runner(toys: Toys, device: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "ignored"),
     [
-        ({"runner": "auto", "cuda_graph_max_bs": 8}, "cuda_graph_max_bs=8"),
+        ({"runner": "auto", "cuda_graph_max_bs": 8}, "(--cuda-graph-max-bs) 8"),
         ({"runner": "auto"}, None),
         ({"runner": "auto", "cuda_graph_max_bs": 0}, None),
         ({"runner": "auto", "cuda_graph_max_bs": 1}, None),  # a chat's own limit
@@ -419,7 +428,8 @@ def test_a_runner_of_graphs_that_is_named_is_refused_on_a_cpu(
 ) -> None:
     install_runner(toys, "cuda")
     with pytest.raises(
-        CannotRun, match=r"^--runner replaying cannot run on cpu; use --runner eager$"
+        CannotRun,
+        match=r"^runner \(--runner\) replaying cannot run on cpu; set it to eager$",
     ) as raised:
         toys.engine(runner="replaying", **more)
 
@@ -441,9 +451,7 @@ def test_a_watch_over_a_large_pool_is_announced_with_its_size(
     ]
     assert len(messages) == warnings
     assert all(
-        "pool=" in line
-        and 'because="debug_canary=True"' in line
-        and 'instead="num_pages=256' in line
+        "pool=" in line and "(--debug-canary)" in line and "(--num-pages) 256" in line
         for line in messages
     )
     engine.close()
@@ -460,10 +468,7 @@ def test_graphs_asked_for_in_contiguous_mode_run_eagerly_with_one_warning(
 
     assert engine.summary.runner == quiet.summary.runner == "eager"
     (warning,) = caplog.records
-    assert str(warning.msg) == (
-        r'event="no graphs in contiguous mode" because="paged_attn=\"off\"" '
-        r'ignored="runner=\"replaying\""'
-    )
+    assert "(--paged-attn) off" in str(warning.msg) and "(--runner) replaying" in str(warning.msg)
     EngineHarness(engine).run([request("a", tokens(9))])
     engine.close()
     quiet.close()

@@ -172,7 +172,7 @@ def test_a_part_that_knows_no_states_is_refused_by_name(
     monkeypatch.setattr(module, name, lambda: evolve(spec, capabilities=narrow))
 
     with pytest.raises(
-        CannotRun, match=f"--{part} {spec.name} .* full KV alone, and the model keeps state"
+        CannotRun, match=rf"--{part}\) {spec.name} .* full KV alone, and the model keeps state"
     ) as e:
         toys.engine(state=True, runner="rerun")
 

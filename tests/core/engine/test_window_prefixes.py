@@ -62,7 +62,7 @@ def test_rows_that_share_a_window_get_the_tokens_that_they_get_alone(
     harness = EngineHarness(engine).run(random_requests(np.random.default_rng(5), 30, greedy=True))
 
     stats = engine.stats()
-    assert ("prefix reuse", "on", 'cache_type="radix"') in engine.summary.table
+    assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in engine.summary.table
     assert stats.cached_tokens > 50 and len(harness.outputs) == 30
     assert bool(stats.preemptions) == (settings.get("num_pages") in SCARCE)
     assert stats.total_pages == full + window == stats.free_pages + stats.cached_pages

@@ -120,7 +120,7 @@ def test_a_set_without_fine_operations_takes_all_or_is_refused() -> None:
             return operation != "mlp"
 
     BoundOps("toy", ToyOps(), CONFIG)
-    with pytest.raises(CannotRun, match="--ops toy does not take mlp of this model"):
+    with pytest.raises(CannotRun, match=r"ops \(--ops\) toy does not take mlp of this model"):
         BoundOps("toy", Picky(), CONFIG)
 
 
@@ -146,7 +146,9 @@ def test_layers_with_a_convolution_have_no_attention_of_their_own() -> None:
     class Plain(ToyOps):
         short_conv = Ops.short_conv
 
-    with pytest.raises(CannotRun, match="--ops toy does not take short_conv of this model"):
+    with pytest.raises(
+        CannotRun, match=r"ops \(--ops\) toy does not take short_conv of this model"
+    ):
         BoundOps("toy", Plain(), config)
 
 

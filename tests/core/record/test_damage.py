@@ -122,7 +122,7 @@ def test_a_missing_file_and_a_place_that_cannot_be_written(
 ) -> None:
     assert main(["replay", str(tmp_path / "none")]) == 6
     assert "No such file" in capsys.readouterr().err
-    with pytest.raises(ModelError, match=r"--record .* cannot be written: No such file"):
+    with pytest.raises(ModelError, match=r"record \(--record\) .* cannot be written: No such file"):
         Engine(EngineConfig(record=str(tmp_path / "no" / "file")))
 
 

@@ -51,12 +51,11 @@ def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
         return name
 
     with caplog.at_level(logging.DEBUG, "headstock"):
-        assert (
-            select_first_accepted("auto", names, make, "--attn", EngineConfig().spell) == names[-1]
-        )
+        assert select_first_accepted("auto", names, make, "attn (--attn)") == names[-1]
     messages = [record.getMessage() for record in caplog.records]
     expected = [
-        f'event="auto rejected" setting=attn candidate={name} reason="{name} lacks its kernels"'
+        f'event="auto rejected" setting="attn (--attn)" candidate={name} '
+        f'reason="{name} lacks its kernels"'
         for name in names
     ]
     assert len(names) > 2 and messages == expected[:-1]

@@ -105,7 +105,9 @@ def test_each_claim_that_is_not_met_is_a_reason(
 
     (reason,) = find_rejections(capabilities(**claims), query, CPU)
     assert reason.code == code and reason.hint
-    with pytest.raises(CannotRun, match=r"--attn x cannot serve decode/extend/prefill here"):
+    with pytest.raises(
+        CannotRun, match=r"attn \(--attn\) x cannot serve decode/extend/prefill here"
+    ):
         resolve_capabilities(spec(**claims), query, CPU)
 
 
@@ -115,9 +117,9 @@ def test_paged_and_contiguous_are_capabilities_and_the_other_is_an_error() -> No
 
     assert resolve_capabilities(paged, question().make_query(ALL), CPU)
     assert resolve_capabilities(region, question(contiguous=True).make_query(ALL), CPU)
-    with pytest.raises(CannotRun, match=r"supported: pages\..*--paged-attn on"):
+    with pytest.raises(CannotRun, match=r"supported: pages\..*--paged-attn\) to on"):
         resolve_capabilities(paged, question(contiguous=True).make_query(ALL), CPU)
-    with pytest.raises(CannotRun, match=r"supported: contiguous regions\..*--paged-attn off"):
+    with pytest.raises(CannotRun, match=r"supported: contiguous regions\..*--paged-attn\) to off"):
         resolve_capabilities(region, question().make_query(ALL), CPU)
 
 
@@ -127,18 +129,20 @@ def test_a_page_size_that_is_not_served_lists_those_that_are() -> None:
         resolve_capabilities(spec(), question(page_size=8).make_query(ALL), CPU)
 
 
-CLAIMS = {"--attn x": IntSet.of(16, 32), "--cache-type y": IntSet.all()}
+CLAIMS = {"attn (--attn) x": IntSet.of(16, 32), "cache_type (--cache-type) y": IntSet.all()}
 
 
 @pytest.mark.feature("P6", "S3", "S4")
 @pytest.mark.parametrize("requested", [8, 64, 256])
 def test_a_page_size_asked_for_is_never_replaced_by_another(requested: int) -> None:
-    with pytest.raises(CannotRun, match=rf"--page-size {requested}: --attn x serves 16, 32"):
+    with pytest.raises(CannotRun, match=rf"--page-size\) {requested}: attn .* x serves 16, 32"):
         agree_page_size(EngineConfig(page_size=requested), CLAIMS, CPU)
 
 
 @pytest.mark.feature("S4")
-@pytest.mark.parametrize(("requested", "who"), [("auto", "--attn x"), (32, "--page-size 32")])
+@pytest.mark.parametrize(
+    ("requested", "who"), [("auto", "attn (--attn) x"), (32, "page_size (--page-size) 32")]
+)
 def test_the_summary_says_who_decided_the_page_size(requested: Any, who: str) -> None:
     attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
     parts: Any = SimpleNamespace(attention=attention, cache=registry.load_spec("cache", "naive"))
@@ -154,13 +158,14 @@ def test_page_sizes_that_are_left_open_are_those_that_everyone_serves() -> None:
         return agree_page_size(EngineConfig(page_size=size, page_size_or_less=or_less), claims, env)
 
     assert [agreed(requested, CLAIMS, or_less=True) for requested in (256, 32, 31)] == [32, 32, 16]
-    anything, halves = {"--attn x": IntSet.all()}, {"--attn x": IntSet.multiples(256)}
+    anything, halves = {"attn x": IntSet.all()}, {"attn x": IntSet.multiples(256)}
     assert [agreed("auto", anything, env) for env in (H200, CPU)] == [64, 16]
     assert agreed("auto", CLAIMS) == 32 and agreed("auto", halves) == 256
     with pytest.raises(
-        CannotRun, match=r"no page size suits everyone: --attn x serves 16, 32; --cache.* 64"
+        CannotRun,
+        match=r"attn .* x serves 16, 32; cache_type .* y serves 64",
     ):
-        agreed("auto", CLAIMS | {"--cache-type y": IntSet.of(64)})
+        agreed("auto", CLAIMS | {"cache_type (--cache-type) y": IntSet.of(64)})
 
 
 @pytest.mark.feature("S13")
@@ -185,11 +190,12 @@ def test_a_pair_says_of_both_what_they_lack(monkeypatch: pytest.MonkeyPatch) -> 
         lambda kind, name: specs_by_name.get(name) or original_load(kind, name),
     )
     with pytest.raises(
-        CannotRun, match=r"--attn a cannot serve .*; --attn b cannot serve"
+        CannotRun, match=r"attn \(--attn\) a cannot serve .*; attn \(--attn\) b cannot serve"
     ) as caught:
         select_backends("a,b", CPU, question())
     hint = (
-        "Use --attn sdpa. Where there is a GPU, 'headstock doctor' says why torch does not find it."
+        "Set attn (--attn) to sdpa. Where there is a GPU, 'headstock doctor' says why torch does "
+        "not find it."
     )
     assert str(caught.value).endswith(f"this is cpu. {hint}") and str(caught.value).count(hint) == 1
 
@@ -200,7 +206,7 @@ def test_a_device_that_is_not_served_is_answered_with_a_backend_that_can_be_had(
     (reason,) = find_rejections(
         capabilities(devices=(DeviceRange("cuda"),)), question().make_query(ALL), CPU
     )
-    assert reason.hint.startswith("Use --attn sdpa. Where")
+    assert reason.hint.startswith("Set attn (--attn) to sdpa. Where")
 
     others = tuple(item for item in registry.list_installed("attention") if item.name != "sdpa")
     monkeypatch.setattr(registry, "list_installed", lambda kind: others)
@@ -310,11 +316,11 @@ def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[s
             PluginBroken,
             "'forward'",
         ),
-        (ValueError("buy another"), CannotRun, "--attn x: buy another"),
+        (ValueError("buy another"), CannotRun, r"\(--attn\) x: buy another"),
         (
             ImportError("undefined symbol: y"),
             CannotRun,
-            "--attn x: its kernels cannot be loaded: .*: y; install",
+            r"\(--attn\) x: its kernels cannot be loaded: .*: y; install",
         ),
         (OSError("libcudart.so.12: no such file"), CannotRun, "cannot be loaded: OSError"),
         (

@@ -199,7 +199,7 @@ def test_what_resolve_raises_or_returns_is_told_apart(
 
 def test_a_tool_parser_can_say_no(install: Install) -> None:
     install("tools")
-    with pytest.raises(CannotRun, match=f"tool_parser=.picky. cannot serve here: {REASON}"):
+    with pytest.raises(CannotRun, match=rf"\(--tool-parser\) picky cannot serve here: {REASON}"):
         LLM("demo", num_pages=64, tool_parser="picky")
 
 
@@ -318,7 +318,7 @@ class Picky(TorchOps):
         raise {raised}
 """
     install("ops", "None", "implementation='picky_ops:Picky'", made)
-    with pytest.raises(error, match=f"--ops picky.*{says}"):
+    with pytest.raises(error, match=rf"ops \(--ops\) picky.*{says}"):
         Engine(EngineConfig(ops="picky", num_pages=64))
 
 
@@ -330,9 +330,9 @@ class Picky(TorchOps):
     [
         (
             "models=frozenset({'LlamaForCausalLM'})",
-            "--runner picky runs LlamaForCausalLM alone, and this is Qwen3ForCausalLM",
+            r"\(--runner\) picky runs LlamaForCausalLM alone, and this is Qwen3ForCausalLM",
         ),
-        ("ops=frozenset({'triton'})", "--runner picky runs over --ops triton alone, and this is"),
+        ("ops=frozenset({'triton'})", r"picky runs over ops \(--ops\) triton alone, and this is"),
     ],
 )
 def test_a_runner_states_the_models_and_operations_that_it_takes(
@@ -417,13 +417,13 @@ def test_a_family_that_two_distributions_provide_is_picked_by_name(
 
     assert main(list(RUN)) == 2
     line = one_line(capsys.readouterr().err)
-    assert "choose with --model-family headstock-qwen or --model-family picky-model" in line
+    assert "(--model-family) headstock-qwen" in line and "(--model-family) picky-model" in line
     assert main([*RUN, "--model-family", "headstock-qwen", "--quiet"]) == 0
     assert main([*RUN, "--model-family", "picky-model", "--quiet"]) == 0
     capsys.readouterr()
     assert main([*RUN, "--model-family", "nobody"]) == 2
     line = one_line(capsys.readouterr().err)
-    assert "--model-family nobody: no such distribution has a family for Qwen3ForCausalLM" in line
+    assert "(--model-family) nobody" in line and "Qwen3ForCausalLM" in line
 
 
 def test_every_field_of_the_query_is_told() -> None:

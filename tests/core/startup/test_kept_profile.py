@@ -235,7 +235,7 @@ def test_a_start_measures_once_and_says_when(
     ]
     assert plans == [USE, evolve(USE, is_kept=True)] and len(calls) == 1
     (note,) = notes
-    assert "were measured on 2" in note and "--memory-profiles off" in note
+    assert "were measured on 2" in note and "memory_profiles (--memory-profiles) off" in note
 
 
 def test_kept_names_are_short_and_have_no_path_of_a_model(tmp_path: Path) -> None:

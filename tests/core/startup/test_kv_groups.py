@@ -234,10 +234,12 @@ def test_each_part_must_serve_the_layout(
         (line,) = err.strip().splitlines()
         return line
 
-    assert "--attn toy cannot serve" in (line := refuse())
+    assert "attn (--attn) toy cannot serve" in (line := refuse())
     assert "latent KV is not supported; supported: full" in line
     monkeypatch.setattr(toy_plugins, "attention", reads_all)
-    assert "--ops toy writes full and state KV alone, and the model keeps latent KV" in refuse()
+    assert (
+        "ops (--ops) toy writes full and state KV alone, and the model keeps latent KV" in refuse()
+    )
 
 
 EVERY = frozenset(LayoutKind)
@@ -246,15 +248,15 @@ EVERY = frozenset(LayoutKind)
 @pytest.mark.parametrize("layout", [LATENT, STATE])
 def test_a_runner_must_serve_the_layout(layout: Any) -> None:
     needs: Any = SimpleNamespace(layouts=frozenset({layout.kind}))
-    check_layouts(needs, EVERY, "--runner x runs", "--runner eager")
+    check_layouts(needs, EVERY, "runner x runs", "it to eager")
     with pytest.raises(
-        CannotRun, match=f"runs full KV alone, .* keeps {layout.kind.value} KV; use"
+        CannotRun, match=f"runs full KV alone, .* keeps {layout.kind.value} KV; set it to eager"
     ):
         check_layouts(
             needs,
             EVERY - {layout.kind} - {LayoutKind.STATE, LayoutKind.LATENT},
-            "--runner x runs",
-            "--runner eager",
+            "runner x runs",
+            "it to eager",
         )
 
 
@@ -283,7 +285,7 @@ def test_groups_of_different_types_need_a_backend_for_both() -> None:
 REUSE = [
     (group(0, 1, 2), "radix", "on", "takes over"),
     (group(0, 1, 2, layout=LATENT), "radix", "on", "takes over"),
-    (group(0, 1, 2), "naive", "--cache-type naive", "--cache-type naive"),
+    (group(0, 1, 2), "naive", "cache_type (--cache-type) naive", "cache_type (--cache-type) naive"),
     (group(0, 1, 2, window=6), "radix", "on", "takes over"),
     (group(0, 1, 2, layout=STATE), "radix", "KV group 0 keeps a state", "KV group 0 keeps a state"),
 ]

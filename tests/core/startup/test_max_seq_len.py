@@ -41,7 +41,7 @@ def test_dynamic_rope_is_served_up_to_the_models_positions_and_not_beyond(key: s
     notes: list[str] = []
     config = EngineConfig(model="m", max_seq_len=65, max_seq_len_or_less=True)
     assert resolve_max_seq_len(config, model, notes) == 64
-    assert notes == ["--max-seq-len 65 is cut to 64, the model's own limit"]
+    assert notes == ["max_seq_len (--max-seq-len) 65 is cut to 64, the model's own limit"]
 
 
 @pytest.mark.parametrize("scaling", [None, {"type": "linear", "factor": 4.0}])

@@ -94,7 +94,9 @@ def test_a_template_gets_the_parser_that_reads_its_calls(tokenizer: Tokenizer, n
 @pytest.mark.feature("W3")
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_template_of_another_format_gets_none(tokenizer: Tokenizer, name: str) -> None:
-    with pytest.raises(RequestError, match="no known format; choose with --tool-parser") as caught:
+    with pytest.raises(
+        RequestError, match=r"no known format; choose with tool_parser \(--tool-parser\)"
+    ) as caught:
         choose(tokenizer, UNKNOWN[name])
     assert caught.value.parameter == "tools"
     # The user knows better.
@@ -104,7 +106,7 @@ def test_a_template_of_another_format_gets_none(tokenizer: Tokenizer, name: str)
 def test_a_setting_counts_whatever_the_template_writes(tokenizer: Tokenizer) -> None:
     hermes = FORMATS["hermes"]
     assert "'mistral'" in choose(tokenizer, hermes, tool_parser="mistral")
-    with pytest.raises(RequestError, match="--tool-parser is off"):
+    with pytest.raises(RequestError, match=r"tool_parser \(--tool-parser\) is off"):
         choose(tokenizer, hermes, tool_parser="off")
     with pytest.raises(RequestError, match="no tool parser 'other' is installed"):
         choose(tokenizer, hermes, tool_parser="other")

@@ -168,7 +168,7 @@ def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:
         ),
         ("{{ a\nb", UsageError, "got 'b' (line 2)"),
         ("\n \n", UsageError, "chat_template: the template is empty"),
-        (5, RequestError, "chat_template must be text or a path, got int 5"),
+        (5, RequestError, "chat_template: expected text or a path, got int 5"),
         (Path("/"), ModelError, "chat_template /: cannot be read: Is a directory"),
     ],
 )

@@ -177,7 +177,7 @@ def test_a_conversation_is_the_same_on_the_command_line(
         (("--tools", "/absent"), "--tools /absent: cannot be read: No such file"),
         (("--tools", "{folder}/bad"), "--tools: not valid JSON"),
         (("--chat-template-kwargs", "{"), "--chat-template-kwargs: not valid JSON"),
-        (("--chat-template-kwargs", "[]"), "chat_template_kwargs must be an object, got list"),
+        (("--chat-template-kwargs", "[]"), "chat_template_kwargs: expected an object, got list"),
     ],
 )
 def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
@@ -194,13 +194,13 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
     ("options", "parameter", "said"),
     [
         ({"tols": []}, "tols", "no option of a chat is called tols; did you mean tools?"),
-        ({"tools": 5}, "tools", "tools must be a list of tools, got int 5"),
-        ({"tools": [5]}, "tools", r"tools\[0\] must be an object"),
-        ({"tools": [{"type": "web"}]}, "tools", r"tools\[0\].type must be function, got web"),
+        ({"tools": 5}, "tools", "tools: expected a list of tools, got int 5"),
+        ({"tools": [5]}, "tools", r"tools\[0\]: expected an object"),
+        ({"tools": [{"type": "web"}]}, "tools", r"tools\[0\].type: expected function, got web"),
         (
             {"tools": [{"type": "function", "function": {"name": "a b"}}]},
             "tools",
-            r"tools\[0\].function.name must be 1 to 128 letters",
+            r"tools\[0\].function.name: expected 1 to 128 letters",
         ),
         (
             {"tools": [{"type": "function", "function": {"name": "a", "code": ""}}]},
@@ -210,11 +210,11 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
         (
             {"tools": [{"type": "function", "function": {"name": "a", "parameters": []}}]},
             "tools",
-            "function.parameters must be a JSON schema, got list",
+            "function.parameters: expected a JSON schema, got list",
         ),
         ({"tools": TOOLS * 2}, "tools", "two tools are called add; names must differ"),
         ({"tools": TOOLS}, "tools", "the chat template does not write tools; leave tools out"),
-        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "must be none, auto, required or"),
+        ({"tools": TOOLS, "tool_choice": "any"}, "tool_choice", "expected none, auto, required or"),
         (
             {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",
@@ -223,7 +223,7 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
         (
             {"tools": TOOLS, "tool_choice": {"type": "custom", "custom": {"name": "add"}}},
             "tool_choice",
-            "tool_choice must be none, .*, got type custom",
+            "tool_choice: expected none, .*, got type custom",
         ),
         (
             {"tools": TOOLS, "tool_choice": allow("auto", "x")},
@@ -233,10 +233,10 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
         (
             {"tools": TOOLS, "tool_choice": allow("any", "add")},
             "tool_choice",
-            r'allowed_tools must be {"mode": "auto" or "required", "tools": \[',
+            r'allowed_tools: expected {"mode": "auto" or "required", "tools": \[',
         ),
-        ({"tools": TOOLS, "tool_choice": allow("auto")}, "tool_choice", "allowed_tools must be"),
-        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false, got int 1"),
+        ({"tools": TOOLS, "tool_choice": allow("auto")}, "tool_choice", "allowed_tools: expected"),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false, got int 1"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "the chat template does not read it"),
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt false"),
     ],
@@ -313,7 +313,7 @@ def test_allowed_tools_are_those_that_are_offered_or_one_of_which_is_called() ->
 def test_a_forced_call_is_no_other_structure(scripted: Make) -> None:
     llm, _ = scripted()
     params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
-    with pytest.raises(RequestError, match="tool_choice demands a call, and structured_outputs"):
+    with pytest.raises(RequestError, match="tool_choice requires a call, and the request asks"):
         llm.chat(TALK, params, tools=TOOLS, tool_choice="required", chat_template=TEMPLATE)
     with pytest.raises(RequestError, match="tool_choice needs tools to choose from"):
         llm.chat(TALK, tool_choice="required")

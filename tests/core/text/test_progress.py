@@ -89,7 +89,8 @@ def test_no_bar_of_tqdm_and_what_makes_none(capsys: pytest.CaptureFixture[str]) 
         advance(True, 4)
     assert capsys.readouterr() == ("", "")
     with pytest.raises(
-        UsageError, match="use_tqdm must be True, False or a callable that makes a bar, got str yes"
+        UsageError,
+        match="use_tqdm: expected True, False or a callable that makes a bar, got str yes",
     ):
         prompt_bar("yes", 1).__enter__()  # type: ignore[arg-type]
 

@@ -24,7 +24,7 @@ from headstock.text.tokenizer import Tokenizer
 def test_a_list_of_integers_is_one_prompt_though_an_id_is_out_of_range(token: int) -> None:
     (tokens,) = list_prompts([5, token])
     with pytest.raises(
-        RequestError, match=f"^prompt token ids must be integers from 0 to 767, got int {token}$"
+        RequestError, match=f"^prompt token ids: expected integers from 0 to 767, got int {token}$"
     ):
         check_tokens(tokens, 768)  # type: ignore[arg-type]
 
@@ -41,7 +41,7 @@ def test_each_token_of_a_prompt_is_checked_however_it_was_made(token: object, ma
     prompt = Prompt(None, array("i", tokens) if known else tokens)  # type: ignore[arg-type]
 
     with pytest.raises(
-        RequestError, match=r"^prompt token ids must be integers from 0 to 767, got"
+        RequestError, match=r"^prompt token ids: expected integers from 0 to 767, got"
     ):
         check_prompt(prompt, vocab=768, max_seq_len=9, length_hint="")
 
@@ -65,7 +65,7 @@ def test_one_wrong_id_in_a_list_is_named_before_the_model_is_known(wrong: object
         tokenize_prompt([5, wrong, 7], WordTokenizer())  # type: ignore[list-item]
 
     assert str(caught.value) == (
-        f"prompt token ids must be integers from 0 to 2147483647, got {describe_type(wrong)}"
+        f"prompt token ids: expected integers from 0 to 2147483647, got {describe_type(wrong)}"
     )
 
 

@@ -197,7 +197,7 @@ def test_a_chat_template_from_a_flag_makes_a_chat_of_each_prompt(run: Run, tmp_p
     for given in (template, str(tmp_path / "chat.jinja")):
         assert run("-p", "fox", "--chat-template", given, "--quiet", script=hello)[1] == "(fox)\n"
     code, out, err = run("-p", "fox", "--chat-template", "{{", "--quiet", script=hello)
-    assert (code, out) == (2, "") and "chat_template: not a Jinja template" in err
+    assert (code, out) == (2, "") and "(--chat-template): not a Jinja template" in err
 
 
 def test_a_chat_template_from_the_environment_serves_chats_alone(

@@ -47,7 +47,8 @@ def test_bad_lines_are_named_by_number_and_the_others_still_run(run: Run, tmp_pa
         "11",
     ]
     assert (
-        "did you mean temperature" in err and "temperature must be between 0 and 2, got nan" in err
+        "did you mean temperature" in err
+        and "temperature: expected a number between 0 and 2, got nan" in err
     )
     found = [json.loads(line) for line in out.splitlines()]
     answers = [entry for entry in found if "error" not in entry]
@@ -98,31 +99,31 @@ def test_a_recording_is_not_written_over_the_prompts(run: Run, tmp_path: Path) -
 
 
 BAD_LINES = {
-    '{"prompt_token_ids": "abc"}': "prompt_token_ids must be a list of token ids, got str abc",
-    '{"prompt_token_ids": null}': "prompt_token_ids must be a list of token ids, got None",
-    '{"prompt_token_ids": {"a": 1}}': "prompt_token_ids must be a list of token ids, got dict",
+    '{"prompt_token_ids": "abc"}': "prompt_token_ids: expected a list of token ids, got str abc",
+    '{"prompt_token_ids": null}': "prompt_token_ids: expected a list of token ids, got None",
+    '{"prompt_token_ids": {"a": 1}}': "prompt_token_ids: expected a list of token ids, got dict",
     '{"prompt_token_ids": []}': "prompt is empty",
-    '{"prompt_token_ids": [5, 1e400]}': "prompt token ids must be integers from 0 to 2147483647, "
+    '{"prompt_token_ids": [5, 1e400]}': "prompt token ids: expected integers from 0 to 2147483647, "
     "got float inf",
     '{"prompt_token_ids": [5, true]}': "got bool True",
     '{"prompt_token_ids": [99999999999999999999]}': "got int 99999999999999999999",
-    '{"prompt": 5}': "prompt must be text, got int 5",
-    '{"prompt": null}': "prompt must be text, got None",
-    '{"prompt": [5, 6]}': "prompt must be text, got list",
-    '{"prompt": {"prompt": "x"}}': "prompt must be text, got dict",
-    '{"prompt": "x", "cache_salt": 5}': "cache_salt must be a string of 1 to 256 characters, got "
+    '{"prompt": 5}': "prompt: expected text, got int 5",
+    '{"prompt": null}': "prompt: expected text, got None",
+    '{"prompt": [5, 6]}': "prompt: expected text, got list",
+    '{"prompt": {"prompt": "x"}}': "prompt: expected text, got dict",
+    '{"prompt": "x", "cache_salt": 5}': "cache_salt: expected a string of 1 to 256 characters, got "
     "int 5",
     '{"prompt": "x", "cache_salt": "\\ud83d"}': "cache_salt holds characters that are not valid "
     "Unicode",
-    '{"prompt": "x", "priority": "high"}': "priority must be an integer of at most 31 bits, got "
+    '{"prompt": "x", "priority": "high"}': "priority: expected an integer of at most 31 bits, got "
     "high",
     '{"prompt": "x", "": 1}': "no sampling parameter is called ''; known are",
-    '{"messages": 5}': "messages must be a list of one or more turns, got int 5",
-    '{"messages": [5]}': "messages[0] must be an object with a role and content, got int 5",
-    '{"messages": [{"content": "x"}]}': "messages[0].role must be text, got None",
+    '{"messages": 5}': "messages: expected a list of one or more turns, got int 5",
+    '{"messages": [5]}': "messages[0]: expected an object with a role and content, got int 5",
+    '{"messages": [{"content": "x"}]}': "messages[0].role: expected text, got None",
     '{"messages": [{"role": "system", "content": "x"}, {"role": "user"}]}': "messages[1] (role "
     "user) has no content",
-    "5": "must be a JSON object with prompt or messages, got int 5",
+    "5": "expected a JSON object with prompt or messages, got int 5",
     '{"prompt": "x", "seed": ' + "9" * 5000 + "}": "not valid JSON: Exceeds the limit",
     "[" * 100_000: "not valid JSON: maximum recursion depth exceeded",
 }
@@ -170,7 +171,7 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
     code, _, err = run("--input", str(file), "--chat", absent=True)
     assert (
         code == 1
-        and "prompts.jsonl:1: prompt must be text to go through the chat template, got token ids"
+        and "prompts.jsonl:1: prompt: expected text to go through the chat template, got token ids"
         in err
     )
 
@@ -193,18 +194,18 @@ def test_bad_flags_are_usage_errors_before_a_model_is_loaded(
     assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
-def test_sampling_errors_name_the_flags_that_were_used(run: Run, tmp_path: Path) -> None:
+def test_sampling_errors_name_the_parameters(run: Run, tmp_path: Path) -> None:
     code, _, err = run("-p", "a", "--min-tokens", "9", "--max-new-tokens", "5", absent=True)
     assert (code, err) == (
         2,
-        "headstock: --min-tokens must be at most --max-new-tokens (5), got 9\n",
+        "headstock: min_tokens: expected max_tokens (5) or less, got 9\n",
     )
     code, _, err = run("-p", "a", "--quiet", "--stop-token-ids", "999999")
-    assert code == 1 and "--stop-token-ids must hold token ids from 0 to " in err
+    assert code == 1 and "stop_token_ids: expected token ids from 0 to " in err
     file = tmp_path / "prompts.jsonl"
     file.write_text('{"prompt": "a", "stop_token_ids": [999999]}')
     code, _, err = run("--input", str(file), "--quiet")
-    assert code == 1 and "prompts.jsonl:1: stop_token_ids must hold token ids from 0 to " in err
+    assert code == 1 and "prompts.jsonl:1: stop_token_ids: expected token ids from 0 to " in err
 
 
 @pytest.mark.parametrize("chat", [[], ["--chat"]])

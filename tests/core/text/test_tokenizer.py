@@ -62,7 +62,7 @@ def test_other_threads_go_on_while_a_long_text_is_encoded_or_decoded(tokenizer: 
 
 
 def test_a_missing_directory_is_a_model_error_with_a_next_move(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="give --model a checkpoint directory"):
+    with pytest.raises(ModelError, match=r"set model \(--model\) to a checkpoint directory"):
         Tokenizer(tmp_path / "none")
 
 

@@ -59,7 +59,7 @@ def test_a_file_of_a_model_is_answered_with_its_directory(tmp_path: Path) -> Non
     for name in ("config.json", "model.safetensors", "training_args.bin"):
         message = refuse(resolve_directory, str(directory / name))
         assert message.endswith(
-            f"is one file of a model; give its directory: --model '{directory}'"
+            f"is one file of a model; set model (--model) to its directory: '{directory}'"
         )
 
 
@@ -67,7 +67,7 @@ def test_a_file_of_a_model_is_answered_with_its_directory(tmp_path: Path) -> Non
 def test_a_file_without_a_config_beside_it(tmp_path: Path, name: str) -> None:
     message = refuse(resolve_directory, str(write(tmp_path, name) / name))
     assert (
-        "is a file; --model wants the directory that holds config.json, a tokenizer and "
+        "is a file; set model (--model) to the directory that holds config.json, a tokenizer and "
         ".safetensors" in message
     )
 
@@ -129,7 +129,7 @@ def test_an_adapter_names_its_model_and_says_how_to_merge(tmp_path: Path) -> Non
 @pytest.mark.parametrize("inside", ["model", "snapshots/0123", "models--a--b/snapshots/0123"])
 def test_a_folder_with_a_model_in_it_names_that(tmp_path: Path, inside: str) -> None:
     message = refuse(read_config, write(tmp_path, f"{inside}/config.json"))
-    assert message.endswith(f" in it is: --model {tmp_path / inside}")
+    assert message.endswith(f" in it is; set model (--model) to {tmp_path / inside}")
 
 
 def test_an_empty_directory_is_called_empty(tmp_path: Path) -> None:

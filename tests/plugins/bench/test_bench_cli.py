@@ -218,7 +218,10 @@ def test_a_bench_in_which_requests_failed_ends_with_1_and_says_why(
     code, out, err = run("online:9:2", *flags)
     assert (code, err) == (1, "")
     assert "requests  1 of 2 finished" in out
-    assert "failed    20% of the KV pool is in use and --memory-threshold is 0.1" in out
+    assert (
+        "failed    20% of the KV pool is in use and memory_threshold (--memory-threshold) is 0.1"
+        in out
+    )
 
 
 @pytest.mark.full
@@ -261,7 +264,7 @@ def test_the_help_has_every_workload_and_every_form(capsys: pytest.CaptureFixtur
         ),
         (["first-token:9000:1"], 2, "first-token:9000:1 has requests of 9002 tokens"),
         (["online:16:2", "--compare", "transformers"], 2, "--compare takes greedy workloads"),
-        (["small", "--runs", "0"], 2, "--runs must be at least 1"),
+        (["small", "--runs", "0"], 2, "--runs: expected 1 or more"),
         (["small", "--shape", "qwen3-0.6"], 2, "did you mean qwen3-0.6b?"),
         (["small", "--shape", "demo", "--model", "demo"], 2, "name two models"),
         (["small", "--compare", "vllm"], 2, "known are transformers"),

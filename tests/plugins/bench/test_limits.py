@@ -158,7 +158,7 @@ def test_a_device_without_room_is_a_line_with_the_next_move(
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(torch, "zeros", fill)
-    with pytest.raises(UsageError, match="leave more free by a lower --memory-ratio"):
+    with pytest.raises(UsageError, match=r"leave more free by a lower --memory-ratio"):
         measure_rates("cpu", torch.float32)
 
 

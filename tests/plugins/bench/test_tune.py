@@ -91,7 +91,7 @@ def test_what_is_measured_is_printed_kept_and_taken(
     assert {ops for _, ops, *_ in measured} == {"fbgemm", "onednn", "torch"}
     assert measured[0][-1] == "1.00"
     assert all(line[4] == "-" and float(line[2]) > 0 for line in measured)  # no room for 64 rows
-    assert "--ops triton was not measured: --ops triton cannot run on cpu" in out
+    assert "--ops triton was not measured: ops (--ops) triton cannot run on cpu" in out
     assert "measuring --attn sdpa --ops auto" in err and "kept in" in err
 
     shown = json.loads(run("--show", "--json")[1])
@@ -147,7 +147,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_measuring(
 ) -> None:
     monkeypatch.setattr("headstock_bench.tuning.tune", lambda *arguments: pytest.fail("measured"))
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="file is a file; wanted a directory"):
+    with pytest.raises(UsageError, match="file is a file; expected a directory"):
         run("--tuned-choices", str(tmp_path / "file"))
     with pytest.raises(ModelError, match="cannot be written"):
         run("--tuned-choices", str(tmp_path / "file" / "below"))

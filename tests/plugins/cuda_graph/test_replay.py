@@ -240,7 +240,9 @@ def test_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
 
 @pytest.mark.feature("S7")
 def test_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
-    with pytest.raises(CannotRun, match="--cuda-graph-max-bs 0 turns graphs off"):
+    with pytest.raises(
+        CannotRun, match=r"cuda_graph_max_bs \(--cuda-graph-max-bs\) 0 turns graphs off"
+    ):
         replaying(toys, cuda_graph_max_bs=0)
     engine = toys.engine(runner="auto", cuda_graph_max_bs=0)
     assert engine.summary.runner == "eager"
@@ -333,7 +335,7 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
 @pytest.mark.feature("G3", "S9")
 def test_a_decode_backend_without_graphs_is_refused_by_name(toys: Toys) -> None:
     with pytest.raises(
-        CannotRun, match=r"--runner rerun needs graph support DECODE .*'sdpa' has NEVER"
+        CannotRun, match=r"runner \(--runner\) rerun needs graph support DECODE .*'sdpa' has NEVER"
     ):
         replaying(toys, attn="toy,sdpa")
 

@@ -71,10 +71,14 @@ def test_pooling_and_length_can_be_chosen(server: Served) -> None:
     [
         ({"dimensions": 8}, "dimensions", "dimensions is not supported; vectors are as long as"),
         ({"input": []}, "input", "input is an empty list"),
-        ({"input": ""}, "input", "input is empty"),
+        ({"input": ""}, "input", "input: prompt is empty"),
         ({"input": ["a", [1]]}, "input", "input mixes forms"),
         ({"input": [99999999]}, "input", "99999999"),
-        ({"input": [[1], []]}, "input", "input[1]: input is empty; give it at least one token"),
+        (
+            {"input": [[1], []]},
+            "input",
+            "input: prompts[1]: prompt is empty",
+        ),
         ({"encoding_format": "hex"}, "encoding_format", "encoding_format is not valid"),
         ({"pooling": "max"}, "pooling", "pooling is not valid"),
         ({"input_type": "query"}, "input_type", "input_type is not a known field"),

@@ -26,7 +26,7 @@ def test_each_limit_is_a_flag_with_two_edges(limit: tuple[str, ...]) -> None:
         assert getattr(settings_of(flag, f"{edge:.0f}" if edge > 1 else str(edge)), name) == edge
     below, above = number.least - 1, number.most + 1  # type: ignore[attr-defined]
     for wrong in (f"{below:.1f}" if below % 1 else f"{below:.0f}", f"{above:.0f}", "nan", "x", ""):
-        with pytest.raises(UsageError, match=f"{flag} must be a"):
+        with pytest.raises(UsageError, match=f"{flag}: expected a"):
             settings_of(flag, wrong)
 
 
@@ -47,13 +47,13 @@ def test_a_server_is_open_when_others_reach_it_without_a_key() -> None:
 @pytest.mark.parametrize(
     ("flags", "text"),
     [
-        (("-n", "2"), "-n changes the form of an answer"),
-        (("--logprobs", "2"), "--logprobs changes the form"),
-        (("--temperature", "9"), "temperature must be between 0 and 2"),
-        (("--port", "65536"), "--port must be an integer from 0 to 65535, got 65536"),
-        (("--metrics-prefix", "a-b"), "--metrics-prefix must be letters"),
+        (("-n", "2"), "n (-n) changes the form of an answer"),
+        (("--logprobs", "2"), "(--logprobs) changes the form"),
+        (("--temperature", "9"), "(--temperature): expected a number between 0 and 2, got 9"),
+        (("--port", "65536"), "--port: expected an integer from 0 to 65535, got 65536"),
+        (("--metrics-prefix", "a-b"), "--metrics-prefix: expected letters"),
         (("--served-model-name", ""), "--served-model-name must not be empty"),
-        (("--otlp-endpoint", "localhost"), "--otlp-endpoint must be an address that begins"),
+        (("--otlp-endpoint", "localhost"), "--otlp-endpoint: expected an address that begins"),
         (("--apikey", "x"), "did you mean --api-key?"),
     ],
 )

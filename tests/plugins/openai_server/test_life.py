@@ -281,7 +281,7 @@ def test_a_server_says_that_it_listens_only_once_it_serves() -> None:
     with serve("--tp", "2", wait_ready=False) as refused:
         assert refused.process.wait() == 5
     assert not any("listening" in line for line in refused.errors)
-    assert "--tp 2" in refused.errors[-1]
+    assert "tp (--tp) 2" in refused.errors[-1]
 
     with serve(script={}) as server:
         (line,) = [line for line in server.errors if "listening" in line]

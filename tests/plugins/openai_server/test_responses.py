@@ -141,10 +141,10 @@ def test_a_response_is_the_chat_of_the_same_messages(server: Served) -> None:
 @pytest.mark.parametrize(
     ("change", "param", "text"),
     [
-        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens must be"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: expected"),
         ({"temperature": 3}, "temperature", "between 0 and 2"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort", "does not read it"),
-        ({"input": []}, "input", "input must be a list of one or more"),
+        ({"input": []}, "input", "input: expected a list of one or more"),
         ({"input": [{"role": "user", "content": "a"}] * 4}, "input", "input has 4 items"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
         ({"model": "gpt-5"}, "model", "does not exist"),

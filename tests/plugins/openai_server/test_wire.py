@@ -83,7 +83,7 @@ def test_parameters_are_checked_again_where_they_arrive() -> None:
     bad = {"params": {"temperature": 3.0}}
     wires = [replace(wire, **bad) for wire in good.requests]
     for message in (replace(good, **bad), replace(good, requests=wires)):
-        with pytest.raises(RequestError, match="temperature must be between"):
+        with pytest.raises(RequestError, match="temperature: expected a number between"):
             list(unpack_requests(message))
 
 

@@ -213,7 +213,7 @@ def test_a_parser_with_openings_that_are_no_texts_is_named() -> None:
 
     selected = select_tool_parser("hermes")
     spec = evolve(selected.spec, implementation=f"{__name__}:WrongOpenings")
-    with pytest.raises(PluginBroken, match="call_openings must be a tuple of texts"):
+    with pytest.raises(PluginBroken, match="call_openings: expected a tuple of texts"):
         evolve(selected, spec=spec).make(TOOLS)
 
 

@@ -16,7 +16,6 @@ import headstock_demo
 from headstock import LLM, SamplingParams
 from headstock.cli.main import main
 from headstock.config import EngineConfig
-from headstock.config.spelling import Surface
 from headstock.engine.engine import Engine
 from headstock.errors import EngineDied, HeadstockError, RequestError
 from headstock.scheduler import Request
@@ -89,7 +88,6 @@ def make_config(case: Broken | None, folder: Path, *, debug: bool) -> EngineConf
         name: Any = (case.name,) if case.kind == "logits" else case.name
         settings |= {SETTINGS[case.kind]: name}
     return EngineConfig(
-        surface=Surface(keywords=False),
         **({"attn": "sdpa", "ops": "torch", "runner": "eager"} | settings),
         num_pages=60,
         page_size=4,

@@ -279,7 +279,7 @@ def find_provider(device: torch.device) -> Provider:
     )
     if provider is None:
         raise ValueError(
-            f"no FlashAttention serves here: {'; '.join(rejections)}; {REQUIRE.hint}, or use "
-            "--attn fi"
+            f"no FlashAttention serves here: {'; '.join(rejections)}; {REQUIRE.hint}, or set "
+            "attn (--attn) to fi"
         )
     return provider

@@ -110,8 +110,8 @@ def load_vllm() -> Kernel:
     libraries = [path for folder in folders if (path := Path(folder) / VLLM_LIBRARY).exists()]
     if not libraries:
         raise ValueError(
-            f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or use "
-            "--attn fi"
+            f"the installed vllm has no {VLLM_LIBRARY}; install a build of vllm for CUDA, or set "
+            "attn (--attn) to fi"
         )
     torch.ops.load_library(str(libraries[0]))  # type: ignore[no-untyped-call]
     library = torch.ops._vllm_fa3_C

@@ -111,8 +111,8 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             Rejection(
                 code="page_size",
                 message=f"{label} reads pages of {capabilities.page_sizes}, not {query.page_size}",
-                hint=f"Use --page-size {provider.page_step}, or on Hopper install a "
-                f"FlashAttention-3: {FA3_HINT}.",
+                hint=f"Set page_size (--page-size) to {provider.page_step}, or on Hopper install "
+                f"a FlashAttention-3: {FA3_HINT}.",
             )
         )
     if any(Feature.SOFTCAP in group.features - capabilities.features for group in query.groups):
@@ -121,7 +121,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
                 code="feature",
                 message=f"{label} has no soft-cap",
                 hint=f"Install flash-attn, or on Hopper {FA3_HINT}; or name another backend by "
-                "--attn.",
+                "attn (--attn).",
             )
         )
     return tuple(reasons) or capabilities
@@ -146,7 +146,7 @@ def _resolve_latent(
                 code="layout",
                 message=f"{label} reads no latent vectors of {found}; FlashAttention-3 reads "
                 f"{wanted}",
-                hint="Use --attn fi or sdpa.",
+                hint="Set attn (--attn) to fi or sdpa.",
             ),
         )
     return evolve(

@@ -103,8 +103,8 @@ def load_triton_decode(context: AttentionContext) -> TritonDecode | None:
         if rows == "auto":
             return None
         raise ValueError(
-            f"fa.triton_rows={rows} cannot serve: {reason}; use --opt fa.triton_rows=auto, which "
-            "leaves such steps to FlashAttention"
+            f"fa.triton_rows={rows} cannot serve: {reason}; set opt (--opt) to "
+            "fa.triton_rows=auto, which leaves such steps to FlashAttention"
         )
     if rows != "auto":
         return make_triton_decode(rows, context)

@@ -27,7 +27,7 @@ INT_WORKSPACE = 8 << 20
 """Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
 COMPILER = (
     "it needs ninja, and nvcc of a CUDA toolkit (CUDA_HOME says where that is), or kernels that "
-    "come compiled (the package flashinfer-jit-cache); or name another backend by --attn"
+    "come compiled (the package flashinfer-jit-cache); or name another backend by attn (--attn)"
 )
 
 

@@ -236,6 +236,6 @@ def _find_scale(layers: Iterable[LayerInfo]) -> float:
     if len(scales) > 1:
         raise ValueError(
             f"layers scale their scores by {scales[0]} and by {scales[-1]}, and FlashInfer plans "
-            "latent attention with one scale; use --attn sdpa"
+            "latent attention with one scale; set attn (--attn) to sdpa"
         )
     return scales[0]

@@ -83,7 +83,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             Rejection(
                 code="layout",
                 message=f"latent vectors of {widths} are not supported; supported: {wanted}",
-                hint="Use --attn sdpa.",
+                hint="Set attn (--attn) to sdpa.",
             ),
         )
     if latent:

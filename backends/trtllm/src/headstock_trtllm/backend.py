@@ -105,8 +105,8 @@ def load_kernels(context: AttentionContext, env: DeviceEnv) -> Kernels:
         return Blackwell(context.device, context.query.max_seq_len)
     if env not in HOPPER:
         raise ValueError(
-            f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; use "
-            "--attn fi"
+            f"TensorRT-LLM's kernels serve {HOPPER} and {BLACKWELL}, and this is {env}; set attn "
+            "(--attn) to fi"
         )
     modules.ensure_compiled(modules.KernelNeed.of(context.query, context.page_size))
     return Hopper(context.device)

@@ -91,7 +91,7 @@ def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ..
         Rejection(
             code="dtype",
             message=f"{reason}, so prompts are served in bfloat16 with bfloat16 KV",
-            hint="Name it for decode only (--attn fi,trtllm), or use --dtype bfloat16 --kv-dtype "
+            hint="Set attn (--attn) to fi,trtllm, or dtype (--dtype) and kv_dtype (--kv-dtype) to "
             "bfloat16.",
         ),
     )
@@ -107,5 +107,9 @@ def blackwell(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection,
     )
     if query.page_size is not None and query.page_size not in capabilities.page_sizes:
         message = f"trtllm-gen reads pages of {capabilities.page_sizes}, not {query.page_size}"
-        return (Rejection(code="page_size", message=message, hint="Use --page-size 64."),)
+        return (
+            Rejection(
+                code="page_size", message=message, hint=("Set page_size (--page-size) to 64.")
+            ),
+        )
     return capabilities

@@ -19,7 +19,6 @@ from headstock.cli.answers import (
 )
 from headstock.cli.inputs import PromptInput
 from headstock.cli.notes import print_note
-from headstock.config.spelling import name_parameters
 from headstock.errors import RequestError, format_count
 from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
@@ -35,7 +34,7 @@ class PromptBatch:
     """Prompts that run together and whose answers are printed in the order of the prompts.
 
     `json_output` gets answers as JSON lines; without it they are printed as text.
-    `sampling` are the parameters from flags, `names` their names for error texts; `total` counts
+    `sampling` are the parameters from flags; `total` counts
     all prompts, the invalid ones included.
     """
 
@@ -43,7 +42,6 @@ class PromptBatch:
     json_output: TextIO | None
     quiet: bool
     sampling: Mapping[str, object]
-    names: Mapping[str, str]
     total: int
 
     def run(self, inputs: Sequence[tuple[int, PromptInput]]) -> int:
@@ -131,14 +129,8 @@ class PromptBatch:
                 cache_salt=prompt_input.cache_salt or None,
                 divides=self.json_output is not None,
             )
-        # A parameter of the line's own keeps its JSON name; one from a flag gets the flag's.
         except RequestError as error:
-            message = (
-                str(error)
-                if error.parameter in prompt_input.sampling
-                else name_parameters(str(error), self.names)
-            )
-            show_error(prompt_input.where, number, message, self.json_output)
+            show_error(prompt_input.where, number, str(error), self.json_output)
             return None
 
     def merge_params(self, prompt_input: PromptInput) -> SamplingParams:

@@ -135,7 +135,7 @@ def _parse_line(where: str, line: bytes) -> PromptInput:
         raise RequestError(f"not valid JSON: {shorten(error)}") from error
     if not isinstance(values, dict):
         raise RequestError(
-            f"must be a JSON object with prompt or messages, got {describe_type(values)}"
+            f"expected a JSON object with prompt or messages, got {describe_type(values)}"
         )
     rest = dict(values)
     contents = {
@@ -207,7 +207,8 @@ def as_conversation(
     conversation = prompt_input.conversation
     if conversation is None and not isinstance(prompt_input.content, str):
         return InvalidPrompt(
-            prompt_input.where, "prompt must be text to go through the chat template, got token ids"
+            prompt_input.where,
+            "prompt: expected text to go through the chat template, got token ids",
         )
     if conversation is None:
         turn = {"role": "user", "content": prompt_input.content}

@@ -30,7 +30,6 @@ from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
 from headstock.config.flag_parser import FlagParser
 from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
-from headstock.config.spelling import name_parameters
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.requests.progress_bars import ProgressBars
 from headstock.sampling_params import SamplingParams
@@ -112,7 +111,6 @@ def _run_batch(
             json_output=json_output,
             quiet=args.quiet,
             sampling=resolved.sampling,
-            names=resolved.parameter_names,
             total=len(inputs),
         )
         return batch.run(good)
@@ -185,7 +183,7 @@ def _check_flags(args: Namespace, resolved: ResolvedConfig) -> None:
         check_unicode(args.system or "", "--system")
         SamplingParams(max_tokens=None).replace(resolved.sampling)
     except RequestError as error:
-        raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
+        raise UsageError(str(error)) from error
 
 
 def _is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:

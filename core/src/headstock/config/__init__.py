@@ -14,18 +14,15 @@ if TYPE_CHECKING:
     from headstock.config.flag_parser import FlagParser
     from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
     from headstock.config.presets import PRESETS
-    from headstock.config.spelling import Surface, name_parameters
 
 __all__ = [
     "PRESETS",
     "EngineConfig",
     "FlagParser",
     "ResolvedConfig",
-    "Surface",
     "add_engine_flags",
     "add_sampling_flags",
     "make_engine_config",
-    "name_parameters",
     "resolve_flags",
     "resolve_keywords",
 ]
@@ -35,11 +32,9 @@ _HOMES = {
     "EngineConfig": "headstock.config.engine",
     "FlagParser": "headstock.config.flag_parser",
     "ResolvedConfig": "headstock.config.effective",
-    "Surface": "headstock.config.spelling",
     "add_engine_flags": "headstock.config.flags",
     "add_sampling_flags": "headstock.config.flags",
     "make_engine_config": "headstock.config.effective",
-    "name_parameters": "headstock.config.spelling",
     "resolve_flags": "headstock.config.flags",
     "resolve_keywords": "headstock.config.effective",
 }

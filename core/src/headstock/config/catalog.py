@@ -14,7 +14,7 @@ from headstock.config.sampling import collect_sampling_settings
 from headstock.config.setting import Setting, flag_to_key
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.value_types import Value
-from headstock.errors import NotSupported, UsageError, shorten, suggest_name
+from headstock.errors import NotSupported, UsageError, name_setting, shorten, suggest_name
 
 
 @frozen
@@ -28,10 +28,28 @@ class SettingName:
     alias: str | None = None
     inverted: bool = False
 
-    def read(self, raw: object, source_text: str, called: str) -> Value:
-        """The setting's value that `raw` stands for under this name.   raises: UsageError"""
-        value = self.setting.read(raw, source_text, called)
+    def read(self, raw: object, where: str) -> Value:
+        """The setting's value that `raw` stands for under this name.
+
+        raises: UsageError, which begins with `where` the value was given
+        """
+        value = self.setting.read(raw, where)
         return not value if self.inverted else value
+
+    @property
+    def flag(self) -> str:
+        """The long flag of this name."""
+        if self.inverted and self.setting.negative is not None:
+            return self.setting.negative
+        # A short flag such as -m says nothing to who reads a message.
+        is_long = self.alias is not None and self.alias.startswith("--")
+        return self.alias if is_long and self.alias is not None else self.setting.flag
+
+    @property
+    def label(self) -> str:
+        """The name in messages, for Python and the command line alike."""
+        is_own = self.flag == self.setting.flag
+        return self.setting.label if is_own else name_setting(flag_to_key(self.flag), self.flag)
 
     @property
     def note(self) -> str:

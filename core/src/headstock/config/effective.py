@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import ChainMap
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, get_args
 
 from attrs import evolve, frozen
@@ -19,6 +19,7 @@ from headstock.config.catalog import (
 )
 from headstock.config.engine import EngineConfig
 from headstock.config.equivalents import Meaning, find_meaning
+from headstock.config.setting import flag_to_key
 from headstock.config.setting_rules import POOL_SIZES, describe_size_conflict
 from headstock.config.sources import (
     SourceKind,
@@ -29,9 +30,8 @@ from headstock.config.sources import (
     from_file,
     from_preset,
 )
-from headstock.config.spelling import Surface, make_spelling
 from headstock.config.value_types import Value
-from headstock.errors import UsageError, shorten
+from headstock.errors import UsageError, name_setting, shorten
 from headstock.logs import log_event
 
 LOG = logging.getLogger(__name__)
@@ -57,28 +57,12 @@ class ResolvedConfig:
     notes: tuple[str, ...]
     file: str | None = None
 
-    @property
-    def parameter_names(self) -> Mapping[str, str]:
-        """Sampling parameter -> its name for this user: the flag, unless another one was used."""
-        names = {}
-        for key, setting in sampling_settings().items():
-            source_kind, _, source_name = self.origins[key].partition(" ")
-            match source_kind:
-                case "flag" | "environment":
-                    names[key] = source_name
-                case "file":
-                    names[key] = key
-                case _:
-                    names[key] = setting.flag
-        return names
-
 
 def merge_sources(
-    flags: SourceValues, environ: Mapping[str, str], *, keywords: bool = False
+    flags: SourceValues, environ: Mapping[str, str], *, is_command: bool
 ) -> ResolvedConfig:
     """The configuration under flags (or keywords), environment, file, preset, defaults, in order.
 
-    `keywords` says that `flags` are keywords of Python.
     raises: UsageError; ModelError when the file cannot be read
     """
     environment, notes = from_environment(environ)
@@ -89,35 +73,23 @@ def merge_sources(
     requested = above.get("preset", file.get("preset"))
     preset = from_preset(requested) if requested is not None else {}
     merged = dict(ChainMap(dict(flags), dict(environment), dict(file), dict(preset)))
-    # Notes on aliases say as what an alias was taken, so they name settings by their own names.
-    plain = make_spelling(Surface(keywords=keywords), engine_settings().values())
-    with plain.render_errors():
-        merged, replaced = _drop_replaced_sizes(merged)
+    merged, replaced = _drop_replaced_sizes(merged)
     aliases = tuple(note for value in merged.values() for note in value.alias_notes())
     # Read only now: a bad value that a source of higher precedence overrides does no harm
     # (docs/decisions/0006-configuration.md).
     values: dict[str, Any] = {key: value.value() for key, value in merged.items()}
     origins = {key: value.origin for key, value in merged.items()}
     cuts = _limit_running_requests(values, merged, origins)
-    surface = Surface(keywords=keywords, names=dict(_collect_used_names(flags)))
     fields = {
         setting.name: values[key] for key, setting in engine_settings().items() if key in values
     }
     return ResolvedConfig(
-        engine=EngineConfig(surface=surface, **fields),
+        engine=EngineConfig(is_command=is_command, **fields),
         sampling={k: values[k] for k in sampling_settings() if values.get(k) is not None},
         origins={k: origins.get(k, "default") for k in (*engine_settings(), *sampling_settings())},
-        notes=tuple(map(plain.render, (*notes, *aliases, *replaced, *cuts))),
+        notes=(*notes, *aliases, *replaced, *cuts),
         file=path,
     )
-
-
-def _collect_used_names(flags: SourceValues) -> Iterator[tuple[str, str]]:
-    """The keys of settings given as flags or keywords, with the names that were used."""
-    for key, value in flags.items():
-        # `--no-overlap` sets `overlap`, but "--no-overlap on" would name its value wrongly.
-        if not value.name.inverted and value.source_name != value.name.setting.negative:
-            yield key, value.source_name
 
 
 def _drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], tuple[str, ...]]:
@@ -134,10 +106,10 @@ def _drop_replaced_sizes(values: SourceValues) -> tuple[dict[str, SourceValue], 
     best = min(map(_precedence, sizes.values()), default=0)
     winners = {key: size for key, size in sizes.items() if _precedence(size) == best}
     if len(winners) > 1:
-        raise UsageError(describe_size_conflict([size.source_text for size in winners.values()]))
+        raise UsageError(describe_size_conflict([size.text for size in winners.values()]))
     losers = {key: size for key, size in sizes.items() if key not in winners}
     notes = tuple(
-        f"{loser.source_text}: replaced by {winner.source_text}"
+        f"{loser.text}: replaced by {winner.text}"
         for winner in winners.values()
         for loser in losers.values()
     )
@@ -183,8 +155,9 @@ def _limit_running_requests(
         f"{origins.get('max_running_requests', 'default')} (cut to max_batch_tokens)"
     )
     return (
-        f"max_running_requests {running} is cut to max_batch_tokens {tokens}: "
-        "a step gives each running request one token or more",
+        f"{name_setting('max_running_requests')} {running} is cut to "
+        f"{name_setting('max_batch_tokens')} {tokens}: a step gives each running request one token "
+        "or more",
     )
 
 
@@ -197,7 +170,6 @@ def resolve_keywords(
     """
     values: dict[str, SourceValue] = {}
     foreign: list[str] = []
-    plain = make_spelling(Surface(), engine_settings().values())
     for word, raw in keywords.items():
         meaning = None if word in keyword_names() else find_meaning(word, raw)
         if meaning is not None:
@@ -210,14 +182,13 @@ def resolve_keywords(
                 f"{word}: a sampling value, not an engine's; give it to SamplingParams"
             )
         source_text = f"{word}={shorten(raw)}"
-        with plain.render_errors():
-            name = find_setting_name(word, keyword_names(), source_text)
-        value = SourceValue(name, raw, "keyword", word, source_text)
+        name = find_setting_name(word, keyword_names(), source_text)
+        value = SourceValue(name, raw, "keyword", word)
         check_set_once(values, value)
         values[name.setting.key] = value
     environ = os.environ if environ is None else environ
-    resolved = merge_sources(values, environ, keywords=True)
-    return evolve(resolved, notes=(*map(plain.render, foreign), *resolved.notes))
+    resolved = merge_sources(values, environ, is_command=False)
+    return evolve(resolved, notes=(*foreign, *resolved.notes))
 
 
 def take_meaning(
@@ -227,19 +198,20 @@ def take_meaning(
     source_name: str,
     source_text: str,
 ) -> list[str]:
-    """The notes on another engine's setting, which names settings by flags.
+    """The notes on another engine's setting.
 
     writes: values, where it is another setting here
     raises: UsageError when that is set already
     """
     if not meaning.setting:
-        return [f"{source_text}: it is so anyway"]
+        return [f"{source_text}: this is already the default behaviour"]
     setting = engine_settings()[meaning.setting]
-    value = SourceValue(SettingName(setting), meaning.value, source_kind, source_name, source_text)
+    name = SettingName(setting, alias=f"--{flag_to_key(source_name).replace('_', '-')}")
+    value = SourceValue(name, meaning.value, source_kind, source_name)
     check_set_once(values, value)
     values[setting.key] = value
     shown = setting.value_type.show(value.value())
-    return [f"{source_text}: taken as {setting.flag} {shown}"]
+    return [f"{source_text}: taken as {setting.label} {shown}"]
 
 
 def make_engine_config(**keywords: object) -> EngineConfig:

@@ -24,7 +24,6 @@ from headstock.config.setting_rules import (
     check_sequence_length,
     check_step_tokens,
 )
-from headstock.config.spelling import Spelling, Surface, make_spelling
 from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
 
 DEFAULT_RUNNING = 256
@@ -65,7 +64,7 @@ class EngineConfig(PartSettings):
     )
     memory_ratio: float = setting_field(
         "--memory-ratio",
-        Number(least=0.0, most=1.0, above=True, rule="must be above 0.0 and at most 1.0"),
+        Number(least=0.0, most=1.0, above=True, rule="a number above 0.0 and at most 1.0"),
         DEFAULT_MEMORY_RATIO,
         (
             "share of the memory free before loading that weights, KV pool and workspaces may take "
@@ -150,7 +149,7 @@ class EngineConfig(PartSettings):
     max_itl_ms: float | str | None = setting_field(
         "--max-itl-ms",
         Number(
-            least=0.0, most=1e6, above=True, rule="must be above 0", word="unbounded", auto=True
+            least=0.0, most=1e6, above=True, rule="a number above 0", word="unbounded", auto=True
         ),
         "auto",
         "milliseconds that a step with decode rows should take at most; prompts are cut so",
@@ -184,7 +183,7 @@ class EngineConfig(PartSettings):
     )
     memory_threshold: float = setting_field(
         "--memory-threshold",
-        Number(least=0.0, most=1.0, rule="must be between 0.0 and 1.0"),
+        Number(least=0.0, most=1.0, rule="a number between 0.0 and 1.0"),
         0.9,
         "used share of the pool at which --on-pressure reject refuses new requests",
         group="scheduling",
@@ -291,26 +290,17 @@ class EngineConfig(PartSettings):
         group="running",
     )
 
-    # Left out of comparisons: two configurations are equal however their settings were named.
-    surface: Surface = attrs.field(factory=Surface, eq=False, repr=False)
+    # Whether the process began for this engine, so that its age counts in the start's times. Left
+    # out of comparisons: it changes no answer.
+    is_command: bool = attrs.field(default=False, eq=False, repr=False)
 
     # Rules between settings hold in the class, so that no source and no caller goes around them.
     def __attrs_post_init__(self) -> None:
-        with self.spelling.render_errors():
-            check_pool_sizes({name: getattr(self, name) for name in POOL_SIZES})
-            check_sequence_length(
-                self.max_seq_len, self.page_size, page_size_or_less=self.page_size_or_less
-            )
-            check_step_tokens(self.max_batch_tokens, self.max_running_requests)
-
-    @property
-    def spelling(self) -> Spelling:
-        """How this configuration names its settings: by flags, or by the keywords of Python."""
-        return make_spelling(self.surface, SETTINGS.values())
-
-    def spell(self, text: str) -> str:
-        """`text`, which names settings by their flags, with the names of this configuration."""
-        return self.spelling.render(text)
+        check_pool_sizes({name: getattr(self, name) for name in POOL_SIZES})
+        check_sequence_length(
+            self.max_seq_len, self.page_size, page_size_or_less=self.page_size_or_less
+        )
+        check_step_tokens(self.max_batch_tokens, self.max_running_requests)
 
 
 SETTINGS = collect_settings(EngineConfig)

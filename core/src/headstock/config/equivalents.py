@@ -10,21 +10,22 @@ from types import MappingProxyType
 
 from attrs import frozen
 
-EAGER = "CUDA graphs are replayed where the backend allows it; --runner eager runs without"
-PREFIXES = "prefixes are reused by default; --cache-type naive turns that off"
+EAGER = "CUDA graphs are replayed where the backend allows it; runner (--runner) eager runs without"
+PREFIXES = "prefixes are reused by default; cache_type (--cache-type) naive turns that off"
 NO_SWAP = "no pages are swapped to the host; a preempted request is recomputed"
-NO_OFFLOAD = "weights are not offloaded to the host; a smaller --dtype halves them"
+NO_OFFLOAD = "weights are not offloaded to the host; a smaller dtype (--dtype) halves them"
 QUANTIZED = (
-    "config.json says how weights are quantized, and nothing quantizes them here; "
-    "--kv-dtype fp8_e4m3 stores the KV pool in 8 bits"
+    "config.json says how weights are quantized, and nothing quantizes them here; kv_dtype "
+    "(--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
 )
-CHUNKED = "long prompts are always cut into chunks of --max-batch-tokens"
+CHUNKED = "long prompts are always cut into chunks of max_batch_tokens (--max-batch-tokens)"
 ONE_DEVICE = "this version runs on one device"
 ADAPTERS = "adapters are not served; merge one into its model"
 SPECULATION = (
-    "--proposer ngram guesses tokens by what followed them before; drafts of a model are not there"
+    "proposer (--proposer) ngram guesses tokens by what followed them before; drafts of a "
+    "model are not there"
 )
-OVERLAP = "steps are scheduled ahead by default; --overlap off turns that off"
+OVERLAP = "steps are scheduled ahead by default; overlap (--overlap) off turns that off"
 OWN_TOKENIZER = "the tokenizer is the one in the model's directory"
 
 EQUIVALENTS: Mapping[str, str] = MappingProxyType(
@@ -36,17 +37,20 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         "cpu_offload_gb": NO_OFFLOAD,
         "trust_remote_code": "code out of a model's directory is never run",
         "enable_chunked_prefill": CHUNKED,
-        "chunked_prefill_size": "--max-batch-tokens is the maximum number of tokens computed in "
-        "one step",
-        "max_seq_len_to_capture": "--cuda-graph-max-bs and --cuda-graph-max-tokens limit what is "
-        "captured",
-        "cache_dtype": "--kv-dtype is the type of the KV pool",
-        "mem_fraction_static": "--memory-ratio is the share of the free memory that is used",
+        "chunked_prefill_size": "max_batch_tokens (--max-batch-tokens) is the maximum number of "
+        "tokens computed in one step",
+        "max_seq_len_to_capture": "cuda_graph_max_bs (--cuda-graph-max-bs) and "
+        "cuda_graph_max_tokens (--cuda-graph-max-tokens) limit what "
+        "is captured",
+        "cache_dtype": "kv_dtype (--kv-dtype) is the type of the KV pool",
+        "mem_fraction_static": (
+            "memory_ratio (--memory-ratio) is the share of the free memory that is used"
+        ),
         **dict.fromkeys(
             ("context_length", "max_context_len"),
-            "--max-seq-len is the maximum number of tokens of a request",
+            "max_seq_len (--max-seq-len) is the maximum number of tokens of a request",
         ),
-        "random_seed": "--engine-seed is the seed of requests without one of their own",
+        "random_seed": "seed (--engine-seed) is the seed of requests without one of their own",
         **dict.fromkeys(("async_scheduling", "disable_overlap_schedule"), OVERLAP),
         **dict.fromkeys(
             ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"), ONE_DEVICE
@@ -61,7 +65,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         ),
         "compilation_config": EAGER,
         "hf_overrides": "config.json is read as it is; change a copy of it",
-        "tokenizer_revision": "--revision is that of the weights and the tokenizer",
+        "tokenizer_revision": "revision (--revision) is that of the weights and the tokenizer",
         "download_dir": "the environment's HF_HOME says where models are kept",
         "hf_token": "the environment's HF_TOKEN is used",
     }

@@ -141,12 +141,11 @@ def _make_action(setting: Setting) -> type[argparse.Action]:
             flag = str(option_string)
             name = SettingName(setting, flag if flag in setting.aliases else None)
             raw: object = "off" if flag == setting.negative else values
-            source_text = flag if flag == setting.negative else f"{flag} {shorten(values)}"
             if isinstance(setting.value_type, Repeated):
                 # The last flag wins for other types; here each one adds to those before it.
                 earlier = getattr(namespace, self.dest, None)
                 raw = [*(earlier.raw if earlier is not None else ()), values]
-            setattr(namespace, self.dest, SourceValue(name, raw, "flag", flag, source_text))
+            setattr(namespace, self.dest, SourceValue(name, raw, "flag", flag))
 
     return Remember
 
@@ -166,5 +165,5 @@ def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> 
         if dest.startswith(FOREIGN_PREFIX):
             meaning, flag, text = found
             foreign += take_meaning(meaning, flags, "flag", flag, text)
-    resolved = merge_sources(flags, environ)
+    resolved = merge_sources(flags, environ, is_command=True)
     return evolve(resolved, notes=(*foreign, *resolved.notes))

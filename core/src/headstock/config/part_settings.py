@@ -68,7 +68,7 @@ class PartSettings(ModelSettings):
     )
     grammar_timeout: float = setting_field(
         "--grammar-timeout",
-        Number(least=0.1, most=600, rule="must be between 0.1 and 600"),
+        Number(least=0.1, most=600, rule="a number between 0.1 and 600"),
         5.0,
         "seconds that a grammar may take to compile before the request is refused",
         group="parts",

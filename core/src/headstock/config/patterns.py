@@ -34,18 +34,18 @@ MARK_SPELLINGS = {
 
 GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
 
-NAME = Text(pattern=r"[^\s,]+", rule="must be one name without spaces or commas", form="NAME")
+NAME = Text(pattern=r"[^\s,]+", rule="one name without spaces or commas", form="NAME")
 ATTN = Text(
     pattern=r"[^\s,]+(,[^\s,]+)?",
-    rule="must be one name, or two as PREFILL,DECODE (one comma at most)",
+    rule="one name, or two as PREFILL,DECODE",
     form="P[,D]",
 )
 OPTION = Text(
-    pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="must read NAME.FIELD=VALUE", form="NAME.FIELD=VALUE"
+    pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="NAME.FIELD=VALUE", form="NAME.FIELD=VALUE"
 )
 FAULT = Text(
     pattern=r"(execute|wait|schedule)@\d+|nan@\d+:\d+|slow@\d+:\d+(\.\d+)?|allocate|capture",
-    rule="must be one of nan@STEP:ROW, execute@STEP, wait@STEP, schedule@STEP, slow@STEP:SECONDS, "
+    rule="one of nan@STEP:ROW, execute@STEP, wait@STEP, schedule@STEP, slow@STEP:SECONDS, "
     "allocate, capture",
     form="KIND[@STEP[:VALUE]]",
 )

@@ -53,14 +53,14 @@ PRESETS: Mapping[str, Mapping[str, object]] = MappingProxyType(
 """Preset -> field of EngineConfig -> value."""
 
 
-def find_preset(name: str, source_text: str) -> Mapping[str, object]:
-    """The values of the preset `name`; an error begins with `source_text`, the user's words.
+def find_preset(name: str, where: str) -> Mapping[str, object]:
+    """The values of the preset `name`; an error begins with `where` it was named.
 
     raises: UsageError
     """
     if name not in PRESETS:
         raise UsageError(
-            f"{source_text}: preset must be one of "
-            f"{', '.join(PRESETS)}{suggest_name(shorten(name), PRESETS)}"
+            f"{where}: expected one of {', '.join(PRESETS)}, got {shorten(name)}"
+            f"{suggest_name(shorten(name), PRESETS)}"
         )
     return PRESETS[name]

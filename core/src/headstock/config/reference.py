@@ -44,7 +44,7 @@ where it came from, with `--json` for programs.
   fa.num_splits=4`.
 - The sizes of the pool are one choice: $sizes.
   A source may give only one of them, and one of higher precedence replaces the others.
-- Errors call a setting by the name that was used: its flag, or its keyword in Python.
+- Messages name a setting for Python and the command line alike: `page_size (--page-size)`.
 - A `max_seq_len` above the model's own limit is an error, unless `max_seq_len_or_less` has it cut;
   one above what the KV pool holds is cut, with a warning.
 - `max_seq_len` must be at least `page_size`. `max_batch_tokens` must be at least

@@ -21,6 +21,7 @@ from headstock.config.value_types import (
     Texts,
     Value,
     ValueType,
+    make_invalid,
 )
 from headstock.errors import RequestError, shorten
 from headstock.sampling_checks import (
@@ -46,7 +47,7 @@ def _check_value(name: str, value: object) -> Value:
         # The class itself checks, so that flags, files and Python have one rule and one sentence.
         return getattr(SamplingParams(**{name: value}), name)  # type: ignore[no-any-return,arg-type]
     except RequestError as error:
-        raise InvalidValue(str(error).removeprefix(name).lstrip(": ")) from None
+        raise InvalidValue(str(error).removeprefix(f"{name}: ")) from None
 
 
 @frozen(kw_only=True)
@@ -123,7 +124,7 @@ class LogitBiases(CheckedEntries):
         """The id and the bias that a text spells.   raises: InvalidValue"""
         token, equals, bias = str(raw).partition("=")
         if not equals:
-            raise InvalidValue(f"must read {self.form}, got {shorten(raw)}")
+            raise make_invalid(self.form, raw)
         return token, self.parse_number(bias)
 
     def parse_number(self, raw: object) -> object:
@@ -174,7 +175,7 @@ class Arguments(ValueType):
             try:
                 raw = json.loads(raw)
             except (ValueError, RecursionError) as error:
-                raise InvalidValue(f"must be a JSON object, got {shorten(raw)}: {error}") from None
+                raise make_invalid("a JSON object", f"{shorten(raw)}: {error}") from None
         return _check_value(self.name, raw)
 
     def show(self, value: Value) -> str:
@@ -196,7 +197,7 @@ class StructuredOutputs(Arguments):
 def _split_entries(raw: object) -> Iterable[object]:
     """The single entries of a text, or of a list of texts and numbers.   raises: InvalidValue"""
     if not isinstance(raw, str | list | tuple):
-        raise InvalidValue("must be a text or a list")
+        raise make_invalid("a text or a list", raw)
     for entry in [raw] if isinstance(raw, str) else raw:
         yield from filter(None, SEPARATORS.split(entry)) if isinstance(entry, str) else [entry]
 
@@ -229,7 +230,7 @@ def _choose_value_type(field: attrs.Attribute[Any]) -> ValueType:
         case IntegerCheck(low=low, high=high):
             return Integer(least=low, most=high, word="auto")
         case NumberCheck(low=low, high=high, rule=rule, above=above):
-            return Number(least=low, most=high, rule=f"must be {rule}", above=above, word="auto")
+            return Number(least=low, most=high, rule=rule, above=above, word="auto")
         case TokenIdsCheck():
             return TokenIdList(name=field.name)
         case TextCheck():

@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 
 from headstock.config.value_types import InvalidValue, Switch, Value, ValueType
-from headstock.errors import UsageError, shorten
+from headstock.errors import UsageError, name_setting
 
 
 @frozen(kw_only=True)
@@ -37,16 +37,20 @@ class Setting:
         """The name in files, variables (in capitals) and listings: the flag with underscores."""
         return flag_to_key(self.flag)
 
-    def read(self, raw: object, source_text: str, called: str) -> Value:
+    @property
+    def label(self) -> str:
+        """The name in messages, for Python and the command line alike."""
+        return name_setting(self.name, self.flag)
+
+    def read(self, raw: object, where: str) -> Value:
         """The value that `raw` stands for.
 
-        An error begins with `source_text`, the user's words, and names the setting as `called`.
-        raises: UsageError
+        raises: UsageError, which begins with `where` the value was given
         """
         try:
             return self.value_type.read(raw)
         except InvalidValue as broken:
-            raise UsageError(f"{source_text}: {called} {broken}") from None
+            raise UsageError(f"{where}: {broken}") from None
 
 
 def flag_to_key(flag: str) -> str:
@@ -87,9 +91,7 @@ def setting_field(
         try:
             return value_type.read(raw)
         except InvalidValue as broken:
-            # Only a Python value gets here unread: flags, files and variables were read before, and
-            # failed in their own words.
-            raise UsageError(f"{field.name}={shorten(raw)}: {field.name} {broken}") from None
+            raise UsageError(f"{name_setting(field.name, flag)}: {broken}") from None
 
     return attrs.field(
         default=default, converter=attrs.Converter(convert, takes_field=True), metadata=metadata

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from headstock.errors import UsageError
+from headstock.errors import UsageError, name_setting
 
 DEFAULT_MEMORY_RATIO = 0.9
 
@@ -17,21 +17,15 @@ def check_pool_sizes(sizes: Mapping[str, object]) -> None:
     # The ratio alone is never None, so its default counts as not given.
     unset = {"memory_ratio": DEFAULT_MEMORY_RATIO}
     texts = [
-        f"{_make_size_flag(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
+        f"{name_setting(name)} {size}" for name, size in sizes.items() if size != unset.get(name)
     ]
     if len(texts) > 1:
         raise UsageError(describe_size_conflict(texts))
 
 
-def describe_size_conflict(source_texts: Sequence[str]) -> str:
-    """The error for several pool sizes; `source_texts` are the words in which each was given."""
-    flags = ", ".join(map(_make_size_flag, POOL_SIZES))
-    return f"{' and '.join(source_texts)}: give at most one of {flags}"
-
-
-def _make_size_flag(name: str) -> str:
-    """The flag of a pool size."""
-    return "--" + name.replace("_", "-")
+def describe_size_conflict(texts: Sequence[str]) -> str:
+    """The error for several pool sizes; `texts` say where each was given, and the value."""
+    return f"{' and '.join(texts)}: expected at most one of {', '.join(POOL_SIZES)}"
 
 
 def check_sequence_length(
@@ -45,7 +39,8 @@ def check_sequence_length(
         return
     if max_seq_len is not None and max_seq_len < page_size:
         raise UsageError(
-            f"--max-seq-len {max_seq_len}: max_seq_len must be at least page_size ({page_size})"
+            f"{name_setting('max_seq_len')}: expected {name_setting('page_size')} {page_size} or "
+            f"more, got {max_seq_len}"
         )
 
 
@@ -53,7 +48,7 @@ def check_step_tokens(max_batch_tokens: int, max_running_requests: int) -> None:
     """Raise UsageError when a step has fewer tokens than running requests."""
     if max_batch_tokens < max_running_requests:
         raise UsageError(
-            f"--max-batch-tokens {max_batch_tokens}: max_batch_tokens must be at least "
-            f"max_running_requests ({max_running_requests}); a step gives each running "
+            f"{name_setting('max_batch_tokens')}: expected {name_setting('max_running_requests')} "
+            f"{max_running_requests} or more, got {max_batch_tokens}; a step gives each running "
             "request one token or more"
         )

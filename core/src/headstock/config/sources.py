@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,27 +26,37 @@ SourceKind = Literal["flag", "keyword", "environment", "file", "preset"]
 
 @frozen
 class SourceValue:
-    """A value as one source gave it.
-
-    `source_name` is the flag, keyword, variable, file or preset; `source_text` are the words with
-    which errors quote the value, such as "--page-size 32".
-    """
+    """A value from the source `source_name`: a flag, keyword, variable, file or preset."""
 
     name: SettingName
     raw: object
     source_kind: SourceKind
     source_name: str
-    source_text: str
 
     def value(self) -> Value:
         """The checked value.   raises: UsageError"""
-        return self.name.read(self.raw, self.source_text, self._name_for_errors())
+        return self.name.read(self.raw, self.where)
 
-    def _name_for_errors(self) -> str:
-        """The name that was used; the setting's key where that is a short flag or says no name."""
-        used = self.source_name if self.source_kind in ("flag", "keyword") else self.name.alias
-        is_short = used is not None and re.match(r"-[^-]", used)
-        return flag_to_key(used) if used and not is_short else self.name.setting.key
+    @property
+    def where(self) -> str:
+        """Where the value was given: "page_size (--page-size)", "HEADSTOCK_PAGE_SIZE",
+        "engine.toml: page_size" or "preset debug: page_size".
+        """
+        match self.source_kind:
+            case "flag" | "keyword":
+                return self.name.label
+            case "environment":
+                return self.source_name
+            case "file":
+                return f"{self.source_name}: {flag_to_key(self.name.flag)}"
+            case "preset":
+                return f"preset {self.source_name}: {flag_to_key(self.name.flag)}"
+
+    @property
+    def text(self) -> str:
+        """Where the value was given, and the value."""
+        signs = {"environment": "=", "file": " = ", "preset": " = "}
+        return f"{self.where}{signs.get(self.source_kind, ' ')}{shorten(self.raw)}"
 
     @property
     def origin(self) -> str:
@@ -59,7 +68,7 @@ class SourceValue:
         if self.name.note:
             setting = self.name.setting
             yield (
-                f"{self.source_text}: taken as {setting.flag} "
+                f"{self.text}: taken as {setting.label} "
                 f"{setting.value_type.show(self.value())}, {self.name.note}"
             )
 
@@ -103,16 +112,14 @@ def from_environment(environ: Mapping[str, str]) -> tuple[SourceValues, tuple[st
 
 def _read_variable(name: SettingName, variable: str, text: str) -> SourceValue:
     """The value of one environment variable."""
-    return SourceValue(name, text, "environment", variable, f"{variable}={shorten(text)}")
+    return SourceValue(name, text, "environment", variable)
 
 
 def check_set_once(values: SourceValues, value: SourceValue, except_by: str | None = None) -> None:
     """Raise UsageError when `values` has `value`'s setting already, by a name but `except_by`."""
     earlier = values.get(value.name.setting.key)
     if earlier is not None and earlier.source_name != except_by:
-        raise UsageError(
-            f"{earlier.source_text} and {value.source_text} set the same value; keep one of them"
-        )
+        raise UsageError(f"{earlier.text} and {value.text} set the same value; keep one of them")
 
 
 def from_file(path: str) -> SourceValues:
@@ -123,9 +130,9 @@ def from_file(path: str) -> SourceValues:
     values: dict[str, SourceValue] = {}
     for word, raw in _read_settings_file(Path(path)).items():
         name = find_setting_name(word, setting_names(), path)
-        value = SourceValue(name, raw, "file", path, f"{path}: {word} = {shorten(raw)}")
+        value = SourceValue(name, raw, "file", path)
         if name.setting.key == "config":
-            raise UsageError(f"{value.source_text}: a file cannot name another file")
+            raise UsageError(f"{value.text}: a file cannot name another file")
         check_set_once(values, value)
         values[name.setting.key] = value
     return values
@@ -137,16 +144,19 @@ def _read_settings_file(path: Path) -> Mapping[str, object]:
     try:
         table = _parse_settings(file_format, path.read_bytes().decode())
     except OSError as error:
-        raise ModelError(f"--config {shorten(path)}: cannot be read: {error.strerror}") from None
+        raise ModelError(
+            f"config (--config) {shorten(path)}: cannot be read: {error.strerror}"
+        ) from None
     # RecursionError: all three parsers recurse into brackets, and a file may be anything.
     except (ValueError, RecursionError) as error:
         raise ModelError(
-            f"--config {shorten(path)}: not valid {file_format}: {shorten(error, 120)}"
+            f"config (--config) {shorten(path)}: not valid {file_format}: {shorten(error, 120)}"
         ) from None
     if not isinstance(table, dict):
         what = "a JSON object" if file_format == "JSON" else "a mapping"
         raise ModelError(
-            f"--config {shorten(path)}: wanted {what} of settings, found {type(table).__name__}"
+            f"config (--config) {shorten(path)}: expected {what} of settings, got "
+            f"{type(table).__name__}"
         )
     return table
 
@@ -179,12 +189,6 @@ def from_preset(requested: SourceValue) -> SourceValues:
     """The values of a preset.   raises: UsageError without such a preset"""
     name = str(requested.value())
     return {
-        key: SourceValue(
-            SettingName(engine_settings()[key]),
-            raw,
-            "preset",
-            name,
-            f"preset {name} ({key} = {raw})",
-        )
-        for key, raw in find_preset(name, requested.source_text).items()
+        key: SourceValue(SettingName(engine_settings()[key]), raw, "preset", name)
+        for key, raw in find_preset(name, requested.where).items()
     }

@@ -11,7 +11,7 @@ from pathlib import PurePath
 
 from attrs import field, frozen
 
-from headstock.errors import suggest_name
+from headstock.errors import shorten, suggest_name
 
 INT32_MAX = 2**31 - 1
 """The largest count: lengths, pages and slots live in int32 tables."""
@@ -33,7 +33,12 @@ Value = (
 
 
 class InvalidValue(Exception):
-    """A value breaks its type's rule; the text is that rule, to follow the setting's name."""
+    """A value is not what its type takes; the text is "expected X, got Y"."""
+
+
+def make_invalid(expected: str, raw: object) -> InvalidValue:
+    """The error for a value that is not what was expected."""
+    return InvalidValue(f"expected {expected}, got {shorten(raw)}")
 
 
 class ValueType(ABC):
@@ -41,7 +46,7 @@ class ValueType(ABC):
 
     @abstractmethod
     def read(self, raw: object) -> Value:
-        """The value that `raw` stands for.   raises: InvalidValue with the rule that it breaks"""
+        """The value that `raw` stands for.   raises: InvalidValue"""
 
     @abstractmethod
     def describe(self) -> str:
@@ -71,11 +76,9 @@ class Integer(ValueType):
             return self.unset
         value = self.parse_number(raw)
         if value < self.least:
-            raise InvalidValue(
-                "must be greater than 0" if self.least == 1 else f"must be at least {self.least}"
-            )
+            raise make_invalid(f"{self.least} or more", raw)
         if value > self.most:
-            raise InvalidValue(f"must be at most {self.most}")
+            raise make_invalid(f"{self.most} or less", raw)
         return value
 
     def parse_number(self, raw: object) -> int:
@@ -86,7 +89,7 @@ class Integer(ValueType):
         # at most 4,000 digits: int() refuses longer texts with an error of its own
         if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,4000}", raw.strip()):
             return int(raw)
-        raise InvalidValue("must be a whole number" + (f" or '{self.word}'" if self.word else ""))
+        raise make_invalid("a whole number" + (f" or '{self.word}'" if self.word else ""), raw)
 
     def describe(self) -> str:
         limits = (
@@ -124,20 +127,20 @@ class Number(ValueType):
             return None
         # True is a Real too, but a switch where a number belongs is a mistake.
         if isinstance(raw, bool) or not isinstance(raw, Real | str):
-            raise InvalidValue("must be a number")
+            raise make_invalid("a number", raw)
         try:
             value = float(raw)
         except (ValueError, OverflowError):
-            raise InvalidValue("must be a number") from None
+            raise make_invalid("a number", raw) from None
         # NaN fails every comparison, so it is refused here too
         if not (self.least <= value <= self.most) or (self.above and value == self.least):
-            raise InvalidValue(self.rule)
+            raise make_invalid(self.rule, raw)
         return value
 
     def describe(self) -> str:
         words = [repr(self.word)] if self.auto and self.word else []
         words += ["'auto'"] if self.auto else []
-        return ", or ".join([f"X {self.rule.removeprefix('must be ')}", *words])
+        return ", or ".join([f"X {self.rule.removeprefix('a number ')}", *words])
 
     def show(self, value: Value) -> str:
         return str(self.word) if value is None else str(value)
@@ -157,9 +160,8 @@ class Choice(ValueType):
                 name = self.spellings.get(text, text)
                 if name in self.names:
                     return name
-        raise InvalidValue(
-            f"must be one of {', '.join(self.names)}{suggest_name(str(raw), self.names)}"
-        )
+        hint = suggest_name(str(raw), self.names)
+        raise make_invalid(f"one of {', '.join(self.names)}", f"{shorten(raw)}{hint}")
 
     def describe(self) -> str:
         return ", ".join(self.names)
@@ -181,7 +183,7 @@ class Switch(ValueType):
             return None
         text = str(raw).strip().lower()
         if text not in SWITCH_WORDS:
-            raise InvalidValue(f"must be one of {self.describe()}")
+            raise make_invalid(f"one of {self.describe()}", raw)
         return SWITCH_WORDS[text]
 
     def describe(self) -> str:
@@ -201,7 +203,7 @@ class Text(ValueType):
     """
 
     pattern: str = r"(?s).*\S.*"
-    rule: str = "must not be empty"
+    rule: str = "a text that is not empty"
     form: str = "TEXT"
     word: str | None = None
 
@@ -210,9 +212,9 @@ class Text(ValueType):
             return None
         text = str(raw) if isinstance(raw, PurePath) else raw
         if not isinstance(text, str) or not text:
-            raise InvalidValue("must be a text that is not empty")
+            raise make_invalid("a text that is not empty", repr(raw) if raw == "" else raw)
         if not re.fullmatch(self.pattern, text):
-            raise InvalidValue(self.rule)
+            raise make_invalid(self.rule, raw)
         return text
 
     def describe(self) -> str:
@@ -260,7 +262,7 @@ class Texts(Repeated):
             ]
         if isinstance(raw, list | tuple):
             return raw
-        raise InvalidValue("must be a text or a list of texts")
+        raise make_invalid("a text or a list of texts", raw)
 
     @property
     def form(self) -> str:
@@ -273,5 +275,5 @@ class Texts(Repeated):
 def _table_entries(table: object) -> Iterable[tuple[str, object]]:
     """The keys and values of a table.   raises: InvalidValue when it is none"""
     if not isinstance(table, Mapping):
-        raise InvalidValue("must be tables of options, one table a plugin")
+        raise make_invalid("tables of options, one table a plugin", table)
     return table.items()

@@ -188,7 +188,7 @@ class WatchedPolicy(CachePolicy):
         """Raise PluginBroken that names the policy."""
         raise PluginBroken(
             f"the cache plugin {self.name!r} {fault}; report it to its author or pick another "
-            "--cache-type"
+            "cache_type (--cache-type)"
         )
 
 

@@ -95,6 +95,6 @@ class WatchedProcessor(LogitsProcessor):
     def _blame(self, fault: str) -> NoReturn:
         """Raise PluginBroken that names the processor."""
         raise PluginBroken(
-            f"the logits processor {self.name!r} {fault}; report it to its author or leave it out "
-            "of --logits-processors"
+            f"the logits processor {self.name!r} {fault}; report it to its author or leave it "
+            "out of logits_processors (--logits-processors)"
         )

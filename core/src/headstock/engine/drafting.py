@@ -280,7 +280,7 @@ def make_drafting(parts: EngineBuild) -> Drafting | None:
     )
 
 
-_BLAME = "report it to its author or leave out --proposer"
+_BLAME = "report it to its author or leave out proposer (--proposer)"
 
 
 def find_proposal_fault(answer: object, room: Ints, vocab: int) -> str:

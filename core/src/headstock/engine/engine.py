@@ -98,7 +98,7 @@ class Engine:
         self.check_sampling = self.preparation.check
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
-        self.planning = RecordedPlanning(self.recorder, self.names, self.config.spell)
+        self.planning = RecordedPlanning(self.recorder, self.names)
         self.inbox: deque[Event] = deque()
         # Not yet known to the output tracker: the next step takes them out of the inbox.
         self.queued_requests: dict[str, QueuedRequest] = {}
@@ -169,16 +169,15 @@ class Engine:
             )
         reason = find_refusal(request, self.limits)
         if reason is not None:
-            raise CapacityError(self.config.spell(reason), "prompt")
+            raise CapacityError(reason, "prompt")
         if (
             self.config.on_pressure == "reject"
             and self.memory_pressure >= self.config.memory_threshold
         ):
             raise CapacityError(
-                self.config.spell(
-                    f"{self.memory_pressure:.0%} of the KV pool is in use and --memory-threshold "
-                    f"is {self.config.memory_threshold}; try again when running requests have ended"
-                ),
+                f"{self.memory_pressure:.0%} of the KV pool is in use and memory_threshold "
+                f"(--memory-threshold) is {self.config.memory_threshold}; try again when "
+                "running requests have ended",
                 "prompt",
             )
 
@@ -219,7 +218,7 @@ class Engine:
         collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
         results = self._make_events(collected)
         failures = self.preparation.explain_failures()
-        errors = collected.explain(results, self.config.spell, failures)
+        errors = collected.explain(results, failures)
         # What waits is waited for by this clock alone: a scheduler reads no other.
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
         working = self.planning.begin(self.state, [clock, *results], self.limits)
@@ -279,8 +278,7 @@ class Engine:
 
     def _explain(self, text: str) -> PluginBroken:
         """Make the error of a plugin that ends the engine."""
-        text, recording = self.config.spell(text), self.recorder.write_crash_recording()
-        return PluginBroken(compose_error(text, recording, most=LINE))
+        return PluginBroken(compose_error(text, self.recorder.write_crash_recording(), most=LINE))
 
     def _make_events(self, collected: CollectedStep) -> list[Event]:
         """Make the events of a step's result.   raises: PluginBroken by the proposer"""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from attrs import frozen
 
@@ -24,14 +24,10 @@ from headstock.startup.blame import PluginNames
 
 @frozen(eq=False)
 class RecordedPlanning:
-    """Makes scheduling steps in two parts, and records them.
-
-    spell: puts flags into the words in which the engine was configured
-    """
+    """Makes scheduling steps in two parts, and records them."""
 
     recorder: Recorder
     names: PluginNames
-    spell: Callable[[str], str]
 
     def begin(self, state: State, events: Sequence[Event], limits: Limits) -> WorkingState:
         """Begin a step by `events`.   raises: EngineDied, PluginBroken"""
@@ -63,11 +59,11 @@ class RecordedPlanning:
         recording = self.recorder.record_failure((), error)
         if isinstance(error, AssertionError):
             return explain_contradiction(error, cache, recording)
-        return explain_scheduling_error(error, self.names, cache, self.spell, recording)
+        return explain_scheduling_error(error, self.names, cache, recording)
 
     def _explain(
         self, error: BaseException, events: Sequence[Event], limits: Limits
     ) -> HeadstockError:
         """Make the error of a step that raised, and record the step."""
         recording = self.recorder.record_failure(events, error)
-        return explain_scheduling_error(error, self.names, limits.cache, self.spell, recording)
+        return explain_scheduling_error(error, self.names, limits.cache, recording)

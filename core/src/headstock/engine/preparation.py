@@ -101,5 +101,5 @@ def make_preparation(parts: EngineBuild) -> RequestPreparation:
         parts.request_args,
         parts.parts.processors,
         parts.grammars,
-        parts.config.spell(why),
+        why,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from attrs import evolve, field, frozen
@@ -29,8 +29,8 @@ LINE = MAX_ERROR_LENGTH - 40
 """Characters of an error that others put words before: "the engine stopped: ", "prompt 12: "."""
 
 NOT_FINITE = (
-    "the logits of this request are not finite; --debug-invariants says which layer was the first, "
-    "outside of graphs"
+    "the logits of this request are not finite; debug_invariants (--debug-invariants) says "
+    "which layer was the first, outside of graphs"
 )
 
 
@@ -51,19 +51,17 @@ class CollectedStep:
     def explain(
         self,
         events: Sequence[Event],
-        spell: Callable[[str], str] = str,
         unfollowed: Mapping[int, str] | None = None,
     ) -> Mapping[int, str]:
         """Explain by admission id why the events' requests failed; log rows that failed alone.
 
-        spell: puts flags into the words in which the engine was configured
         unfollowed: by admission id, why no token was allowed by a grammar
         """
         known = unfollowed or {}
         errors = {
             admission_id: self.failure
             or known.get(admission_id)
-            or spell(self.reasons.get(row, NOT_FINITE))
+            or self.reasons.get(row, NOT_FINITE)
             for event in events
             if isinstance(event, Failed)
             for row, admission_id in zip(
@@ -103,16 +101,15 @@ def log_failed_step(plan: Plan, error: BaseException, names: PluginNames, record
 
 
 def explain_scheduling_error(
-    error: BaseException, names: PluginNames, cache: str, spell: Callable[[str], str], tail: str
+    error: BaseException, names: PluginNames, cache: str, tail: str
 ) -> HeadstockError:
     """Make the error that ends an engine when the scheduler, or a plugin that it calls, raised.
 
     cache: the name of the cache policy
-    spell: puts flags into the words in which the engine was configured
     tail: where the recording is
     """
     if isinstance(error, PluginBroken):
-        return PluginBroken(compose_error(spell(str(error)), tail, most=LINE))
+        return PluginBroken(compose_error(str(error), tail, most=LINE))
     if names.name_of(error):
         return PluginBroken(compose_error(names.describe(error), tail, most=LINE))
     if isinstance(error, IndexContradiction):

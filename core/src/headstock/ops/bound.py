@@ -115,8 +115,8 @@ class BoundOps(Ops):
             return partial(Ops.lm_head_sample, self)
         if not isinstance(self._ops, FineTierOps):
             raise CannotRun(
-                f"--ops {name} does not take {operation} of this model, and has no fine operations "
-                "to compose it of; use --ops torch"
+                f"ops (--ops) {name} does not take {operation} of this model, and has no fine "
+                "operations to compose it of; set it to torch"
             )
         composed: _Operation = getattr(FineTierOps, operation).__get__(self._ops)
         return composed

@@ -84,7 +84,8 @@ class FbgemmOps(OneDnnOps):
             )
         except (AttributeError, RuntimeError) as error:
             raise CannotRun(
-                "this torch cannot multiply float16 weights on this CPU; use --ops onednn or torch"
+                "this torch cannot multiply float16 weights on this CPU; set ops (--ops) to "
+                "onednn or torch"
             ) from error
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:

@@ -47,7 +47,7 @@ class OneDnnOps(TorchOps):
 
     def __init__(self, least_packed_bytes: int = _LEAST_PACKED_BYTES) -> None:
         if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
-            raise CannotRun("this build of torch has no oneDNN; use --ops torch")
+            raise CannotRun("this build of torch has no oneDNN; set ops (--ops) to torch")
         self.least_packed_bytes = least_packed_bytes
         self.floors: dict[tuple[int, float], Tensor] = {}
 

@@ -86,7 +86,7 @@ def open_for_writing(path: str | Path, mode: Literal["wb", "ab"] = "wb") -> Bina
         return open(path, mode)
     except OSError as error:
         raise ModelError(
-            f"--record {shorten(path)}: cannot be written: {error.strerror}"
+            f"record (--record) {shorten(path)}: cannot be written: {error.strerror}"
         ) from error
 
 
@@ -107,8 +107,8 @@ def _check_writable(path: str | None, *, overwrite: bool = False) -> bool:
         return True
     if not overwrite and Path(path).is_file() and Path(path).stat().st_size > 0:
         raise UsageError(
-            f"--record {shorten(path)}: the file exists and is not empty; name another file, or "
-            "replace it with --record-overwrite"
+            f"record (--record) {shorten(path)}: the file exists and is not empty; name another "
+            "file, or replace it with record_overwrite (--record-overwrite)"
         )
     return False
 

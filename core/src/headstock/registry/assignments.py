@@ -39,7 +39,8 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
     if spec.options is None:
         if pairs:
             raise UsageError(
-                f"--opt {shorten(spec.name)}.{shorten(pairs[0][0])}: {spec.name!r} has no options"
+                f"opt (--opt) {shorten(spec.name)}.{shorten(pairs[0][0])}: {spec.name!r} has "
+                "no options"
             )
         return None
     fields = _option_fields(spec)
@@ -48,7 +49,7 @@ def make_options(spec: PluginSpec, assignments: Sequence[str] = ()) -> Any:
         # The class's own validators run here, so a plugin refuses values in its own words.
         return import_object(spec, spec.options)(**values)
     except (TypeError, ValueError) as error:
-        raise UsageError(f"--opt {spec.name}: {shorten(error)}") from error
+        raise UsageError(f"opt (--opt) {spec.name}: {shorten(error)}") from error
 
 
 def make_schedule(spec: SchedulerSpec, assignments: Sequence[str] = ()) -> ScheduleFunction:
@@ -109,7 +110,8 @@ def _parse_assignment(assignment: str) -> tuple[str, str]:
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not _assignment_address(assignment):
         raise UsageError(
-            f"--opt {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as radix.max_prefixes=4"
+            f"opt (--opt) {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as "
+            "radix.max_prefixes=4"
         )
     return name, text.strip()
 
@@ -138,8 +140,8 @@ def _convert_option(
     if name not in fields:
         known_options = ", ".join(fields)
         raise UsageError(
-            f"--opt {spec.name}.{shorten(name)}: no such option; "
-            f"{spec.name!r} has {known_options}{suggest_name(name, fields)}"
+            f"opt (--opt) {spec.name}.{shorten(name)}: no such option; {spec.name!r} has "
+            f"{known_options}{suggest_name(name, fields)}"
         )
     try:
         return _parse_as_type(fields[name].type, text)
@@ -156,7 +158,7 @@ def _convert_option(
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"--opt {spec.name}.{name}: got {shorten(text)!r}, wanted {error}"
+            f"opt (--opt) {spec.name}.{name}: got {shorten(text)!r}, wanted {error}"
         ) from error
 
 

@@ -373,7 +373,9 @@ def _explain_ambiguous(plugins: list[InstalledPlugin]) -> str:
         )
     # A family is named by config.json, so that a flag names its distribution alone.
     if plugins[0].kind == "model":
-        choices = [f"--model-family {choice.partition(':')[0]}" for choice in choices]
+        choices = [
+            (f"model_family (--model-family) {choice.partition(':')[0]}") for choice in choices
+        ]
     return (
         f"{kind} {name!r} is provided by {len(choices)} distributions: {providers}; choose with "
         f"{' or '.join(choices)}"

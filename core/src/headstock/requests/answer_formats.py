@@ -111,10 +111,14 @@ class AnswerFormats:
             raise RequestError(f"tools are not supported here: {error}", "tools") from error
         if parser is None:
             is_off = self.tool_parser == "off"
-            reason = "--tool-parser is off" if is_off else "its chat template has no known format"
+            reason = (
+                ("tool_parser (--tool-parser) is off")
+                if is_off
+                else "its chat template has no known format"
+            )
             raise RequestError(
-                f"tools are not supported with this model: {reason}; choose with --tool-parser, "
-                "or leave tools out",
+                f"tools are not supported with this model: {reason}; choose with tool_parser "
+                "(--tool-parser), or leave tools out",
                 "tools",
             )
         return parser

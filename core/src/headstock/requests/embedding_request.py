@@ -23,7 +23,8 @@ def check_pooling_kind(pooling: str) -> None:
     """Raise RequestError unless `pooling` is a way to pool."""
     if pooling not in POOLING_KINDS:
         raise RequestError(
-            f"pooling must be one of {', '.join(POOLING_KINDS)}, got {shorten(pooling)}", "pooling"
+            f"pooling: expected one of {', '.join(POOLING_KINDS)}, got {shorten(pooling)}",
+            "pooling",
         )
 
 

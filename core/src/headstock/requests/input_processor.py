@@ -10,7 +10,6 @@ from typing import Any, cast
 
 from attrs import evolve
 
-from headstock.config.spelling import Spelling
 from headstock.errors import RequestError, describe_type
 from headstock.requests.answer_formats import AnswerFormats
 from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
@@ -46,7 +45,7 @@ class InputProcessor:
     """Makes prompt requests for `engine`.
 
     A request without a seed gets the next of the random numbers that `seed` begins. `template`
-    takes the place of the model's chat template. Errors name settings as `spelling` does.
+    takes the place of the model's chat template.
     raises: ModelError
     """
 
@@ -54,12 +53,10 @@ class InputProcessor:
         self,
         engine: StartedEngine,
         seed: int,
-        spelling: Spelling,
         template: str | None = None,
         answer_formats: AnswerFormats | None = None,
     ) -> None:
         self.engine = engine
-        self.spelling = spelling
         self.template = template
         self.answer_formats = answer_formats or AnswerFormats()
         self.tokenizer = open_tokenizer(engine.directory)
@@ -90,16 +87,15 @@ class InputProcessor:
                     "reasoning_effort",
                 )
             variables["reasoning_effort"] = conversation.reasoning_effort
-        with self.spelling.render_errors():
-            text = render_chat(
-                self.tokenizer,
-                conversation.messages,
-                template=conversation.chat_template or self.template,
-                tools=conversation.offered_tools,
-                add_generation_prompt=conversation.add_generation_prompt,
-                continue_final_message=conversation.continue_final_message,
-                template_kwargs=variables,
-            )
+        text = render_chat(
+            self.tokenizer,
+            conversation.messages,
+            template=conversation.chat_template or self.template,
+            tools=conversation.offered_tools,
+            add_generation_prompt=conversation.add_generation_prompt,
+            continue_final_message=conversation.continue_final_message,
+            template_kwargs=variables,
+        )
         if variables:
             self.unread_notices.say(variables, self.find_template(conversation))
         # The template has written the special tokens out already.
@@ -110,23 +106,21 @@ class InputProcessor:
 
         raises: RequestError, also for a text that has far too many
         """
-        with self.spelling.render_errors():
-            return tokenize_prompt(
-                prompt,
-                self.tokenizer,
-                add_special_tokens=add_special_tokens,
-                max_seq_len=self.engine.max_seq_len,
-                length_hint=self.engine.length_hint,
-            )
+        return tokenize_prompt(
+            prompt,
+            self.tokenizer,
+            add_special_tokens=add_special_tokens,
+            max_seq_len=self.engine.max_seq_len,
+            length_hint=self.engine.length_hint,
+        )
 
     def find_template(self, conversation: Conversation) -> str:
         """The text of the template that writes a conversation.   raises: UsageError, ModelError"""
-        with self.spelling.render_errors():
-            return find_template(
-                self.tokenizer,
-                conversation.chat_template or self.template,
-                has_tools=bool(conversation.offered_tools),
-            )
+        return find_template(
+            self.tokenizer,
+            conversation.chat_template or self.template,
+            has_tools=bool(conversation.offered_tools),
+        )
 
     def process_chat(
         self,
@@ -143,8 +137,7 @@ class InputProcessor:
         raises: UsageError, RequestError, ModelError
         """
         prompt = evolve(self.render_chat(conversation), cache_salt=check_salt(cache_salt))
-        with self.spelling.render_errors():
-            params = self._copy_params(params, self.default_chat_params)
+        params = self._copy_params(params, self.default_chat_params)
         if conversation.forced_tools:
             params = force_call(params, conversation.forced_tools)
         elif conversation.offered_tools and params.structured_outputs is not None:
@@ -153,24 +146,23 @@ class InputProcessor:
                 'has another structure; give tool_choice "none" or leave one of the two out',
                 "structured_outputs",
             )
-        with self.spelling.render_errors():
-            answer_format = (
-                self.answer_formats.make_format(
-                    conversation,
-                    self.find_template(conversation),
-                    prompt.text or "",
-                    self.tokenizer,
-                )
-                if divides
-                else None
+        answer_format = (
+            self.answer_formats.make_format(
+                conversation,
+                self.find_template(conversation),
+                prompt.text or "",
+                self.tokenizer,
             )
-            outputs = params.structured_outputs
-            if outputs is not None and answer_format is not None:
-                outputs, answer_format = self.answer_formats.delay_structure(
-                    outputs, answer_format, self.tokenizer
-                )
-                params = params.replace({"structured_outputs": outputs})
-            return self._make_request(prompt, params, priority, answer_format)
+            if divides
+            else None
+        )
+        outputs = params.structured_outputs
+        if outputs is not None and answer_format is not None:
+            outputs, answer_format = self.answer_formats.delay_structure(
+                outputs, answer_format, self.tokenizer
+            )
+            params = params.replace({"structured_outputs": outputs})
+        return self._make_request(prompt, params, priority, answer_format)
 
     def process(
         self, prompt: PromptType, params: RequestParams = None, priority: int = 0
@@ -179,9 +171,8 @@ class InputProcessor:
 
         raises: RequestError
         """
-        with self.spelling.render_errors():
-            params = self._copy_params(params, self.default_params)
-            return self._make_request(prompt, params, priority)
+        params = self._copy_params(params, self.default_params)
+        return self._make_request(prompt, params, priority)
 
     def _copy_params(self, params: RequestParams, defaults: SamplingParams) -> SamplingParams:
         """A checked copy of the parameters, `defaults` for None.   raises: RequestError"""
@@ -190,7 +181,7 @@ class InputProcessor:
             return SamplingParams().replace(params)
         if not isinstance(params, SamplingParams):
             raise RequestError(
-                "sampling_params must be SamplingParams or a mapping of its names, got "
+                "sampling_params: expected SamplingParams or a mapping of its names, got "
                 f"{describe_type(params)}",
                 "sampling_params",
             )
@@ -203,7 +194,7 @@ class InputProcessor:
         priority: int,
         answer_format: AnswerFormat | None = None,
     ) -> PromptRequest:
-        """As `process`, with parameters that no caller changes; errors name settings by flags.
+        """As `process`, with parameters that no caller changes.
 
         raises: RequestError
         """
@@ -253,17 +244,16 @@ class InputProcessor:
         raises: RequestError
         """
         check_pooling_kind(pooling)
-        with self.spelling.render_errors():
-            tokenized = self.tokenize(prompt)
-            self._check_prompt(tokenized, num_outputs=0)
-            return EmbeddingRequest(
-                str(next(self.request_numbers)),
-                tokenized,
-                cast("PoolingKind", pooling),
-                normalize=normalize,
-                priority=-check_priority(priority),
-                user=user,
-            )
+        tokenized = self.tokenize(prompt)
+        self._check_prompt(tokenized, num_outputs=0)
+        return EmbeddingRequest(
+            str(next(self.request_numbers)),
+            tokenized,
+            cast("PoolingKind", pooling),
+            normalize=normalize,
+            priority=-check_priority(priority),
+            user=user,
+        )
 
     def _check_token_ids(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise RequestError when the model does not know an id, or the prompt is too long."""
@@ -311,14 +301,13 @@ class InputProcessor:
         prompt_requests = []
         # Most batches have one object for all prompts: a copy of it takes as long as its checks.
         copies: dict[int, SamplingParams] = {}
-        with self.spelling.render_errors():
-            for index, params in enumerate(params_list):
-                with name_prompt_in_errors(index, count):
-                    if id(params) not in copies:
-                        copies[id(params)] = self._copy_params(params, self.default_params)
-                    prompt_requests.append(
-                        self._make_request(prompts[index], copies[id(params)], priority_list[index])
-                    )
+        for index, params in enumerate(params_list):
+            with name_prompt_in_errors(index, count):
+                if id(params) not in copies:
+                    copies[id(params)] = self._copy_params(params, self.default_params)
+                prompt_requests.append(
+                    self._make_request(prompts[index], copies[id(params)], priority_list[index])
+                )
         return prompt_requests
 
     def process_embeddings(
@@ -358,7 +347,7 @@ def list_priorities(priorities: Sequence[int] | None, count: int) -> Sequence[in
         is_list = isinstance(priorities, list | tuple)
         got = f"{len(priorities)}" if is_list else describe_type(priorities)
         raise RequestError(
-            f"priority must be a list with a number for each prompt ({count}), got {got}",
+            f"priority: expected a list with a number for each prompt ({count}), got {got}",
             "priority",
         )
     return priorities

@@ -168,7 +168,7 @@ def prompt_bar(use_tqdm: UseTqdm, total: int) -> Iterator[Callable[[bool, int], 
     """
     if not isinstance(use_tqdm, bool) and not callable(use_tqdm):
         raise UsageError(
-            "use_tqdm must be True, False or a callable that makes a bar, got "
+            "use_tqdm: expected True, False or a callable that makes a bar, got "
             f"{describe_type(use_tqdm)}"
         )
     if use_tqdm is False:

@@ -77,16 +77,15 @@ class EngineSession:
         self.config = config
         self.closed = True  # until there is an engine to close
         self.process_id = os.getpid()
-        with config.spelling.render_errors():
-            # Before the engine starts, which may load weights for minutes.
-            template = (
-                None
-                if config.chat_template is None
-                else read_template(config.chat_template, config.spell("--chat-template"))
-            )
-            if config.tool_parser not in ("auto", "off"):
-                select_tool_parser(config.tool_parser)
-            self.engine, self.loop = start(config)
+        # Before the engine starts, which may load weights for minutes.
+        template = (
+            None
+            if config.chat_template is None
+            else read_template(config.chat_template, "chat_template (--chat-template)")
+        )
+        if config.tool_parser not in ("auto", "off"):
+            select_tool_parser(config.tool_parser)
+        self.engine, self.loop = start(config)
         self.closed = False
         # The streams of an event loop hold its inbox, and without them neither is held.
         self.inboxes: Inboxes = weakref.WeakValueDictionary()
@@ -100,7 +99,6 @@ class EngineSession:
             self._input_processor = InputProcessor(
                 self.engine,
                 config.seed,
-                config.spelling,
                 template,
                 AnswerFormats(config.tool_parser, config.reasoning_parser),
             )
@@ -151,10 +149,9 @@ class EngineSession:
         if check is None:
             return
         count = len(prompt_requests)
-        with self.config.spelling.render_errors():
-            for index, prompt_request in enumerate(prompt_requests):
-                with name_prompt_in_errors(index, count):
-                    check(prompt_request.requests[0])  # the others differ in their seed alone
+        for index, prompt_request in enumerate(prompt_requests):
+            with name_prompt_in_errors(index, count):
+                check(prompt_request.requests[0])  # the others differ in their seed alone
 
     def stream_outputs(
         self, prompt_requests: Sequence[PromptRequest], *, stream_tokens: bool = True

@@ -93,7 +93,7 @@ class Limits:
     overlap: bool = False
     max_drafts: int = 0
     check: bool = False
-    length_hint: str = " or raise --max-seq-len"
+    length_hint: str = " or raise max_seq_len (--max-seq-len)"
     # Worked out once: steps read them for every row.
     page_tokens: tuple[int, ...] = field(init=False)
     max_kept_pages: tuple[int, ...] = field(init=False)
@@ -212,6 +212,6 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
             shorter = "shorten it" if request.pooling else "lower max_tokens"
             return (
                 f"the request needs {need} pages of {limits.page_tokens[group]} tokens, but the "
-                f"pool has {total}; {shorter} or raise --num-pages"
+                f"pool has {total}; {shorter} or raise num_pages (--num-pages)"
             )
     return None

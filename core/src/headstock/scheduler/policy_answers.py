@@ -24,7 +24,8 @@ def blame_policy(limits: Limits, fault: str) -> NoReturn:
     """Raise PluginBroken that names the cache plugin and what it did."""
     name = limits.cache or type(limits.policy).__name__
     raise PluginBroken(
-        f"the cache plugin {name!r} {fault}; report it to its author or pick another --cache-type"
+        f"the cache plugin {name!r} {fault}; report it to its author or pick another "
+        "cache_type (--cache-type)"
     )
 
 

@@ -33,7 +33,7 @@ from headstock.spi.scheduler import Budget, RequestColumns, ScheduleDecision, Vi
 
 MAX_ASK_AGAIN_MS = 10_000
 """The longest that a scheduler is not asked: a slip in it must not look like a hang for long."""
-BLAME = "report it to its author or pick another --scheduler"
+BLAME = "report it to its author or pick another scheduler (--scheduler)"
 
 
 def select_rows(state: WorkingState) -> Ints:

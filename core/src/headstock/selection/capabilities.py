@@ -80,7 +80,9 @@ def resolve_capabilities(
     if reasons:
         phases = "/".join(sorted(phase.value for phase in query.phases))
         text = "; ".join(reason.message for reason in reasons)
-        raise BackendRefused(f"--attn {spec.name} cannot serve {phases} here: {text}", reasons)
+        raise BackendRefused(
+            f"attn (--attn) {spec.name} cannot serve {phases} here: {text}", reasons
+        )
     return capabilities
 
 
@@ -190,13 +192,13 @@ def find_rejections(
         reject(
             "contiguous",
             "contiguous regions are not supported; supported: pages",
-            "Use --paged-attn on.",
+            "Set paged_attn (--paged-attn) to on.",
         )
     if not query.contiguous and not capabilities.paged:
         reject(
             "paged",
             "pages are not supported; supported: contiguous regions",
-            "Use --paged-attn off.",
+            "Set paged_attn (--paged-attn) to off.",
         )
     if (
         not query.contiguous
@@ -206,7 +208,7 @@ def find_rejections(
         reject(
             "page_size",
             f"page size {query.page_size} is not supported; supported: {capabilities.page_sizes}",
-            "Change --page-size.",
+            "Change page_size (--page-size).",
         )
     return rejections
 
@@ -239,9 +241,9 @@ def _find_group_rejections(
         reject(
             "dtype",
             f"{dtype} is not supported; supported: {accepted}",
-            "Use --kv-dtype auto."
+            "Set kv_dtype (--kv-dtype) to auto."
             if (group.q_dtype, group.q_dtype) in dtypes
-            else "Change --dtype or --kv-dtype.",
+            else "Change dtype (--dtype) or kv_dtype (--kv-dtype).",
         )
     if isinstance(group.layout, FullKV):
         head_dim, ratio = group.layout.k_dim, group.heads // group.layout.kv_heads
@@ -285,7 +287,7 @@ def _recommend_backend(env: DeviceEnv) -> str:
         except HeadstockError:
             continue
         if not explain_device_mismatch(spec, env) and not registry.find_missing(spec):
-            return f"Use --attn {name}."
+            return f"Set attn (--attn) to {name}."
     installed = {plugin.name for plugin in registry.list_installed("attention")}
     lines = {
         name: line

@@ -34,7 +34,7 @@ def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> Gr
     if config.grammar != "auto":
         spec: GrammarSpec = registry.load_spec("grammar", config.grammar)
         registry.require_installed(spec)
-        check_resolve(spec, "--grammar", query, env)
+        check_resolve(spec, "grammar (--grammar)", query, env)
         return spec
     installed = {plugin.name for plugin in registry.list_installed("grammar")}
     for name in auto_choices.GRAMMARS:
@@ -42,7 +42,7 @@ def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> Gr
             found: GrammarSpec = registry.load_spec("grammar", name)
             with contextlib.suppress(CannotRun):
                 registry.require_installed(found)
-                check_resolve(found, "--grammar", query, env)
+                check_resolve(found, "grammar (--grammar)", query, env)
                 return found
     return None
 
@@ -61,8 +61,8 @@ def make_grammar_rows(
         if config.grammar == "auto":
             return None
         raise CannotRun(
-            f"--grammar {spec.name} needs the model's tokenizer.json, and "
-            f"{shorten(directory.name)} has none; use --grammar off"
+            f"grammar (--grammar) {spec.name} needs the model's tokenizer.json, and "
+            f"{shorten(directory.name)} has none; set it to off"
         )
     vocabulary = Vocabulary(tokenizer_file=str(file), size=model.vocab, end_ids=model.eos_ids)
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)
@@ -90,7 +90,7 @@ def _is_for(spec: GrammarSpec, assignment: str) -> bool:
 def explain_no_grammar(config: EngineConfig, spec: GrammarSpec | None) -> str:
     """Explain why no grammar can be served."""
     if config.grammar == "off":
-        return "--grammar off turns it off"
+        return "grammar (--grammar) off turns it off"
     if spec is None:
         name = auto_choices.GRAMMARS[0]
         return f"no grammar plugin is installed; {registry.install_lines('grammar')[name]}"

@@ -39,9 +39,10 @@ def negotiate_terms(
     """
     contiguous = config.paged_attn == "off"
     claims = {
-        f"--attn {choice.spec.name}": choice.capabilities.page_sizes for choice in parts.attention
+        (f"attn (--attn) {choice.spec.name}"): choice.capabilities.page_sizes
+        for choice in parts.attention
     }
-    claims[f"--cache-type {parts.cache.name}"] = parts.cache.capabilities.page_sizes
+    claims[f"cache_type (--cache-type) {parts.cache.name}"] = parts.cache.capabilities.page_sizes
     # A contiguous region is one page as long as the longest sequence, so no part limits its size
     # (docs/decisions/0008-contiguous-mode.md).
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
@@ -53,12 +54,15 @@ def negotiate_terms(
         for who, sizes in claims.items()
         if sizes != IntSet.all() and page_size != config.page_size
     ]
-    storage = (str(page_size), ", ".join(narrowing) or f"--page-size {config.page_size}")
-    sharing = ("on", f"--cache-type {parts.cache.name}")
+    storage = (
+        str(page_size),
+        ", ".join(narrowing) or (f"page_size (--page-size) {config.page_size}"),
+    )
+    sharing = ("on", f"cache_type (--cache-type) {parts.cache.name}")
     if contiguous:
         storage, sharing = (
-            ("one region each", "--paged-attn off"),
-            ("of whole sequences", "--paged-attn off"),
+            ("one region each", "paged_attn (--paged-attn) off"),
+            ("of whole sequences", "paged_attn (--paged-attn) off"),
         )
     kv_dtype = resolve_kv_dtype(config.kv_dtype, dtype)
     return Terms(
@@ -69,15 +73,15 @@ def negotiate_terms(
         reuse=not against and not contiguous,
         take_over=not against and contiguous,
         table=(
-            ("device", f"{env.name}", f"--device {config.device}"),
-            ("dtype", dtype, f"--dtype {config.dtype}"),
-            ("KV dtype", kv_dtype, f"--kv-dtype {config.kv_dtype}"),
+            ("device", f"{env.name}", f"device (--device) {config.device}"),
+            ("dtype", dtype, f"dtype (--dtype) {config.dtype}"),
+            ("KV dtype", kv_dtype, f"kv_dtype (--kv-dtype) {config.kv_dtype}"),
             ("page size", *storage),
             ("prefix reuse", *(("off", against) if against else sharing)),
             (
                 "graphs",
                 parts.attention[-1].capabilities.graph.name.lower(),
-                f"--attn {parts.attention[-1].spec.name}",
+                f"attn (--attn) {parts.attention[-1].spec.name}",
             ),
         ),
     )
@@ -86,10 +90,10 @@ def negotiate_terms(
 def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
     """Find the flag that forbids to reuse what another request computed; empty when none does."""
     if not config.kv_cache:
-        return "--no-kv-cache"
+        return "kv_cache (--kv-cache) off"
     if config.prefix_cache_n == 0:
-        return "--prefix-cache-n 0"
-    return "" if parts.cache.capabilities.reuse else f"--cache-type {parts.cache.name}"
+        return "prefix_cache_n (--prefix-cache-n) 0"
+    return "" if parts.cache.capabilities.reuse else f"cache_type (--cache-type) {parts.cache.name}"
 
 
 def _find_group_obstacle(model: ModelConfig, parts: SelectedPlugins, *, contiguous: bool) -> str:
@@ -101,9 +105,9 @@ def _find_group_obstacle(model: ModelConfig, parts: SelectedPlugins, *, contiguo
         if contiguous:
             continue  # a region has every token, and no cache policy sees it
         if group.window is not None and not parts.cache.capabilities.windows:
-            return f"--cache-type {parts.cache.name} with a window of {group.window}"
+            return f"cache_type (--cache-type) {parts.cache.name} with a window of {group.window}"
         if group.layout.kind not in parts.cache.capabilities.layouts:
-            return f"--cache-type {parts.cache.name} with {group.layout.kind.value} KV"
+            return f"cache_type (--cache-type) {parts.cache.name} with {group.layout.kind.value} KV"
     return ""
 
 
@@ -117,7 +121,8 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
         for who, sizes in claims.items():
             if requested not in sizes:
                 raise CannotRun(
-                    f"--page-size {requested}: {who} serves {sizes}; choose one of those"
+                    f"page_size (--page-size) {requested}: {who} serves {sizes}; choose one "
+                    "of those"
                 )
         return requested
     # For `auto` the best size of the device comes first, then the others in a fixed order.

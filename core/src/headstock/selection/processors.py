@@ -89,7 +89,7 @@ def digest_forward_values(
     return "" if is_neutral else digest.hexdigest()
 
 
-_BLAME = "report it to its author or leave it out of --logits-processors"
+_BLAME = "report it to its author or leave it out of logits_processors (--logits-processors)"
 
 
 def _check_value(name: str, key: str, value: object, column: LogitColumn) -> np.ndarray:
@@ -122,7 +122,9 @@ def select_processors(
     names = config.logits_processors
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
-        raise UsageError(f"--logits-processors names {shorten(twice)} twice; name it once")
+        raise UsageError(
+            f"logits_processors (--logits-processors) names {shorten(twice)} twice; name it once"
+        )
     return tuple(_select_processor(name, config, query, env) for name in names)
 
 
@@ -132,14 +134,16 @@ def _select_processor(
     """Select one processor."""
     spec: LogitsSpec = registry.load_spec("logits", name)
     registry.require_installed(spec)
-    check_resolve(spec, "--logits-processors", query, env)
+    check_resolve(spec, "logits_processors (--logits-processors)", query, env)
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)
     try:
         processor: LogitsProcessor = registry.make_part(
             spec, LogitsProcessor, *options, expected=(ValueError,)
         )
     except ValueError as error:
-        raise CannotRun(f"--logits-processors {spec.name}: {shorten(error, 400)}") from error
+        raise CannotRun(
+            f"logits_processors (--logits-processors) {spec.name}: {shorten(error, 400)}"
+        ) from error
     columns: object = processor.columns
     changes: object = processor.changes_argmax
     if (

@@ -33,18 +33,18 @@ def select_proposer(
         return None
     spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
     registry.require_installed(spec)
-    name = f"--proposer {spec.name}"
+    name = f"proposer (--proposer) {spec.name}"
     if LayoutKind.STATE in needs.layouts:
         raise CannotRun(
-            f"{name}: some layers of the model keep a state, which cannot go back behind a draft "
-            "that was wrong; leave out --proposer"
+            f"{name}: some layers of the model have a recurrent state, which cannot be rolled back "
+            "after a wrong draft; leave the proposer out"
         )
     if not config.kv_cache:
         raise CannotRun(
-            f"{name} needs the KV pool, and --no-kv-cache recomputes every token; leave out one of "
-            "the two"
+            f"{name} needs the KV pool, and kv_cache (--kv-cache) off recomputes every token; "
+            "leave out one of the two"
         )
-    check_resolve(spec, "--proposer", query, env)
+    check_resolve(spec, "proposer (--proposer)", query, env)
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)
     try:
         proposer: Proposer = registry.make_part(spec, Proposer, *options, expected=(ValueError,))

@@ -81,8 +81,8 @@ def check_claimed(served: frozenset[str] | None, who: str, name: str) -> None:
     """
     if served is not None and name not in served:
         raise CannotRun(
-            f"{who} {' and '.join(sorted(served)) or 'nothing'} alone, and this is {name}; use "
-            "--runner eager"
+            f"{who} {' and '.join(sorted(served)) or 'nothing'} alone, and this is {name}; set "
+            "it to eager"
         )
 
 
@@ -97,11 +97,11 @@ def configure_operations(
     try:
         operations.configure(query, env)
     except refused as error:
-        raise _refuse(spec, "--ops", str(error)) from error
+        raise _refuse(spec, "ops (--ops)", str(error)) from error
     except (Exception, SystemExit) as error:
         raise PluginBroken(
-            f"--ops {spec.name}: its configure raised {describe_error(error)}; report it to its "
-            "author"
+            f"ops (--ops) {spec.name}: its configure raised {describe_error(error)}; report it "
+            "to its author"
         ) from error
 
 
@@ -115,6 +115,7 @@ def make_ops_options(spec: OpsSpec, tuned: Sequence[str], given: Sequence[str]) 
             registry.make_options(spec, tuned)
         except UsageError as error:
             raise UsageError(
-                f"{error}; 'headstock tune' kept it: run it again, or pass --tuned-choices off"
+                f"{error}; 'headstock tune' kept it: run it again, or set tuned_choices "
+                "(--tuned-choices) to off"
             ) from error
     return registry.make_options(spec, (*tuned, *given))

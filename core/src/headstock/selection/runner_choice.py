@@ -29,9 +29,9 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
         return config.runner
     named_graphs = spec is not None and needs_graphs(spec)
     flag = (
-        f"--runner {config.runner}"
+        f"runner (--runner) {config.runner}"
         if named_graphs
-        else f"--cuda-graph-max-bs {config.cuda_graph_max_bs}"
+        else f"cuda_graph_max_bs (--cuda-graph-max-bs) {config.cuda_graph_max_bs}"
     )
     if config.paged_attn == "off" and (
         named_graphs or (config.cuda_graph_max_bs and env.device != "cpu")
@@ -39,8 +39,8 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
         LOG.warning(
             log_event(
                 "no graphs in contiguous mode",
-                because=config.spell("--paged-attn off"),
-                ignored=config.spell(flag),
+                because="paged_attn (--paged-attn) off",
+                ignored=flag,
             )
         )
         return "auto"
@@ -49,8 +49,8 @@ def resolve_runner_name(config: EngineConfig, env: DeviceEnv) -> str:
         LOG.info(
             log_event(
                 "no graphs on a CPU",
-                because=config.spell(f"--device {config.device}"),
-                ignored=config.spell(flag),
+                because=f"device (--device) {config.device}",
+                ignored=flag,
             )
         )
     return config.runner

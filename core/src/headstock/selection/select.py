@@ -141,11 +141,9 @@ def select_plugins(
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
     if config.tp > 1:
-        raise CannotRun(f"--tp {config.tp}: this version runs on one device; use --tp 1")
+        raise CannotRun(f"tp (--tp) {config.tp}: this version runs on one device; set it to 1")
     # Attention first: runners depend on the graph support of the decode backend.
-    attention = select_attention(
-        config.attn, env, needs, config.spell, None if fastest is None else fastest.attn
-    )
+    attention = select_attention(config.attn, env, needs, None if fastest is None else fastest.attn)
     decode = attention[-1].capabilities
     names = ",".join(choice.spec.name for choice in attention)
     query = note_part(make_part_query(config, needs), "attention", names)
@@ -158,42 +156,53 @@ def select_plugins(
     def accept_runner(name: str) -> RunnerSpec:
         spec: RunnerSpec = _find_ready_spec("runner", name, env)
         if explain_device_mismatch(spec, env):
-            raise CannotRun(f"--runner {name} cannot run on {env}; use --runner eager")
+            raise CannotRun(f"runner (--runner) {name} cannot run on {env}; set it to eager")
         # In contiguous mode pages are as long as sequences; graphs were left out of it
         # (docs/decisions/0008-contiguous-mode.md).
         if needs.contiguous and needs_graphs(spec):
             raise CannotRun(
-                f"--runner {name} replays graphs, and --paged-attn off runs without; use --runner "
-                "eager"
+                f"runner (--runner) {name} replays graphs, and paged_attn (--paged-attn) off "
+                "runs without; set the runner to eager"
             )
         if config.cuda_graph_max_bs == 0 and needs_graphs(spec):
             raise CannotRun(
-                f"--runner {name} replays graphs, and --cuda-graph-max-bs 0 turns graphs off"
+                f"runner (--runner) {name} replays graphs, and cuda_graph_max_bs "
+                "(--cuda-graph-max-bs) 0 turns graphs off"
             )
-        check_layouts(needs, spec.capabilities.layouts, f"--runner {name} runs", "--runner eager")
-        check_claimed(spec.capabilities.models, f"--runner {name} runs", query.model.architecture)
-        check_claimed(spec.capabilities.ops, f"--runner {name} runs over --ops", ops_spec.name)
+        check_layouts(
+            needs,
+            spec.capabilities.layouts,
+            f"runner (--runner) {name} runs",
+            "it to eager",
+        )
+        check_claimed(
+            spec.capabilities.models, f"runner (--runner) {name} runs", query.model.architecture
+        )
+        check_claimed(
+            spec.capabilities.ops, f"runner (--runner) {name} runs over ops (--ops)", ops_spec.name
+        )
         if decode.graph < spec.capabilities.needs_graph:
             raise CannotRun(
-                f"--runner {name} needs graph support {spec.capabilities.needs_graph.name} of "
-                f"the decode backend, and {attention[-1].spec.name!r} has {decode.graph.name}; "
-                "use --runner eager"
+                f"runner (--runner) {name} needs graph support "
+                f"{spec.capabilities.needs_graph.name} of the decode backend, and "
+                f"{attention[-1].spec.name!r} has {decode.graph.name}; set the runner to eager"
             )
-        check_resolve(spec, "--runner", query, env)
+        check_resolve(spec, "runner (--runner)", query, env)
         return spec
 
     def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
         spec: OpsSpec = _find_ready_spec("ops", name, env)
         if explain_device_mismatch(spec, env):
-            raise CannotRun(f"--ops {name} cannot run on {env}; use --ops torch")
+            raise CannotRun(f"ops (--ops) {name} cannot run on {env}; set it to torch")
         if needs.dtype not in spec.capabilities.dtypes:
             raise CannotRun(
-                f"--ops {name} does not serve {needs.dtype}; use --ops torch or another --dtype"
+                f"ops (--ops) {name} does not serve {needs.dtype}; set it to torch, or change "
+                "dtype (--dtype)"
             )
-        check_layouts(needs, spec.capabilities.layouts, f"--ops {name} writes", "--ops torch")
+        check_layouts(needs, spec.capabilities.layouts, f"ops (--ops) {name} writes", "it to torch")
         tuned = () if fastest is None else fastest.list_options(name)
         options = () if spec.options is None else (make_ops_options(spec, tuned, config.opt),)
-        check_resolve(spec, "--ops", query, env)
+        check_resolve(spec, "ops (--ops)", query, env)
         operations: Ops = registry.make_part(spec, Ops, *options)
         configure_operations(spec, operations, query, env)
         return spec, operations
@@ -202,13 +211,12 @@ def select_plugins(
         config.ops,
         auto_choices.move_to_front(auto_choices.OPS, None if fastest is None else fastest.ops),
         accept_ops,
-        "--ops",
-        config.spell,
+        "ops (--ops)",
     )
     query = note_part(query, "ops", ops_spec.name)
-    cache = accept_part("cache", config.cache_type, "--cache-type")
+    cache = accept_part("cache", config.cache_type, "cache_type (--cache-type)")
     query = note_part(query, "cache", cache.name)
-    scheduler = accept_part("scheduler", config.scheduler, "--scheduler")
+    scheduler = accept_part("scheduler", config.scheduler, "scheduler (--scheduler)")
     query = note_part(query, "scheduler", scheduler.name)
     return SelectedPlugins(
         attention=attention,
@@ -218,8 +226,7 @@ def select_plugins(
             resolve_runner_name(config, env),
             auto_choices.RUNNERS,
             accept_runner,
-            "--runner",
-            config.spell,
+            "runner (--runner)",
         ),
         ops=ops_spec,
         operations=operations,
@@ -235,7 +242,7 @@ def find_executor(name: str) -> MakeExecutor:
     """Find the executor of that name.   raises: UsageError"""
     if name not in EXECUTORS:
         raise UsageError(
-            f"--executor {shorten(name)}: no executor has that name; wanted one of "
+            f"executor (--executor) {shorten(name)}: no executor has that name; expected one of "
             f"{', '.join(EXECUTORS)}{suggest_name(name, EXECUTORS)}"
         )
     return EXECUTORS[name]
@@ -260,7 +267,7 @@ def check_layouts(
     if missing:
         kinds = " and ".join(sorted(kind.value for kind in served)) or "no"
         raise CannotRun(
-            f"{who} {kinds} KV alone, and the model keeps {' and '.join(missing)} KV; use {instead}"
+            f"{who} {kinds} KV alone, and the model keeps {' and '.join(missing)} KV; set {instead}"
         )
 
 
@@ -281,11 +288,8 @@ def select_first_accepted(
     names: Sequence[str],
     make: Callable[[str], T],
     flag: str,
-    spell: Callable[[str], str] = str,
 ) -> T:
     """Return what `make` gives for the name, or for `auto` the first of `names` that it accepts.
-
-    `spell` puts flags in logs into the words in which the engine was configured.
 
     raises: CannotRun with the reason of each candidate
     """
@@ -303,9 +307,7 @@ def select_first_accepted(
             )
             LOG.log(
                 level,
-                log_event(
-                    "auto rejected", setting=spell(flag), candidate=name, reason=spell(str(error))
-                ),
+                log_event("auto rejected", setting=flag, candidate=name, reason=str(error)),
             )
     raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
 
@@ -314,7 +316,6 @@ def select_attention(
     name_or_auto: str,
     env: DeviceEnv,
     needs: AttentionNeeds,
-    spell: Callable[[str], str] = str,
     fastest: str | None = None,
 ) -> tuple[SelectedBackend, ...]:
     """Select the attention backends for `--attn`, each with its capabilities on this machine.
@@ -326,15 +327,19 @@ def select_attention(
         name_or_auto,
         auto_choices.move_to_front(names, fastest),
         lambda pair: select_backends(pair, env, needs),
-        "--attn",
-        spell,
+        "attn (--attn)",
     )
     # A GPU's last choice is `sdpa`, in plain torch: without this line a library that is missing
     # would show as low speed alone.
     chosen = choices[0].spec.name
     if name_or_auto == "auto" and len(names) > 1 and chosen == names[-1] != fastest:
         see = "headstock doctor, with the same flags"
-        facts = {"setting": spell("--attn"), "chosen": chosen, "device": str(env), "see": see}
+        facts = {
+            "setting": "attn (--attn)",
+            "chosen": chosen,
+            "device": str(env),
+            "see": see,
+        }
         LOG.warning(log_event("auto is left with its last choice", **facts))
     return choices
 
@@ -349,7 +354,8 @@ def select_backends(
     names = pair.split(",")
     if len(names) > 2:
         raise UsageError(
-            f"--attn {pair}: wanted one backend, or two as PREFILL,DECODE; got {len(names)}"
+            "attn (--attn): expected one backend, or two as PREFILL,DECODE, got "
+            f"{len(names)} in {shorten(pair)}"
         )
     prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
     phases_by_name = (
@@ -388,7 +394,8 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins, family: M
         names = [spec.name for spec in specs]
         hint = suggest_name(stray[0].partition(".")[0], names)
         raise UsageError(
-            f"--opt {stray[0]}: no chosen plugin has that name; chosen: {', '.join(names)}{hint}"
+            f"opt (--opt) {stray[0]}: no chosen plugin has that name; chosen: "
+            f"{', '.join(names)}{hint}"
         )
     for spec in specs:
         registry.make_options(spec, config.opt)

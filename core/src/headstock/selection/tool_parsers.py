@@ -27,7 +27,7 @@ class SelectedToolParser:
             isinstance(opening, str) and opening for opening in openings
         ):
             raise PluginBroken(
-                f"{self.label}: call_openings must be a tuple of texts that are not empty, got "
+                f"{self.label}: call_openings: expected a tuple of texts that are not empty, got "
                 f"{shorten(openings)}; report it there"
             )
         return parser
@@ -41,5 +41,5 @@ def select_tool_parser(name: str) -> SelectedToolParser:
     spec: ToolParserSpec = registry.load_spec("tools", name)
     registry.require_installed(spec)
     # Parsers run on the host, in a process that may have no device.
-    check_resolve(spec, "--tool-parser", None, DeviceEnv(device="cpu"))
+    check_resolve(spec, "tool_parser (--tool-parser)", None, DeviceEnv(device="cpu"))
     return SelectedToolParser(spec, str(registry.find_plugin("tools", name)))

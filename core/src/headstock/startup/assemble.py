@@ -251,10 +251,10 @@ def make_attention_backend(spec: AttentionSpec, context: AttentionContext) -> At
         )
     # The contract lets a backend refuse its options or the machine with ValueError.
     except ValueError as error:
-        raise CannotRun(f"--attn {spec.name}: {shorten(error, 400)}") from error
+        raise CannotRun(f"attn (--attn) {spec.name}: {shorten(error, 400)}") from error
     except (ImportError, OSError) as error:
         raise CannotRun(
-            f"--attn {spec.name}: its kernels cannot be loaded: {describe_error(error)}; install "
-            f"a build of them for torch {torch.__version__}, or name another backend by --attn"
+            f"attn (--attn) {spec.name}: its kernels cannot be loaded: {describe_error(error)}; "
+            f"install a build of them for torch {torch.__version__}, or name another backend"
         ) from error
     return backend

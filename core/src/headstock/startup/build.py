@@ -133,7 +133,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     # Every refusal comes before the weights load, which can take minutes: model, options, parts and
     # terms are checked first, in the order in which each needs the one before.
     # A program that uses headstock may have done anything before; a command has imported.
-    times = begin_start(count_process=not config.surface.keywords)
+    times = begin_start(count_process=config.is_command)
     env = describe_device(config.device)
     device = torch.device(env.device)
     directory = locate_model(config.model, revision=config.revision)
@@ -203,12 +203,12 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     # A sequence that the whole pool cannot hold could never end, however often it is preempted.
     if memory.longest < max_len:
         cut = (
-            f"--max-seq-len is cut from {max_len} to {format_count(memory.longest, 'token')}, "
-            "all that the KV pool can hold"
+            f"max_seq_len (--max-seq-len) is cut from {max_len} to "
+            f"{format_count(memory.longest, 'token')}, all that the KV pool can hold"
         )
         notes.append(cut)
         if config.max_seq_len is not None:
-            LOG.warning(log_event("sequences are shorter than asked for", note=config.spell(cut)))
+            LOG.warning(log_event("sequences are shorter than asked for", note=cut))
         max_len = memory.longest
     buffers = _reserve_buffers(
         memory,
@@ -266,8 +266,8 @@ def _take_graph_tokens(
     if most is None:
         return config, ""
     note = (
-        f"--cuda-graph-max-tokens {most}: 'headstock tune' measured on {tuned.date} that larger "
-        "steps with prompts are faster without a graph"
+        f"cuda_graph_max_tokens (--cuda-graph-max-tokens) {most}: 'headstock tune' measured on "
+        f"{tuned.date} that larger steps with prompts are faster without a graph"
     )
     return attrs.evolve(config, cuda_graph_max_tokens=most), note
 
@@ -297,8 +297,8 @@ def _plan_device_memory(
     if earlier is not None:
         memory_use, day = earlier
         notes.append(
-            f"the largest step and graphs were measured on {day}; --memory-profiles off measures "
-            "them again"
+            f"the largest step and graphs were measured on {day}; memory_profiles "
+            "(--memory-profiles) off measures them again"
         )
     elif on_gpu:
         memory_use = profile_memory_use(inputs, sizes, max_len, on_progress)
@@ -355,8 +355,9 @@ def profile_memory_use(
             )
     except torch.OutOfMemoryError as error:
         raise CannotRun(
-            f"a step of --max-batch-tokens {inputs.config.max_batch_tokens} needs more memory "
-            "than the device has; lower --max-batch-tokens or --max-running-requests"
+            f"a step of max_batch_tokens (--max-batch-tokens) {inputs.config.max_batch_tokens} "
+            "needs more memory than the device has; lower it or max_running_requests "
+            "(--max-running-requests)"
         ) from error
 
 
@@ -370,8 +371,8 @@ def _reserve_buffers(
         kept.forget()
         raise CannotRun(
             f"the KV pool needs {format_bytes(memory.pool)} of {format_bytes(memory.free)} that "
-            "were free at the start, and could not be allocated; lower --memory-ratio or "
-            "--num-pages, or end what else uses the device"
+            "were free at the start, and could not be allocated; lower memory_ratio "
+            "(--memory-ratio) or num_pages (--num-pages), or end what else uses the device"
         ) from error
 
 
@@ -382,14 +383,12 @@ def _watch_free_pages(
     if not inputs.config.debug_canary:
         return executor
     if memory.pool > MAX_QUIET_CANARY_BYTES:
-        spell = inputs.config.spell
-        small = spell("--num-pages 256, or as few as the requests need")
         LOG.warning(
             log_event(
                 "the whole KV pool is read in every step",
-                because=spell("--debug-canary"),
+                because="debug_canary (--debug-canary)",
                 pool=format_bytes(memory.pool),
-                instead=small,
+                instead="num_pages (--num-pages) 256, or as few as the requests need",
             )
         )
     # Graphs pad their batches, and padding rows write to the dummy page.

@@ -23,8 +23,8 @@ def describe_device(requested: str) -> DeviceEnv:
     cuda = requested != "cpu" and torch.cuda.is_available()
     if requested == "cuda" and not cuda:
         raise CannotRun(
-            f"--device cuda: torch {torch.__version__} finds no CUDA device; use --device cpu, or "
-            "install a CUDA build of torch (see the README)"
+            f"device (--device) cuda: torch {torch.__version__} finds no CUDA device; set it to "
+            "cpu, or install a CUDA build of torch (see the README)"
         )
     if not cuda:
         return DeviceEnv(

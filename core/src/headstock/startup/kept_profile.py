@@ -31,7 +31,7 @@ _FORMAT = 1
 
 _OTHER_FIELDS = frozenset(
     {
-        *("model", "revision", "surface", "seed", "memory_profiles", "tuned_choices"),
+        *("model", "revision", "is_command", "seed", "memory_profiles", "tuned_choices"),
         *("chat_template", "tool_parser", "reasoning_parser", "log_level", "faults"),
         *("record", "record_overwrite", "record_prompts"),
         *("max_queued_requests", "on_pressure", "memory_threshold", "max_itl_ms"),

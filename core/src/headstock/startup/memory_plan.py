@@ -273,22 +273,22 @@ def plan_memory(
     budget_left = budget - weights - other_use.total
     most_useful = -(-config.max_running_requests * max_len // page_size)
     if config.num_pages is not None:
-        pages, flag = config.num_pages, f"--num-pages {config.num_pages}"
+        pages, flag = config.num_pages, f"num_pages (--num-pages) {config.num_pages}"
     elif config.kv_memory_mb is not None:
         # This size is in bytes, so the dummy pages are within it.
         pages, flag = (
             find_most_pages(config.kv_memory_mb * 2**20, count_bytes, MOST_PAGES),
-            f"--kv-memory-mb {config.kv_memory_mb}",
+            f"kv_memory_mb (--kv-memory-mb) {config.kv_memory_mb}",
         )
     elif config.kv_context_len is not None:
         pages, flag = (
             -(-config.kv_context_len // page_size),
-            f"--kv-context-len {config.kv_context_len}",
+            f"kv_context_len (--kv-context-len) {config.kv_context_len}",
         )
     else:
         pages, flag = (
             find_most_pages(budget_left, count_bytes, most_useful),
-            f"--memory-ratio {config.memory_ratio}",
+            f"memory_ratio (--memory-ratio) {config.memory_ratio}",
         )
     uses = f"weights ({format_bytes(weights)}) and activations ({format_bytes(other_use.total)})"
     if pages < 1:
@@ -301,7 +301,7 @@ def plan_memory(
         raise CannotRun(
             f"{flag}: the KV pool needs at least {smallest}, and "
             f"{format_bytes(max(budget_left, 0))} are left after {uses}; raise it or lower "
-            "--max-batch-tokens"
+            "max_batch_tokens (--max-batch-tokens)"
         )
     room = free - weights - other_use.total
     groups = make_groups(pages)

@@ -75,8 +75,9 @@ def locate_model(
     directory = _find_model_directory(name, fetch_revision)
     if revision is not None and not fetched:
         raise UsageError(
-            f"--revision {shorten(revision)}: {shorten(name)} is installed here, and only models "
-            "on the hub have revisions; leave the revision out, or give --model owner/name"
+            f"revision (--revision) {shorten(revision)}: {shorten(name)} is installed here, and "
+            "only models on the hub have revisions; leave the revision out, or give model "
+            "(--model) owner/name"
         )
     return directory
 
@@ -232,8 +233,8 @@ def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
         families = registry.list_installed("model")
         providers = [each.distribution for each in families if each.name == architecture]
         raise UnknownPlugin(
-            f"--model-family {shorten(provider)}: no such distribution has a family for "
-            f"{architecture}; wanted: {' or '.join(providers)}"
+            f"model_family (--model-family) {shorten(provider)}: no such distribution has a "
+            f"family for {architecture}; wanted: {' or '.join(providers)}"
         ) from error
     registry.require_installed(spec)
     return spec
@@ -311,13 +312,13 @@ def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[st
             is_dynamic = any(rope.scaling == "dynamic" for rope in model.ropes)
             why = ", as rope_type 'dynamic' turns every token anew beyond it" if is_dynamic else ""
             raise UsageError(
-                f"--max-seq-len {config.max_seq_len}: the model's own limit is "
+                f"max_seq_len (--max-seq-len) {config.max_seq_len}: the model's own limit is "
                 f"{format_count(model.max_position, 'token')}{why}; lower it, leave it out, or "
-                "have it cut by --max-seq-len-or-less"
+                "have it cut by max_seq_len_or_less (--max-seq-len-or-less)"
             )
         notes.append(
-            f"--max-seq-len {config.max_seq_len} is cut to {model.max_position}, the model's own "
-            "limit"
+            f"max_seq_len (--max-seq-len) {config.max_seq_len} is cut to {model.max_position}, "
+            "the model's own limit"
         )
     return min(config.max_seq_len, model.max_position)
 
@@ -334,7 +335,8 @@ def describe_weights(config: EngineConfig, directory: Path, dtype: str, kv_dtype
     if scales:
         raise CannotRun(
             f"{directory} has scales for keys and values ({shorten(scales[0])}), which are not "
-            f"read, so {kv_dtype} would store them without; use {config.spell('--kv-dtype auto')}"
+            f"read, so {kv_dtype} would store them without; set "
+            "kv_dtype (--kv-dtype) to auto"
         )
     text = f"{reader.summary}, dequantized to {dtype} at load"
     LOG.info(log_event("weights are quantized", format=text))
@@ -375,7 +377,8 @@ def load_onto_device(
     needed = weights.weight_bytes(specs, getattr(torch, dtype))
     too_large = (
         f"the weights need {format_bytes(needed)} in {dtype}, and {format_bytes(free)} are free "
-        f"on {device}; use a smaller --dtype, another --device, or end what else uses the memory"
+        f"on {device}; use a smaller dtype (--dtype), another device (--device), or end what "
+        "else uses the memory"
     )
     # Before a byte is read; on a CPU the kernel would end the process instead of raising.
     if needed > free:

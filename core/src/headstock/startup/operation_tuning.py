@@ -41,15 +41,15 @@ def tune_operations(config: EngineConfig, env: DeviceEnv) -> tuple[str, ...]:
         raise
     except PLUGIN_FAILURES as error:
         raise PluginBroken(
-            f"--ops {parts.ops.name}: its tune raised {describe_error(error)}; report it to its "
-            "author"
+            f"ops (--ops) {parts.ops.name}: its tune raised {describe_error(error)}; report it "
+            "to its author"
         ) from error
     return _make_assignments(parts.ops, found)
 
 
 def _make_assignments(spec: OpsSpec, found: Any) -> tuple[str, ...]:
     """The options as `--opt` has them, once the plugin's own class has taken them."""
-    wrong = f"--ops {spec.name}: its tune returned {shorten(found)}; wanted texts by option"
+    wrong = f"ops (--ops) {spec.name}: its tune returned {shorten(found)}; wanted texts by option"
     if not isinstance(found, Mapping):
         raise PluginBroken(wrong)
     if not all(isinstance(text, str) for pair in found.items() for text in pair):
@@ -59,6 +59,6 @@ def _make_assignments(spec: OpsSpec, found: Any) -> tuple[str, ...]:
         registry.make_options(spec, assignments)
     except HeadstockError as error:
         raise PluginBroken(
-            f"--ops {spec.name}: its tune found options that it refuses: {error}"
+            f"ops (--ops) {spec.name}: its tune found options that it refuses: {error}"
         ) from error
     return assignments

@@ -54,13 +54,18 @@ def _explain_max_len(
         return ": the model itself allows no more"
     if max_len >= memory.longest:
         sizes = {
-            "--num-pages": config.num_pages,
-            "--kv-memory-mb": config.kv_memory_mb,
-            "--kv-context-len": config.kv_context_len,
+            "num_pages (--num-pages)": config.num_pages,
+            "kv_memory_mb (--kv-memory-mb)": config.kv_memory_mb,
+            "kv_context_len (--kv-context-len)": config.kv_context_len,
         }
         stated = [flag for flag, value in sizes.items() if value is not None]
-        return f" or enlarge the KV pool with {stated[0] if stated else '--memory-ratio'}"
-    return f" or raise --max-seq-len, which the model allows up to {model.max_position}"
+        return (
+            " or enlarge the KV pool with "
+            f"{stated[0] if stated else 'memory_ratio (--memory-ratio)'}"
+        )
+    return (
+        f" or raise max_seq_len (--max-seq-len), which the model allows up to {model.max_position}"
+    )
 
 
 def _make_cache_policy(
@@ -75,8 +80,8 @@ def _make_cache_policy(
         # By the field's name: the contract of cache policies knows no bound.
         if options is None or "max_prefixes" not in attrs.fields_dict(type(options)):
             raise CannotRun(
-                f"--prefix-cache-n: --cache-type {parts.cache.name} cannot bound its prefixes; "
-                "leave it out"
+                "prefix_cache_n (--prefix-cache-n): cache_type (--cache-type) "
+                f"{parts.cache.name} cannot bound its prefixes; leave it out"
             )
         options = attrs.evolve(options, max_prefixes=config.prefix_cache_n)
     policy: CachePolicy = registry.make_part(

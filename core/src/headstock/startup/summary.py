@@ -67,10 +67,7 @@ class EngineSummary:
             f"model     {self.model} ({self.architecture}), sequences up to {self.max_seq_len} "
             f"tokens, {self.max_running_requests} at once",
             f"plugins   {parts}",
-            *(
-                f"          {what:{wide}}  {text:{value}}  ({who})"
-                for what, text, who in self.table
-            ),
+            *(f"          {what:{wide}}  {text:{value}}  {who}" for what, text, who in self.table),
             *self.memory,
             f"start     {format_parts((*self.start, *later))}",
             *(f"note      {note}" for note in self.notes),
@@ -102,16 +99,9 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         max_running_requests=build.limits.max_rows,
         overlap=build.limits.overlap,
         prompt_graphs=build.graph_sizes.tokens,
-        table=tuple(
-            (what, text, build.config.spell(who))
-            for what, text, who in (
-                *_list_weights(build),
-                *build.terms.table,
-                *_list_operations(build),
-            )
-        ),
+        table=(*_list_weights(build), *build.terms.table, *_list_operations(build)),
         memory=tuple(build.memory.lines()),
-        notes=tuple(map(build.config.spell, build.notes)),
+        notes=tuple(build.notes),
         start=build.start,
         no_text=build.no_text,
     )
@@ -124,4 +114,7 @@ def _list_weights(build: EngineBuild) -> list[tuple[str, str, str]]:
 
 def _list_operations(build: EngineBuild) -> list[tuple[str, str, str]]:
     """List which operations the set does itself and which are composed, for the table."""
-    return [("operations", line, f"--ops {build.config.ops}") for line in build.operations.lines()]
+    return [
+        ("operations", line, (f"ops (--ops) {build.config.ops}"))
+        for line in build.operations.lines()
+    ]

@@ -111,7 +111,7 @@ def load_tuned_choices(config: EngineConfig, env: DeviceEnv) -> tuple[TunedChoic
     raises: UsageError, ModelError
     """
     if config.tuned_choices is None:
-        return None, "--tuned-choices off: nothing is kept; wanted a directory"
+        return None, "tuned_choices (--tuned-choices) off: nothing is kept; expected a directory"
     subject = read_subject(config, env)
     path = _find_folder(config.tuned_choices) / subject.file_name
     choices = _read_choices_of(config.tuned_choices, subject)
@@ -121,8 +121,8 @@ def load_tuned_choices(config: EngineConfig, env: DeviceEnv) -> tuple[TunedChoic
         return None, f"{path} cannot be read; run 'headstock tune' again, which writes it anew"
     return None, (
         _explain_stale_choices(config.tuned_choices, subject)
-        or f"--tuned-choices {config.tuned_choices} has no choices for this model, device and "
-        "software; run 'headstock tune' without --show"
+        or f"tuned_choices (--tuned-choices) {config.tuned_choices} has no choices for this "
+        "model, device and software; run 'headstock tune' without --show"
     )
 
 
@@ -189,27 +189,31 @@ def _find_folder(folder: str) -> Path:
     path = Path(os.path.expanduser(folder))
     if str(path).startswith("~"):
         raise UsageError(
-            f"--tuned-choices {shorten(folder, 300)} begins with no user's home; wanted a "
-            "directory, or off"
+            f"tuned_choices (--tuned-choices) {shorten(folder, 300)} begins with no user's home; "
+            "wanted a directory, or off"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(
-            f"--tuned-choices {shorten(folder, 300)} is a file; wanted a directory, or off"
+            f"tuned_choices (--tuned-choices) {shorten(folder, 300)} is a file; expected a "
+            "directory, or off"
         )
     return path
 
 
 def _cannot_write(folder: str, error: OSError) -> ModelError:
     return ModelError(
-        f"--tuned-choices {shorten(folder, 300)}: cannot be written: {error.strerror}; pass a "
-        "directory that can"
+        f"tuned_choices (--tuned-choices) {shorten(folder, 300)}: cannot be written: "
+        f"{error.strerror}; pass a directory that can"
     )
 
 
 def _describe_choices(config: EngineConfig, tuned: TunedChoices) -> str:
     """A note on what `auto` takes because it was measured; empty where nothing is `auto`."""
     fastest = tuned.fastest
-    settings = (("--attn", config.attn, fastest.attn), ("--ops", config.ops, fastest.ops))
+    settings = (
+        ("attn (--attn)", config.attn, fastest.attn),
+        ("ops (--ops)", config.ops, fastest.ops),
+    )
     taken = [f"{flag} {name}" for flag, value, name in settings if value == "auto"]
     notes = []
     if taken:

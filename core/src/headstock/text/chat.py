@@ -46,8 +46,8 @@ def render_chat(
     template_text = find_template(tokenizer, template, has_tools=bool(tools))
     if tools and "tools" not in template_text:
         raise RequestError(
-            "the chat template does not write tools; leave tools out, or give --chat-template one "
-            "that does",
+            "the chat template does not write tools; leave tools out, or set chat_template "
+            "(--chat-template) to one that does",
             parameter="tools",
         )
     variables = _check_template_kwargs(
@@ -89,8 +89,8 @@ def find_template(tokenizer: Tokenizer, template: str | None, *, has_tools: bool
     hf_tokenizer = tokenizer.hf_tokenizer
     if template is None and hf_tokenizer.chat_template is None:
         raise UsageError(
-            "this model has no chat template; give it a plain prompt, --chat-template, or choose "
-            "a chat model"
+            "this model has no chat template; give it a plain prompt, set chat_template "
+            "(--chat-template), or choose a chat model"
         )
     if template is not None:
         return template
@@ -129,7 +129,7 @@ def read_template(template: str | Path, name: str = "chat_template") -> str:
     """
     if not isinstance(template, str | Path):
         raise RequestError(
-            f"{name} must be text or a path, got {describe_type(template)}",
+            f"{name}: expected text or a path, got {describe_type(template)}",
             parameter="chat_template",
         )
     if isinstance(template, str) and any(mark in template for mark in TEMPLATE_CHARACTERS):

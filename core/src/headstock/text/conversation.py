@@ -44,7 +44,7 @@ class Conversation:
         ):
             value = getattr(self, name)
             if not isinstance(value, kinds):
-                raise RequestError(f"{name} must be {wanted}, got {describe_type(value)}", name)
+                raise RequestError(f"{name}: expected {wanted}, got {describe_type(value)}", name)
         list_forced_tools(self.tool_choice, self.tools)
         if self.add_generation_prompt and self.continue_final_message:
             raise RequestError(

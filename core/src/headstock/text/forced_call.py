@@ -23,8 +23,8 @@ def force_call(params: SamplingParams, tools: Sequence[Tool]) -> SamplingParams:
     """
     if params.structured_outputs is not None:
         raise RequestError(
-            "tool_choice demands a call, and structured_outputs another structure; leave one of "
-            "them out",
+            "tool_choice requires a call, and the request asks for another structure too; leave "
+            "one of them out",
             "tool_choice",
         )
     return params.replace({"structured_outputs": {"json": make_call_schema(tools)}})

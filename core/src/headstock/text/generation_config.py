@@ -82,6 +82,6 @@ def parse_eos_ids(value: object) -> tuple[int, ...]:
     for token in ids:
         if not is_int(token, 0, (1 << 31) - 1):
             raise RequestError(
-                f"eos_token_id must be a token id or a list of them, got {shorten(token)}"
+                f"eos_token_id: expected a token id or a list of them, got {shorten(token)}"
             )
     return tuple(ids)

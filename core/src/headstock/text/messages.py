@@ -19,7 +19,7 @@ def check_messages(messages: object) -> list[dict[str, object]]:
     if not isinstance(messages, list | tuple) or not messages:
         got = "an empty list" if isinstance(messages, list | tuple) else describe_type(messages)
         raise RequestError(
-            f"messages must be a list of one or more turns, got {got}", parameter="messages"
+            f"messages: expected a list of one or more turns, got {got}", parameter="messages"
         )
     return [_check_message(message, index) for index, message in enumerate(messages)]
 
@@ -27,14 +27,15 @@ def check_messages(messages: object) -> list[dict[str, object]]:
 def _check_message(message: object, index: int) -> dict[str, object]:
     if not isinstance(message, Mapping):
         raise RequestError(
-            f"messages[{index}] must be an object with a role and content, got "
+            f"messages[{index}]: expected an object with a role and content, got "
             f"{describe_type(message)}",
             parameter="messages",
         )
     role, content = message.get("role"), message.get("content")
     if not isinstance(role, str):
         raise RequestError(
-            f"messages[{index}].role must be text, got {describe_type(role)}", parameter="messages"
+            f"messages[{index}].role: expected text, got {describe_type(role)}",
+            parameter="messages",
         )
     if content is None and not message.get("tool_calls"):
         raise RequestError(
@@ -53,13 +54,13 @@ def _check_calls(calls: object, index: int) -> None:
     where = f"messages[{index}].tool_calls"
     if not isinstance(calls, list | tuple):
         raise RequestError(
-            f"{where} must be a list of calls, got {describe_type(calls)}", parameter="messages"
+            f"{where}: expected a list of calls, got {describe_type(calls)}", parameter="messages"
         )
     for position, call in enumerate(calls):
         function = call.get("function") if isinstance(call, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
             raise RequestError(
-                f'{where}[{position}] must be an object {{"function": {{"name": ..., '
+                f'{where}[{position}]: expected an object {{"function": {{"name": ..., '
                 f'"arguments": ...}}}}, got {describe_type(call)}',
                 parameter="messages",
             )
@@ -74,7 +75,7 @@ def _join_text_parts(content: object, index: int) -> str | None:
         return content
     if not isinstance(content, list | tuple):
         raise RequestError(
-            f"messages[{index}].content must be text or a list of parts, got "
+            f"messages[{index}].content: expected text or a list of parts, got "
             f"{describe_type(content)}",
             parameter="messages",
         )

@@ -76,7 +76,7 @@ def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]
             "text, a list of token ids, a mapping with prompt or prompt_token_ids, or a list "
             "of such"
         )
-        raise RequestError(f"prompts must be {forms}, got {describe_type(prompts)}", "prompts")
+        raise RequestError(f"prompts: expected {forms}, got {describe_type(prompts)}", "prompts")
     items = cast("Sequence[object]", prompts)
     if items and all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [cast("Sequence[int]", prompts)]
@@ -145,7 +145,9 @@ def check_content(value: object, name: str, *forms: str) -> Prompt:
         return Prompt(value, ())
     if isinstance(value, list | tuple) and "a list of token ids" in forms:
         return Prompt(None, check_tokens(value, MAX_TOKEN_ID + 1))
-    raise RequestError(f"{name} must be {' or '.join(forms)}, got {describe_type(value)}", "prompt")
+    raise RequestError(
+        f"{name}: expected {' or '.join(forms)}, got {describe_type(value)}", "prompt"
+    )
 
 
 def check_salt(salt: object) -> str:
@@ -154,7 +156,7 @@ def check_salt(salt: object) -> str:
         return ""
     if not isinstance(salt, str) or not 1 <= len(salt) <= MAX_SALT_LENGTH:
         raise RequestError(
-            f"cache_salt must be a string of 1 to {MAX_SALT_LENGTH} characters, got "
+            f"cache_salt: expected a string of 1 to {MAX_SALT_LENGTH} characters, got "
             f"{describe_type(salt)}",
             "cache_salt",
         )
@@ -201,7 +203,7 @@ def check_tokens(tokens: Sequence[int], vocab: int) -> array[int]:
         if not is_int(token, 0, vocab - 1):
             raise RequestError(
                 (
-                    f"prompt token ids must be integers from 0 to {vocab - 1}, got "
+                    f"prompt token ids: expected integers from 0 to {vocab - 1}, got "
                     f"{describe_type(token)}"
                 ),
                 "prompt",
@@ -275,5 +277,5 @@ def check_ids(tokens: Sequence[int], parameter: str, vocab: int) -> None:
     for token in tokens:
         if token >= vocab:
             raise RequestError(
-                f"{parameter} must hold token ids from 0 to {vocab - 1}, got {token}", parameter
+                f"{parameter}: expected token ids from 0 to {vocab - 1}, got {token}", parameter
             )

@@ -215,7 +215,7 @@ def load_tokenizer(directory: Path) -> Any:
     """
     if not directory.is_dir():
         raise ModelError(
-            f"no directory {shorten(directory)} to read a tokenizer from; give --model a "
+            f"no directory {shorten(directory)} to read a tokenizer from; set model (--model) to a "
             "checkpoint directory"
         )
     present = [name for name in VOCABULARIES if (directory / name).exists()]

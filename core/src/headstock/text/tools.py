@@ -37,7 +37,7 @@ def _check_tool(value: object, where: str) -> Mapping[str, object]:
         raise _make_error(where, 'an object {"type": "function", "function": {...}}', value)
     if value.get("type") != "function":
         raise RequestError(
-            f"{where}.type must be function, got {shorten(value.get('type'))}", "tools"
+            f"{where}.type: expected function, got {shorten(value.get('type'))}", "tools"
         )
     function = value.get("function")
     if not isinstance(function, Mapping):
@@ -55,7 +55,7 @@ def _check_tool(value: object, where: str) -> Mapping[str, object]:
     name = function.get("name")
     if not isinstance(name, str) or not NAME.fullmatch(name):
         raise RequestError(
-            f"{where}.function.name must be 1 to 128 letters, digits or _ . : / -, got "
+            f"{where}.function.name: expected 1 to 128 letters, digits or _ . : / -, got "
             f"{describe_type(name)}",
             "tools",
         )
@@ -70,7 +70,7 @@ def _check_tool(value: object, where: str) -> Mapping[str, object]:
 
 
 def _make_error(where: str, rule: str, value: object) -> RequestError:
-    return RequestError(f"{where} must be {rule}, got {describe_type(value)}", "tools")
+    return RequestError(f"{where}: expected {rule}, got {describe_type(value)}", "tools")
 
 
 def list_tools(tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
@@ -150,7 +150,7 @@ def _read_allowed_tools(choice: Mapping[str, object]) -> tuple[str, list[str]]:
     if mode in ("auto", "required") and names and None not in names:
         return str(mode), [str(name) for name in names]
     raise RequestError(
-        'tool_choice.allowed_tools must be {"mode": "auto" or "required", "tools": [{"type": '
+        'tool_choice.allowed_tools: expected {"mode": "auto" or "required", "tools": [{"type": '
         f'"function", "function": {{"name": ...}}}}, ...]}}, got {shorten(allowed)}',
         "tool_choice",
     )
@@ -165,7 +165,7 @@ def _read_forced_name(choice: object) -> str:
         return name
     kind = choice.get("type") if isinstance(choice, Mapping) else None
     raise RequestError(
-        'tool_choice must be none, auto, required or an object: {"type": "function", "function": '
+        'tool_choice: expected none, auto, required or an object: {"type": "function", "function": '
         '{"name": ...}} or {"type": "allowed_tools", "allowed_tools": {...}}, got '
         + (f"type {shorten(kind)}" if kind else describe_type(choice)),
         "tool_choice",

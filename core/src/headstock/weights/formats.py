@@ -54,12 +54,12 @@ def explain_file(path: Path) -> str:
         return _explain_pickles(directory, [path.name])
     if (directory / "config.json").is_file():
         return (
-            f"{shorten(path)} is one file of a model; give its directory: --model "
+            f"{shorten(path)} is one file of a model; set model (--model) to its directory: "
             f"{_quote_argument(directory)}"
         )
     return (
-        f"{shorten(path)} is a file; --model wants the directory that holds config.json, a "
-        "tokenizer and .safetensors"
+        f"{shorten(path)} is a file; set model (--model) to the directory that holds "
+        "config.json, a tokenizer and .safetensors"
     )
 
 
@@ -79,8 +79,8 @@ def explain_directory(directory: Path) -> str:
     )
     if inside and not (directory / "config.json").exists():
         return (
-            f"{shorten(directory)} is no model directory, but {inside[0].name} in it is: --model "
-            f"{_quote_argument(inside[0])}"
+            f"{shorten(directory)} is not a model directory, but {inside[0].name} in it is; set "
+            f"model (--model) to {_quote_argument(inside[0])}"
         )
     if not any(directory.iterdir()):
         return (

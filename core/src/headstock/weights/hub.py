@@ -41,7 +41,7 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
         raise ModelError(explain_file(Path(path)))
     if address := _HUB_ADDRESS.fullmatch(model):
         raise ModelError(
-            f"{shorten(model)} is an address; give the model's name alone: --model "
+            f"{shorten(model)} is an address; set model (--model) to its name alone: "
             f"{shorten(address[1])}"
         )
     if not _REPOSITORY_NAME.fullmatch(model):
@@ -127,10 +127,12 @@ def explain_hub_failure(name: str, revision: str | None, error: BaseException) -
         error = error.__cause__  # the cache has it not, and this is why it could not be fetched
     page = f"{constants.ENDPOINT}/{name}"
     version, without = (
-        ("", "") if revision is None else (f" --revision {revision}", ", without --revision")
+        ("", "")
+        if revision is None
+        else (f" --revision {revision}", ", without revision (--revision)")
     )
     command = f"'hf download {name}{version} --local-dir DIR'"
-    elsewhere = f"or download it elsewhere with {command} and pass that as --model{without}"
+    elsewhere = f"or download it elsewhere with {command} and set model (--model) to that{without}"
     # The order matters: a gated repository is a RepositoryNotFoundError, and all HfHubHTTPErrors
     # are OSErrors.
     match error:

@@ -252,8 +252,9 @@ class _Files:
         if not _is_finite(tensor):
             dtype = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{self.pieces[name][0].name} in {self.checkpoint.directory} holds NaN or infinite "
-                f"numbers as {dtype}; the file is damaged or wants another --dtype"
+                f"{self.pieces[name][0].name} in {self.checkpoint.directory} holds NaN or "
+                f"infinite numbers as {dtype}; the file is damaged or needs another dtype "
+                "(--dtype)"
             )
 
 

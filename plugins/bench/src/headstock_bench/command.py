@@ -170,7 +170,7 @@ def check_options(options: Namespace) -> None:
                 hint = suggest_name(name, choices) or f"; known are {', '.join(choices)}"
                 raise UsageError(f"unknown {what} {shorten(name)}{hint}")
     if options.runs < 1:
-        raise UsageError(f"--runs must be at least 1, got {options.runs}")
+        raise UsageError(f"--runs: expected 1 or more, got {options.runs}")
 
 
 @contextlib.contextmanager

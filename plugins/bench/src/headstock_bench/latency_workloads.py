@@ -139,6 +139,6 @@ def _read_number(
             return number
     form = NAME_FORMS[name.partition(":")[0]]
     raise UsageError(
-        f"workload {shorten(name)}: {what} must be a {'whole ' * whole}number from {low:g} to "
+        f"workload {shorten(name)}: {what}: expected a {'whole ' * whole}number from {low:g} to "
         f"{high:,.0f}, got {shorten(text)!r}; the form is {form}"
     )

@@ -12,7 +12,6 @@ from headstock.config import (
     FlagParser,
     add_engine_flags,
     add_sampling_flags,
-    name_parameters,
     resolve_flags,
 )
 from headstock.errors import HeadstockError, RequestError, UsageError
@@ -49,9 +48,9 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
         print_note(f"note: {line}")
     settings = read_settings(options, os.environ, resolved.engine.model)
     try:
-        check_defaults(resolved.sampling, resolved.parameter_names)
+        check_defaults(resolved.sampling)
     except RequestError as error:
-        raise UsageError(name_parameters(str(error), resolved.parameter_names)) from error
+        raise UsageError(str(error)) from error
     start_logs(resolved, quiet=options.quiet)
     # Late: `--help` and the Tab key need none of it.
     from headstock_openai_server.engine.process_start import PROCESS_MODULE

@@ -11,7 +11,7 @@ from attrs import Factory, field, fields, frozen
 
 from headstock import SamplingParams
 from headstock.config import FlagParser
-from headstock.errors import UsageError, shorten
+from headstock.errors import UsageError, name_setting, shorten
 
 API_KEY = "HEADSTOCK_API_KEY"
 """The variable with a key: flags of a process can be read by everyone on the machine."""
@@ -195,7 +195,7 @@ def _make_reader(flag: str, number: Number) -> Callable[[str], float]:
         try:
             return number.read(text)
         except ValueError:
-            raise UsageError(f"{flag} must be {number}, got {shorten(text)}") from None
+            raise UsageError(f"{flag}: expected {number}, got {shorten(text)}") from None
 
     return read
 
@@ -213,11 +213,12 @@ def read_settings(
         raise UsageError("--served-model-name must not be empty")
     if not options.metrics_prefix.isidentifier():
         raise UsageError(
-            f"--metrics-prefix must be letters, digits and _, got {shorten(options.metrics_prefix)}"
+            "--metrics-prefix: expected letters, digits and _, got "
+            f"{shorten(options.metrics_prefix)}"
         )
     if options.otlp_endpoint and not options.otlp_endpoint.startswith(("http://", "https://")):
         raise UsageError(
-            "--otlp-endpoint must be an address that begins with http:// or https://, got "
+            "--otlp-endpoint: expected an address that begins with http:// or https://, got "
             f"{shorten(options.otlp_endpoint)}"
         )
     return ServerSettings(
@@ -232,13 +233,16 @@ def read_settings(
     )
 
 
-def check_defaults(sampling: Mapping[str, object], names: Mapping[str, str]) -> None:
+def check_defaults(sampling: Mapping[str, object]) -> None:
     """Raise UsageError for sampling flags that no request could want as defaults, and RequestError
-    for bad values; `names` are those under which they were given.
+    for bad values.
 
     The others are what a request has that says nothing of them.
     """
-    for name in ("n", "logprobs", "prompt_logprobs"):
+    for name, flag in (("n", "-n"), ("logprobs", ""), ("prompt_logprobs", "")):
         if sampling.get(name) not in (None, 1):
-            raise UsageError(f"{names[name]} changes the form of an answer; requests ask for it")
+            raise UsageError(
+                f"{name_setting(name, flag)} changes the form of an answer; only requests may set "
+                "it"
+            )
     SamplingParams(max_tokens=None).replace(sampling)

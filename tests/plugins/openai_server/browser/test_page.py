@@ -151,7 +151,9 @@ def test_a_wrong_field_shows_the_servers_own_words(browser: Browser, server: Ser
     with open_page(browser, server, fine="400") as page:
         page.get_by_label("Temperature").fill("9")
         ask(page, "Hello")
-        expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
+        expect(page.locator(".turn.error")).to_contain_text(
+            "temperature: expected a number between 0 and 2"
+        )
 
 
 def test_a_question_without_an_answer_stays_and_is_sent_once(
@@ -165,7 +167,9 @@ def test_a_question_without_an_answer_stays_and_is_sent_once(
         )
         page.get_by_label("Temperature").fill("9")
         ask(page, question)
-        expect(page.locator(".turn.error")).to_contain_text("temperature must be between 0 and 2")
+        expect(page.locator(".turn.error")).to_contain_text(
+            "temperature: expected a number between 0 and 2"
+        )
         expect(page.locator(".turn.user.unanswered")).to_have_text(question)
         expect(page.get_by_label("Message")).to_have_value(question)
         page.get_by_label("Temperature").fill("0")

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from headstock import RequestError, SamplingParams
-from headstock.config import name_parameters
 from headstock_openai_server.api.errors import ApiError, refuse
 from headstock_openai_server.api.schema import ChatBody, CompletionBody, SamplingBody
 from headstock_openai_server.api.structured_outputs import name_structure, read_structure
@@ -98,20 +97,24 @@ def client_names(body: SamplingBody) -> dict[str, str]:
 @contextmanager
 def named_for_client(body: SamplingBody) -> Iterator[None]:
     """RequestErrors that leave this block name parameters as the client did."""
-    with rename_parameters(client_names(body)):
+    with name_fields(client_names(body)):
         yield
 
 
 @contextmanager
-def rename_parameters(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors that leave this block have other names of parameters."""
+def name_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors that leave this block name the field of the request; `names` has it by parameter.
+
+    Their texts begin with a field that is not called as its parameter is.
+    """
     try:
         yield
     except ApiError as error:
         error.param = names.get(error.param or "", error.param)
         raise
     except RequestError as error:
-        parameter = error.parameter
-        raise type(error)(
-            name_parameters(str(error), names), names.get(parameter or "", parameter)
-        ) from error
+        field = names.get(error.parameter or "", error.parameter)
+        if field == error.parameter:
+            raise
+        rest = str(error).removeprefix(f"{error.parameter}: ")
+        raise type(error)(f"{field}: {rest}", field) from error

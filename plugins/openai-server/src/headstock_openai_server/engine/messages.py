@@ -77,7 +77,6 @@ class Start(Message, frozen=True):
     """The first message to an engine process: the fields of an EngineConfig, and its logs."""
 
     config: dict[str, Any]
-    surface: dict[str, Any]
     log_level: str
     least_level: str
 

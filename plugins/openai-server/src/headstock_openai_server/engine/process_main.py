@@ -19,7 +19,6 @@ from functools import partial
 from typing import Any
 
 from headstock import CapacityError, EngineConfig, EngineDied, HeadstockError, RequestError
-from headstock.config import Surface
 from headstock.engine import engine as core_engine
 from headstock.errors import describe_error
 from headstock.logs import log_event, show_logs
@@ -175,7 +174,7 @@ def make_config(start: Start) -> EngineConfig:
         name: tuple(value) if isinstance(value, list) else value
         for name, value in start.config.items()
     }
-    return EngineConfig(**values, surface=Surface(**start.surface))
+    return EngineConfig(**values)
 
 
 def serve_engine(

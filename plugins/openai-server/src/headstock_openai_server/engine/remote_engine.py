@@ -235,9 +235,7 @@ class RemoteLoop(asyncio.Protocol):
 
     def start(self, config: EngineConfig, log_level: str, least_level: str) -> None:
         """Have the process start its engine."""
-        values = record_fields(config)
-        del values["surface"]
-        self._send(Start(values, record_fields(config.surface), log_level, least_level))
+        self._send(Start(record_fields(config), log_level, least_level))
 
     async def submit_batch(
         self, requests: Sequence[Request], sink: Sink, *, stream_tokens: bool

@@ -28,7 +28,8 @@ async def read_body(request: Request, kind: type[BodyType], settings: ServerSett
     # Browsers send other types to any server without asking it first.
     if content_type != "application/json":
         raise ApiError(
-            415, f"the content-type must be application/json, got {shorten(content_type) or 'none'}"
+            415,
+            f"the content-type: expected application/json, got {shorten(content_type) or 'none'}",
         )
     data = await read_bytes(request, settings.max_body_bytes)
     check_values(data, settings.max_body_values)

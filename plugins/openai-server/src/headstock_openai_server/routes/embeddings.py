@@ -15,7 +15,7 @@ from headstock.outputs import CompletionOutput, Update
 from headstock.requests import EmbeddingRequest, PromptRequest
 from headstock_openai_server.api.answers import Embedding, EmbeddingList, EmbeddingUsage
 from headstock_openai_server.api.schema import EmbeddingBody
-from headstock_openai_server.convert.sampling import rename_parameters
+from headstock_openai_server.convert.sampling import name_fields
 from headstock_openai_server.engine.generation import Generation
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.http.decoding import read_body
@@ -48,7 +48,7 @@ async def answer_embeddings(service: Service, request: Request) -> Response:
     model = service.check_model(body.model)
     record = request.scope[RECORD]
     record["model"] = model
-    with rename_parameters(NAMES):
+    with name_fields(NAMES):
         # Long texts take milliseconds to tokenize.
         requests = await asyncio.to_thread(prepare_inputs, service, body)
         return await run_for_client(request, embed(service, model, requests, body, record))

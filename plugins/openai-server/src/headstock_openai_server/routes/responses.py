@@ -37,9 +37,9 @@ from headstock_openai_server.convert.responses_input import CHAT_NAMES, make_cha
 from headstock_openai_server.convert.responses_output import ItemWriter
 from headstock_openai_server.convert.responses_tools import FunctionName
 from headstock_openai_server.convert.sampling import (
+    client_names,
     make_chat_params,
-    named_for_client,
-    rename_parameters,
+    name_fields,
 )
 from headstock_openai_server.engine.generation import Generation, Piece
 from headstock_openai_server.engine.service import Service
@@ -67,7 +67,8 @@ async def answer_response(service: Service, request: Request) -> Response:
     make_chat = partial(make_chat_body, body, service.settings.max_messages)
     # Items and their parts are checked one by one, and there may be many.
     chat, names = make_chat() if isinstance(body.input, str) else await asyncio.to_thread(make_chat)
-    with rename_parameters(CHAT_NAMES), named_for_client(chat):
+    fields = {name: CHAT_NAMES.get(field, field) for name, field in client_names(chat).items()}
+    with name_fields({**CHAT_NAMES, **fields}):
         params = make_chat_params(
             chat, service.default_params, service.settings.max_n, service.max_tokens
         )

@@ -14,7 +14,7 @@ from headstock_openai_server.api.answers import DetokenizeAnswer, TokenizeAnswer
 from headstock_openai_server.api.errors import refuse
 from headstock_openai_server.api.schema import DetokenizeBody, TokenizeBody
 from headstock_openai_server.convert.conversations import make_conversation
-from headstock_openai_server.convert.sampling import rename_parameters
+from headstock_openai_server.convert.sampling import name_fields
 from headstock_openai_server.convert.tokenizer_info import describe_tokenizer
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.http.decoding import read_body
@@ -56,7 +56,7 @@ async def tokenize(service: Service, request: Request) -> Response:
 
     if body.messages is None:
         return json_response(await asyncio.to_thread(encode))
-    with rename_parameters({"prompt": "messages"}):
+    with name_fields({"prompt": "messages"}):
         return json_response(await service.run_limited(encode))
 
 
@@ -97,7 +97,7 @@ async def detokenize(service: Service, request: Request) -> Response:
     def decode() -> str:
         for token in (min(body.tokens, default=0), max(body.tokens, default=0)):
             if not 0 <= token < vocab:
-                raise refuse(f"tokens must be from 0 to {vocab - 1}, got {token}", "tokens")
+                raise refuse(f"tokens: expected ids from 0 to {vocab - 1}, got {token}", "tokens")
         return session.tokenizer.decode(body.tokens, skip_special_tokens=False)
 
     return json_response(DetokenizeAnswer(prompt=await asyncio.to_thread(decode)))
