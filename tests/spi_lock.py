@@ -23,7 +23,7 @@ LOCK = Path(__file__).parents[1] / "core" / "spi.lock"
 LIBRARIES = {
     "headstock.nn": ("attention", "runner", "ops", "model"),
     "headstock.ops": ("ops",),
-    "headstock.conformance": (
+    "headstock_conformance": (
         "attention",
         "cache",
         "ops",

@@ -11,8 +11,8 @@ from gpu.step_time import end_requests, start_decoding, sum_heads
 from gpu.sweep import find_falls, limit_step
 from toy_engine import Toys, installed
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock_bench.model_shapes import MODEL_SHAPES
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 
 @pytest.fixture

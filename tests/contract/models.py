@@ -8,7 +8,6 @@ from typing import Any
 import attrs
 import torch
 
-from headstock.conformance.model.paged import Paged
 from headstock.nn.decoder import decoder
 from headstock.nn.parameters import parameters
 from headstock.ops.torch_ops import TorchOps
@@ -39,6 +38,7 @@ from headstock.spi import (
 )
 from headstock.startup.kv_groups import find_group_fault
 from headstock.weights import load_weights
+from headstock_conformance.model.paged import Paged
 
 from . import terms
 from .vary import Case, vary

@@ -10,7 +10,6 @@ import numpy as np
 from toy_workloads import FULL, SCHEDULERS, limits, request
 
 from headstock.builtin import mixed
-from headstock.conformance.scheduler.toy_schedule import Drive
 from headstock.spi import (
     Budget,
     CachePolicy,
@@ -21,6 +20,7 @@ from headstock.spi import (
     ScheduleFunction,
     View,
 )
+from headstock_conformance.scheduler.toy_schedule import Drive
 from headstock_radix_cache.policy import RadixCache
 
 from .vary import Case, outcome_of, vary

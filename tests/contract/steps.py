@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.conformance import attention as attention_cases
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.debug.attention_reference import gather_context
 from headstock.debug.kv_writes import WrittenSlots
 from headstock.debug.watch import DebugWatch
@@ -35,6 +33,8 @@ from headstock.spi import (
     Sampling,
     SharedPrefixes,
 )
+from headstock_conformance import attention as attention_cases
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 from headstock_sdpa.backend import SdpaBackend
 from headstock_sdpa.options import SdpaOptions
 

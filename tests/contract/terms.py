@@ -10,7 +10,6 @@ import torch
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.conformance.attention import query
 from headstock.errors import CannotRun
 from headstock.execution.kv_pools import page_shape
 from headstock.nn.decoder_config import decoder_config
@@ -43,6 +42,7 @@ from headstock.spi import (
 )
 from headstock.startup.kv_groups import find_group_fault
 from headstock.startup.memory_plan import estimate_memory_use, plan_memory
+from headstock_conformance.attention import query
 
 from .vary import Case, vary
 

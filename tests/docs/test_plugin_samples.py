@@ -13,13 +13,13 @@ from attrs import evolve
 from safetensors.torch import save_file
 from source_tree import ROOT
 
-from headstock.conformance.model.paged import Paged
 from headstock.nn.decoder import forward
 from headstock.ops.bound import BoundOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Head, ModelConfig, Ops
 from headstock.startup.kv_groups import find_group_fault
 from headstock.weights import load_weights
+from headstock_conformance.model.paged import Paged
 
 GUIDE = (ROOT / "docs" / "plugins.md").read_text()
 

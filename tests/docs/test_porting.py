@@ -14,12 +14,12 @@ from source_tree import ROOT
 from spi_lock import LOCK
 
 from headstock import spi
-from headstock.conformance.ops.models import (
+from headstock.nn.parameters import parameters
+from headstock_conformance.ops.models import (
     list_configs,
     make_latent_config,
     make_state_config,
 )
-from headstock.nn.parameters import parameters
 
 PAGE = ROOT / "docs" / "plugins.md"
 BEFORE = Path(__file__).with_name("spi-0.2.lock")

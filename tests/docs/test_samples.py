@@ -8,10 +8,9 @@ import os
 import re
 import subprocess
 import sys
-import tomllib
 
 import pytest
-from source_tree import PLUGINS, ROOT
+from source_tree import PLUGINS, ROOT, read_groups, read_project
 
 README = (ROOT / "README.md").read_text()
 PAGE = (ROOT / "docs" / "command-line.md").read_text()
@@ -73,8 +72,8 @@ def test_the_attention_backends_of_a_session_are_those_of_the_install_line() -> 
     (shown,) = [shown for command, shown in samples() if "sdap" in command]
     found = []
     for member in PLUGINS:
-        project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
-        names = project["entry-points"].get("headstock.attention", {})
+        project = read_project(member)
+        names = read_groups(member).get("headstock.attention", {})
         found += [f"{name} ({project['name']} {project['version']})" for name in names]
     assert re.search("; installed: (.*); did you mean", shown)[1] == ", ".join(sorted(found))
 

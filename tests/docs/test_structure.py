@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from graphlib import TopologicalSorter
+from pathlib import Path
 
-from source_tree import CORE, ROOT, files, imports, tree
+from source_tree import CONFORMANCE, CORE, ROOT, files, imports, tree
 
 PAGE = (ROOT / "docs" / "structure.md").read_text()
 SERVER = ROOT / "plugins" / "openai-server"
@@ -30,15 +32,20 @@ def found_arrows() -> dict[str, set[str]]:
         origin, *rest = path.relative_to(CORE).with_suffix("").parts
         if origin in ANYONE | {"__init__", "__main__"} or not (rest or origin == "llm"):
             continue
-        names = [line.name.split(".") for line in imports(tree(path))]
-        targets = {name[1] for name in names if name[0] == "headstock" and len(name) > 1}
-        arrows.setdefault(origin, set()).update(targets - ANYONE - {origin})
+        arrows.setdefault(origin, set()).update(find_rooms([path]) - {origin})
     return arrows
+
+
+def find_rooms(paths: Iterable[Path]) -> set[str]:
+    """The folders and front modules of core that files import, less what every folder may."""
+    names = [line.name.split(".") for path in paths for line in imports(tree(path))]
+    return {name[1] for name in names if name[0] == "headstock" and len(name) > 1} - ANYONE
 
 
 def test_the_page_draws_every_arrow_between_folders_and_no_other() -> None:
     drawn = drawn_arrows(PAGE)
     assert drawn.pop("plugins") == {"nn", "ops", "spi"}
+    assert drawn.pop("conformance") == find_rooms(files(CONFORMANCE / "src"))
     assert {name: targets for name, targets in found_arrows().items() if targets} == drawn
 
 

@@ -15,9 +15,9 @@ import torch
 from attrs import asdict, evolve, field, frozen
 
 from headstock import registry
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
 from headstock.spi import AttentionBackend, AttentionStep, GraphSupport, LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
 
 DEVICE = "cuda"
 PAGE_SIZES = (16, 32, 64, 128)

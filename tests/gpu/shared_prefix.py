@@ -17,10 +17,10 @@ from gpu.speed import device_us
 from gpu.tokens import questions
 
 from headstock import LLM, SamplingParams
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 
 LAYOUTS = (
     *shared_cases.LAYOUTS,

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from gpu.kernels import LAYER, Contestant
 
-from headstock.conformance import attention as cases
 from headstock.spi import Phase
+from headstock_conformance import attention as cases
 
 SHAPE = {"page_size": 64, "heads": 16, "kv_heads": 8, "dtype": torch.bfloat16, "device": "cuda"}
 DECODERS = (

@@ -14,7 +14,7 @@ import torch
 from engine_parity import MAX_TOKENS, answer_alone, assert_equal, generate
 from families import CASES, Case
 
-from headstock.conformance.model.parity import write
+from headstock_conformance.model.parity import write
 
 DEVICE = os.environ.get("HEADSTOCK_FAMILIES_DEVICE", "cuda")
 pytestmark = pytest.mark.skipif(

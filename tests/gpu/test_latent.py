@@ -12,10 +12,10 @@ import torch
 from attrs import evolve
 
 from headstock import LLM, SamplingParams, registry
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
 from headstock.errors import HeadstockError
 from headstock.spi import AttentionBackend, LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 

@@ -19,7 +19,13 @@ from transformers import AutoConfig, AutoModel
 
 from headstock import LLM, SamplingParams
 from headstock.config import EngineConfig
-from headstock.conformance.model.parity import (
+from headstock.doctor import check_parts
+from headstock.errors import CannotRun, HeadstockError, RequestError
+from headstock.registry import unknown_architecture_error
+from headstock.spi import Params
+from headstock.startup.model_loading import read_model, replace_missing_head, untie_embeddings
+from headstock.weights import load_weights
+from headstock_conformance.model.parity import (
     ARCHITECTURES,
     add_tensors,
     assert_parity,
@@ -27,12 +33,6 @@ from headstock.conformance.model.parity import (
     tokens,
     write,
 )
-from headstock.doctor import check_parts
-from headstock.errors import CannotRun, HeadstockError, RequestError
-from headstock.registry import unknown_architecture_error
-from headstock.spi import Params
-from headstock.startup.model_loading import read_model, replace_missing_head, untie_embeddings
-from headstock.weights import load_weights
 
 PROMPT = tokens(20)
 HEAD, EMBED = "lm_head.weight", "model.embed_tokens.weight"

@@ -10,11 +10,11 @@ import torch
 from families import YARN, Case, log_probabilities
 from fp8_checkpoints import quantize_directory
 
-from headstock.conformance.model.parity import add_tensors, expected, tokens, write
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import LatentKV, Scoring
 from headstock.startup.memory_plan import GroupTerms
 from headstock.startup.model_loading import describe_left_out
+from headstock_conformance.model.parity import add_tensors, expected, tokens, write
 from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3
 
 V2, V3 = Case("deepseek_v2"), Case("deepseek_v3")

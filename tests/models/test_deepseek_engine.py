@@ -18,8 +18,8 @@ from engine_parity import MAX_TOKENS, PROMPTS, Answer, answer_alone, assert_equa
 from families import YARN, Case
 from often import often
 
-from headstock.conformance.model.parity import write
 from headstock.execution.buffers import Buffers
+from headstock_conformance.model.parity import write
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 CASES = (

@@ -12,7 +12,9 @@ from families import FAMILIES, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headstock.conformance.model.parity import (
+from headstock.errors import ModelError
+from headstock.startup.model_loading import read_model
+from headstock_conformance.model.parity import (
     ARCHITECTURES,
     add_tensors,
     computed,
@@ -21,8 +23,6 @@ from headstock.conformance.model.parity import (
     tokens,
     write,
 )
-from headstock.errors import ModelError
-from headstock.startup.model_loading import read_model
 
 ORIGINAL = "original_max_position_embeddings"
 

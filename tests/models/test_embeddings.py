@@ -14,9 +14,9 @@ from transformers import AutoModel
 
 from headstock import LLM, SamplingParams
 from headstock.config import EngineConfig
-from headstock.conformance.model.parity import shape, write
 from headstock.engine.engine import Engine
 from headstock.scheduler import PoolingKind, Request
+from headstock_conformance.model.parity import shape, write
 
 TOLERANCE = 1e-4
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -12,12 +12,12 @@ from families import CASES, FAMILIES, Case, log_probabilities
 from packed_ops import PackedOps
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from headstock.conformance.model.parity import expected, tokens, write
 from headstock.nn.config_keys import UNSERVED
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops
 from headstock.weights import read_config
+from headstock_conformance.model.parity import expected, tokens, write
 
 PROMPT = tokens(40)
 WAYS: tuple[tuple[type[Ops], int | None], ...] = (

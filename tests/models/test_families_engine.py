@@ -13,7 +13,7 @@ from engine_parity import MAX_TOKENS, answer_alone, assert_equal, generate
 from families import CASES, Case
 from often import often
 
-from headstock.conformance.model.parity import write
+from headstock_conformance.model.parity import write
 
 FIRST = {case.model_type: case for case in reversed(CASES)}
 """The first case of each family."""

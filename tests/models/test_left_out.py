@@ -9,10 +9,10 @@ import torch
 from families import Case, log_probabilities
 
 from headstock.config import EngineConfig
-from headstock.conformance.model.parity import add_tensors, expected, tokens, write
 from headstock.engine.engine import Engine
 from headstock.errors import ModelError
 from headstock.ops.torch_ops import TorchOps
+from headstock_conformance.model.parity import add_tensors, expected, tokens, write
 
 PROMPT = tokens(12)
 MORE = {

@@ -19,11 +19,11 @@ from engine_parity import MAX_TOKENS, SMALL, Answer, answer_alone, assert_equal,
 from often import often
 
 from headstock import LLM
-from headstock.conformance.model.parity import write
 from headstock.errors import CannotRun, ModelError
 from headstock.execution.buffers import Buffers
 from headstock.spi import Shard
 from headstock.startup.model_loading import read_model, shard_model
+from headstock_conformance.model.parity import write
 from headstock_cuda_graph.runner import CudaGraphRunner
 from headstock_lfm2.families import LFM2
 

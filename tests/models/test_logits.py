@@ -12,11 +12,11 @@ from checkpoints import VARIANTS, Variant, save_model
 from packed_ops import PackedOps
 from torch import Tensor
 
-from headstock.conformance.model.paged import Paged
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Model, ModelConfig, Ops, Params
 from headstock.weights import load_weights, read_config
+from headstock_conformance.model.paged import Paged
 from headstock_llama import families as llama
 from headstock_qwen import families as qwen
 

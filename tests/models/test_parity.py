@@ -12,7 +12,9 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from often import often
 
-from headstock.conformance.model.parity import (
+from headstock.errors import ModelError
+from headstock.startup.model_loading import read_model
+from headstock_conformance.model.parity import (
     add_tensors,
     assert_parity,
     computed,
@@ -21,8 +23,6 @@ from headstock.conformance.model.parity import (
     tokens,
     write,
 )
-from headstock.errors import ModelError
-from headstock.startup.model_loading import read_model
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "qwen3_moe")
 PROMPT = tokens(40)

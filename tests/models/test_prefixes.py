@@ -11,7 +11,7 @@ from families import GEMMA2_CAPS, NESTED, NEW, Case
 from often import often
 
 from headstock import LLM, SamplingParams
-from headstock.conformance.model.parity import write
+from headstock_conformance.model.parity import write
 
 CASES = {
     "gemma2": Case("gemma2", {**GEMMA2_CAPS, "sliding_window": 21, **NEW}),

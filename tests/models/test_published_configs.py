@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from families import Case
 
-from headstock.conformance.model.parity import shape
+from headstock_conformance.model.parity import shape
 from headstock_llama.families import LLAMA
 
 COMMON: Mapping[str, Any] = {

@@ -10,10 +10,10 @@ from families import CASES, DRAWS, Case, chi_square, draws_are_true
 from packed_ops import PackedOps
 
 from headstock import LLM, SamplingParams
-from headstock.conformance.model.parity import expected, tokens, write
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Ops
+from headstock_conformance.model.parity import expected, tokens, write
 
 VOCAB = 24
 GEMMA2 = Case("gemma2", {**CASES[0].changes, "vocab_size": VOCAB})

@@ -19,8 +19,6 @@ from packed_ops import PackedOps
 from source_tree import PLUGINS, read_project
 from torch import Tensor
 
-from headstock.conformance.model import parity
-from headstock.conformance.model.paged import Paged
 from headstock.errors import CannotRun, PluginBroken
 from headstock.nn.decoder import decoder
 from headstock.nn.noise import gumbel, random_words
@@ -39,6 +37,8 @@ from headstock.spi import (
 )
 from headstock.startup.model_loading import read_model, shard_model, untie_embeddings
 from headstock.weights import load_weights
+from headstock_conformance.model import parity
+from headstock_conformance.model.paged import Paged
 
 BIASES = {"attention_bias": True, "mlp_bias": True}
 WINDOW = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 from source_tree import ROOT
 
-from headstock.conformance.cache.rows import CacheRows, ints
 from headstock.spi import FullKV, KVGroup, LatentKV
+from headstock_conformance.cache.rows import CacheRows, ints
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.policy import RadixCache
 

@@ -12,7 +12,7 @@ from attrs import frozen
 from transformers import AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
-from headstock.conformance.model.parity import tokens
+from headstock_conformance.model.parity import tokens
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 MAX_TOKENS = 10

@@ -10,10 +10,10 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from headstock.conformance.model.paged import Paged
-from headstock.conformance.model.parity import SHAPE
 from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
 from headstock.weights import load_weights, read_config
+from headstock_conformance.model.paged import Paged
+from headstock_conformance.model.parity import SHAPE
 from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3
 from headstock_gemma.families import GEMMA2, GEMMA3
 from headstock_lfm2.families import LFM2

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import torch
 
-from headstock.conformance.ops import cases
-from headstock.conformance.ops.cases import (
+from headstock.nn.kv import kv_cells
+from headstock.nn.rope import CosSin, rope_table
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import Activation, Ops, Rope, Stream, Weight
+from headstock_conformance.ops import cases
+from headstock_conformance.ops.cases import (
     EPS,
     LIMITS,
     Shape,
@@ -24,10 +28,6 @@ from headstock.conformance.ops.cases import (
     run_model,
     within,
 )
-from headstock.nn.kv import kv_cells
-from headstock.nn.rope import CosSin, rope_table
-from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Activation, Ops, Rope, Stream, Weight
 from headstock_triton import activation, gated_linear, linear, norm, split_linear
 from headstock_triton.gated_linear import GatedTile
 from headstock_triton.heads import rope_and_store_kv

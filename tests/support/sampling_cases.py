@@ -11,9 +11,9 @@ from attrs import evolve
 from near_processor import Near
 from torch import Tensor
 
-from headstock.conformance.ops.sampling import SETTINGS, compare_samples, logits_of, sampling_of
 from headstock.nn import sampler as torch_sampler
 from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
+from headstock_conformance.ops.sampling import SETTINGS, compare_samples, logits_of, sampling_of
 from headstock_triton.sampling import sampler
 from headstock_triton.sampling.truncation import cut_by_search, find_cut
 

@@ -15,6 +15,8 @@ ROOT = Path(__file__).parents[2]
 CORE = ROOT / "core" / "src" / "headstock"
 PLUGINS = sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))
 """The folders of all members but core."""
+CONFORMANCE = ROOT / "plugins" / "conformance"
+"""The member that is no plugin: checks of plugins, which look into core."""
 
 
 @frozen
@@ -66,7 +68,7 @@ def plugin_names() -> dict[str, str]:
     """Name -> the member that provides it, of every first-party plugin."""
     found = {}
     for member in [ROOT / "core", *PLUGINS]:
-        groups = read_project(member).get("entry-points", {})
+        groups = read_groups(member)
         found |= {
             name: str(member.relative_to(ROOT)) for group in groups.values() for name in group
         }
@@ -90,9 +92,15 @@ def command_packages() -> list[str]:
     return [
         path.name
         for member in PLUGINS
-        if "headstock.command" in read_project(member).get("entry-points", {})
+        if "headstock.command" in read_groups(member)
         for path in (member / "src").glob("*")
     ]
+
+
+def read_groups(member: Path) -> dict[str, dict[str, str]]:
+    """The entry points of a member by group; the checks of plugins have none."""
+    groups: dict[str, dict[str, str]] = read_project(member).get("entry-points", {})
+    return groups
 
 
 def core_packages() -> list[str]:

@@ -16,12 +16,12 @@ from attrs import define, evolve, field, frozen
 from headstock import SamplingParams
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
-from headstock.conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, next_token
-from headstock.conformance.scheduler.transitions import TransitionChecker
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import PoolingKind, Request, RowCounter
 from headstock.scheduler.invariants import check_state
+from headstock_conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, next_token
+from headstock_conformance.scheduler.transitions import TransitionChecker
 
 GREEDY = SamplingParams(temperature=0.0)
 LONGEST = 160

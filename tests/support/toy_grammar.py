@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import define, field
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.scheduler import Request
 from headstock.spi import (
     CompiledGrammar,
@@ -22,6 +21,7 @@ from headstock.spi import (
 )
 from headstock.spi.arrays import Ints
 from headstock.structured_outputs import ReasoningTokens
+from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
 
 END = VOCAB - 1
 """The token that ends an answer."""

@@ -11,7 +11,6 @@ from torch import Tensor
 from toy_plugins import ToyOps
 from toy_plugins import ops as toy_ops
 
-from headstock.conformance.scheduler.toy_schedule import next_token
 from headstock.scheduler import Request
 from headstock.spi import (
     Batch,
@@ -26,6 +25,7 @@ from headstock.spi import (
     Stream,
 )
 from headstock.spi.arrays import Ints
+from headstock_conformance.scheduler.toy_schedule import next_token
 
 
 @frozen

@@ -19,7 +19,6 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.conformance.scheduler.toy_schedule import POWERS, PRIME, VOCAB
 from headstock.nn.decoder import forward
 from headstock.nn.sampler import sample
 from headstock.scheduler.limits import MAX_DRAFTS
@@ -56,6 +55,7 @@ from headstock.spi import (
     SpiRange,
     Stream,
 )
+from headstock_conformance.scheduler.toy_schedule import POWERS, PRIME, VOCAB
 
 CPU = (DeviceRange("cpu"),)
 ENTRY_POINTS = """[headstock.attention]

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.scheduler import Request
 from headstock.spi import LogitColumn, LogitsProcessor, LogitsSpec, SpiRange
 from headstock.spi.arrays import Ints
+from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
 
 
 def shift_spec() -> LogitsSpec:

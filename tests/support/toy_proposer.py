@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.spi import Proposer, ProposerSpec, SpiRange
 from headstock.spi.arrays import Ints
+from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
 
 
 @frozen(kw_only=True)

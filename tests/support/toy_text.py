@@ -12,7 +12,7 @@ import toy_plugins
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headstock import LLM
-from headstock.conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 EOS = 0
 """The token that ends an answer."""

@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from headstock.builtin import decode_first, equal_length, mixed, prefill_first
-from headstock.conformance.scheduler import workloads
-from headstock.conformance.scheduler.toy_schedule import Drive
-from headstock.conformance.scheduler.workloads import (
+from headstock.scheduler import Limits
+from headstock.spi import CachePolicy, ScheduleFunction
+from headstock_conformance.scheduler import workloads
+from headstock_conformance.scheduler.toy_schedule import Drive
+from headstock_conformance.scheduler.workloads import (
     FULL,
     LONGEST,
     STATE,
@@ -20,8 +22,6 @@ from headstock.conformance.scheduler.workloads import (
     to_pooling,
     window,
 )
-from headstock.scheduler import Limits
-from headstock.spi import CachePolicy, ScheduleFunction
 from headstock_radix_cache.policy import RadixCache
 
 __all__ = [

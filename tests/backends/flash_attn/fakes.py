@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.conformance.attention import row_attention
+from headstock_conformance.attention import row_attention
 
 VLLM_SCHEMA = """fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v,
 Tensor(a!)? out, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? cu_seqlens_k_new, Tensor?

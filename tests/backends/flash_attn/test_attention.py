@@ -17,10 +17,10 @@ from attrs import evolve
 from backends.flash_attn import fakes
 from often import often
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import AttentionStep, Feature, GraphSupport, LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 from headstock_fa import kernels
 from headstock_fa.backend import FlashAttentionBackend
 from headstock_fa.options import FlashOptions

@@ -12,8 +12,6 @@ import torch
 from attrs import evolve
 from backends.flash_attn import fakes
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import QUERY, AttentionCase
 from headstock.selection.capabilities import BackendRefused, resolve_capabilities
 from headstock.spi import (
     AttentionCapabilities,
@@ -24,6 +22,8 @@ from headstock.spi import (
     LayoutKind,
     Phase,
 )
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import QUERY, AttentionCase
 from headstock_fa import kernels
 from headstock_fa.latent import LatentBackend
 from headstock_fa.options import FlashOptions

@@ -14,8 +14,8 @@ from backends.flash_attn.test_attention import (
     vllm_operators,
 )
 
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Feature, GraphSupport
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 from headstock_fa.providers import PROVIDERS, Provider
 
 __all__ = ["provider", "vllm_operators"]

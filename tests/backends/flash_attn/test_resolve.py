@@ -8,7 +8,6 @@ import pytest
 from attrs import evolve
 
 from headstock import registry
-from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun
 from headstock.selection.capabilities import resolve_capabilities as resolved
 from headstock.spi import (
@@ -21,6 +20,7 @@ from headstock.spi import (
     Planning,
     Require,
 )
+from headstock_conformance.attention import QUERY, query
 from headstock_fa.plugin import EIGHT_BIT_KV, resolve, spec
 from headstock_fa.providers import PROVIDERS, choose_provider, installed_versions, major_minor
 

@@ -9,11 +9,11 @@ import torch
 from attrs import evolve
 from plugins.triton_ops.test_compile import Compiled, compiled
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
 from headstock.errors import UsageError
 from headstock.registry import load_spec, make_options
 from headstock.spi import AttentionContext, LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
 from headstock_fa import triton_decode
 from headstock_fa.decode_tile import choose_tile
 from headstock_fa.options import FlashOptions

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headstock.conformance.attention import row_attention
-from headstock.conformance.model.paged import gather_kv
+from headstock_conformance.attention import row_attention
+from headstock_conformance.model.paged import gather_kv
 
 
 class Planned:

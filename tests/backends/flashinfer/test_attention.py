@@ -12,9 +12,9 @@ from attrs import evolve
 from backends.flashinfer import fakes
 from often import often
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
 from headstock.spi import LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
 from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
 from headstock_fi.library import Shape, partial_bytes
 from headstock_fi.options import FlashInferOptions

@@ -11,8 +11,6 @@ import torch
 from attrs import evolve
 from backends.flashinfer import fakes
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import QUERY, AttentionCase
 from headstock.selection.capabilities import BackendRefused, resolve_capabilities
 from headstock.spi import (
     AttentionBackend,
@@ -23,6 +21,8 @@ from headstock.spi import (
     LayerInfo,
     Phase,
 )
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import QUERY, AttentionCase
 from headstock_fi.make import make_backend
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import spec

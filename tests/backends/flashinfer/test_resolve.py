@@ -7,7 +7,6 @@ from attrs import evolve
 
 from headstock import registry
 from headstock.cli.main import main
-from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun, UsageError
 from headstock.selection.capabilities import resolve_capabilities as resolved
 from headstock.spi import (
@@ -19,6 +18,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
+from headstock_conformance.attention import QUERY, query
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.plugin import REQUIRE, resolve, spec
 

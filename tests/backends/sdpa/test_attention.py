@@ -12,10 +12,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import TOLERANCE, AttentionCase
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import TOLERANCE, AttentionCase
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 from headstock_sdpa.backend import SdpaBackend
 from headstock_sdpa.options import SdpaOptions
 

@@ -11,10 +11,10 @@ from backends.sdpa.test_attention import DEVICES, LAYER, backend, row_lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import TOLERANCE, AttentionCase
-from headstock.conformance.attention import shared_prefix_cases as shared_cases
 from headstock.spi import Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import TOLERANCE, AttentionCase
+from headstock_conformance.attention import shared_prefix_cases as shared_cases
 
 
 def make(

@@ -16,10 +16,10 @@ import torch
 from attrs import evolve
 from backends.trtllm import fakes
 
-from headstock.conformance import attention as cases
-from headstock.conformance.attention import AttentionCase
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.spi import DeviceEnv, LayerInfo, Phase
+from headstock_conformance import attention as cases
+from headstock_conformance.attention import AttentionCase
 from headstock_trtllm import modules
 from headstock_trtllm.backend import TrtllmBackend, load_kernels
 from headstock_trtllm.kernels import DECODE_WORKSPACE, PREFILL_WORKSPACE, Blackwell, Hopper, Kernels

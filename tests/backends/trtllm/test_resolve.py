@@ -8,7 +8,6 @@ import pytest
 from attrs import evolve
 
 from headstock import registry
-from headstock.conformance.attention import QUERY, query
 from headstock.errors import CannotRun
 from headstock.selection.capabilities import resolve_capabilities as resolved
 from headstock.spi import (
@@ -21,6 +20,7 @@ from headstock.spi import (
     Planning,
     Rejection,
 )
+from headstock_conformance.attention import QUERY, query
 from headstock_trtllm.plugin import BFLOAT16, EIGHT_BIT_KV, FLOAT16, REQUIRE, resolve, spec
 
 PRESENT = {"flashinfer-python": "0.6.18.post1"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from headstock.cli import plugin_check
 from headstock.cli.plugins import main
-from headstock.conformance import check
-from headstock.conformance.case import Case, Outcome, run_case
 from headstock.errors import CannotRun, UnknownPlugin
+from headstock_conformance import check
+from headstock_conformance.case import Case, Outcome, run_case
 
 SHORT = ["check", "proposer:ngram"]
 
@@ -84,6 +86,37 @@ def test_a_plugin_none_of_whose_cases_can_run_gives_exit_code_5(
 def test_what_cannot_be_checked_here_is_said_in_a_line(name: str, said: str) -> None:
     with pytest.raises(CannotRun, match=said):
         main(["check", name, "--device", "cpu"])
+
+
+WITHOUT_CHECKS = """
+import sys
+sys.path = [path for path in sys.path if "conformance" not in path]
+from headstock.cli.main import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def run_without_checks(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`headstock ARGUMENTS` where headstock-conformance is not installed."""
+    command = [sys.executable, "-c", WITHOUT_CHECKS, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+
+
+def test_without_the_checks_installed_a_line_says_how_to_install_them() -> None:
+    done = run_without_checks("plugins", *SHORT)
+    assert (done.returncode, done.stdout) == (5, "")
+    assert done.stderr == (
+        "headstock: 'headstock plugins check' needs headstock-conformance, which is not installed; "
+        "install it with: pip install ./plugins/conformance (in a checkout of headstock)\n"
+    )
+
+
+@pytest.mark.long
+def test_text_is_generated_without_the_checks_installed() -> None:
+    prompt = ("run", "--model", "demo", "--prompt", "Once upon a time", "--max-tokens", "4")
+    done = run_without_checks(*prompt, "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip()
 
 
 def test_an_unknown_name_is_a_usage_error() -> None:

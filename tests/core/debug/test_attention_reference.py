@@ -6,7 +6,10 @@ import pytest
 import torch
 from attrs import evolve
 
-from headstock.conformance.attention.cases import (
+from headstock.debug import attention_reference
+from headstock.debug.attention_reference import find_deviation
+from headstock.spi import LayerInfo, Phase
+from headstock_conformance.attention.cases import (
     AttentionCase,
     describe_pool,
     in_8_bits,
@@ -15,10 +18,7 @@ from headstock.conformance.attention.cases import (
     make_latent,
     out_dim_of,
 )
-from headstock.conformance.attention.reference import expected
-from headstock.debug import attention_reference
-from headstock.debug.attention_reference import find_deviation
-from headstock.spi import LayerInfo, Phase
+from headstock_conformance.attention.reference import expected
 
 LENS = {
     Phase.PREFILL: [(5, 5), (1, 1), (33, 33)],

@@ -6,14 +6,14 @@ import pytest
 import torch
 from attrs import evolve
 
-from headstock.conformance.ops import cases
-from headstock.conformance.ops.cases import Shape
-from headstock.conformance.ops.sampling import LiftSome, logits_of
 from headstock.debug.kv_writes import KVWrites
 from headstock.debug.operation_reference import OperationReference
 from headstock.errors import PluginBroken
 from headstock.nn import sampler
 from headstock.spi import Processing, Sampling, Stream
+from headstock_conformance.ops import cases
+from headstock_conformance.ops.cases import Shape
+from headstock_conformance.ops.sampling import LiftSome, logits_of
 
 SHAPE = Shape(hidden=32, heads=2, kv_heads=1, head_dim=16, intermediate=32, vocab=40, layers=1)
 

@@ -17,8 +17,8 @@ from torch import Tensor
 from toy_engine import EngineHarness, Toys, installed, random_requests, request
 
 from headstock import SamplingParams
-from headstock.conformance.scheduler.toy_schedule import VOCAB, next_token
 from headstock.spi import ModelConfig, Ops, Params
+from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
 
 DRAWS = 300
 

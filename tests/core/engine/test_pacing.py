@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_engine import EngineHarness, Toys, request
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.engine.pacing import (
     LEAST_TOKENS,
     StepPacer,
@@ -26,6 +25,7 @@ from headstock.engine.pacing import (
 from headstock.engine.step_clock import StepClock
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Paced, Plan, State
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

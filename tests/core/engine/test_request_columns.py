@@ -20,12 +20,12 @@ from often import often
 from toy_engine import EngineHarness, Toys, request, to_pooling
 
 from headstock.cli.main import main
-from headstock.conformance.scheduler.toy_schedule import hash_prefixes
 from headstock.engine.engine import Engine
 from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
 from headstock.selection.processors import SelectedProcessor, digest_forward_values
 from headstock.spi import LogitColumn, Runner, StepInputs
+from headstock_conformance.scheduler.toy_schedule import hash_prefixes
 
 __all__ = ["crash_reports", "toys"]
 

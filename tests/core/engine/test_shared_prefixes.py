@@ -14,8 +14,8 @@ from step_watch import watch_steps
 from toy_engine import EngineHarness, Toys, request
 
 from headstock import SamplingParams
-from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.scheduler import Request
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

@@ -12,11 +12,11 @@ from attrs import define
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.engine.drafting import Drafting
 from headstock.engine.step_events import make_step_events
 from headstock.scheduler import Failed, Plan, Pooled, Sampled
 from headstock.spi import Sample
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 TOKENS = st.integers(0, 2)
 """So few that drafts are often right."""

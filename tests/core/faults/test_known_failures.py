@@ -21,11 +21,11 @@ from toy_workloads import request as scheduled
 
 from headstock import LLM, RequestError, SamplingParams
 from headstock.config import EngineConfig
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.engine.engine import Engine
 from headstock.outputs import Update
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check_state
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 SEED = 17
 RNG = np.random.default_rng(SEED)

@@ -20,9 +20,9 @@ from hypothesis.stateful import (
 from often import often
 from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed, request
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB
 from headstock.errors import CapacityError
 from headstock.scheduler import Request, find_refusal
+from headstock_conformance.scheduler.toy_schedule import VOCAB
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(

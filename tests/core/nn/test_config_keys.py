@@ -12,12 +12,12 @@ import pytest
 import transformers
 from transformers import GenerationConfig, PreTrainedConfig
 
-from headstock.conformance.model.parity import ARCHITECTURES, shape
 from headstock.errors import ModelError
 from headstock.nn.config_keys import HARMLESS, UNSERVED
 from headstock.nn.decoder_config import FIELDS
 from headstock.spi import ModelConfig
 from headstock.startup.model_loading import read_model
+from headstock_conformance.model.parity import ARCHITECTURES, shape
 from headstock_llama.families import LLAMA, MISTRAL
 from headstock_qwen.families import QWEN2, QWEN3, QWEN3_MOE
 

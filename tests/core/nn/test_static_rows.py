@@ -7,10 +7,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headstock.conformance import attention as cases
 from headstock.nn.attention.paged_plan import PagedPlan
 from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import AttentionStep, Phase
+from headstock_conformance import attention as cases
 
 CPU = torch.device("cpu")
 

@@ -12,8 +12,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from toy_workloads import FULL, SCHEDULERS, STATE, limits, request, window
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive
 from headstock.scheduler import Limits, Request, State
+from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive
 from headstock_radix_cache.policy import RadixCache
 
 EXAMPLES = settings(max_examples=settings().max_examples * 2 // 5)

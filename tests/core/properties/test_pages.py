@@ -9,8 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from toy_workloads import limits, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 Sizes = dict[int, tuple[int, int]]
 """Computed tokens and held pages of requests, by admission id."""

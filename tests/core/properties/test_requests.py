@@ -16,12 +16,12 @@ from toy_workloads import limits
 from toy_workloads import request as toy_request
 
 from headstock import LLM, SamplingParams
-from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 from headstock.engine.engine import Engine
 from headstock.errors import CapacityError, RequestError
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.scheduler import Arrived, Limits, Plan, Request, initial_state, step
 from headstock.spi import Sample
+from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
 

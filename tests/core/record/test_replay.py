@@ -22,7 +22,6 @@ from toy_workloads import random_limits, random_requests
 from toy_workloads import request as toy_request
 
 from headstock.cli.main import main
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.record.block import BlockReader, BlockWriter
 from headstock.record.file import read_recording
 from headstock.record.header import restore_limits
@@ -45,6 +44,7 @@ from headstock.scheduler import (
     Sampled,
     step,
 )
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(11)
 

@@ -6,18 +6,22 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from source_tree import PLUGINS, ROOT
+from source_tree import PLUGINS, ROOT, read_groups, read_project
 
 from headstock import registry
 from headstock.cli.main import main
 from headstock.errors import CannotRun, ModelError, UnknownPlugin
 from headstock.registry import InstalledPlugin
-from headstock.registry.first_party import FOLDERS, install_lines, upgrade_line
+from headstock.registry.first_party import (
+    CONFORMANCE_LINE,
+    FOLDERS,
+    install_lines,
+    upgrade_line,
+)
 from headstock.spi import SPI, PluginSpec, Require
 from headstock.startup.model_loading import locate_model, read_model
 
@@ -25,12 +29,12 @@ from headstock.startup.model_loading import locate_model, read_model
 def test_the_table_is_what_the_members_declare() -> None:
     declared = {}
     for member in PLUGINS:
-        project = tomllib.loads((member / "pyproject.toml").read_text())["project"]
         groups = {
             group.removeprefix("headstock."): tuple(names)
-            for group, names in project["entry-points"].items()
+            for group, names in read_groups(member).items()
         }
-        declared[str(member.relative_to(ROOT))] = (project["name"], groups)
+        if groups:
+            declared[str(member.relative_to(ROOT))] = (read_project(member)["name"], groups)
     assert {folder: (name, dict(kinds)) for folder, (name, kinds) in FOLDERS.items()} == declared
 
 
@@ -107,6 +111,7 @@ def test_an_architecture_that_nobody_serves_is_answered_with_how_to_list_those_s
 def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> None:
     lines = [
         upgrade_line("headstock"),
+        CONFORMANCE_LINE,
         *(line for kind in SPI for line in install_lines(kind).values()),
     ]
     paths = sorted(
@@ -116,7 +121,7 @@ def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> No
             for path in re.findall(r"pip install (?:--upgrade )?(\./\S+) ", line)
         }
     )
-    assert len(paths) == len(FOLDERS) + 1
+    assert len(paths) == len(FOLDERS) + 2
     pip = [
         sys.executable,
         "-m",
@@ -137,7 +142,7 @@ def test_the_pip_lines_for_plugins_of_ours_can_be_followed_in_a_checkout() -> No
     )
     assert result.returncode == 0, result.stderr
     (would,) = (line for line in result.stdout.splitlines() if line.startswith("Would install "))
-    expected = {"headstock", *(name for name, _ in FOLDERS.values())}
+    expected = {"headstock", "headstock-conformance", *(name for name, _ in FOLDERS.values())}
     assert {item.rpartition("-")[0] for item in would.split()[2:]} == expected
 
 

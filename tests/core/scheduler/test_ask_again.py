@@ -13,12 +13,12 @@ from toy_workloads import limits, prompt, request
 from windowed import WINDOW_MS, Options, make_schedule
 
 from headstock.builtin import mixed
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.engine.stall_check import StallCheck
 from headstock.errors import PluginBroken
 from headstock.scheduler.selection import MAX_ASK_AGAIN_MS
 from headstock.spi import Budget, ScheduleDecision, View
 from headstock.spi.scheduler import no_rows
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 
 def make_requests(count: int, **changes: Any) -> list[Any]:

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Cleared, initial_state, step
 from headstock.scheduler.invariants import check_state
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 
 def test_an_idle_engine_has_every_page_free_afterwards() -> None:

@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from toy_workloads import limits, prompt, random_requests, request, to_pooling
 
 from headstock.builtin import mixed
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.errors import PluginBroken
 from headstock.scheduler import Aborted, Arrived, Clock, RowCounter, initial_state, step
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.row_counters import NUM_COUNTERS, count_waits, wrap_milliseconds
 from headstock.spi import Budget, RequestColumns, ScheduleDecision, View
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(11)
 

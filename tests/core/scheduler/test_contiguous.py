@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import FULL, limits, prompt, request, window
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 from headstock.scheduler import Aborted, Cleared, Failed, Limits
 from headstock.scheduler.invariants import check_idle, check_state
+from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 
 RNG = np.random.default_rng(41)
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy_workloads import SCHEDULERS, limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.errors import PluginBroken
 from headstock.spi import Budget, ScheduleDecision, View
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

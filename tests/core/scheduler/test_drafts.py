@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import FULL, limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 from headstock.scheduler import Plan, RowCounter, Sampled
 from headstock.scheduler.page_pool import count_held_pages
 from headstock.spi import Budget, ScheduleDecision, View
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 
 RNG = np.random.default_rng(5)
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from toy_workloads import limits, prompt, request
 
 from headstock.builtin.equal_length import TURN, schedule
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.spi import Budget, RequestColumns, View
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(11)
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from toy_workloads import FULL, SCHEDULERS, limits, prompt, request, window
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.spi import Budget, KVGroup, ScheduleDecision, View
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

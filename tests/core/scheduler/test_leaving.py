@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy_workloads import limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.scheduler import Aborted, Failed, find_refusal
 from headstock.scheduler.invariants import check_state
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

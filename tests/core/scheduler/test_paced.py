@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Paced, RowCounter
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 
 def prompt_tokens(drive: Drive) -> list[tuple[int, int]]:

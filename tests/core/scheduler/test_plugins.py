@@ -10,7 +10,6 @@ from often import often
 from toy_workloads import FULL, limits, prompt, random_requests, request, window
 
 from headstock.builtin import mixed
-from headstock.conformance.scheduler.toy_schedule import Drive
 from headstock.errors import PluginBroken
 from headstock.spi import (
     Budget,
@@ -22,6 +21,7 @@ from headstock.spi import (
     ScheduleDecision,
     View,
 )
+from headstock_conformance.scheduler.toy_schedule import Drive
 from headstock_radix_cache.policy import RadixCache
 
 

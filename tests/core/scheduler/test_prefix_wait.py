@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from toy_workloads import SCHEDULERS, limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
 from headstock.scheduler import Aborted, Failed
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(21)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from toy_workloads import limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_schedule import Drive, alone
 
 RNG = np.random.default_rng(31)
 

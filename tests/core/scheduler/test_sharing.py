@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from toy_workloads import limits, prompt, request
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.scheduler import Arrived, Failed, initial_state, step
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

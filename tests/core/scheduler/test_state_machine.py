@@ -30,9 +30,9 @@ from toy_workloads import (
     window,
 )
 
-from headstock.conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 from headstock.scheduler import Aborted, Failed, PoolingKind, find_refusal
 from headstock.spi import Budget, KVGroup, ScheduleDecision, View
+from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 

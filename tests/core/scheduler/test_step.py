@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from toy_workloads import FULL, limits, prompt, request, window
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 from headstock.scheduler import Plan, RowCounter, initial_state, step
 from headstock.scheduler.invariants import check_state
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

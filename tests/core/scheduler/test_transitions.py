@@ -7,9 +7,9 @@ import pytest
 from toy_workloads import limits, prompt, request
 
 from headstock.builtin import mixed
-from headstock.conformance.scheduler.toy_schedule import Drive
 from headstock.scheduler import admission, prefix_insert
 from headstock.spi import Budget, ScheduleDecision, ScheduleFunction, View
+from headstock_conformance.scheduler.toy_schedule import Drive
 from headstock_radix_cache.policy import RadixCache
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from toy_workloads import FULL, fewest_pages, limits, prompt, request, window
 
-from headstock.conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock.errors import PluginBroken
 from headstock.scheduler import Request
 from headstock.spi import KVGroup, Match
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock_radix_cache.policy import RadixCache
 
 BOTH = (FULL, window(9))

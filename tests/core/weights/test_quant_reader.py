@@ -15,13 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headstock.config import EngineConfig
-from headstock.conformance.model import parity
 from headstock.errors import CannotRun, ModelError
 from headstock.spi import Weight, WeightFormat, WeightKind
 from headstock.startup.model_loading import describe_weights, read_model
 from headstock.weights import load_weights
 from headstock.weights.dequantize import dequantize_
 from headstock.weights.quant_reader import QUANTIZATION_FIELDS, find_quant_reader
+from headstock_conformance.model import parity
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [4, 4]}
 NAME = "model.layers.1.mlp.down_proj.weight"

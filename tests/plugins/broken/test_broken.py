@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from broken_plugins import DISTS, MISMATCHED
 
-from headstock.registry.first_party import FOLDERS
+from headstock.registry.first_party import CONFORMANCE_LINE, FOLDERS
 
 ROOT = Path(__file__).parents[3]
 
@@ -122,6 +122,14 @@ def test_choosing_a_plugin_works_or_fails_with_the_right_code(
     assert done.returncode == code
     assert [part for part in said if part not in done.stderr] == []
     assert "Traceback" not in done.stderr
+
+
+def test_checking_a_plugin_without_the_checks_says_how_to_install_them() -> None:
+    assert find_spec("headstock_conformance") is None
+    done = headstock("plugins", "check", "sound")
+    assert (done.returncode, done.stdout) == (5, "")
+    assert f"which is not installed; install it with: {CONFORMANCE_LINE}\n" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -59,13 +59,16 @@ def test_versions_are_those_of_the_checkout() -> None:
 def test_the_extra_serve_brings_every_member_but_those_that_servers_do_not_need() -> None:
     names = {project(each)["name"] for each in PLUGINS}
     extra = project(ROOT / "core")["optional-dependencies"]["serve"]  # type: ignore[index]
-    unneeded = {f"headstock-{each}" for each in "bench demo naive-cache replay-view trtllm".split()}
+    unneeded = {
+        f"headstock-{each}"
+        for each in "bench conformance demo naive-cache replay-view trtllm".split()
+    }
     assert set(extra) == names - unneeded
     page = (ROOT / "docs" / "install.md").read_text().partition("| it leaves out |")[2]
     left_out = [row.split("|")[2] for row in page.partition("\n\n")[0].splitlines() if row]
     named = re.findall(r"`([\w-]+)`|(demo) model", " ".join(left_out))
     assert {plugin or model for plugin, model in named} == {
-        *("bench", "replay-view", "trtllm", "naive", "demo")
+        *("bench", "replay-view", "headstock-conformance", "trtllm", "naive", "demo")
     }
 
 

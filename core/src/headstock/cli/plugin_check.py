@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from headstock.cli.notes import print_note
 from headstock.cli.process import reserve_output
 from headstock.cli.tables import print_table
-from headstock.errors import format_count
-from headstock.registry import InstalledPlugin
+from headstock.errors import CannotRun, format_count
+from headstock.registry import CONFORMANCE_LINE, InstalledPlugin
 
 if TYPE_CHECKING:
-    from headstock.conformance import CaseResult, CheckReport
+    from headstock_conformance import CaseResult, CheckReport
 
 CHECK_EPILOG = "It ends with 0 when all passed, 3 when a case failed, 5 when none can run here."
 SLOW_SECONDS = 1.0
@@ -24,13 +25,22 @@ SLOW_SECONDS = 1.0
 def check_plugin(
     plugin: InstalledPlugin, device: str, *, opt: Sequence[str] = (), as_json: bool
 ) -> int:
-    """Check a plugin, print what came of it, and return the exit code.   raises: HeadstockError"""
-    from headstock import conformance  # late: the kit imports torch
+    """Check a plugin, print what came of it, and return the exit code.
+
+    raises: CannotRun where the checks are not installed; HeadstockError
+    """
+    if find_spec("headstock_conformance") is None:
+        raise CannotRun(
+            "'headstock plugins check' needs headstock-conformance, which is not installed; "
+            f"install it with: {CONFORMANCE_LINE}"
+        )
+    # late: those who run and serve need no checks of plugins, and have none
+    import headstock_conformance
 
     # With the distribution: a name that two provide is ambiguous only without it.
     name = f"{plugin.distribution}:{plugin.name}"
     with reserve_output(as_json):
-        report = conformance.check_plugin(plugin.kind, name, device, opt=opt)
+        report = headstock_conformance.check_plugin(plugin.kind, name, device, opt=opt)
     if as_json:
         print(json.dumps({**report.to_plain(), "provided_by": _format_provider(plugin)}, indent=2))
     else:

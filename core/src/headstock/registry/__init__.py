@@ -25,7 +25,7 @@ from headstock.registry.entries import (
     unknown_name_error,
 )
 from headstock.registry.extras import explain_missing_extras
-from headstock.registry.first_party import install_lines
+from headstock.registry.first_party import CONFORMANCE_LINE, install_lines
 from headstock.registry.loading import (
     import_implementation,
     import_object,
@@ -37,6 +37,7 @@ from headstock.registry.loading import (
 from headstock.registry.requirements import find_missing, find_version, require_installed
 
 __all__ = [
+    "CONFORMANCE_LINE",
     "Culprit",
     "InstalledPlugin",
     "UnusableEntry",

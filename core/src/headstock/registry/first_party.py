@@ -71,6 +71,9 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
 CHECKOUT = "(in a checkout of headstock)"
 """Where the pip lines of this module work: no package index has these distributions yet."""
 
+CONFORMANCE_LINE = f"pip install ./plugins/conformance {CHECKOUT}"
+"""Installs the checks of plugins, which are no plugin themselves."""
+
 
 def install_lines(kind: str) -> dict[str, str]:
     """Map each first-party plugin of `kind` outside core to the pip line that installs it."""

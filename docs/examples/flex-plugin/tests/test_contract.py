@@ -2,7 +2,7 @@
 
 import pytest
 
-from headstock.conformance import Case, list_cases
+from headstock_conformance import Case, list_cases
 
 
 @pytest.mark.parametrize("case", list_cases("attention", "flex", "cpu"), ids=str)

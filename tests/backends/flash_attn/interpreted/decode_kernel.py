@@ -10,8 +10,8 @@ import torch
 from attrs import evolve
 from often import often
 
-from headstock.conformance import attention as cases
 from headstock.spi import LayerInfo, Phase
+from headstock_conformance import attention as cases
 from headstock_fa.decode_kernel import PartialSums, attend_decode_rows
 from headstock_fa.decode_tile import DecodeTile
 

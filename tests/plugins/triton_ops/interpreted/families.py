@@ -10,8 +10,8 @@ from attrs import evolve
 from families import CASES, Case, draw, load_paged, log_probabilities
 from often import often
 
-from headstock.conformance.model.parity import expected, tokens, write
 from headstock.ops.torch_ops import TorchOps
+from headstock_conformance.model.parity import expected, tokens, write
 from headstock_triton.ops import TritonOps
 
 PROMPT = tokens(9)

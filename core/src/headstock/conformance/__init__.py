@@ -1,8 +1,0 @@
-"""Checks of plugins against the contract: by `headstock plugins check`, or by pytest in an author's
-repository.
-"""
-
-from headstock.conformance.case import Case, CaseResult, CheckReport, Outcome
-from headstock.conformance.check import check_plugin, list_cases
-
-__all__ = ["Case", "CaseResult", "CheckReport", "Outcome", "check_plugin", "list_cases"]

@@ -1,0 +1,325 @@
+"""The cases of a grammar engine: masks, what is followed, ways back, and texts that are refused."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from attrs import frozen
+
+from headstock import registry
+from headstock.errors import CannotRun
+from headstock.spi import DeviceEnv, GrammarEngine, GrammarKind, GrammarSpec, Matcher
+from headstock.spi.arrays import Ints
+from headstock_conformance.case import Case
+from headstock_conformance.grammar.vocabulary import (
+    END,
+    SIZE,
+    TOKENS,
+    decode_tokens,
+    encode_bytes,
+    write_tokenizer,
+)
+
+WORDS = -(-SIZE // 32)
+LONGEST = 200
+"""Tokens of an answer that is drawn; after some, it ends where it may."""
+SCHEMA = {
+    "type": "object",
+    "properties": {"ab": {"enum": [12, "nul", None]}, "b": {"type": "boolean"}},
+    "required": ["ab", "b"],
+    "additionalProperties": False,
+}
+UNIQUE = {
+    "type": "array",
+    "items": {"enum": [1, 2]},
+    "uniqueItems": True,
+    "minItems": 2,
+    "maxItems": 2,
+}
+
+
+def is_of_schema(text: str) -> bool:
+    """Whether the text is of `SCHEMA`."""
+    value = json.loads(text)
+    return (
+        isinstance(value, dict)
+        and set(value) == {"ab", "b"}
+        and value["ab"] in (12, "nul", None)
+        and isinstance(value["b"], bool)
+    )
+
+
+@frozen
+class ExampleGrammar:
+    """A grammar and some answers.
+
+    right, wrong: answers that follow it and do not, whatever the engine's options
+    contains: whether any text is one
+    """
+
+    kind: GrammarKind
+    text: str
+    right: Sequence[str]
+    wrong: Sequence[str]
+    contains: Callable[[str], bool]
+
+
+CHOICES = ("no", "nope", "tru", 'a "b"\n', "天")
+EXAMPLES = {
+    "a JSON schema": ExampleGrammar(
+        GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA), (), ("[", '{"c', "12"), is_of_schema
+    ),
+    "a regular expression": ExampleGrammar(
+        GrammarKind.REGEX,
+        "[a-c]{2,4}12?",
+        ("ab1", "abcc12", "aa12"),
+        ("a1", "abcab", "ab2", "ab122"),
+        lambda text: bool(re.fullmatch("[a-c]{2,4}12?", text)),
+    ),
+    "a choice": ExampleGrammar(
+        GrammarKind.CHOICE,
+        json.dumps(CHOICES),
+        CHOICES,
+        ("n", "nop", "true", ""),
+        lambda text: text in CHOICES,
+    ),
+    "a grammar": ExampleGrammar(
+        GrammarKind.GRAMMAR,
+        'root ::= "(" root ")" | "x"',
+        ("x", "(x)", "(((x)))"),
+        ("", "(", "(x", "x)"),
+        lambda text: bool(re.fullmatch(r"\(*x\)*", text)) and text.count("(") == text.count(")"),
+    ),
+}
+REFUSED = {
+    GrammarKind.JSON_SCHEMA: ('{"type": "no type"}', '{"type": '),
+    GrammarKind.REGEX: ("(a", "[b-a]"),
+    GrammarKind.CHOICE: ('["a", ',),
+    GrammarKind.GRAMMAR: ('root ::= ("x"', 'root ::= other "x"'),
+}
+
+
+def list_cases(spec: GrammarSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
+    """All cases of an engine; the machine does not matter. Kinds that it refuses are not here."""
+    checks: dict[str, Callable[[GrammarEngine, ExampleGrammar], object]] = {
+        "a mask allows what `advance` does": check_masks,
+        "answers of the grammar and others": check_answers,
+        "answers drawn by masks": check_drawn,
+        "the way back": check_rollback,
+        "two answers of one grammar": check_two,
+        "masks of drafts": check_drafts,
+    }
+    cases = [
+        Case(f"{title}: {name}", partial(run_example, spec, opt, example, run))
+        for title, example in EXAMPLES.items()
+        for name, run in checks.items()
+    ]
+    return (
+        *cases,
+        Case("texts that are no grammar", partial(run_with, spec, opt, check_refused)),
+        Case("a schema's rules, or a refusal", partial(run_with, spec, opt, check_rules)),
+    )
+
+
+def run_with(spec: GrammarSpec, opt: Sequence[str], run: Callable[[GrammarEngine], object]) -> None:
+    """Make the engine as headstock does, and run a case.   raises: PluginBroken, ValueError"""
+    options = () if spec.options is None else (registry.make_options(spec, opt),)
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary = write_tokenizer(Path(folder))
+        run(registry.make_part(spec, GrammarEngine, vocabulary, *options))
+
+
+def run_example(
+    spec: GrammarSpec,
+    opt: Sequence[str],
+    example: ExampleGrammar,
+    run: Callable[[GrammarEngine, ExampleGrammar], object],
+) -> None:
+    """Run a case with an example.   raises: CannotRun when the engine refuses its kind"""
+
+    def run_here(engine: GrammarEngine) -> None:
+        reason = find_refusal(engine, example.kind, example.text)
+        if reason is not None:
+            raise CannotRun(f"it refuses {example.kind.value!r}: {reason}")
+        run(engine, example)
+
+    run_with(spec, opt, run_here)
+
+
+def fill(matcher: Matcher) -> tuple[set[int], bool]:
+    """The tokens that may come next, and whether the text may end."""
+    masks = np.array([[-1] * WORDS, [0] * WORDS], np.int32)
+    ends = [matcher.fill_mask(mask) for mask in masks]
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, bitorder="little")[:, :SIZE]
+    bits[:, END] = 0
+    assert (bits[0] == bits[1]).all(), "fill_mask leaves bits of the mask as they were"
+    assert ends[0] == ends[1] and isinstance(ends[0], bool), (
+        f"fill_mask returns {ends[0]!r} and then {ends[1]!r}, wanted the same bool"
+    )
+    allowed = set(bits[0].nonzero()[0].tolist())
+    assert max(allowed, default=0) < len(TOKENS), "a mask allows an id that is no token"
+    return allowed, ends[0]
+
+
+def advance(matcher: Matcher, tokens: Sequence[int]) -> int:
+    """Follow tokens; how many are allowed."""
+    array = np.array(tokens, np.int32)
+    array.setflags(write=False)
+    return matcher.advance(array)
+
+
+def start_at(engine: GrammarEngine, example: ExampleGrammar, tokens: Sequence[int]) -> Matcher:
+    """A new matcher behind these tokens, which are allowed."""
+    matcher = engine.compile(example.kind, example.text).start()
+    count = advance(matcher, tokens)
+    assert count == len(tokens), (
+        f"{decode_tokens(list(tokens))!r} is followed for {count} of {len(tokens)} tokens"
+    )
+    return matcher
+
+
+def draw(matcher: Matcher, seed: int) -> list[int]:
+    """Draw an answer by masks; tokens of one byte and longer ones."""
+    chance = random.Random(seed)
+    tokens: list[int] = []
+    while True:
+        allowed, may_end = fill(matcher)
+        if may_end and (len(tokens) > LONGEST // 10 or chance.random() < 0.3 or not allowed):
+            return tokens
+        assert allowed, (
+            f"after {decode_tokens(tokens)!r} nothing is allowed, and the text may not end"
+        )
+        assert len(tokens) < LONGEST, "an answer that is drawn does not end"
+        tokens.append(chance.choice(sorted(allowed)))
+        assert advance(matcher, tokens[-1:]) == 1, (
+            f"a mask allows {TOKENS[tokens[-1]]!r}, and advance does not"
+        )
+
+
+def check_masks(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """What a step samples by the mask must be followed, and no way on may be closed."""
+    tokens = draw(start_at(engine, example, []), seed=1)
+    for length in range(min(len(tokens), 6) + 1):
+        matcher = start_at(engine, example, tokens[:length])
+        allowed, _ = fill(matcher)
+        followed = set()
+        for token in range(1, len(TOKENS)):
+            if advance(matcher, [token]):
+                followed.add(token)
+                matcher.rollback(1)
+        place = f"after {decode_tokens(tokens[:length])!r}"
+        wrong = sorted(TOKENS[token] for token in allowed - followed)
+        assert not wrong, f"{place} the mask allows {wrong[:3]}, and advance does not follow"
+        # Of tokens that spell the same text a mask may allow one alone.
+        closed = {TOKENS[token][0] for token in followed} - {TOKENS[token][0] for token in allowed}
+        assert not closed, (
+            f"{place} advance follows text that begins with {sorted(closed)[:3]}, and the mask "
+            "does not allow it"
+        )
+
+
+def check_answers(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """Every answer of the grammar can be given, and no other one."""
+    for text in example.right:
+        matcher = start_at(engine, example, encode_bytes(text))
+        assert fill(matcher)[1], f"{text!r} may not end there"
+    for text in example.wrong:
+        matcher, tokens = start_at(engine, example, []), encode_bytes(text)
+        if advance(matcher, tokens) == len(tokens):
+            assert not fill(matcher)[1], f"{text!r} is no answer of the grammar, and is allowed"
+
+
+def check_drawn(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """What masks allow is of the grammar, however its tokens are cut."""
+    for seed in range(8):
+        tokens = draw(start_at(engine, example, []), seed)
+        text = decode_tokens(tokens)
+        assert example.contains(text), f"masks allow {text!r}, which is not of {example.text}"
+
+
+def check_rollback(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """Drafts that are rejected are taken back; what follows is as if they had never been."""
+    tokens = draw(start_at(engine, example, []), seed=2)
+    expected = [
+        fill(start_at(engine, example, tokens[:length])) for length in range(len(tokens) + 1)
+    ]
+    matcher = start_at(engine, example, tokens)
+    for count in range(1, len(tokens) + 1):
+        length_left = len(tokens) - count
+        matcher.rollback(count)
+        assert fill(matcher) == expected[length_left], (
+            f"rollback({count}) leaves another mask behind"
+        )
+        assert advance(matcher, tokens[length_left:]) == count, (
+            f"what rollback({count}) took back is not followed again"
+        )
+
+
+def check_two(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """Any number of answers follow one grammar."""
+    grammar = engine.compile(example.kind, example.text)
+    first, second = grammar.start(), grammar.start()
+    expected = fill(second)
+    tokens = draw(first, seed=3)
+    assert fill(second) == expected, "two matchers of one grammar disturb each other"
+    assert advance(second, tokens) == len(tokens), "two matchers of one grammar differ"
+
+
+def check_drafts(engine: GrammarEngine, example: ExampleGrammar) -> None:
+    """Masks of several answers with drafts are those of each one."""
+    tokens = draw(start_at(engine, example, []), seed=4)
+    forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, example, []))[0])
+    drafts: list[list[int]] = [[], tokens[:2], [forbidden], [tokens[0], *[forbidden] * 2], []]
+    matchers = [start_at(engine, example, []) for _ in drafts]
+    pairs: list[tuple[Matcher, Ints]] = [
+        (matcher, np.array(each, np.int32)) for matcher, each in zip(matchers, drafts, strict=True)
+    ]
+    masks = np.full((sum(len(each) + 1 for each in drafts), WORDS), -1, np.int32)
+    answers = engine.fill_masks(pairs, masks)
+    first = 0
+    for matcher, each, ends in zip(matchers, drafts, answers, strict=True):
+        assert isinstance(ends, tuple), f"fill_masks returns {ends!r} for an answer of the grammar"
+        for length, may_end in enumerate(ends):
+            behind = start_at(engine, example, each[:length])
+            mask = np.zeros(WORDS, np.int32)
+            assert behind.fill_mask(mask) == may_end, "fill_masks says otherwise of the text's end"
+            assert (mask == masks[first + length]).all(), "fill_masks fills other masks"
+        assert fill(matcher) == fill(start_at(engine, example, [])), "fill_masks moves a matcher on"
+        first += len(each) + 1
+
+
+def check_refused(engine: GrammarEngine) -> None:
+    """A request with such a grammar gets the reason."""
+    for kind, texts in REFUSED.items():
+        for text in texts:
+            reason = find_refusal(engine, kind, text)
+            assert reason is not None, f"compile takes {text!r}, which is no {kind.value}"
+            assert reason, f"compile gives no reason why {text!r} is no {kind.value}"
+
+
+def find_refusal(engine: GrammarEngine, kind: GrammarKind, text: str) -> str | None:
+    """Why the engine refuses a grammar; None when it takes it."""
+    try:
+        engine.compile(kind, text).start()
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def check_rules(engine: GrammarEngine) -> None:
+    """A rule that is left out in silence gives answers of another grammar."""
+    example = ExampleGrammar(GrammarKind.JSON_SCHEMA, json.dumps(UNIQUE), (), (), lambda text: True)
+    if find_refusal(engine, example.kind, example.text) is not None:
+        return
+    for seed in range(8):
+        text = decode_tokens(draw(start_at(engine, example, []), seed))
+        assert sorted(json.loads(text)) == [1, 2], (
+            f"compile takes the rule 'uniqueItems', and masks allow {text!r}"
+        )

@@ -1,0 +1,281 @@
+"""The cases of a model family: small checkpoints of its architecture, beside transformers."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import transformers
+from attrs import frozen
+from torch import Tensor
+
+from headstock import registry
+from headstock.errors import CannotRun, describe_error, shorten
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import DeviceEnv, Model, ModelSpec
+from headstock.startup.model_loading import untie_embeddings
+from headstock.weights import load_weights, read_config
+from headstock_conformance.case import Case
+from headstock_conformance.model.alone import Lone, list_lone_cases, make_lone
+from headstock_conformance.model.config_fields import check_eos, check_sizes
+from headstock_conformance.model.paged import Paged
+from headstock_conformance.model.parity import expected, round_norms, tokens, write
+
+LENGTH = 40
+"""Tokens of the prompt: longer than the windows that are tried."""
+TOLERANCE = 1e-4
+"""How far a log-probability may be off, in float32."""
+
+SMALL: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 96,
+        "hidden_size": 64,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.2,
+        "pad_token_id": 0,
+        "num_experts": 6,
+        "num_local_experts": 6,
+        "moe_num_experts": 6,
+        "n_routed_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_k": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+        "kv_lora_rank": 24,
+        "q_lora_rank": 20,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+    }
+)
+"""Sizes by their names in config.json; a family gets those that its class in transformers knows."""
+
+VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "a large eps of norms": {
+            "rms_norm_eps": 0.3,
+            "norm_eps": 0.3,
+            "layer_norm_eps": 0.3,
+        },
+        "tied embeddings": {"tie_word_embeddings": True},
+        "untied embeddings": {"tie_word_embeddings": False},
+        "one KV head": {"num_key_value_heads": 1},
+        "another rope": {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}},
+        "a scaled rope": {
+            "rope_parameters": {"rope_type": "linear", "rope_theta": 300.0, "factor": 3.0}
+        },
+        "a window": {"sliding_window": 5, "use_sliding_window": True, "max_window_layers": 1},
+        "biases of attention": {"attention_bias": True, "use_bias": True, "qkv_bias": True},
+        "biases of the feed-forward part": {"mlp_bias": True},
+        "wide heads": {"head_dim": 64},
+    }
+)
+"""Changes of config.json, each of which a family gets as far as its class knows their names."""
+
+
+@frozen(kw_only=True)
+class Subject:
+    """A model family, and the fields of its class in transformers with their defaults."""
+
+    spec: ModelSpec
+    family: Model
+    model_type: str
+    fields: Mapping[str, Any]
+
+    def make_config(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """config.json of a small model, with those of the changes that it knows."""
+        small = {name: value for name, value in SMALL.items() if name in self.fields}
+        if "kv_lora_rank" in self.fields:
+            # one latent vector serves all heads
+            small.pop("head_dim", None)
+            small["num_key_value_heads"] = small["num_attention_heads"]
+        values = {name: value for name, value in changes.items() if name in self.fields}
+        kind = {"model_type": self.model_type, "architectures": [self.spec.name]}
+        return {**kind, **small, **values}
+
+
+def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
+    """All cases of a family, on the CPU and in float32 whatever the machine.
+
+    One whose architecture transformers lacks is compared with itself alone; a case says so.
+
+    raises: PluginBroken
+    """
+    try:
+        subject = find_subject(spec, opt)
+    except CannotRun as error:
+        lacking = str(error)
+
+        def say_so() -> None:
+            raise CannotRun(lacking)
+
+        def make() -> Lone:
+            return make_lone(registry.make_family(spec, opt), spec.name, SMALL)
+
+        named = [("a small model, beside transformers", say_so), *list_lone_cases(make)]
+        return tuple(Case(name, run) for name, run in named)
+    return tuple(Case(name, run) for name, run in list_named(subject))
+
+
+def import_first(name: str) -> None:
+    """Import what transformers has of the architecture, which takes seconds."""
+    # A case says what it fails by.
+    with suppress(Exception):
+        getattr(transformers, name, None)
+
+
+def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
+    """The family with its class in transformers.   raises: CannotRun, PluginBroken"""
+    kind: Any = getattr(transformers, spec.name, None)
+    if kind is None or getattr(kind, "config_class", None) is None:
+        raise CannotRun(
+            f"transformers {transformers.__version__} has no {spec.name}: the family is compared "
+            "with itself alone, in chunks and batches"
+        )
+    family: Model = registry.make_family(spec, opt)
+    fields = kind.config_class().to_dict()
+    return Subject(spec=spec, family=family, model_type=kind.config_class.model_type, fields=fields)
+
+
+def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The cases by name."""
+    hf = subject.make_config({})
+    yield "tokens that end a text", partial(check_eos, subject.family, hf)
+    yield "positions and the vocabulary", partial(check_sizes, subject.family, hf)
+    yield "where norms round", partial(check_norms, subject)
+    yield "a small model", partial(check_whole, subject, {})
+    yield "in chunks", partial(check_chunks, subject)
+    yield "two sequences in a step", partial(check_two, subject)
+    for name, changes in VARIANTS.items():
+        heads = {"num_key_value_heads", "head_dim"} & changes.keys()
+        if changes.keys() & subject.fields.keys() and not (
+            heads and "kv_lora_rank" in subject.fields
+        ):
+            yield name, partial(check_variant, subject, changes)
+
+
+def check_norms(subject: Subject) -> None:
+    """Norms multiply by their weights before they round, or after, as transformers' do."""
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {}, Path(folder))
+        wide = round_norms(Path(folder))
+        config = subject.family.config(read_config(Path(folder)))
+    if wide is None:
+        raise CannotRun("the norm of the class in transformers is none that rounds once")
+    is_wide = config.wide_norms or config.norm_offset
+    assert is_wide == wide, (
+        f"ModelConfig.wide_norms is {config.wide_norms} and norm_offset {config.norm_offset}; "
+        f"transformers' norms multiply by their weights {'before' if wide else 'after'} they round"
+    )
+
+
+def check_variant(subject: Subject, changes: Mapping[str, Any]) -> None:
+    """A variant of the small model, unless the family refuses it with a reason.
+
+    raises: CannotRun for a refusal
+    """
+    hf = subject.make_config(changes)
+    try:
+        subject.family.config(hf)
+    except ValueError as error:
+        raise CannotRun(f"the family refuses it: {shorten(error, 200)}") from error
+    check_whole(subject, changes)
+
+
+def make_checkpoint(subject: Subject, changes: Mapping[str, Any], directory: Path) -> None:
+    """A small checkpoint.   raises: CannotRun when transformers cannot make one"""
+    try:
+        write(directory, subject.make_config(changes))
+    except Exception as error:
+        raise CannotRun(
+            f"transformers {transformers.__version__} cannot make it: {describe_error(error)}"
+        ) from error
+
+
+def load(subject: Subject, directory: Path, page_size: int) -> Paged:
+    """The model over pages for two sequences, in float32."""
+    config = subject.family.config(read_config(directory))
+    config = untie_embeddings(directory, subject.family, config)
+    params = load_weights(
+        directory,
+        subject.family.params(config),
+        config,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        max_seq_len=LENGTH,
+    )
+    return Paged.new(
+        subject.family,
+        config,
+        params,
+        TorchOps(),
+        page_size=page_size,
+        sequences=2,
+        length=LENGTH,
+    )
+
+
+def compare(actual: Tensor, expected_scores: Tensor, text: str) -> None:
+    """Raise AssertionError unless the log-probabilities are those of transformers."""
+    assert actual.shape == expected_scores.shape, (
+        f"scores {tuple(actual.shape)}, wanted {tuple(expected_scores.shape)}"
+    )
+    off = (actual.log_softmax(-1) - expected_scores).abs().amax(-1)
+    wrong = ~(off <= TOLERANCE)
+    assert not bool(wrong.any()), (
+        f"{text}log-probabilities are off by up to {float(off.max()):.2g} from those of "
+        f"transformers, first at token {int(wrong.nonzero()[0])}"
+    )
+
+
+def check_whole(subject: Subject, changes: Mapping[str, Any]) -> None:
+    """A prompt in one step."""
+    prompt = tokens(LENGTH)
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, changes, Path(folder))
+        scores = load(subject, Path(folder), 16).step({0: prompt})
+        compare(scores, expected(Path(folder), prompt), "")
+
+
+def check_chunks(subject: Subject) -> None:
+    """A prompt in chunks, then token by token, over small pages."""
+    prompt = tokens(LENGTH)
+    bounds = [0, 9, 10, 23, 36, *range(37, LENGTH + 1)]
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {}, Path(folder))
+        paged = load(subject, Path(folder), 4)
+        parts = pairwise(bounds)
+        scores = torch.cat([paged.step({0: prompt[start:stop]}) for start, stop in parts])
+        compare(scores, expected(Path(folder), prompt), "in chunks: ")
+
+
+def check_two(subject: Subject) -> None:
+    """Two sequences of other lengths share steps."""
+    prompts = tokens(30, seed=2), tokens(17, seed=3)
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {}, Path(folder))
+        paged = load(subject, Path(folder), 4)
+        expected_scores = [expected(Path(folder), prompt) for prompt in prompts]
+        first = paged.step({0: prompts[0][:20], 1: prompts[1][:6]})
+        second = paged.step({1: prompts[1][6:], 0: prompts[0][20:]})
+        actual = (
+            torch.cat([first[:20], second[11:]]),
+            torch.cat([first[20:], second[:11]]),
+        )
+        for number, (scores, right) in enumerate(zip(actual, expected_scores, strict=True)):
+            compare(scores, right, f"sequence {number + 1} of 2: ")

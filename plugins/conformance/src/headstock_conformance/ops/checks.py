@@ -1,0 +1,423 @@
+"""The cases of a set of operations: whole models beside torch's operations in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from headstock import registry
+from headstock.errors import CannotRun
+from headstock.nn.decoder import forward
+from headstock.ops.bound import BoundOps
+from headstock.ops.torch_ops import TorchOps
+from headstock.selection.refusals import check_resolve, configure_operations
+from headstock.spi import (
+    Batch,
+    DeviceEnv,
+    LayoutKind,
+    Model,
+    ModelConfig,
+    Ops,
+    OpsSpec,
+    PartQuery,
+    Sampling,
+)
+from headstock_conformance.attention.comparison import list_arrays
+from headstock_conformance.case import Case
+from headstock_conformance.device_reads import forbid_device_reads
+from headstock_conformance.model.paged import Paged
+from headstock_conformance.ops.cases import batch_of
+from headstock_conformance.ops.models import (
+    EPS,
+    EXPERTS,
+    Weights,
+    draw_weights,
+    list_configs,
+    make_deep,
+    make_latent_config,
+    make_plain,
+    make_state_config,
+    with_experts,
+)
+from headstock_conformance.ops.sampling import (
+    MASK_VOCAB,
+    SETTINGS,
+    VOCAB,
+    check_mask,
+    check_processors,
+    check_rules,
+    check_sampling,
+)
+from headstock_conformance.ops.settings import (
+    CALLS_VOCAB,
+    NUM_CALLS,
+    SIZES,
+    check_each_setting,
+    check_head,
+    check_many_calls,
+    list_samplings,
+)
+
+DTYPES = ("float32", "bfloat16", "float16")
+TOKENS = (1, 2, 7, 33)
+"""Tokens of a step."""
+MANY_TOKENS = (310, 2100)
+NUM_SEQUENCES = 270
+MAX_SEQ_LEN = 64
+NORM_GAIN = 32.0
+"""By how much the norms of a case multiply; residuals grow to thousands by it."""
+ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
+"""What every set may be off by, as a share of the largest number, beside twice what torch is off
+by in this type.
+"""
+EPS_MISTAKES = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
+
+
+@frozen(kw_only=True)
+class Subject:
+    """A set of operations, and where it runs."""
+
+    spec: OpsSpec
+    env: DeviceEnv
+    opt: Sequence[str] = ()
+
+    @property
+    def device(self) -> str:
+        """The device that it runs on."""
+        return self.env.device
+
+    @property
+    def loss(self) -> float:
+        """What the set may be off by because of its weights, as it declares."""
+        return self.spec.capabilities.weight_loss
+
+    def make(self, config: ModelConfig, dtype: str) -> Ops:
+        """The set as the engine makes it for such a model.   raises: CannotRun, PluginBroken"""
+        has_options = self.spec.options is not None
+        options = (registry.make_options(self.spec, self.opt),) if has_options else ()
+        query = PartQuery(
+            model=config,
+            dtype=dtype,
+            kv_dtype=dtype,
+            formats=(),
+            contiguous=False,
+            max_rows=NUM_SEQUENCES,
+            max_batch_tokens=max(MANY_TOKENS),
+            max_seq_len=max(MAX_SEQ_LEN, *MANY_TOKENS),
+        )
+        check_resolve(self.spec, "--ops", query, self.env)
+        ops: Ops = registry.make_part(self.spec, Ops, *options)
+        configure_operations(self.spec, ops, query, self.env)
+        return ops
+
+
+@frozen(eq=False)
+class StepResult:
+    """Hidden states, pools and scores of one step.
+
+    written: one a layer, which slots of its pool hold a number
+
+    hidden: [tokens, hidden]    scores: [tokens, vocab]    pools: one a layer
+    """
+
+    hidden: Tensor
+    scores: Tensor
+    pools: tuple[Tensor, ...]
+    written: tuple[Tensor, ...]
+
+
+def list_cases(spec: OpsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
+    """All cases of what the spec claims."""
+    subject = Subject(spec=spec, env=env, opt=opt)
+    return tuple(Case(name, run) for name, run in list_named(subject))
+
+
+def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
+    """The cases by name."""
+    claims = subject.spec.capabilities
+    types = [name for name in DTYPES if name in claims.dtypes] or sorted(claims.dtypes)
+    if LayoutKind.FULL in claims.layouts:
+        for name, config in list_configs().items():
+            yield name, partial(check_model, subject, config, types[0])
+        for dtype in types[1:]:
+            yield dtype, partial(check_model, subject, make_plain(), dtype)
+        for name, config in (
+            ("many tokens", make_plain()),
+            ("many tokens of experts", with_experts(make_plain(), EXPERTS)),
+            ("many layers", make_deep()),
+        ):
+            sizes = (9,) if name == "many layers" else MANY_TOKENS
+            yield name, partial(check_model, subject, config, types[0], sizes)
+        yield (
+            "large weights of norms",
+            partial(check_model, subject, make_plain(), types[0], norm_gain=NORM_GAIN),
+        )
+        if subject.device == "cpu" and "float32" in claims.dtypes:
+            yield "many sequences", partial(check_sequences, subject, make_plain())
+        # What runs on a CPU alone is never captured.
+        if any(each.device == "cuda" for each in claims.devices):
+            yield "the device is not read", partial(check_reads, subject, types[0])
+        yield "nothing else is written", partial(check_inputs, subject, types[0])
+    for kind, config in (
+        (LayoutKind.LATENT, make_latent_config()),
+        (LayoutKind.STATE, make_state_config()),
+    ):
+        if kind in claims.layouts:
+            yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
+            yield f"{kind.value} KV, many sequences", partial(check_sequences, subject, config)
+    if "float32" in claims.dtypes:
+        yield (
+            "sampling: scores and samples in one call",
+            partial(run_check, subject, make_plain().vocab, check_head),
+        )
+    for name, settings in SETTINGS.items():
+        work = partial(check_sampling, settings=settings)
+        yield f"sampling: {name}", partial(run_check, subject, VOCAB, work)
+    for name, vocab, check in (
+        ("mask", MASK_VOCAB, check_mask),
+        ("processors", VOCAB, check_processors),
+        ("bans, biases, penalties", VOCAB, check_rules),
+        (f"{NUM_CALLS} calls", CALLS_VOCAB, check_many_calls),
+    ):
+        yield f"sampling: {name}", partial(run_check, subject, vocab, check)
+    for rows, vocab, top_logprobs in SIZES:
+        check_size = partial(check_each_setting, rows=rows, vocab=vocab, top_logprobs=top_logprobs)
+        yield (
+            f"sampling: each setting, {rows} rows of {vocab} tokens",
+            partial(run_check, subject, vocab, check_size),
+        )
+
+
+def check_model(
+    subject: Subject,
+    config: ModelConfig,
+    dtype_name: str,
+    sizes: Sequence[int] = TOKENS,
+    norm_gain: float = 1.0,
+) -> None:
+    """Steps of a model agree with torch's operations in float32, as far as torch's do."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    weights = draw_weights(config, dtype, subject.device).multiply_norms(norm_gain)
+    for tokens in sizes:
+        ours, theirs = (
+            run_step(ops, config, weights, make_batch(config, tokens, dtype, subject.device))
+            for ops in (subject.make(config, dtype_name), TorchOps())
+        )
+        truth = run_exactly(config, weights, tokens, subject.device)
+        check_places(ours, truth)
+        try:
+            compare_steps(ours, theirs, truth, ROUNDING[dtype] + subject.loss)
+        except AssertionError as error:
+            cause = name_cause(ours, config, weights, tokens, dtype, subject.device)
+            raise AssertionError(f"{cause}{error} (a step of {tokens} tokens)") from error
+
+
+def make_batch(config: ModelConfig, tokens: int, dtype: torch.dtype, device: str) -> Batch:
+    """A step whose pools hold NaN wherever nothing is written."""
+    batch = batch_of(config, tokens, dtype, device)
+    for pool in batch.pools:
+        pool.fill_(float("nan"))
+    return batch
+
+
+def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> StepResult:
+    """A step in which attention gives back the queries."""
+    params = weights.prepare(ops)
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        hidden = forward(params, config, batch, lambda q, layer: q, bound)
+        scores = bound.lm_head(params, config, hidden)
+    page_size = batch.pools[0].shape[2]
+    # what comes of padding is left to each set
+    real = batch.slots[0] >= page_size
+    pools = tuple(pool[1:] for pool in batch.pools)
+    written = tuple(~pool.isnan().flatten(3).any(-1).any(1) for pool in pools)
+    return StepResult(hidden[real], scores[real], pools, written)
+
+
+def run_exactly(config: ModelConfig, weights: Weights, tokens: int, device: str) -> StepResult:
+    """The step by torch's operations in float32."""
+    batch = make_batch(config, tokens, torch.float32, device)
+    return run_step(TorchOps(), config, weights.widen(), batch)
+
+
+def check_places(ours: StepResult, truth: StepResult) -> None:
+    """Raise AssertionError unless keys and values lie where the batch says."""
+    for index, (actual, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
+        missing, stray = int((expected & ~actual).sum()), int((actual & ~expected).sum())
+        assert not missing and not stray, (
+            f"keys and values of layer {index} are misplaced: {missing} slots of Batch.slots are "
+            f"not written, and {stray} others are"
+        )
+
+
+def compare_steps(
+    ours: StepResult, theirs: StepResult, truth: StepResult, tolerance: float
+) -> None:
+    """Raise AssertionError where `ours` is further from the truth than torch's.
+
+    tolerance: what it may be off by beside that
+    """
+    for (name, actual), (_, torchs), (_, exact) in zip(
+        list_parts(ours), list_parts(theirs), list_parts(truth), strict=True
+    ):
+        assert actual.shape == exact.shape, f"{name}: shape {tuple(actual.shape)}"
+        worst, allowed = share_off(actual, exact), share_off(torchs, exact)
+        most = 2 * allowed + tolerance
+        assert worst <= most, f"{name} are off by {worst:.1e} of the largest, {most:.1e} is allowed"
+
+
+def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
+    """What is compared of a step, in the order in which it is computed."""
+    for index, pool in enumerate(step.pools):
+        yield f"keys of layer {index}", pool[:, 0]
+        yield f"values of layer {index}", pool[:, 1]
+    yield "hidden states", step.hidden
+    yield "scores", step.scores
+
+
+def share_off(actual: Tensor, exact: Tensor) -> float:
+    """The largest difference, as a share of the largest number; infinite for NaN elsewhere."""
+    actual, exact = actual.float(), exact.float()
+    if not torch.equal(actual.isnan(), exact.isnan()):
+        return float("inf")
+    largest = exact.nan_to_num().abs().max().clamp(min=1e-30)
+    return float((actual - exact).nan_to_num().abs().max() / largest)
+
+
+def name_cause(
+    ours: StepResult,
+    config: ModelConfig,
+    weights: Weights,
+    tokens: int,
+    dtype: torch.dtype,
+    device: str,
+) -> str:
+    """The known fault that gives the same numbers; empty without one."""
+    off = {
+        eps: share_off(
+            ours.hidden, run_exactly(evolve(config, norm_eps=eps), weights, tokens, device).hidden
+        )
+        for eps in EPS_MISTAKES
+    }
+    nearest = min(off, key=lambda eps: off[eps])
+    if off[nearest] <= 4 * ROUNDING[dtype]:
+        return f"norms have an eps of {nearest:g}, and ModelConfig.norm_eps says {EPS:g}: "
+    truth = run_exactly(config, weights, tokens, device)
+    swapped = [
+        share_off(pool[:, [1, 0]], exact) <= 4 * ROUNDING[dtype]
+        for pool, exact in zip(ours.pools, truth.pools, strict=True)
+    ]
+    return "keys lie where values belong: " if any(swapped) else ""
+
+
+def check_inputs(subject: Subject, dtype_name: str) -> None:
+    """The step's tensors and the parameters are only read; pools are written at slots alone."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    config = make_plain()
+    ops = subject.make(config, dtype_name)
+    weights = draw_weights(config, dtype, subject.device)
+    params = weights.prepare(ops)
+    batch = make_batch(config, 7, dtype, subject.device)
+
+    def snapshot() -> Mapping[str, np.ndarray]:
+        inputs = evolve(batch, pools=(), kv=())
+        arrays = dict(list_arrays("batch", inputs))
+        for name, weight in params.items():
+            arrays |= dict(list_arrays(name, weight.tensor))
+        return {name: array.copy() for name, array in arrays.items()}
+
+    before = snapshot()
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        hidden = forward(params, config, batch, lambda q, layer: q, bound)
+        original = hidden.clone()
+        bound.lm_head_sample(params, config, hidden, Sampling())
+    assert torch.equal(hidden, original), "lm_head_sample writes to the hidden states"
+    for name, array in snapshot().items():
+        assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
+
+
+def check_reads(subject: Subject, dtype_name: str) -> None:
+    """No number is read from the device: a graph would repeat what was read at its capture."""
+    dtype: torch.dtype = getattr(torch, dtype_name)
+    config = make_plain()
+    ops = subject.make(config, dtype_name)
+    weights = draw_weights(config, dtype, subject.device)
+    params = weights.prepare(ops)
+    with torch.inference_mode():
+        bound = BoundOps(type(ops).__name__, ops, config)
+        for tokens in (1, 310):
+            batch = make_batch(config, tokens, dtype, subject.device)
+            hidden = forward(params, config, batch, lambda q, layer: q, bound)
+            logits = bound.lm_head(params, config, hidden)
+            # Each setting in one row; in many rows all of them, the last but two.
+            samplings = [each for _, each in list_samplings(tokens, config.vocab, logits)]
+            samplings = samplings if tokens == 1 else samplings[-3:]
+            with forbid_device_reads():
+                forward(params, config, batch, lambda q, layer: q, bound)
+                for sampling in samplings:
+                    bound.lm_head_sample(params, config, hidden, sampling)
+
+
+def check_chunks(subject: Subject, config: ModelConfig) -> None:
+    """A model over pages, its prompt in chunks and beside another sequence, agrees with torch's.
+
+    raises: CannotRun on a GPU: what drives it is on the CPU
+    """
+    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
+        raise CannotRun("it is checked on a CPU and in float32 alone")
+    weights = draw_weights(config, torch.float32, "cpu")
+    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+    scores = []
+    for ops in (subject.make(config, "float32"), TorchOps()):
+        paged = Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=40)
+        prompts = [[(7 * at + start) % config.vocab for at in range(20)] for start in (3, 5)]
+        steps = [
+            paged.step({0: prompts[0][:9]}),
+            paged.step({0: prompts[0][9:], 1: prompts[1][:1]}),
+            paged.step({1: prompts[1][1:]}),
+            paged.step({0: [4], 1: [6]}),
+        ]
+        scores.append(torch.cat(steps))
+    worst = share_off(*scores)
+    most = ROUNDING[torch.float32] + subject.loss
+    assert worst <= most, f"scores are off by {worst:.1e} of the largest, {most:.1e} is allowed"
+
+
+def check_sequences(subject: Subject, config: ModelConfig) -> None:
+    """Steps of many rows, of any lengths, agree with torch's.
+
+    raises: CannotRun on a GPU: what drives it is on the CPU
+    """
+    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
+        raise CannotRun("it is checked on a CPU and in float32 alone")
+    weights = draw_weights(config, torch.float32, "cpu")
+    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+    prompts = {
+        row: [(11 * at + row) % config.vocab for at in range(1 + 5 * row % 7)]
+        for row in range(NUM_SEQUENCES)
+    }
+    scores = []
+    for ops in (subject.make(config, "float32"), TorchOps()):
+        params = weights.prepare(ops)
+        paged = Paged.new(model, config, params, ops, sequences=NUM_SEQUENCES, length=12)
+        last = {row: [row % config.vocab] for row in reversed(prompts)}
+        scores.append(torch.cat([paged.step(prompts), paged.step(last)]))
+    worst = share_off(*scores)
+    most = ROUNDING[torch.float32] + subject.loss
+    assert worst <= most, (
+        f"scores of {NUM_SEQUENCES} sequences are off by {worst:.1e} of the largest, {most:.1e} "
+        "is allowed"
+    )
+
+
+def run_check(subject: Subject, vocab: int, check: Callable[[Ops, str], object]) -> None:
+    """Sampling by a set as the engine makes it for a model of so many tokens."""
+    config = evolve(make_plain(), vocab=vocab)
+    check(subject.make(config, "float32"), subject.device)

@@ -1,0 +1,400 @@
+"""A toy model for the scheduler's tests: the next token is a hash of the whole history.
+
+Any mistake of the scheduler shows as a wrong token, which can be worked out by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+from attrs import define, evolve, field
+
+from headstock.scheduler import (
+    Arrived,
+    Clock,
+    Event,
+    Limits,
+    Plan,
+    Pooled,
+    Request,
+    RequestState,
+    RowCounter,
+    Sampled,
+    State,
+    initial_state,
+    step,
+)
+from headstock.spi import (
+    Budget,
+    KVGroup,
+    LayoutKind,
+    ScheduleDecision,
+    ScheduleFunction,
+    View,
+)
+from headstock_conformance.scheduler.transitions import TransitionChecker
+
+VOCAB = 50
+
+PRIME = 1_000_003
+POWERS = np.array([pow(31, exponent, PRIME) for exponent in range(4096)], np.int64)
+
+
+def next_token(history: Sequence[int] | np.ndarray) -> int:
+    """The toy model: a polynomial in all tokens, so that order counts too."""
+    return hash_tokens(history) % VOCAB
+
+
+def hash_tokens(history: Sequence[int] | np.ndarray) -> int:
+    """The polynomial in all tokens."""
+    tokens = np.asarray(history, np.int64)
+    return int(((tokens + 7) * POWERS[: len(tokens)][::-1]).sum() % PRIME)
+
+
+def is_state(group: KVGroup) -> bool:
+    """Whether the group keeps a state."""
+    return group.layout.kind is LayoutKind.STATE
+
+
+def hash_prefixes(tokens: Sequence[int] | np.ndarray) -> list[int]:
+    """The toy's hidden states: the hash of each prefix."""
+    hashes, last = [], 0
+    for token in np.asarray(tokens, np.int64).tolist():
+        last = (last * 31 + token + 7) % PRIME
+        hashes.append(last)
+    return hashes
+
+
+def alone(request: Request) -> list[int]:
+    """Return the output of a request that runs by itself, or the sum that it pools."""
+    if request.pooling:
+        hashes = hash_prefixes(request.prompt)
+        return [sum(hashes) if request.pooling == "mean" else hashes[-1]]
+    history = [int(token) for token in request.prompt]
+    while len(history) < request.max_len:
+        token = next_token(history)
+        history.append(token)
+        if token in request.stop_ids and len(history) - len(request.prompt) >= request.min_tokens:
+            break
+    return history[len(request.prompt) :]
+
+
+@define
+class ToyDevice:
+    """Runs plans against a pool of tokens in place of keys and values, and checks what it reads.
+
+    It keeps a token table of its own, as a device does: sampled tokens are in it before the
+    scheduler has seen them.
+
+    A token's slot holds the token and its position; "attention" gathers the row's context through
+    the page table. A page that was handed out twice or freed too early yields a wrong history. A
+    state page holds the hash of the row's tokens and their number.
+
+    sums: by row, of the hidden states that a mean is made of
+    pooled: by admission id, what a request pooled
+    pooled_event: of the plan that ran last
+    """
+
+    limits: Limits
+    tables: list[np.ndarray] = field(init=False)
+    pools: list[np.ndarray] = field(init=False)
+    tokens: np.ndarray = field(init=False)
+    requests: dict[int, Request] = field(factory=dict)
+    sums: dict[int, int] = field(factory=dict)
+    pooled: dict[int, int] = field(factory=dict)
+    pooled_event: Pooled | None = None
+
+    def __attrs_post_init__(self) -> None:
+        columns = self.limits.pages_for(self.limits.max_len) + 1
+        self.tables = [
+            np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups
+        ]
+        self.pools = [
+            np.full((count + 1, 1 if is_state(group) else self.limits.page_size, 2), -1, np.int64)
+            for count, group in zip(self.limits.num_pages, self.limits.groups, strict=True)
+        ]
+        self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
+
+    def run(self, plan: Plan, new_requests: dict[int, RequestState]) -> Sampled:
+        """Return the tokens that the plan samples, those that verification accepts among them."""
+        self.apply_plan(plan, new_requests)
+        rows, counts, tokens = [], [], []
+        done = plan.pooling == 2 if len(plan.pooling) else np.zeros(len(plan.rows), bool)
+        self.pooled_event = Pooled(plan.rows[done], plan.admission_ids[done])
+        for i, row in enumerate(plan.rows.tolist()):
+            start, stop, num_logits = (
+                int(plan.starts[i]),
+                int(plan.stops[i]),
+                int(plan.num_logits[i]),
+            )
+            self.store(row, np.arange(start, stop))
+            if len(plan.pooling) and plan.pooling[i]:
+                assert not num_logits and not plan.samples[i], f"row {row} is scored, yet pools"
+                self.pool(row, start, stop, int(plan.admission_ids[i]))
+                continue
+            if not plan.samples[i]:
+                continue
+            request = self.requests[row]
+            scores_prompt = request.prompt_logprobs and start < len(request.prompt)
+            accepted = self.accept(row, stop - (1 if scores_prompt else num_logits), stop)
+            end = stop - (1 if scores_prompt else num_logits) + 1 + len(accepted)
+            self.tokens[row, end - len(accepted) : end] = accepted
+            rows.append(i)
+            counts.append(len(accepted))
+            tokens += accepted
+        arrays = [np.array(part, np.int32) for part in (counts, tokens)]
+        if not self.limits.max_drafts:
+            return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
+        return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
+
+    def pool(self, row: int, start: int, stop: int, admission_id: int) -> None:
+        """Pool the row's tokens; what counts is that of the last step."""
+        hashes = hash_prefixes(self.history(row, stop))
+        mean = self.requests[row].pooling == "mean"
+        # A prefix hit leaves a row of another kind without the sum before it.
+        before = self.sums[row] if start and mean else 0
+        self.sums[row] = before + sum(hashes[start:])
+        self.pooled[admission_id] = self.sums[row] if mean else hashes[-1]
+
+    def apply_plan(self, plan: Plan, new_requests: dict[int, RequestState]) -> None:
+        """Write the plan's new requests and page-table entries to the device's tables."""
+        for row, request_state in new_requests.items():
+            self.requests[row] = request_state.request
+            self.tokens[row, : len(request_state.tokens)] = request_state.tokens
+            for table in self.tables:
+                table[row] = 0
+        request_states = zip(
+            plan.page_groups, plan.page_rows, plan.page_columns, plan.page_numbers, strict=True
+        )
+        for group, row, column, page in request_states:
+            self.tables[group][row, column] = page
+        drafts = plan.drafts.tolist()
+        for row, stop, count in zip(plan.rows, plan.stops, plan.num_drafts, strict=False):
+            self.tokens[row, stop - count : stop], drafts = drafts[:count], drafts[count:]
+
+    def store(self, row: int, positions: np.ndarray) -> None:
+        """Write the row's tokens to their slots in every group."""
+        size = self.limits.page_size
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            if is_state(group):
+                self.update_state(pool, row, int(table[row, 0]), positions)
+                continue
+            pages = table[row, positions // size]
+            assert (pages > 0).all(), f"row {row} writes to the dummy page"
+            pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
+
+    def update_state(self, pool: np.ndarray, row: int, page: int, positions: np.ndarray) -> None:
+        """Add the row's tokens to its state; a row that starts at 0 does not read it."""
+        assert page > 0, f"row {row} keeps its state in the dummy page"
+        state, count = pool[page, 0].tolist() if positions[0] else (0, 0)
+        assert count == positions[0], f"row {row} reads a state that is not its own"
+        for token in self.tokens[row, positions].tolist():
+            state = (state * 31 + token + 7) % PRIME
+        pool[page, 0] = state, positions[-1] + 1
+
+    def history(self, row: int, length: int) -> np.ndarray:
+        """Return the row's context, read back through the page tables.
+
+        Positions behind a group's window are not read there.
+        """
+        size = self.limits.page_size
+        result = np.zeros(0, np.int64)
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            if is_state(group):
+                state, count = pool[table[row, 0], 0].tolist()
+                assert count == length and state == hash_tokens(result), (
+                    f"row {row} has a state that is not its own"
+                )
+                continue
+            first = max(length - group.window, 0) if group.window else 0
+            positions = np.arange(first, length)
+            pages = table[row, positions // size]
+            slots = pool[pages, positions % size]
+            assert (pages > 0).all() and (slots[:, 1] == positions).all(), (
+                f"row {row} reads pages that are not its own"
+            )
+            if first == 0 and len(positions) == length:
+                result = slots[:, 0]
+        return result
+
+    def accept(self, row: int, first: int, stop: int) -> list[int]:
+        """Return the tokens that verification accepts: right drafts, then one of the model's."""
+        accepted = []
+        for position in range(first, stop):
+            token = next_token(self.history(row, position + 1))
+            accepted.append(token)
+            if position + 1 < stop and int(self.tokens[row, position + 1]) != token:
+                break
+        return accepted
+
+
+@define
+class Drive:
+    """Runs a state to its end and keeps every request's output.
+
+    Under `limits.overlap` the samples of a plan reach the scheduler one step late, and the next
+    plan is made without them. With `rng`, rows also get up to three drafts, right and wrong at
+    random, and some rows are held back for them.
+
+    tick: milliseconds from one step to the next; 0 for no clock
+    waited: milliseconds for which the scheduler asked not to be asked, which pass at once
+    picks_victims: the scheduler preempts rows by rules of its own, which no check can know
+    """
+
+    limits: Limits
+    rng: np.random.Generator | None = None
+    tick: int = 0
+    waited: int = 0
+    picks_victims: bool = False
+    state: State = field(init=False)
+    device: ToyDevice = field(init=False)
+    events: list[Event] = field(factory=list)
+    outputs: dict[str, list[int]] = field(factory=dict)
+    reasons: dict[str, str] = field(factory=dict)
+    names: dict[int, str] = field(factory=dict)
+    plans: list[Plan] = field(factory=list)
+    planned: tuple[Plan, dict[int, RequestState]] | None = None
+    in_flight: Sampled | None = None
+    pooled_in_flight: Pooled | None = None
+    transitions: TransitionChecker = field(init=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.rng is not None and not self.limits.max_drafts:
+            self.limits = evolve(self.limits, max_drafts=3)
+        if self.picks_victims:
+            schedule = partial(self.schedule, self.limits.schedule)
+            self.limits = evolve(self.limits, schedule=schedule)
+        self.state = initial_state(self.limits)
+        self.transitions = TransitionChecker(self.limits, has_drafts=self.rng is not None)
+        self.device = ToyDevice(self.limits)
+
+    def schedule(self, choose: ScheduleFunction, view: View, budget: Budget) -> ScheduleDecision:
+        """What the scheduler chooses; its victims are allowed."""
+        decision = choose(view, budget)
+        # What is no decision is for the scheduler that runs it to refuse.
+        victims = getattr(decision, "victims", None)
+        if isinstance(victims, np.ndarray) and victims.dtype.kind in "iu":
+            for row in victims[np.isin(victims, view.rows_by_priority)].tolist():
+                request_state = self.state.requests_by_row[row]
+                if request_state is not None:
+                    self.transitions.allow_preemption(request_state)
+        return decision
+
+    def submit(self, request: Request) -> None:
+        """Add a request."""
+        self.outputs[request.id] = []
+        self.events.append(Arrived(request))
+
+    def step(self) -> Plan:
+        """Launch the last plan, apply the samples that have arrived, and make the next plan."""
+        arrived = self.launch()
+        now = self.tick * len(self.plans)
+        if not (arrived or self.events or self.in_flight):
+            self.waited = max(self.waited, self.state.next_ask - now)
+        clock = (Clock(now + self.waited),) if self.tick or self.waited else ()
+        events = (*clock, *((arrived,) if arrived else ()), *self.events)
+        self.state, plan = step(self.state, events, self.limits)
+        self.events = []
+        self.plans.append(plan)
+        self.collect_results()
+        self.transitions.check_state(self.state)
+        self.planned = (
+            plan,
+            {
+                row: request_state
+                for row in plan.new_row_ids.tolist()
+                if (request_state := self.state.requests_by_row[row]) is not None
+            },
+        )
+        return plan
+
+    def launch(self) -> Sampled | None:
+        """Launch the last plan; return the samples that arrive, with drafts for their rows."""
+        arrived, self.in_flight = self.in_flight, None
+        pooled, self.pooled_in_flight = self.pooled_in_flight, None
+        if self.planned is not None and len(self.planned[0].rows):
+            self.in_flight = self.device.run(*self.planned)
+            self.pooled_in_flight = self.device.pooled_event
+        if not self.limits.overlap:
+            arrived, self.in_flight = self.in_flight, None
+            pooled, self.pooled_in_flight = self.pooled_in_flight, None
+        if pooled is not None and len(pooled.rows):
+            self.events.insert(0, pooled)
+        return arrived if arrived is None or self.rng is None else self.propose(arrived, self.rng)
+
+    def propose(self, arrived: Sampled, rng: np.random.Generator) -> Sampled:
+        """Return the samples with guesses at the tokens that follow them.
+
+        Rows of the step in flight get none. Some of these are held back instead.
+        """
+        state, stop = self.state, 0
+        drafts: list[list[int]] = []
+        is_in_flight = np.zeros(len(arrived.rows), bool)
+        if self.in_flight is not None:
+            is_in_flight = np.isin(arrived.admission_ids, self.in_flight.admission_ids)
+        # with drafts, events say how many tokens each row has
+        counts = np.ones_like(arrived.rows) if arrived.counts is None else arrived.counts
+        for i, (row, count) in enumerate(zip(arrived.rows, counts, strict=True)):
+            start, stop = stop, stop + count
+            drafts.append([])
+            is_gone = state.row_counters[RowCounter.ADMISSION_ID, row] != arrived.admission_ids[i]
+            if is_in_flight[i] or is_gone:
+                continue
+            known = state.tokens[row, : state.row_counters[RowCounter.NUM_KNOWN, row]]
+            history = [*known.tolist(), *arrived.tokens[start:stop].tolist()]
+            for _ in range(int(rng.integers(0, 4))):
+                right = next_token(history + drafts[i])
+                drafts[i].append(right if rng.random() < 0.6 else int(rng.integers(0, VOCAB)))
+        return evolve(
+            arrived,
+            draft_counts=np.array([len(each) for each in drafts], np.int32),
+            drafts=np.array([token for each in drafts for token in each], np.int32),
+            hold=(is_in_flight & (rng.random(len(drafts)) < 0.5)).astype(np.int32),
+        )
+
+    def collect_results(self) -> None:
+        """Collect the tokens and ends of the last step."""
+        state, offset = self.state, 0
+        for admission_id, count in zip(
+            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
+        ):
+            self.outputs[self.names[admission_id]] += state.accepted_tokens[
+                offset : offset + count
+            ].tolist()
+            offset += count
+        for ended in self.state.ended:
+            assert ended.id not in self.reasons, f"{ended.id} ended twice"
+            self.reasons[ended.id] = ended.reason
+            if ended.reason == "stop" and ended.admission_id in self.device.pooled:
+                self.outputs[ended.id] = [self.device.pooled[ended.admission_id]]
+        for row, request_state in enumerate(self.state.requests_by_row):
+            if request_state is not None:
+                self.names[int(self.state.row_counters[RowCounter.ADMISSION_ID, row])] = (
+                    request_state.request.id
+                )
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything is left to do."""
+        return bool(self.events or self.in_flight or self.state.waiting or self.state.num_running)
+
+    def drain(self, most: int = 20_000) -> None:
+        """Step until nothing is left."""
+        for _ in range(most):
+            if not self.busy:
+                return
+            self.step()
+        raise AssertionError(
+            f"still busy after {most} steps: {self.state.num_running} running, "
+            f"{len(self.state.waiting)} waiting"
+        )
+
+
+def run(drive: Drive, *requests: Request) -> Drive:
+    """Submit the requests and step until nothing is left."""
+    for one in requests:
+        drive.submit(one)
+    drive.drain()
+    return drive

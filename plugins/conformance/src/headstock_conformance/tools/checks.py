@@ -1,0 +1,230 @@
+"""The cases of a tool parser: answers with calls and without, cut into pieces and broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from headstock.errors import CannotRun, shorten
+from headstock.spi import DeviceEnv, ToolEvent, ToolParserSpec
+from headstock_conformance.case import Case
+from headstock_conformance.tools.answers import (
+    AROUND,
+    CALL,
+    CALLS,
+    CONTENT,
+    END,
+    PLAIN,
+    PROSE,
+    TOOLS,
+    Subject,
+    describe,
+    load,
+    write_answers,
+)
+
+MAX_HELD = 32
+"""Characters of text that a parser may hold back, as they may begin a call."""
+
+
+def list_cases(
+    spec: ToolParserSpec,
+    env: DeviceEnv,
+    answers: Sequence[str] = CALLS,
+    *,
+    opt: Sequence[str] = (),
+) -> tuple[Case, ...]:
+    """All cases of a parser; the machine does not matter, and parsers take no options.
+
+    answers: with calls, where the parser's format is none of those in `CALLS`
+    """
+    checks: dict[str, Callable[[Subject], object]] = {
+        "an answer without a call": check_plain,
+        "calls of a known format": check_calls,
+        "a call is begun once and ended once": check_order,
+        "an answer in two pieces, cut anywhere": check_halves,
+        "an answer in pieces of any size": check_pieces,
+        "an answer that breaks off": check_broken_off,
+        "text around calls": check_text_around,
+        "text goes out as it comes": check_streamed_text,
+        "arguments go out as they come": check_streamed_arguments,
+        "two answers at once": check_two,
+    }
+    subject = Subject(spec, answers)
+    return tuple(Case(name, partial(run, subject)) for name, run in checks.items())
+
+
+def check_plain(subject: Subject) -> None:
+    """All of it is for the reader."""
+    for text in PLAIN:
+        events = subject.read([text])
+        assert events == [ToolEvent(CONTENT, text)], (
+            f"the answer {text!r} has no call, and comes as {describe(events)}"
+        )
+    assert subject.read([]) == [], "an empty answer has events"
+
+
+def check_calls(subject: Subject) -> None:
+    """Whole calls of tools that the request offers have an object of arguments."""
+    num_calls = 0
+    for text in subject.answers:
+        for call in subject.find(text).calls:
+            num_calls += 1
+            assert call.name in {tool.name for tool in TOOLS}, (
+                f"{text!r} calls {call.name!r}, which is none of its tools"
+            )
+    for text in subject.list_answers():
+        for call in subject.find(text).calls:
+            assert not call.has_end or isinstance(load(call.arguments), dict), (
+                f"{text!r} gives the arguments {call.arguments!r}, wanted a JSON object"
+            )
+    if not num_calls:
+        raise CannotRun(
+            "it finds no call in the formats that the kit knows; pass answers with calls to "
+            "headstock_conformance.tools.checks.list_cases"
+        )
+
+
+def check_order(subject: Subject) -> None:
+    """CALL, ARGUMENTS and END follow each other."""
+    for text in (*subject.answers, *PLAIN):
+        assert_order(text, subject.read([text]), is_whole=True)
+
+
+def check_halves(subject: Subject) -> None:
+    """A stream is cut where a token ends."""
+    for text in subject.list_answers():
+        whole = subject.read([text])
+        for cut in range(len(text) + 1):
+            assert_same(text, whole, subject.read([text[:cut], text[cut:]]), f"cut at {cut}")
+
+
+def check_pieces(subject: Subject) -> None:
+    """Of one character, and of some."""
+    for text in subject.list_answers():
+        whole = subject.read([text])
+        for size in (1, 2, 3, 7):
+            pieces = [text[start : start + size] for start in range(0, len(text), size)]
+            assert_same(text, whole, subject.read(pieces), f"in pieces of {size}")
+            assert_same(text, whole, subject.read(["", *pieces, ""]), "with empty pieces")
+
+
+def check_broken_off(subject: Subject) -> None:
+    """The limit of tokens ends an answer anywhere."""
+    for text in subject.answers:
+        whole = subject.find(text)
+        for length in range(len(text)):
+            assert_order(text[:length], subject.read([text[:length]]), is_whole=False)
+            for call, other in zip(subject.find(text[:length]).calls, whole.calls, strict=False):
+                assert not call.has_end or call == other, (
+                    f"{text[:length]!r} breaks off, and ends the call {call.name} with "
+                    f"{call.arguments!r}, which is not all of it"
+                )
+                assert other.arguments.startswith(call.arguments), (
+                    f"{text[:length]!r} has the arguments {call.arguments!r}, and the whole answer "
+                    f"{other.arguments!r}"
+                )
+
+
+def check_text_around(subject: Subject) -> None:
+    """What is no part of a call is for the reader, before calls, between them and behind them."""
+    for text in subject.answers:
+        for around in (f"{AROUND}\n{text}", f"{text}\n{AROUND}", f"{text}\n{AROUND}\n{text}"):
+            content = subject.find(around).content
+            assert AROUND in content, (
+                f"{around!r} has the text {AROUND!r}, and the content is {content!r}"
+            )
+
+
+def check_streamed_text(subject: Subject) -> None:
+    """A reader sees text as it is made, whatever its length, also behind a call."""
+    for before in ("", *subject.answers):
+        size = 1 if before else 5
+        prose = PROSE[: len(PROSE) // 20] if before else PROSE
+        pieces = [before, *(prose[at : at + size] for at in range(0, len(prose), size))]
+        *steps, last = subject.read_steps(pieces)
+        for index, found in enumerate(steps):
+            num_missing = len(prose) - sum(map(len, pieces[1 : index + 1]))
+            num_held = len(last.content) - len(found.content) - num_missing
+            assert index == 0 or num_held <= MAX_HELD, (
+                f"{num_held} characters of text that begins no call are held back; at most "
+                f"{MAX_HELD} may be"
+            )
+
+
+def check_streamed_arguments(subject: Subject) -> None:
+    """Of a call's arguments at most one value is held back, whatever its length."""
+    lengths = (1, 40, 2500)
+    longer = [
+        answer
+        for length in lengths
+        for answer in write_answers(*(" ".join([word] * length) for word in ("rain", "wind")))
+    ]
+    for text in (*subject.answers, *longer):
+        calls = subject.find(text).calls
+        values = [list_texts(call.arguments) for call in calls]
+        starts = [[text.find(value) for value in each] for each in values]
+        pieces = [text[at : at + 7] for at in range(0, len(text), 7)]
+        for num_read, found in enumerate(subject.read_steps(pieces), start=1):
+            for index, (each, begins) in enumerate(zip(values, starts, strict=True)):
+                if len(calls) > 1 and text.count(each[0] if each else "") > 1:
+                    continue  # the same words in two calls do not say which of them has begun
+                begun = [value for value, at in zip(each, begins, strict=True) if at < num_read * 7]
+                given = found.calls[index].arguments if index < len(found.calls) else ""
+                missing = next((value for value in begun[:-1] if value not in given), None)
+                assert missing is None, (
+                    f"the value {shorten(missing)} of {len(missing or '')} characters is held "
+                    "back when the next one has begun"
+                )
+
+
+def list_texts(arguments: str) -> list[str]:
+    """The texts among arguments that are spelled as they are, and stand there once."""
+    values = load(arguments)
+    texts = (
+        [each for each in values.values() if isinstance(each, str)]
+        if isinstance(values, dict)
+        else []
+    )
+    return [text for text in texts if len(text) > 3 and arguments.count(text) == 1]
+
+
+def check_two(subject: Subject) -> None:
+    """A process reads many answers at a time."""
+    for text in subject.answers:
+        whole = subject.read([text])
+        first, second = subject.make(), subject.make()
+        first.feed(text[: len(text) // 2])
+        events = [*second.feed(text), *second.finish()]
+        kinds = [event.kind for event in events if event.kind in (CALL, END)]
+        assert kinds == [event.kind for event in whole if event.kind in (CALL, END)], (
+            "two parsers of a process disturb each other"
+        )
+
+
+def assert_order(text: str, events: Sequence[ToolEvent], *, is_whole: bool) -> None:
+    """Assert that events may follow each other so.
+
+    is_whole: each call that begins must end, too
+    """
+    is_open = False
+    for event in events:
+        if event.kind is CALL:
+            assert not is_open, f"{text!r}: a call begins before the last one ended"
+            assert event.text, f"{text!r}: a call has no name"
+            is_open = True
+        elif event.kind is CONTENT:
+            assert not is_open, f"{text!r}: content lies between a CALL and its END"
+        else:
+            assert is_open, f"{text!r}: {event.kind.name} comes outside of a call"
+            is_open = is_open and event.kind is not END
+    assert not (is_whole and is_open), f"{text!r}: a call has no END"
+
+
+def assert_same(
+    text: str, whole: Sequence[ToolEvent], events: Sequence[ToolEvent], how: str
+) -> None:
+    """Assert that pieces give what the whole answer gives."""
+    assert list(events) == list(whole), (
+        f"{text!r} {how} comes as {describe(events)}, and in one piece as {describe(whole)}"
+    )
