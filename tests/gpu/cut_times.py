@@ -1,7 +1,7 @@
 """Truncated sampling on the GPU: microseconds as graph replays, and whether the tokens are those of
 the search alone.
 
-    export PYTHONPATH=core/src:plugins/triton-ops/src:tests:tests/support
+    export PYTHONPATH=core/src:plugins/conformance/src:plugins/triton-ops/src:tests:tests/support
     python -m gpu.cut_times
 """
 

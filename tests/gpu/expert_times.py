@@ -1,7 +1,7 @@
 """Experts of the 30B-A3B shape on the GPU: right, how fast beside torch's grouped product, and by
 which tiles best.
 
-    export PYTHONPATH=core/src:plugins/triton-ops/src:tests:tests/support
+    export PYTHONPATH=core/src:plugins/conformance/src:plugins/triton-ops/src:tests:tests/support
     python tests/gpu/expert_times.py OUT
 
 Writes OUT/expert_times.json, after each number of tokens anew, and the best tiles as
