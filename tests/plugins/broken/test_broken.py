@@ -43,7 +43,7 @@ INSPECTED = [
     ("future", 4, ["from-the-future 1.0", "99.0", "upgrade headstock"]),
     ("past", 4, ["from-the-past 1.0", "upgrade from-the-past"]),
     ("ancient", 4, ["lost-a-name 1.0", "upgrade lost-a-name"]),
-    ("later", 4, ["next-revision 1.0", "0.2.9", "upgrade headstock"]),
+    ("later", 4, ["next-revision 1.0", "0.3.9", "upgrade headstock"]),
 ]
 
 CHOSEN = [
