@@ -110,21 +110,24 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
     ("case", "message"),
     [
         (Case("gemma2", {"use_bidirectional_attention": True}), "use_bidirectional_attention is"),
-        (Case("gemma2", {"attn_logit_softcapping": 0}), "attn_logit_softcapping is 0, wanted"),
+        (Case("gemma2", {"attn_logit_softcapping": 0}), "attn_logit_softcapping is 0, expected"),
         (Case("gemma2", {"hidden_activation": "relu"}), "hidden_activation is 'relu', which is"),
         *(
             (Case(kind, {"sliding_window": None, "layer_types": types}), "sliding_window is null")
             for kind in ("gemma2", "gemma3_text")
             for types in (None, ["full_attention"] * 3)
         ),
-        (Case("gemma3_text", {"rope_parameters": {"rope_type": "default"}}), "wanted a table for"),
+        (
+            Case("gemma3_text", {"rope_parameters": {"rope_type": "default"}}),
+            "expected a table for",
+        ),
         (
             Case("gemma3_text", {"rope_parameters": {}, "rope_scaling": {}}),
             "rope_scaling has no rope_parameters.full_attention to scale",
         ),
         (
             Case("gemma3_text", {"rope_scaling": "linear"}),
-            "rope_scaling is 'linear', wanted a table",
+            "rope_scaling is 'linear', expected a table",
         ),
         (
             Case("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
@@ -138,24 +141,27 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         ),
         (
             Case("phi3", {"rope_scaling": {"type": "longrope"}}),
-            "short_factor is null, wanted a list",
+            "short_factor is null, expected a list",
         ),
         (Case("phi3", {"partial_rotary_factor": 0.2}), "turns 3 of 16"),
         (Case("phi3", {"partial_rotary_factor": None}), "partial_rotary_factor is null"),
-        (Case("mixtral", {"num_experts_per_tok": 9}), "num_experts_per_tok is 9, wanted at most"),
-        (Case("granite", {"logits_scaling": 0}), "logits_scaling is 0, wanted a number above 0"),
-        (Case("granite", {"residual_multiplier": None}), "residual_multiplier is null, wanted"),
-        (Case("smollm3", {"no_rope_layers": [1]}), "no_rope_layers is '[1]', wanted 3 entries"),
+        (Case("mixtral", {"num_experts_per_tok": 9}), "num_experts_per_tok is 9, expected at most"),
+        (Case("granite", {"logits_scaling": 0}), "logits_scaling is 0, expected a number above 0"),
+        (Case("granite", {"residual_multiplier": None}), "residual_multiplier is null, expected"),
+        (Case("smollm3", {"no_rope_layers": [1]}), "no_rope_layers is '[1]', expected 3 entries"),
         (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv is 3.0, which is not supported"),
         (Case("ernie4_5_moe", {"use_bias": True}), "use_bias is true, which is not supported"),
         (
             Case("ernie4_5_moe", {"moe_num_shared_experts": -1}),
-            "moe_num_shared_experts is -1, wanted a number of experts",
+            "moe_num_shared_experts is -1, expected a number of experts",
         ),
         (Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}), "but there is no window"),
-        (Case("lfm2", {"full_attn_idxs": [3]}), "full_attn_idxs is '[3]', wanted a list of"),
+        (Case("lfm2", {"full_attn_idxs": [3]}), "full_attn_idxs is '[3]', expected a list of"),
         (Case("lfm2", {"full_attn_idxs": []}), "no layer is of type 'full_attention'"),
-        (Case("lfm2", {"conv_dim": 16}), "conv_dim is 16, but hidden_size is 32; wanted the same"),
+        (
+            Case("lfm2", {"conv_dim": 16}),
+            "conv_dim is 16, but hidden_size is 32; expected the same",
+        ),
         (Case("lfm2", {"use_pos_enc": False}), "use_pos_enc is false, which is not supported"),
         (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act is 'gelu', but LFM2 has 'silu' alone"),
     ],

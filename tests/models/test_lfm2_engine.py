@@ -226,9 +226,9 @@ def test_a_published_configuration_is_read_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv_L_cache": 1}, "conv_L_cache is 1, wanted 2 to 1024"),
+        ({"conv_L_cache": 1}, "conv_L_cache is 1, expected 2 to 1024"),
         ({"layer_types": ["conv"] * 4}, "no layer is of type 'full_attention'"),
-        ({"layer_types": ["mamba"] * 4}, "wanted 4 entries out of full_attention, conv"),
+        ({"layer_types": ["mamba"] * 4}, "expected 4 entries out of full_attention, conv"),
     ],
     ids=str,
 )

@@ -210,5 +210,5 @@ def test_what_changes_the_result_and_is_not_served_is_refused(
     ((name, _),) = changes.items()
     case = Case(model_type, changes)
 
-    with pytest.raises(ValueError, match=f"^{name} is .*, which is not supported; wanted "):
+    with pytest.raises(ValueError, match=f"^{name} is .*, which is not supported; expected "):
         case.family.config(case.hf)

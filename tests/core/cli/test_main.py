@@ -326,7 +326,7 @@ def test_a_verb_of_a_plugin_that_is_no_function_is_named(
     monkeypatch.setattr(registry, "load_spec", lambda kind, name: spec)
     assert main(["hum"]) == 3
     assert capsys.readouterr().err == (
-        "headstock: verb 'hum': math:pi is 3.141592653589793; wanted main(arguments) -> int\n"
+        "headstock: verb 'hum': math:pi is 3.141592653589793; expected main(arguments) -> int\n"
     )
 
 
@@ -338,7 +338,7 @@ def test_a_command_that_returns_no_exit_code_is_named(
     monkeypatch.setattr(registry, "import_implementation", lambda spec: lambda arguments: None)
     assert main(["bench"]) == 3
     assert capsys.readouterr().err == (
-        "headstock: verb 'bench': hum:main returned None; wanted an exit code\n"
+        "headstock: verb 'bench': hum:main returned None; expected an exit code\n"
     )
 
 

@@ -98,7 +98,7 @@ def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
     (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
     with pytest.raises(
-        ModelError, match=r"max_position_embeddings is 10000000000, wanted at most 16777216"
+        ModelError, match=r"max_position_embeddings is 10000000000, expected at most 16777216"
     ):
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
 

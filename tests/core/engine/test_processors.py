@@ -168,11 +168,11 @@ def test_log_probabilities_are_of_the_scores_before(toys: Toys) -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        (lambda *_: {"nothing": 3}, "wanted None, or values of by, begin"),
-        (lambda *_: {"by": (1, 2)}, r"gave its column 'by' .*; wanted: int64 number"),
-        (lambda *_: {"by": 1.9}, r"gave its column 'by' 1.9; wanted: int64 number"),
-        (lambda *_: {"by": 2.0**70}, r"gave its column 'by' .*; wanted: int64 number"),
-        (lambda *_: {"by": "7"}, r"gave its column 'by' .*; wanted: int64 number"),
+        (lambda *_: {"nothing": 3}, "expected None, or values of by, begin"),
+        (lambda *_: {"by": (1, 2)}, r"gave its column 'by' .*; expected int64 number"),
+        (lambda *_: {"by": 1.9}, r"gave its column 'by' 1.9; expected int64 number"),
+        (lambda *_: {"by": 2.0**70}, r"gave its column 'by' .*; expected int64 number"),
+        (lambda *_: {"by": "7"}, r"gave its column 'by' .*; expected int64 number"),
         (lambda *_: 1 / 0, "'shift' raised ZeroDivisionError"),
         (lambda *_: int("x"), "'shift': invalid literal"),
     ],

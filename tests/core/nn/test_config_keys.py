@@ -208,7 +208,7 @@ def test_the_unread_fields_are_in_one_warning(
 def test_what_changes_the_numbers_and_is_not_served_is_refused(model_type: str, name: str) -> None:
     for value in UNSERVED[name]:
         assert config(model_type, **{name: value}).ignored_fields == ()
-    with pytest.raises(ValueError, match=f"^{name} is 7.5, which is not supported; wanted "):
+    with pytest.raises(ValueError, match=f"^{name} is 7.5, which is not supported; expected "):
         config(model_type, **{name: 7.5})
 
 

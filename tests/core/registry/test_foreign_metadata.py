@@ -57,9 +57,9 @@ BROKEN_ENTRIES = [
     (b"[Headstock.Cache]\nu = a:b\n", "unknown kind", "did you mean cache?"),
     (b"[headstock.quant]\nq = a:b\n", "reserved kind", "headstock.quant is reserved"),
     (b"[headstock.weights]\nw = a:b\n", "reserved kind", "headstock.weights is reserved"),
-    (b"[headstock.cache]\nodd = json\n", "bad target", "'json'; wanted MODULE:FUNCTION"),
-    (b"[headstock.cache]\nodd = a b : c\n", "bad target", "'a b : c'; wanted MODULE:FUNCTION"),
-    (b"[headstock.cache]\n\x1b[31mred = a:b\n", "bad name", "wanted [a-z][a-z0-9_-]*"),
+    (b"[headstock.cache]\nodd = json\n", "bad target", "'json'; expected MODULE:FUNCTION"),
+    (b"[headstock.cache]\nodd = a b : c\n", "bad target", "'a b : c'; expected MODULE:FUNCTION"),
+    (b"[headstock.cache]\n\x1b[31mred = a:b\n", "bad name", "expected [a-z][a-z0-9_-]*"),
     (b"[headstock.cache]\nodd = no_such_top:spec\n", "no module", "no module 'no_such_top'"),
     (b"[headstock.cache]\nodd = json.nothing:spec\n", "no module", "no module 'json.nothing'"),
 ]
@@ -153,7 +153,7 @@ def test_a_target_that_names_no_function_is_refused_when_it_is_chosen(
 ) -> None:
     write_foreign(tmp_path, b"[headstock.scheduler]\nodd = json\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(PluginBroken, match=r"foreign 1\.0.*'json'; wanted MODULE:FUNCTION"):
+    with pytest.raises(PluginBroken, match=r"foreign 1\.0.*'json'; expected MODULE:FUNCTION"):
         registry.load_spec("scheduler", "odd")
 
 

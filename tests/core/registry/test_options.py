@@ -86,14 +86,14 @@ def test_an_assignment_is_converted_to_the_type_of_its_field(
     ("assignment", "words"),
     [
         ("fa.num_split=4", "; did you mean num_splits?"),
-        ("fa.num_splits=four", "wanted an integer"),
+        ("fa.num_splits=four", "expected an integer"),
         ("fa.num_splits=0", "must be >= 1"),
-        ("fa.scale=nan", "wanted a finite number"),
-        ("fa.eager=maybe", "wanted one of on, off"),
-        ("fa.limit=many", "wanted none or an integer"),
-        ("fa.mode=c", "wanted one of a, b"),
-        ("fa.order=x", "wanted one of fifo, lifo"),
-        ("fa.num_splits", "wanted NAME.FIELD=VALUE"),
+        ("fa.scale=nan", "expected a finite number"),
+        ("fa.eager=maybe", "expected one of on, off"),
+        ("fa.limit=many", "expected none or an integer"),
+        ("fa.mode=c", "expected one of a, b"),
+        ("fa.order=x", "expected one of fifo, lifo"),
+        ("fa.num_splits", "expected NAME.FIELD=VALUE"),
     ],
 )
 def test_a_bad_assignment_is_a_usage_error(
@@ -128,7 +128,7 @@ def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_r
 ) -> None:
     for name in ("sizes", "other"):
         with pytest.raises(
-            PluginBroken, match=f"its option '{name}': it is of type .*, wanted int, float"
+            PluginBroken, match=f"its option '{name}': it is of type .*, expected int, float"
         ):
             registry.make_options(make_spec("fa_options:Unread"), [f"fa.{name}=3"])
     assert registry.make_options(make_spec("fa_options:Unread"), ["fa.read=312"]) == Unread(

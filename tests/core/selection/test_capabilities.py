@@ -301,7 +301,7 @@ def test_a_claim_of_another_type_cannot_be_made(wrong: dict[str, Any]) -> None:
     ids=lambda wrong: str(*wrong),
 )
 def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match=f"{str(*wrong)}|wanted a dotted path"):
+    with pytest.raises((TypeError, ValueError), match=f"{str(*wrong)}|expected a dotted path"):
         attrs.evolve(spec(), **wrong)
     for kind, name in (("cache", "naive"), ("ops", "torch"), ("runner", "eager")):
         with pytest.raises(TypeError, match="capabilities"):

@@ -179,7 +179,7 @@ def test_a_real_process_ends_with_the_same_line_and_code(
     [
         ("raised", 5, REASON),
         ("fault", 3, "its resolve raised KeyError: 'lost'"),
-        ("nonsense", 3, "its resolve returned no; wanted None, or each Rejection in a tuple"),
+        ("nonsense", 3, "its resolve returned no; expected None, or each Rejection in a tuple"),
     ],
 )
 def test_what_resolve_raises_or_returns_is_told_apart(

@@ -101,13 +101,16 @@ GOOD = [
     with_groups(group(0, 1, 2, window=6), windows=(4, 6, 6)),
 ]
 BAD = [
-    (with_groups(group(0, 1)), "layer 2 is in no group; wanted exactly one"),
+    (with_groups(group(0, 1)), "layer 2 is in no group; expected exactly one"),
     (with_groups(group(0, 1), group(1, 2)), "layer 1 is in 2 groups"),
     (with_groups(group(0, 1, 2, 3)), "a group lists layer 3, and there are 3 layers"),
     (with_groups(group(0, 1, 2), group()), "group 1 has no layer"),
     (with_groups(group(0, 1, 2, window=6), windows=(4, 7, 6)), "layer 1 .* sees 7 .* keeps 6"),
     (with_groups(group(0, 1, 2, window=6), windows=(4, None, 6)), "sees all .* keeps 6"),
-    (with_groups(group(0, 1, 2, window=0), windows=(0, 0, 0)), "a window of 0; wanted at least 1"),
+    (
+        with_groups(group(0, 1, 2, window=0), windows=(0, 0, 0)),
+        "a window of 0; expected at least 1",
+    ),
     (with_groups(group(0, 1, 2, layout=STATE), windows=(4, None, None)), "keeps a state"),
     (with_groups(group(0, 1, 2, layout=STATE, window=3)), "keeps a state"),
     (with_groups(group(0, 1, 2, layout=StateKV(tensors=()))), "a state of \\[\\]"),
@@ -122,12 +125,12 @@ BAD = [
     (with_groups(group(0, 1, 2, layout=evolve(LATENT, rope_dim=24))), "24 for the position"),
     (with_groups(group(0, 1, 2, layout=evolve(FULL, kv_heads=4))), "as the model has them"),
     (with_groups(group(0, 1, 2, layout=evolve(FULL, v_dim=16))), "as the model has them"),
-    (with_groups(group(0, 1, 2, dtype="half-way")), "the type half-way; wanted a floating"),
+    (with_groups(group(0, 1, 2, dtype="half-way")), "the type half-way; expected a floating"),
     (
         with_groups(
             group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3,), "int8"),)))
         ),
-        "a state of int8; wanted a floating",
+        "a state of int8; expected a floating",
     ),
     (
         with_conv(ShortConv(taps=3, width=8), group(0), group(1, 2)),
@@ -139,12 +142,12 @@ BAD = [
     ),
     (latent_model(evolve(LATENT, dim=25)), r"over LatentKV\(dim=24, .* and keeps LatentKV\(dim=25"),
     (latent_model(FULL), "has latent attention over .*, and keeps FullKV"),
-    (latent_model(kv_heads=2), r"\(kv_heads, head_dim\) is \(2, 24\); wanted \(1, 24\)"),
-    (latent_model(head_dim=8), r"\(kv_heads, head_dim\) is \(1, 8\); wanted \(1, 24\)"),
-    (latent_model(qk_norm=QkNorm.HEAD), "qk_norm is head; wanted none"),
+    (latent_model(kv_heads=2), r"\(kv_heads, head_dim\) is \(2, 24\); expected \(1, 24\)"),
+    (latent_model(head_dim=8), r"\(kv_heads, head_dim\) is \(1, 8\); expected \(1, 24\)"),
+    (latent_model(qk_norm=QkNorm.HEAD), "qk_norm is head; expected none"),
     (latent_model(ropes=(Rope(theta=9.0, dim=4),)), "no rope for the 8 elements"),
-    (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; wanted FullKV"),
-    (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; wanted 0, 1"),
+    (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; expected FullKV"),
+    (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; expected 0, 1"),
     (
         evolve(model(), layers=(evolve(model().layers[0], group=3), *model().layers[1:])),
         "layer 0 names group 3, and there are 3",
@@ -182,7 +185,7 @@ def leave_out_a_group(config: ModelConfig) -> ModelConfig:
     ("change", "fault"),
     [
         (look_too_far, "layer 1 of group 1 sees 10 tokens, and the group keeps 9"),
-        (leave_out_a_group, "layer 1 is in no group; wanted exactly one"),
+        (leave_out_a_group, "layer 1 is in no group; expected exactly one"),
     ],
 )
 def test_a_family_with_wrong_groups_is_refused_in_one_line_before_weights_load(

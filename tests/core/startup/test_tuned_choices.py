@@ -131,7 +131,7 @@ def test_a_damaged_file_is_a_line_in_the_log(
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"tuned_choices": "~nobody-here/x"}, UsageError, "begins with no user's home; wanted"),
+        ({"tuned_choices": "~nobody-here/x"}, UsageError, "begins with no user's home; expected"),
         ({"model": "~nobody-here/x"}, HeadstockError, "~nobody-here/x"),
         ({"chat_template": "~nobody-here/x.jinja"}, ModelError, "cannot be read: No such file"),
     ],
@@ -258,10 +258,10 @@ def test_operations_measure_their_own_options(
     ("found", "says"),
     [
         ("{}['lost']", "its tune raised KeyError: 'lost'"),
-        ("7", "its tune returned 7; wanted texts by option"),
-        ("{'width': 2}", "its tune returned {'width': 2}; wanted texts by option"),
+        ("7", "its tune returned 7; expected texts by option"),
+        ("{'width': 2}", "its tune returned {'width': 2}; expected texts by option"),
         ("{'height': '2'}", "its tune found options that it refuses: .*no such option"),
-        ("{'width': 'wide'}", "its tune found options that it refuses: .*wanted an integer"),
+        ("{'width': 'wide'}", "its tune found options that it refuses: .*expected an integer"),
     ],
 )
 def test_what_operations_find_wrongly_is_theirs(

@@ -65,7 +65,9 @@ def test_operations_that_make_no_weight_of_a_parameter_are_named(
     def careless(name: str, weight: Weight) -> Any:
         return returned
 
-    text = rf"careless\('.*'\) returned a {type(returned).__name__}; wanted a headstock.spi.Weight"
+    text = (
+        rf"careless\('.*'\) returned a {type(returned).__name__}; expected a headstock.spi.Weight"
+    )
     with pytest.raises(PluginBroken, match=text):
         loading(write(tensors), prepare=careless)
 
@@ -91,11 +93,11 @@ def test_many_missing_tensors_are_counted(write: Any, loading: Any, tensors: Any
     [
         (
             torch.zeros(8, 4),
-            "model.layers.1.self_attn.k_proj.weight has shape [8, 4], wanted [4, 8]",
+            "model.layers.1.self_attn.k_proj.weight has shape [8, 4], expected [4, 8]",
         ),
         (
             torch.zeros(4, 8, dtype=torch.int8),
-            "self_attn.k_proj.weight has dtype I8, wanted one of F32",
+            "self_attn.k_proj.weight has dtype I8, expected one of F32",
         ),
         (torch.full((4, 8), float("nan")), "holds NaN or infinite numbers as float32"),
     ],

@@ -153,10 +153,10 @@ SCALES = f"{NAME}_scale_inv"
         ),
         (
             replace(SCALES, lambda s: s.T.contiguous()),
-            f"{SCALES} has shape [3, 2], wanted [2, 3] for block FP8 (4 x 4) of [8, 12]",
+            f"{SCALES} has shape [3, 2], expected [2, 3] for block FP8 (4 x 4) of [8, 12]",
         ),
-        (replace(SCALES, lambda s: s.double()), f"{SCALES} has dtype F64, wanted one of F32"),
-        (replace(NAME, lambda w: w.T.contiguous()), f"{SCALES} has shape [2, 3], wanted [3, 2]"),
+        (replace(SCALES, lambda s: s.double()), f"{SCALES} has dtype F64, expected one of F32"),
+        (replace(NAME, lambda w: w.T.contiguous()), f"{SCALES} has shape [2, 3], expected [3, 2]"),
         (damage(float("nan")), f"{SCALES} in "),
         (damage(float("inf")), "holds scales that are NaN, infinite or not above 0"),
         (damage(0.0), "holds scales that are NaN, infinite or not above 0"),
@@ -172,7 +172,7 @@ SCALES = f"{NAME}_scale_inv"
         ),
         (
             replace("model.norm.weight", lambda w: w.to(torch.float8_e5m2)),
-            "model.norm.weight has dtype F8_E5M2, wanted one of F32",
+            "model.norm.weight has dtype F8_E5M2, expected one of F32",
         ),
     ],
 )
@@ -261,18 +261,18 @@ def test_a_file_of_an_unknown_type_is_refused(write: Any, tensors: dict[str, Ten
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F4X"', 1))
 
-    with pytest.raises(ModelError, match=r"has dtype F4X, wanted one of .*F8_E4M3"):
+    with pytest.raises(ModelError, match=r"has dtype F4X, expected one of .*F8_E4M3"):
         load(directory)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], wanted two whole numbers"),
-        ({"weight_block_size": [0, 8]}, "weight_block_size is .* wanted two whole numbers"),
-        ({"fmt": "e5m2"}, "fmt is .*e5m2.*, wanted e4m3 or float8_e4m3fn"),
-        ({"activation_scheme": "odd"}, "activation_scheme is .*odd.*, wanted dynamic or static"),
-        ({"scale_fmt": "e3m0"}, "scale_fmt is .*, wanted float or ue8m0"),
+        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], expected two whole numbers"),
+        ({"weight_block_size": [0, 8]}, "weight_block_size is .* expected two whole numbers"),
+        ({"fmt": "e5m2"}, "fmt is .*e5m2.*, expected e4m3 or float8_e4m3fn"),
+        ({"activation_scheme": "odd"}, "activation_scheme is .*odd.*, expected dynamic or static"),
+        ({"scale_fmt": "e3m0"}, "scale_fmt is .*, expected float or ue8m0"),
         ({"modules_to_not_convert": "lm_head"}, ".* must be lists of names of modules"),
         ({"ignored_layers": [1]}, ".* must be lists of names of modules"),
     ],

@@ -244,13 +244,13 @@ def test_a_parameter_without_dimensions_is_read(write: Any) -> None:
 
 def test_a_vector_is_no_parameter_without_dimensions(write: Any) -> None:
     directory = write({"a": torch.ones(1)})
-    with pytest.raises(ModelError, match=r"a has shape \[1\], wanted \[\]"):
+    with pytest.raises(ModelError, match=r"a has shape \[1\], expected \[\]"):
         load_scalars(directory, scalar_specs(("a",)))
 
 
 def test_a_scalar_is_no_parameter_with_dimensions(write: Any, loading: Any, tensors: Any) -> None:
     tensors[NORM] = torch.tensor(1.0)
-    assert f"{NORM} has shape [], wanted [8]" in refused(loading, write(tensors))
+    assert f"{NORM} has shape [], expected [8]" in refused(loading, write(tensors))
 
 
 def test_weight_files_without_an_index(write: Any, tensors: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_good_header_is_read(tmp_path: Path) -> None:
         ({"a": []}, {}, "a has no proper dtype, shape and data_offsets"),
         ({"a": {**GOOD["a"], "shape": [-2]}}, {}, "no proper dtype"),
         ({"a": {**GOOD["a"], "shape": [True, 2]}}, {}, "no proper dtype"),
-        ({"a": {**GOOD["a"], "dtype": "Q4"}}, {}, "a has dtype Q4, wanted one of F64"),
+        ({"a": {**GOOD["a"], "dtype": "Q4"}}, {}, "a has dtype Q4, expected one of F64"),
         ({"a": {**GOOD["a"], "shape": [2**40, 2**40]}}, {}, "but has 8 bytes in the header"),
         (
             {**GOOD, "b": {**GOOD["b"], "data_offsets": [4, 8]}},
@@ -124,7 +124,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[1]", "holds a list, wanted a JSON object"),
+        ("[1]", "holds a list, expected a JSON object"),
     ],
 )
 def test_a_config_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:

@@ -130,7 +130,7 @@ def test_a_named_setting_stays_and_nothing_is_kept_for_another_model(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--tuned-choices", "off"], "keeps nothing; wanted a directory"),
+        (["--tuned-choices", "off"], "keeps nothing; expected a directory"),
         (["--shape", "qwen"], "unknown --shape"),
         (["--attn", "fa"], "nothing that could be measured runs here"),
     ],

@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[3]
 
 INSPECTED = [
     ("sound", 0, ["provided by", "sound-plugin 1.0"]),
-    ("needy", 0, ["no-such-kernels", "wanted >=2, found nothing", "pip install kernels"]),
+    ("needy", 0, ["no-such-kernels", "expected >=2, found nothing", "pip install kernels"]),
     ("choosy", 0, ["one of: no-such-kernels"]),
     ("late", 0, ["breaks_late_inside:choose"]),
     ("mixed", 0, ["headstock "]),

@@ -164,7 +164,7 @@ def test_options_of_the_command_are_read_as_run_reads_them(
     assert main(["check", "proposer:ngram", "--opt", "ngram.max-drafts=2"]) == 0
     assert "10 passed" in capsys.readouterr().err
     for text, said in (
-        ("ngram.max_drafts=no", "wanted an integer"),
+        ("ngram.max_drafts=no", "expected an integer"),
         ("ngram.most=2", "no such option"),
         ("radix.max_prefixes=4", "it is not of the plugin that is checked; wanted ngram.FIELD"),
     ):

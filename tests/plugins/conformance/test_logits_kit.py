@@ -159,9 +159,9 @@ class ReadsNumpy(Shifted):
 BROKEN = {
     BestLostForFew: "changes_argmax is False, and another token becomes the best",
     Banned: "another token becomes the best (with",
-    ValueOfText: "gave its column 'shift' 1.0; wanted: float32 numb",
+    ValueOfText: "gave its column 'shift' 1.0; expected float32 numb",
     ValueOfLongPrompts: "for a prompt of 700 tokens",
-    RowOfPairs: "wanted None, or values of shift",
+    RowOfPairs: "expected None, or values of shift",
     Reads: "it reads the device by Tensor.__float__",
     ReadsList: "it reads the device by Tensor.tolist",
     ReadsMask: "it reads the device by an index of bools",

@@ -118,7 +118,7 @@ def choose_provider(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
             rejections.append(f"{provider.require.distribution} is not installed")
         elif major_minor(number) < provider.least:
             rejections.append(
-                f"{provider.require.distribution} is {number}, wanted {provider.require.version}"
+                f"{provider.require.distribution} is {number}, expected {provider.require.version}"
             )
         elif env not in provider.devices:
             rejections.append(

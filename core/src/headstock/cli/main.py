@@ -244,7 +244,8 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     run: Callable[[list[str]], object] = registry.import_implementation(spec)
     if not callable(run):
         raise PluginBroken(
-            f"verb {verb!r}: {spec.implementation} is {shorten(run)}; wanted main(arguments) -> int"
+            f"verb {verb!r}: {spec.implementation} is {shorten(run)}; expected main(arguments) "
+            "-> int"
         )
 
     def run_checked(arguments: list[str]) -> int:
@@ -253,7 +254,7 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
         if not isinstance(code, int):
             raise PluginBroken(
                 f"verb {verb!r}: {spec.implementation} returned {shorten(code)}; "
-                "wanted an exit code"
+                "expected an exit code"
             )
         return code
 

@@ -286,7 +286,7 @@ def _format_requirement(need: Require) -> str:
             for alternative in need.any_of
         )
     installed = registry.find_version(need.distribution) or "nothing"
-    return f"wanted {need.version or 'any version'}, found {installed}"
+    return f"expected {need.version or 'any version'}, found {installed}"
 
 
 def _list_option_defaults(spec: PluginSpec) -> dict[str, object]:

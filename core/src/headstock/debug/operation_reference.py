@@ -183,7 +183,7 @@ def _find_logprob_fault(
     }
     for what, (found, right) in pairs.items():
         if found.shape != right.shape:
-            return f"gave {list(found.shape)} as {what}; wanted {list(right.shape)}"
+            return f"gave {list(found.shape)} as {what}; expected {list(right.shape)}"
         # Equal ones first: of two that are infinite there is no difference.
         errors = torch.where(found == right, 0.0, (found - right).abs()).nan_to_num(nan=math.inf)
         is_off = (errors > allowed[:, None]).any(-1) & sampled.healthy

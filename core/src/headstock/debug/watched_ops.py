@@ -88,7 +88,7 @@ class WatchedOps(Ops):
         q = self.inner.qkv_rope_store(x, params, config, layer, batch)
         where = f"qkv_rope_store of layer {layer.index}"
         if not isinstance(q, Tensor) or q.dim() != 3 or len(q) != len(batch.tokens):
-            self._blame(f"returned {_describe(q)} from {where}; wanted [tokens, heads, head_dim]")
+            self._blame(f"returned {_describe(q)} from {where}; expected [tokens, heads, head_dim]")
         self._writes.check(layer)
         self.watch.note_result(q, batch, f"{where} by {self.name!r}")
         if expected is not None and self.reference is not None:
@@ -165,7 +165,7 @@ class WatchedOps(Ops):
         )
         hidden = self.inner.final_norm(x, params, config, batch)
         if not isinstance(hidden, Tensor) or len(hidden) != len(batch.tokens):
-            self._blame(f"returned {_describe(hidden)} from final_norm; wanted [tokens, hidden]")
+            self._blame(f"returned {_describe(hidden)} from final_norm; expected [tokens, hidden]")
         self.watch.note_result(hidden, batch, f"final_norm by {self.name!r}")
         if expected is not None and self.reference is not None:
             self.reference.compare(hidden, expected, "final_norm")
@@ -226,7 +226,7 @@ class WatchedOps(Ops):
         if not isinstance(x, Stream) or len(x.total) != len(batch.tokens):
             result = _describe(x.total) if isinstance(x, Stream) else describe_type(x)
             self._blame(
-                f"returned {result} from {where}; wanted a Stream of {len(batch.tokens)} rows"
+                f"returned {result} from {where}; expected a Stream of {len(batch.tokens)} rows"
             )
         what = f"{where} by {self.name!r}"
         self.watch.note_result(x.total, batch, what)
@@ -247,7 +247,7 @@ class WatchedOps(Ops):
         raises: PluginBroken
         """
         if not isinstance(sampled, Sample):
-            self._blame(f"sampled {describe_type(sampled)}; wanted a Sample")
+            self._blame(f"sampled {describe_type(sampled)}; expected a Sample")
         tokens = sampled.tokens
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())

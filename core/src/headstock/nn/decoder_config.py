@@ -126,7 +126,7 @@ def decoder_config(
     max_position = max(stretched_length(rope, stated) for rope in ropes)
     if max_position > _MOST_POSITIONS:
         raise ValueError(
-            f"max_position_embeddings is {max_position}, wanted at most {_MOST_POSITIONS}"
+            f"max_position_embeddings is {max_position}, expected at most {_MOST_POSITIONS}"
         )
     count = read_layer_count(hf)
     # A window that no position reaches past is none.
@@ -182,7 +182,7 @@ def _check_model_type(hf: Json, architecture: str, model_types: Collection[str])
     if model_types and model_type is not None and model_type not in model_types:
         expected = " or ".join(model_types)
         raise ValueError(
-            f"model_type is {quoted(model_type)}, but the architecture is {architecture}; wanted "
+            f"model_type is {quoted(model_type)}, but the architecture is {architecture}; expected "
             f"{expected}"
         )
 
@@ -190,14 +190,14 @@ def _check_model_type(hf: Json, architecture: str, model_types: Collection[str])
 def _check_parts(what: str, count: int) -> None:
     """Raise ValueError for more than can be named one by one."""
     if count > _MOST_PARTS:
-        raise ValueError(f"{what} {count}, wanted at most {_MOST_PARTS}")
+        raise ValueError(f"{what} {count}, expected at most {_MOST_PARTS}")
 
 
 def read_layer_count(hf: Json) -> int:
     """How many layers the decoder has."""
     count = read_positive(hf, "num_hidden_layers")
     if count > _MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {count}, wanted at most {_MOST_LAYERS}")
+        raise ValueError(f"num_hidden_layers is {count}, expected at most {_MOST_LAYERS}")
     return count
 
 
@@ -274,7 +274,7 @@ def check_whole_heads(hf: Json) -> None:
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
     if hidden % heads:
         raise ValueError(
-            f"hidden_size is {hidden}, wanted a multiple of the {heads} num_attention_heads"
+            f"hidden_size is {hidden}, expected a multiple of the {heads} num_attention_heads"
         )
 
 
@@ -287,7 +287,7 @@ def read_activation(hf: Json, name: str = "hidden_act", default: str = "silu") -
     if not isinstance(value, str) or value not in _ACTIVATIONS:
         wanted = ", ".join(_ACTIVATIONS)
         raise ValueError(
-            f"{name} is {quoted(value)}, which is not supported; wanted one of {wanted}"
+            f"{name} is {quoted(value)}, which is not supported; expected one of {wanted}"
         )
     return _ACTIVATIONS[value]
 
@@ -309,7 +309,7 @@ def read_layer_types(hf: Json, served: Sequence[str] = LAYER_TYPES) -> list[str]
         or not all(type(t) is str and t in allowed for t in types)
     ):
         raise ValueError(
-            f"layer_types is {quoted(types)}, wanted {count} entries out of {', '.join(served)}"
+            f"layer_types is {quoted(types)}, expected {count} entries out of {', '.join(served)}"
         )
     return [_RENAMED_TYPES.get(name, name) for name in types]
 
@@ -321,7 +321,7 @@ def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None
     """
     if window is None and "sliding_attention" in types:
         raise ValueError(
-            "layer_types has 'sliding_attention', but there is no window; wanted a "
+            "layer_types has 'sliding_attention', but there is no window; expected a "
             "sliding_window, and use_sliding_window where the family has it"
         )
     return [window if name == "sliding_attention" else None for name in types]
@@ -342,7 +342,7 @@ def _read_dtype(hf: Json) -> str:
     """The checkpoint's torch dtype, by name."""
     dtype = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {shorten(dtype)!r}, wanted one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype is {shorten(dtype)!r}, expected one of {', '.join(DTYPES)}")
     return str(dtype)
 
 
@@ -351,5 +351,7 @@ def _read_eos(hf: Json) -> tuple[int, ...]:
     value = hf.get("eos_token_id")
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in ids):
-        raise ValueError(f"eos_token_id is {shorten(value)!r}, wanted a token id or a list of them")
+        raise ValueError(
+            f"eos_token_id is {shorten(value)!r}, expected a token id or a list of them"
+        )
     return tuple(dict.fromkeys(ids))

@@ -67,7 +67,7 @@ def read_rope(
     except ValueError as error:
         raise ValueError(f"{title}: {error}" if title in hf else str(error)) from None
     if base <= 1:
-        raise ValueError(f"rope_theta is {base}, wanted above 1")
+        raise ValueError(f"rope_theta is {base}, expected above 1")
     part = table.get("partial_rotary_factor", hf.get("partial_rotary_factor"))
     # transformers drops the factor under plain positions and fails under scaled ones; others turn a
     # part of the head.
@@ -76,11 +76,13 @@ def read_rope(
     )
     if is_null or not (partial or part in (None, 1)):
         raise ValueError(
-            f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; wanted 1.0"
+            f"partial_rotary_factor is {quoted(part)}, but only whole heads are turned; "
+            "expected 1.0"
         )
     if head_dim % 2:
         raise ValueError(
-            f"{width_field} is {head_dim}, wanted an even number, whose halves are turned together"
+            f"{width_field} is {head_dim}, expected an even number, whose halves are turned "
+            "together"
         )
     dim = _read_part(head_dim, part) if partial and part is not None else head_dim
     lists = {name: _read_list(table, name, dim // 2) for name in _LISTS.get(scaling, ())}
@@ -96,11 +98,11 @@ def read_rope(
 def _read_part(head_dim: int, part: object) -> int:
     """How many elements of a head are turned.   raises: ValueError"""
     if type(part) not in (int, float) or not 0 < part <= 1:  # type: ignore[operator]
-        raise ValueError(f"partial_rotary_factor is {quoted(part)}, wanted above 0 and at most 1")
+        raise ValueError(f"partial_rotary_factor is {quoted(part)}, expected above 0 and at most 1")
     dim = int(head_dim * part)  # type: ignore[operator]
     if dim % 2 or not dim:
         raise ValueError(
-            f"partial_rotary_factor {part} turns {dim} of {head_dim} elements; wanted an even "
+            f"partial_rotary_factor {part} turns {dim} of {head_dim} elements; expected an even "
             "number of them"
         )
     return dim
@@ -110,7 +112,7 @@ def _read_list(table: Json, name: str, count: int) -> tuple[float, ...]:
     """So many numbers above 0, one a pair of elements that are turned.   raises: ValueError"""
     values = table.get(name)
     if not isinstance(values, list) or len(values) != count:
-        raise ValueError(f"{name} is {quoted(values)}, wanted a list of {count} numbers")
+        raise ValueError(f"{name} is {quoted(values)}, expected a list of {count} numbers")
     return tuple(read_number({name: value}, name) for value in values)
 
 
@@ -156,7 +158,7 @@ def _read_table(hf: Json) -> tuple[str, Json]:
         isinstance(value, dict) or name in LAYER_TYPES for name, value in table.items()
     )
     if not is_flat:
-        raise ValueError(f"{title} is {quoted(table)}, wanted one flat table for all layers")
+        raise ValueError(f"{title} is {quoted(table)}, expected one flat table for all layers")
     return title, table
 
 
@@ -164,7 +166,7 @@ def _read_scaling(table: Json, scalings: Collection[str]) -> str:
     """The type of scaling."""
     scaling = table.get("rope_type", table.get("type", "default"))
     if not isinstance(scaling, str) or scaling not in scalings:
-        raise ValueError(f"rope_type is {quoted(scaling)}, wanted one of {', '.join(scalings)}")
+        raise ValueError(f"rope_type is {quoted(scaling)}, expected one of {', '.join(scalings)}")
     return scaling
 
 

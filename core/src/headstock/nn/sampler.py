@@ -178,7 +178,7 @@ def apply_processor(
         kind = type(processor)
         raise PluginBroken(
             f"the logits processor {kind.__module__}.{kind.__qualname__} returned {result}; "
-            f"wanted: {_describe_scores(logits)}; report it to its author"
+            f"expected {_describe_scores(logits)}; report it to its author"
         )
     return scores
 

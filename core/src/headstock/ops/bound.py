@@ -130,7 +130,8 @@ class BoundOps(Ops):
         prepared: object = self._ops.prepare(spec, weight)
         if not isinstance(prepared, Weight):
             raise PluginBroken(
-                f"ops plugin {self._name!r}: prepare returned {describe_type(prepared)}; wanted a "
+                f"ops plugin {self._name!r}: prepare returned {describe_type(prepared)}; "
+                "expected a "
                 "headstock.spi.Weight"
             )
         return prepared

@@ -36,7 +36,7 @@ class FieldRule:
     def check(self, name: str, value: object) -> None:
         """Raise ValueError when the value is something else."""
         if not self.holds(value):
-            raise ValueError(f"{name} is {shorten(repr(value))}, wanted {self.condition}")
+            raise ValueError(f"{name} is {shorten(repr(value))}, expected {self.condition}")
 
 
 def _integer(least: int, most: int) -> FieldRule:
@@ -117,7 +117,7 @@ def check_header(header: Mapping[str, Any]) -> None:
         _check_fields(group, GROUP_RULES, f"groups[{number}].")
     if len(limits["num_pages"]) != len(groups):
         raise ValueError(
-            f"limits.num_pages has {len(limits['num_pages'])} entries, wanted one a group: "
+            f"limits.num_pages has {len(limits['num_pages'])} entries, expected one a group: "
             f"{len(groups)}"
         )
     columns = -(-limits["max_len"] // limits["page_size"])
@@ -125,7 +125,7 @@ def check_header(header: Mapping[str, Any]) -> None:
     if cells > MAX_CELLS or sum(limits["num_pages"]) > MAX_PAGES:
         raise ValueError(
             f"its sizes need tables of {cells} entries and {sum(limits['num_pages'])} pages, "
-            f"wanted at most {MAX_CELLS} and {MAX_PAGES}"
+            f"expected at most {MAX_CELLS} and {MAX_PAGES}"
         )
 
 

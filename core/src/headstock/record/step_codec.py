@@ -116,7 +116,7 @@ def _read_value(block: BlockReader, key: str, fields: Fields) -> Any:
     if form == JSON:
         value = block.read_json()
         return tuple(value) if isinstance(value, list) else value
-    raise ValueError(f"{key} has form {form}; wanted {NONE} to {JSON}")
+    raise ValueError(f"{key} has form {form}; expected {NONE} to {JSON}")
 
 
 def write_step(
@@ -152,7 +152,7 @@ def read_step(block: BlockReader, number: int, fields: Fields) -> RecordedStep:
     for _ in range(block.read_int()):
         kind = block.read_int()
         if not 0 <= kind < len(event_types):
-            raise ValueError(f"event type {kind}; wanted 0 to {len(event_types) - 1}")
+            raise ValueError(f"event type {kind}; expected 0 to {len(event_types) - 1}")
         events.append(_read_fields(block, event_types[kind], fields))
     error = block.read_json()
     plan = None if error else _read_fields(block, Plan, fields)

@@ -63,7 +63,8 @@ def make_schedule(spec: SchedulerSpec, assignments: Sequence[str] = ()) -> Sched
         schedule = make_part(spec, object, make_options(spec, assignments))
     if not callable(schedule):
         raise PluginBroken(
-            f"the scheduler {spec.name!r}: {spec.implementation} is {shorten(schedule)}; wanted a "
+            f"the scheduler {spec.name!r}: {spec.implementation} is {shorten(schedule)}; "
+            "expected a "
             "function schedule(view, budget)"
         )
     function: ScheduleFunction = schedule
@@ -79,7 +80,7 @@ def make_family(spec: ModelSpec, assignments: Sequence[str] = ()) -> Model:
     if not isinstance(family, Model):
         raise PluginBroken(
             f"the model family {spec.name!r}: {spec.implementation} is {describe_type(family)}; "
-            "wanted a Model"
+            "expected a Model"
         )
     return family
 
@@ -110,7 +111,7 @@ def _parse_assignment(assignment: str) -> tuple[str, str]:
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not _assignment_address(assignment):
         raise UsageError(
-            f"opt (--opt) {shorten(assignment)!r}: wanted NAME.FIELD=VALUE, such as "
+            f"opt (--opt) {shorten(assignment)!r}: expected NAME.FIELD=VALUE, such as "
             "radix.max_prefixes=4"
         )
     return name, text.strip()
@@ -158,7 +159,7 @@ def _convert_option(
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"opt (--opt) {spec.name}.{name}: got {shorten(text)!r}, wanted {error}"
+            f"opt (--opt) {spec.name}.{name}: got {shorten(text)!r}, expected {error}"
         ) from error
 
 
@@ -191,7 +192,7 @@ def _parse_as_type(option_type: Any, text: str) -> Any:
         return parse_number(option_type, text)
     if option_type is str:
         return text
-    raise TypeError(f"it is of type {option_type}, wanted")
+    raise TypeError(f"it is of type {option_type}, expected")
 
 
 def _parse_as_union(members: Sequence[Any], text: str) -> Any:

@@ -102,7 +102,7 @@ def entry_point_group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
-            f"no kind of plugin is called {shorten(kind)!r}; wanted one of "
+            f"no kind of plugin is called {shorten(kind)!r}; expected one of "
             f"{', '.join(SPI)}{suggest_name(kind, SPI)}"
         )
     return f"headstock.{kind}"
@@ -165,12 +165,12 @@ def _make_unusable(distribution: InstalledDistribution, line: EntryPointLine) ->
         status = "reserved kind"
         reason = (
             f"the group {line.group} is reserved for later, and this headstock reads no plugins of "
-            f"it; wanted one of headstock.{{{','.join(SPI)}}}"
+            f"it; expected one of headstock.{{{','.join(SPI)}}}"
         )
     else:
         status = "unknown kind"
         reason = (
-            f"the group {shorten(line.group)} is of no kind of plugin; wanted one of "
+            f"the group {shorten(line.group)} is of no kind of plugin; expected one of "
             f"headstock.{{{','.join(SPI)}}}{suggest_name(kind, SPI, '')}"
         )
     return UnusableEntry(
@@ -232,9 +232,9 @@ def explain_unusable(plugin: InstalledPlugin) -> str:
     """Explain what is wrong with a name or a target; empty for other plugins."""
     match plugin.status:
         case "bad name":
-            return f"it has a name that cannot be used: wanted {NAME.pattern}, and not 'auto'"
+            return f"it has a name that cannot be used: expected {NAME.pattern}, and not 'auto'"
         case "bad target":
-            return f"its target is {shorten(plugin.target)!r}; wanted MODULE:FUNCTION"
+            return f"its target is {shorten(plugin.target)!r}; expected MODULE:FUNCTION"
     return ""
 
 

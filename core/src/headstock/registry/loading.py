@@ -168,7 +168,7 @@ def _check_spec(plugin: InstalledPlugin, spec: Any, contract: Contract) -> None:
     spec_class = SPEC_CLASSES[plugin.kind]
     if not isinstance(spec, spec_class):
         raise PluginBroken(
-            f"{plugin} returned a {type(spec).__name__}; wanted {spec_class.__name__} from "
+            f"{plugin} returned a {type(spec).__name__}; expected {spec_class.__name__} from "
             "headstock.spi"
         )
     # The name in metadata selects the plugin; one that differs would show in messages and --opt.

@@ -359,7 +359,7 @@ def list_params(params: ParamsInput, count: int) -> list[RequestParams]:
         return [cast("RequestParams", params)] * count
     if len(params) != count:
         raise RequestError(
-            f"wanted one sampling_params or one for each prompt ({count}), got {len(params)}",
+            f"expected one sampling_params or one for each prompt ({count}), got {len(params)}",
             "sampling_params",
         )
     return list(params)

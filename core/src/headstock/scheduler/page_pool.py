@@ -40,7 +40,7 @@ def count_available_pages(state: WorkingState, group: int) -> int:
         try:
             count += evictable
         except TypeError:
-            wanted = f"{describe_type(evictable)} evictable pages; wanted an integer"
+            wanted = f"{describe_type(evictable)} evictable pages; expected an integer"
             blame_policy(state.limits, f"counted {wanted}")
     if group in state.held_back:
         rows = indices(state.row_counters[RowCounter.ACTIVE])
@@ -232,7 +232,7 @@ def _share_window(
         blame_policy(
             state.limits,
             f"matched {len(pages)} pages, and of KV group {group}, which keeps a window, those in "
-            f"columns {indices(kept).tolist()}; wanted all from {first} on",
+            f"columns {indices(kept).tolist()}; expected all from {first} on",
         )
     refs, live = state.refs[group], pages[first:]
     policy.hold_pages(state.index, group, read_only(live[refs[live] == 0]))

@@ -41,13 +41,14 @@ def check_match(limits: Limits, match: object, num_keys: int) -> Match:
     raises: PluginBroken when it cannot be one
     """
     if not isinstance(match, Match):
-        blame_policy(limits, f"matched {describe_type(match)}; wanted a Match")
+        blame_policy(limits, f"matched {describe_type(match)}; expected a Match")
     pages = match.pages
     if not _is_int_array(pages) or pages.ndim != 2 or len(pages) != len(limits.groups):
         found = f"pages of shape {pages.shape}" if _is_int_array(pages) else describe_type(pages)
         blame_policy(
             limits,
-            f"matched {found}; wanted integers [{len(limits.groups)}, n], a row for each KV group",
+            f"matched {found}; expected integers [{len(limits.groups)}, n], a row for each KV "
+            "group",
         )
     count = pages.shape[1]
     if not count:
@@ -74,7 +75,8 @@ def check_inserted(limits: Limits, answer: Any, own: Ints, num_rows: int) -> tup
             return canonical, ends
     blame_policy(
         limits,
-        f"answered an insertion of {own.shape[1]} pages by {shorten(answer, 80)}; wanted the pages "
+        f"answered an insertion of {own.shape[1]} pages by {shorten(answer, 80)}; expected the "
+        "pages "
         f"that count, {list(own.shape)}, and a handle for each of {num_rows} rows",
     )
 
@@ -86,10 +88,14 @@ def check_evicted(state: WorkingState, pages: Any) -> list[Ints]:
     """
     limits = state.limits
     if not isinstance(pages, list | tuple) or len(pages) != len(limits.groups):
-        blame_policy(limits, f"evicted {shorten(pages, 80)}; wanted arrays, one for each KV group")
+        blame_policy(
+            limits, f"evicted {shorten(pages, 80)}; expected arrays, one for each KV group"
+        )
     for group, numbers in enumerate(pages):
         if not _is_int_array(numbers) or numbers.ndim != 1:
-            blame_policy(limits, f"evicted {shorten(numbers, 80)}; wanted a flat array of integers")
+            blame_policy(
+                limits, f"evicted {shorten(numbers, 80)}; expected a flat array of integers"
+            )
         _check_numbers(limits, "evicted", group, numbers, 1, limits.num_pages[group])
         if len(numbers) != len(set(numbers.tolist())):
             blame_policy(limits, f"evicted a page of KV group {group} twice")
@@ -115,7 +121,7 @@ def count_indexed(limits: Limits, policy: CachePolicy, index: Any) -> tuple[int,
     ):
         blame_policy(
             limits,
-            f"answered stats by {shorten(stats, 80)}; wanted a CacheStats with the pages of each "
+            f"answered stats by {shorten(stats, 80)}; expected a CacheStats with the pages of each "
             "KV group",
         )
     return pages

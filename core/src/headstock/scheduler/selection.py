@@ -249,13 +249,15 @@ def _find_wrong_type(decision: ScheduleDecision) -> str:
     for name in ("rows", "counts", "admit", "victims"):
         value = getattr(decision, name)
         if not isinstance(value, np.ndarray):
-            return f"{name} as {describe_type(value)}; wanted a numpy array of int32"
+            return f"{name} as {describe_type(value)}; expected a numpy array of int32"
         if value.dtype.kind not in "iu":
-            return f"{name} of type {value.dtype}; wanted int32"
+            return f"{name} of type {value.dtype}; expected int32"
     wait = decision.ask_again_ms
     if wait is None or (isinstance(wait, int | np.integer) and not isinstance(wait, bool)):
-        return "" if wait is None or wait > 0 else f"ask_again_ms {wait}; wanted 1 or more, or None"
-    return f"ask_again_ms as {describe_type(wait)}; wanted an int, or None"
+        return (
+            "" if wait is None or wait > 0 else f"ask_again_ms {wait}; expected 1 or more, or None"
+        )
+    return f"ask_again_ms as {describe_type(wait)}; expected an int, or None"
 
 
 def _are_valid_positions(positions: Ints, count: int) -> bool:

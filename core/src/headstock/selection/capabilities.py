@@ -111,7 +111,7 @@ def _call_resolve(
         return tuple(answer)
     raise PluginBroken(
         f"{registry.plugin_label(spec)}: its resolve returned "
-        f"{shorten(answer)}; wanted AttentionCapabilities, or one Rejection or more in a tuple"
+        f"{shorten(answer)}; expected AttentionCapabilities, or one Rejection or more in a tuple"
     )
 
 

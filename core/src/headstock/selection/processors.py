@@ -52,7 +52,7 @@ class SelectedProcessor:
             return None
         if not isinstance(values, Mapping) or not values.keys() <= self.columns.keys():
             raise RequestError(
-                f"{name} returned {shorten(values)}; wanted None, or values of "
+                f"{name} returned {shorten(values)}; expected None, or values of "
                 f"{', '.join(self.columns)}; {_BLAME}",
                 "extra_args",
             )
@@ -105,7 +105,7 @@ def _check_value(name: str, key: str, value: object, column: LogitColumn) -> np.
     is_whole = column.dtype != "int64" or (array is not None and bool((array == raw).all()))
     if array is None or array.shape != shape or not is_whole:
         raise RequestError(
-            f"{name} gave its column {key!r} {shorten(value)}; wanted: {column.dtype} "
+            f"{name} gave its column {key!r} {shorten(value)}; expected {column.dtype} "
             f"{list(shape) or 'number'}; {_BLAME}",
             "extra_args",
         )
@@ -153,7 +153,7 @@ def _select_processor(
     ):
         raise PluginBroken(
             f"the logits processor {spec.name!r} gives columns {shorten(columns)} and "
-            f"changes_argmax {shorten(changes)}; wanted: a mapping of names to LogitColumn, and "
+            f"changes_argmax {shorten(changes)}; expected a mapping of names to LogitColumn, and "
             "a bool; report it to its author"
         )
     return SelectedProcessor(spec=spec, processor=processor, columns=columns)

@@ -62,7 +62,8 @@ def check_resolve(spec: PluginSpec, flag: str, query: PartQuery | None, env: Dev
     ):
         raise PluginBroken(
             f"{registry.plugin_label(spec)}: its resolve returned "
-            f"{shorten(answer)}; wanted None, or each Rejection in a tuple; report it to its author"
+            f"{shorten(answer)}; expected None, or each Rejection in a tuple; report it to its "
+            "author"
         )
     reasons = "; ".join(dict.fromkeys(item.message for item in answer))
     hints = dict.fromkeys(item.hint for item in answer if item.hint)

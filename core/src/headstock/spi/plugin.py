@@ -16,7 +16,7 @@ NAME = re.compile(r"[a-z][a-z0-9_-]*")
 def check_path(instance: object, attribute: object, value: str) -> None:
     """Raise ValueError unless `value` reads `package.module:attribute`."""
     if not isinstance(value, str) or not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
-        raise ValueError(f"wanted a dotted path like 'package.module:Name', got {value!r}")
+        raise ValueError(f"expected a dotted path like 'package.module:Name', got {value!r}")
 
 
 @frozen(kw_only=True)

@@ -77,7 +77,7 @@ def find_variants(
     elif operation in ("lm_head", "lm_head_sample"):
         variants = _head_variants(config)
     elif layer is None:
-        raise ValueError(f"{operation!r} is an operation of a layer; wanted its configuration")
+        raise ValueError(f"{operation!r} is an operation of a layer; expected its configuration")
     else:
         variants = _layer_variants(operation, config, layer)
     return frozenset(variant for variant, is_asked in variants.items() if is_asked)

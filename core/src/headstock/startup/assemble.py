@@ -157,7 +157,7 @@ def _make_tracker(
     if not isinstance(min_tokens, int) or min_tokens < 1:
         raise PluginBroken(
             f"the attention plugin {choice.spec.name} gives min_shared_tokens {min_tokens!r}; "
-            "wanted: a positive int or None; report it there"
+            "expected a positive int or None; report it there"
         )
     rows, columns = buffers.page_tables[0].shape
     # The last row of the tables is padding.

@@ -35,11 +35,11 @@ def find_group_fault(model: ModelConfig) -> str:
     counts = Counter(layer for group in model.kv_groups for layer in group.layers)
     indices = [layer.index for layer in model.layers]
     if indices != list(range(len(indices))):
-        return f"layers are numbered {_first(indices)}; wanted 0, 1, 2, ... in order"
+        return f"layers are numbered {_first(indices)}; expected 0, 1, 2, ... in order"
     for layer in model.layers:
         if counts[layer.index] != 1:
             times = f"{counts[layer.index]} groups" if counts[layer.index] else "no group"
-            return f"layer {layer.index} is in {times}; wanted exactly one"
+            return f"layer {layer.index} is in {times}; expected exactly one"
         if not 0 <= layer.group < len(model.kv_groups):
             return (
                 f"layer {layer.index} names group {layer.group}, and there are "
@@ -65,7 +65,7 @@ def find_group_fault(model: ModelConfig) -> str:
         if fault := _find_layout_fault(model, group):
             return f"group {number} {fault}"
     if not any(group.layout.kind is not LayoutKind.STATE for group in model.kv_groups):
-        return "none keeps tokens; wanted one at least that does"
+        return "none keeps tokens; expected one at least that does"
     return ""
 
 
@@ -78,11 +78,11 @@ def _find_window_fault(layer: LayerConfig, group: KVGroup) -> str:
     """Find how the windows of a layer and its group contradict each other."""
     where = f"layer {layer.index} of group {layer.group}"
     if layer.window is not None and layer.window < 1:
-        return f"{where} has a window of {layer.window}; wanted at least 1"
+        return f"{where} has a window of {layer.window}; expected at least 1"
     if isinstance(group.layout, StateKV):
         if layer.window is None and group.window is None:
             return ""
-        return f"{where} has a window, and keeps a state; wanted None"
+        return f"{where} has a window, and keeps a state; expected None"
     # The group frees what lies behind its window, so a layer that looks further back would read
     # pages of other requests.
     if group.window is not None and (layer.window is None or layer.window > group.window):
@@ -101,9 +101,9 @@ def _find_latent_fault(model: ModelConfig, layer: LayerConfig, group: KVGroup) -
         return f"{where} has latent attention over {latent.layout}, and keeps {group.layout}"
     shape, wanted = (model.kv_heads, model.head_dim), (1, latent.layout.dim)
     if shape != wanted:
-        return f"{where} is latent, and (kv_heads, head_dim) is {shape}; wanted {wanted}"
+        return f"{where} is latent, and (kv_heads, head_dim) is {shape}; expected {wanted}"
     if model.qk_norm is not QkNorm.NONE:
-        return f"{where} is latent, and qk_norm is {model.qk_norm.value}; wanted none"
+        return f"{where} is latent, and qk_norm is {model.qk_norm.value}; expected none"
     if layer.rope is None or model.ropes[layer.rope].dim != latent.rope_dim:
         return f"{where} has no rope for the {latent.rope_dim} elements that are turned"
     return ""
@@ -114,34 +114,34 @@ def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
     # A plugin may give anything, whatever the type says.
     layout: object = group.layout
     if group.window is not None and group.window < 1:
-        return f"has a window of {group.window}; wanted at least 1"
+        return f"has a window of {group.window}; expected at least 1"
     if group.dtype is not None and not _is_float(group.dtype):
-        return f"has the type {shorten(group.dtype)}; wanted a floating-point type of torch"
+        return f"has the type {shorten(group.dtype)}; expected a floating-point type of torch"
     if isinstance(layout, LatentKV):
         if 0 <= layout.rope_dim < layout.dim:
             return ""
         return (
-            f"has latent vectors of {layout.dim} with {layout.rope_dim} for the position; wanted "
+            f"has latent vectors of {layout.dim} with {layout.rope_dim} for the position; expected "
             "fewer for the position than in all"
         )
     if isinstance(layout, StateKV):
         names = [tensor.name for tensor in layout.tensors]
         if not names or len(set(names)) < len(names):
-            return f"has a state of {names}; wanted one tensor at least, each of another name"
+            return f"has a state of {names}; expected one tensor at least, each of another name"
         strange = [
             tensor.dtype
             for tensor in layout.tensors
             if tensor.dtype is not None and not _is_float(tensor.dtype)
         ]
         if strange:
-            return f"has a state of {shorten(strange[0])}; wanted a floating-point type of torch"
+            return f"has a state of {shorten(strange[0])}; expected a floating-point type of torch"
         small = [tensor.name for tensor in layout.tensors if min(tensor.shape, default=0) < 1]
         return f"has a state tensor {small[0]!r} without elements" if small else ""
     if not isinstance(layout, FullKV):
-        return f"has a layout of type {type(layout).__name__}; wanted FullKV, LatentKV or StateKV"
+        return f"has a layout of type {type(layout).__name__}; expected FullKV, LatentKV or StateKV"
     # The operations take the widths of queries, keys and values from the model.
     wanted = FullKV(kv_heads=model.kv_heads, k_dim=model.head_dim, v_dim=model.head_dim)
-    return "" if layout == wanted else f"has {layout}; wanted {wanted}, as the model has them"
+    return "" if layout == wanted else f"has {layout}; expected {wanted}, as the model has them"
 
 
 def _is_float(name: str) -> bool:

@@ -149,7 +149,7 @@ def read_family(
         or not isinstance(architectures[0], str)
     ):
         raise ModelError(
-            f"config.json in {directory} names no architecture; wanted a list such as "
+            f"config.json in {directory} names no architecture; expected a list such as "
             "['Qwen3ForCausalLM']"
         )
     # Files are data only. A family that serves the architecture needs no code of the checkpoint's,
@@ -175,7 +175,8 @@ def read_family(
             raise ModelError(f"config.json in {directory}: {error}") from error
     if not isinstance(model, ModelConfig):
         raise PluginBroken(
-            f"the model family {spec.name!r} made {describe_type(model)} of config.json; wanted a "
+            f"the model family {spec.name!r} made {describe_type(model)} of config.json; "
+            "expected a "
             "ModelConfig; report it to its author"
         )
     check_kv_groups(spec, model)
@@ -234,7 +235,7 @@ def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
         providers = [each.distribution for each in families if each.name == architecture]
         raise UnknownPlugin(
             f"model_family (--model-family) {shorten(provider)}: no such distribution has a "
-            f"family for {architecture}; wanted: {' or '.join(providers)}"
+            f"family for {architecture}; expected {' or '.join(providers)}"
         ) from error
     registry.require_installed(spec)
     return spec

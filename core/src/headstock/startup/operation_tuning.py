@@ -49,7 +49,7 @@ def tune_operations(config: EngineConfig, env: DeviceEnv) -> tuple[str, ...]:
 
 def _make_assignments(spec: OpsSpec, found: Any) -> tuple[str, ...]:
     """The options as `--opt` has them, once the plugin's own class has taken them."""
-    wrong = f"ops (--ops) {spec.name}: its tune returned {shorten(found)}; wanted texts by option"
+    wrong = f"ops (--ops) {spec.name}: its tune returned {shorten(found)}; expected texts by option"
     if not isinstance(found, Mapping):
         raise PluginBroken(wrong)
     if not all(isinstance(text, str) for pair in found.items() for text in pair):

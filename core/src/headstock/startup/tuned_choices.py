@@ -190,7 +190,7 @@ def _find_folder(folder: str) -> Path:
     if str(path).startswith("~"):
         raise UsageError(
             f"tuned_choices (--tuned-choices) {shorten(folder, 300)} begins with no user's home; "
-            "wanted a directory, or off"
+            "expected a directory, or off"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(
@@ -268,7 +268,7 @@ def _read_fastest(fields: Mapping[str, Any]) -> FastestChoices:
     fastest = FastestChoices(**_make_tuples(fields, "options"))
     most = fastest.graph_tokens
     if most is not None and (type(most) is not int or most < 0):
-        raise ValueError(f"graph_tokens is {most!r}; wanted tokens")
+        raise ValueError(f"graph_tokens is {most!r}; expected tokens")
     return fastest
 
 

@@ -94,7 +94,7 @@ def check_model(inputs: BuildInputs) -> Model:
         ):
             found = list(hidden.shape) if isinstance(hidden, Tensor) else describe_type(hidden)
             raise PluginBroken(
-                f"the model family {name!r} returned {found} from forward; wanted hidden states "
+                f"the model family {name!r} returned {found} from forward; expected hidden states "
                 f"[{len(batch.tokens)}, {width or 'hidden'}]"
             )
         return hidden

@@ -170,7 +170,9 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
             f"{directory / name} is not JSON: {shorten(error)}; copy or download it again"
         ) from error
     if not isinstance(value, dict):
-        raise ModelError(f"{directory / name} holds a {type(value).__name__}, wanted a JSON object")
+        raise ModelError(
+            f"{directory / name} holds a {type(value).__name__}, expected a JSON object"
+        )
     return value
 
 

@@ -345,7 +345,7 @@ def _prepare_weight(
     if not isinstance(prepared, Weight):
         function = getattr(prepare, "__qualname__", "prepare")
         raise PluginBroken(
-            f"operations: {function}({name!r}) returned a {type(prepared).__name__}; wanted a "
+            f"operations: {function}({name!r}) returned a {type(prepared).__name__}; expected a "
             "headstock.spi.Weight"
         )
     return prepared

@@ -101,12 +101,12 @@ class Fp8Reader(QuantReader):
         size = fields.get("weight_block_size")
         if size is not None and not _is_block(size):
             raise ValueError(
-                f"weight_block_size is {shorten(repr(size))}, wanted two whole numbers above 0"
+                f"weight_block_size is {shorten(repr(size))}, expected two whole numbers above 0"
             )
         for name, allowed in _FP8_CHOICES.items():
             if fields.get(name) is not None and fields[name] not in allowed:
                 raise ValueError(
-                    f"{name} is {shorten(repr(fields[name]))}, wanted {' or '.join(allowed)}"
+                    f"{name} is {shorten(repr(fields[name]))}, expected {' or '.join(allowed)}"
                 )
         names = [fields.get(name) or () for name in ("modules_to_not_convert", "ignored_layers")]
         if not all(isinstance(each, list | tuple) for each in names) or not all(
@@ -162,12 +162,12 @@ class Fp8Reader(QuantReader):
         stored, shapes = entries[scales], self._scale_shapes(name, entry.shape)
         if stored.shape not in shapes:
             raise ModelError(
-                f"{shorten(scales)} has shape {list(stored.shape)}, wanted {list(shapes[0])} for "
+                f"{shorten(scales)} has shape {list(stored.shape)}, expected {list(shapes[0])} for "
                 f"{self.summary} of {list(entry.shape)}"
             )
         if stored.dtype not in _SCALE_DTYPES:
             raise ModelError(
-                f"{shorten(scales)} has dtype {stored.dtype}, wanted one of "
+                f"{shorten(scales)} has dtype {stored.dtype}, expected one of "
                 f"{', '.join(_SCALE_DTYPES)}"
             )
         return scales

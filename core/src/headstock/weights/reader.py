@@ -250,7 +250,7 @@ def _take_scalar(names: tuple[str, ...], row: int | None) -> Piece:
     if len(names) != 1:
         raise PluginBroken(
             f"a family's parameter without dimensions is made of {_join_names(list(names))}; "
-            "wanted one tensor, or a parameter with dimensions to put several side by side"
+            "expected one tensor, or a parameter with dimensions to put several side by side"
         )
     return Piece(names[0], (), (), (), row, ())
 
@@ -343,13 +343,13 @@ def plan_pieces(
         entry = checkpoint.tensors[name]
         if entry.shape != piece.shape:
             raise ModelError(
-                f"{where}{name} has shape {list(entry.shape)}, wanted {list(piece.shape)}"
+                f"{where}{name} has shape {list(entry.shape)}, expected {list(piece.shape)}"
             )
         # Integers and 8-bit floats are quantized weights: without a format nothing says what their
         # scales are.
         if entry.dtype not in _FLOAT_DTYPES and name not in checkpoint.packed:
             raise ModelError(
-                f"{where}{name} has dtype {entry.dtype}, wanted one of {', '.join(_FLOAT_DTYPES)}"
+                f"{where}{name} has dtype {entry.dtype}, expected one of {', '.join(_FLOAT_DTYPES)}"
             )
     return pieces_by_parameter
 

@@ -104,7 +104,7 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
             )
     if dtype not in _ITEM_BYTES:
         raise ModelError(
-            f"{path}: {shorten(name)} has dtype {shorten(dtype)}, wanted one of "
+            f"{path}: {shorten(name)} has dtype {shorten(dtype)}, expected one of "
             f"{', '.join(_ITEM_BYTES)}"
         )
     if stop - start != math.prod(shape) * _ITEM_BYTES[dtype]:
@@ -127,7 +127,7 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> Non
         if tensor.start != end:
             how = "overlaps another tensor" if tensor.start < end else "leaves a gap before it"
             raise ModelError(
-                f"{path}: {shorten(name)} {how} (it starts at byte {tensor.start}, wanted {end})"
+                f"{path}: {shorten(name)} {how} (it starts at byte {tensor.start}, expected {end})"
             )
         end = tensor.stop
     if end != data:

@@ -179,9 +179,9 @@ def _read_experts(hf: Json) -> Experts:
         read_positive(hf, "num_experts_per_tok"),
     )
     if per_token > count:
-        raise ValueError(f"num_experts_per_tok is {per_token}, wanted at most {count} experts")
+        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
     if shared < 0:
-        raise ValueError(f"n_shared_experts is {shared}, wanted a number of experts")
+        raise ValueError(f"n_shared_experts is {shared}, expected a number of experts")
     return Experts(
         count=count,
         per_token=per_token,
@@ -199,12 +199,13 @@ def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
     groups, chosen = read_positive(hf, "n_group"), read_positive(hf, "topk_group")
     if count % groups or count // groups < best:
         raise ValueError(
-            f"n_group is {groups}, wanted a number that divides {count} experts into groups of at "
+            f"n_group is {groups}, expected a number that divides {count} experts into groups "
+            "of at "
             f"least {best}"
         )
     if not per_token <= chosen * (count // groups) <= count:
         raise ValueError(
-            f"topk_group is {chosen}, wanted at most {groups} groups with {per_token} experts at "
+            f"topk_group is {chosen}, expected at most {groups} groups with {per_token} experts at "
             "least"
         )
     return evolve(experts, groups=groups, groups_per_token=chosen, group_best=best)
@@ -218,7 +219,7 @@ def _read_rope(hf: Json, dim: int, interleaved: bool) -> Rope:
     if rope.scaling not in ("default", "yarn") and table.get("mscale_all_dim"):
         raise ValueError(
             f"mscale_all_dim is {quoted(table['mscale_all_dim'])} with rope_type "
-            f"{rope.scaling!r}; wanted it with 'yarn' alone"
+            f"{rope.scaling!r}; expected it with 'yarn' alone"
         )
     return rope
 
@@ -236,7 +237,7 @@ def _check_heads(hf: Json) -> None:
     heads, kv_heads = hf.get("num_attention_heads"), hf["num_key_value_heads"]
     if kv_heads != heads:
         raise ValueError(
-            f"num_key_value_heads is {quoted(kv_heads)}, wanted {quoted(heads)}, as many as "
+            f"num_key_value_heads is {quoted(kv_heads)}, expected {quoted(heads)}, as many as "
             "num_attention_heads"
         )
 
@@ -246,7 +247,7 @@ def _check_choice(hf: Json, name: str, served: tuple[object, ...]) -> None:
     value = without_nulls(hf, name).get(name, served[0])
     if value not in served:
         wanted = " or ".join(map(quoted, served))
-        raise ValueError(f"{name} is {quoted(value)}, which is not supported; wanted {wanted}")
+        raise ValueError(f"{name} is {quoted(value)}, which is not supported; expected {wanted}")
 
 
 DEEPSEEK_V2 = decoder(deepseek_v2_config, NAMES)

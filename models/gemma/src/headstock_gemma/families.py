@@ -74,7 +74,7 @@ def gemma3_config(hf: Json) -> ModelConfig:
     hf = complete_fields(hf, GEMMA3_DEFAULTS)
     if isinstance(hf.get("layer_types"), list) and "attention" in hf["layer_types"]:
         # No table of rotary positions is for this name.
-        raise ValueError("layer_types has 'attention'; wanted full_attention, sliding_attention")
+        raise ValueError("layer_types has 'attention'; expected full_attention, sliding_attention")
     pattern = read_positive(hf, "sliding_window_pattern", 6)
     return _read_gemma(
         hf, "Gemma3ForCausalLM", "gemma3_text", pattern=pattern, qk_norm=QkNorm.HEAD, several=True
@@ -146,17 +146,17 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
     }
     if not isinstance(tables, dict) or not tables.keys() <= kinds.keys():
         raise ValueError(
-            f"rope_parameters is {quoted(tables)}, wanted a table for each of {', '.join(kinds)}"
+            f"rope_parameters is {quoted(tables)}, expected a table for each of {', '.join(kinds)}"
         )
     sources: dict[str, Json] = {}
     for kind, (theta, default) in kinds.items():
         table = {} if tables.get(kind) is None else tables[kind]
         if not isinstance(table, dict):
-            raise ValueError(f"rope_parameters.{kind} is {quoted(table)}, wanted a table")
+            raise ValueError(f"rope_parameters.{kind} is {quoted(table)}, expected a table")
         if kind == "full_attention" and hf.get("rope_scaling") is not None:
             scaling = hf["rope_scaling"]
             if not isinstance(scaling, dict):
-                raise ValueError(f"rope_scaling is {quoted(scaling)}, wanted a table")
+                raise ValueError(f"rope_scaling is {quoted(scaling)}, expected a table")
             if hf.get("rope_parameters") is not None and tables.get(kind) is None:
                 # transformers looks for the table that it scales, and fails.
                 raise ValueError(
@@ -167,7 +167,7 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
         if "type" in table and "rope_type" not in table:
             # transformers ignores the older name here, and with it the scaling.
             raise ValueError(
-                f"the rope of {kind.replace('_', ' ')} has 'type' without 'rope_type'; wanted "
+                f"the rope of {kind.replace('_', ' ')} has 'type' without 'rope_type'; expected "
                 "rope_type"
             )
         # What stands outside counts for both kinds.

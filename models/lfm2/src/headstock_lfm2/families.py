@@ -86,7 +86,7 @@ def lfm2_config(hf: Json) -> ModelConfig:
     types, hidden = _read_types(hf), read_positive(hf, "hidden_size")
     taps = read_positive(hf, "conv_L_cache")
     if not 2 <= taps <= MOST_TAPS:
-        raise ValueError(f"conv_L_cache is {taps}, wanted 2 to {MOST_TAPS}")
+        raise ValueError(f"conv_L_cache is {taps}, expected 2 to {MOST_TAPS}")
     conv = ShortConv(taps=taps, width=hidden, bias=read_bias(hf, "conv_bias"))
     plain = {
         **{name: value for name, value in hf.items() if name not in ("layer_types", *FIELDS)},
@@ -121,13 +121,14 @@ def _read_types(hf: Json) -> list[str]:
             type(each) is int and 0 <= each < count for each in listed
         ):
             raise ValueError(
-                f"full_attn_idxs is {quoted(listed)}, wanted a list of layers out of 0 to "
+                f"full_attn_idxs is {quoted(listed)}, expected a list of layers out of 0 to "
                 f"{count - 1}"
             )
         types = ["full_attention" if index in listed else "conv" for index in range(count)]
     if "full_attention" not in types:
         raise ValueError(
-            "no layer is of type 'full_attention' by layer_types or full_attn_idxs; wanted one at "
+            "no layer is of type 'full_attention' by layer_types or full_attn_idxs; expected "
+            "one at "
             "least"
         )
     return types
@@ -145,7 +146,7 @@ def _read_intermediate(hf: Json) -> int:
         return stated
     width = int(read_number(hf, "block_ffn_dim_multiplier") * int(2 * stated / 3))
     if width < 1:
-        raise ValueError(f"{name} is {stated}, of which nothing is left; wanted more")
+        raise ValueError(f"{name} is {stated}, of which nothing is left; expected more")
     multiple = read_positive(hf, "block_multiple_of")
     return multiple * -(-width // multiple)
 
@@ -155,11 +156,12 @@ def _check_unread_fields(hf: Json) -> None:
     for name, other in SAME_AS.items():
         if hf.get(name) is not None and other in hf and hf[name] != hf[other]:
             raise ValueError(
-                f"{name} is {quoted(hf[name])}, but {other} is {quoted(hf[other])}; wanted the same"
+                f"{name} is {quoted(hf[name])}, but {other} is {quoted(hf[other])}; expected "
+                "the same"
             )
     for name in ALWAYS_TRUE:
         if hf.get(name) not in (None, True):
-            raise ValueError(f"{name} is {quoted(hf[name])}, which is not supported; wanted true")
+            raise ValueError(f"{name} is {quoted(hf[name])}, which is not supported; expected true")
     if read_activation(hf) is not Activation.SILU:
         raise ValueError(f"hidden_act is {quoted(hf['hidden_act'])}, but LFM2 has 'silu' alone")
 

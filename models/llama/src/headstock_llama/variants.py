@@ -60,7 +60,7 @@ def mixtral_config(hf: Json) -> ModelConfig:
     per_token = read_positive(hf, "num_experts_per_tok", 2)
     if per_token > count:
         raise ValueError(
-            f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are"
+            f"num_experts_per_tok is {per_token}, expected at most the {count} experts there are"
         )
     experts = Experts(
         count=count,
@@ -149,7 +149,7 @@ def _read_turned_layers(hf: Json) -> list[bool]:
         interval = read_positive(hf, "no_rope_layer_interval", 4)
         return [(index + 1) % interval != 0 for index in range(count)]
     if not isinstance(flags, list) or len(flags) != count or not all(f in (0, 1) for f in flags):
-        raise ValueError(f"no_rope_layers is {quoted(flags)}, wanted {count} entries of 0 and 1")
+        raise ValueError(f"no_rope_layers is {quoted(flags)}, expected {count} entries of 0 and 1")
     return [bool(flag) for flag in flags]
 
 
@@ -202,7 +202,7 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
     # transformers gives attention, dense parts, shared experts and scores a bias then, and routed
     # experts none, though a checkpoint made so has theirs. No published one is.
     if read_bias(hf, "use_bias"):
-        raise ValueError("use_bias is true, which is not supported; wanted false")
+        raise ValueError("use_bias is true, which is not supported; expected false")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
     experts = _read_ernie_experts(hf)
     return decoder_config(
@@ -220,7 +220,7 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
     width = read_positive(hf, "moe_intermediate_size", 1536)
     shared = read_whole(hf, "moe_num_shared_experts", 2)
     if shared < 0:
-        raise ValueError(f"moe_num_shared_experts is {shared}, wanted a number of experts")
+        raise ValueError(f"moe_num_shared_experts is {shared}, expected a number of experts")
     experts = Experts(
         count=read_positive(hf, "moe_num_experts", 64),
         per_token=read_positive(hf, "moe_k", 6),
@@ -231,7 +231,7 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
         shared=width * shared,
     )
     if experts.per_token > experts.count:
-        raise ValueError(f"moe_k is {experts.per_token}, wanted at most {experts.count} experts")
+        raise ValueError(f"moe_k is {experts.per_token}, expected at most {experts.count} experts")
     count = read_layer_count(hf)
     start, end = (
         read_whole(hf, "moe_layer_start_index", 1),

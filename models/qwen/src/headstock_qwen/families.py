@@ -138,7 +138,7 @@ def _layer_experts(
     per_token = read_positive(hf, "num_experts_per_tok", per_token)
     if per_token > count:
         raise ValueError(
-            f"num_experts_per_tok is {per_token}, wanted at most the {count} experts there are"
+            f"num_experts_per_tok is {per_token}, expected at most the {count} experts there are"
         )
     experts = Experts(
         count=count,

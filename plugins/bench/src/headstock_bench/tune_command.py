@@ -54,7 +54,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"unknown --shape {shorten(options.shape)}{hint}")
     resolved = resolve_flags(options, os.environ)
     if resolved.engine.tuned_choices is None and not options.show:
-        raise UsageError("--tuned-choices off keeps nothing; wanted a directory")
+        raise UsageError("--tuned-choices off keeps nothing; expected a directory")
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)

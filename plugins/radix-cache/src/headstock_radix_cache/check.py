@@ -35,7 +35,7 @@ def assert_insert(
     """Raise AssertionError unless pages are whole, new or in place, and the handle is held."""
     if handle is not None:
         assert_handle(handle, must_be_held=True)
-    assert keys.dtype == "int32", f"wanted int32 keys, got {keys.dtype}"
+    assert keys.dtype == "int32", f"expected int32 keys, got {keys.dtype}"
     count = pages.shape[1]
     assert len(keys) == count * page_size, (
         f"{count} pages of {page_size} do not take {len(keys)} keys"

@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Run `headstock replay-view ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     options = make_parser().parse_args(arguments)
     if options.html is None and options.timeline is None:
-        raise UsageError("wanted --html OUT.html, --timeline OUT.json or both")
+        raise UsageError("expected --html OUT.html, --timeline OUT.json or both")
     check_distinct_files(
         {"FILE": options.file, "--timeline": options.timeline, "--html": options.html}
     )

@@ -207,7 +207,7 @@ def read_tables(text: str) -> dict[Shape, Table]:
     try:
         return {_read_shape(name): _read_table(each) for name, each in json.loads(text).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("expert_tiles: wanted what 'headstock tune' keeps") from error
+        raise ValueError("expert_tiles: expected what 'headstock tune' keeps") from error
 
 
 def _read_shape(name: str) -> Shape:
