@@ -248,7 +248,7 @@ class SamplingParams:
     user: str | None = field(
         default=None,
         validator=TextCheck(MAX_USER),
-        metadata=_make_flag_metadata("whose prompts these are, for schedulers", "nobody"),
+        metadata=_make_flag_metadata("user id passed to the scheduler", "none"),
     )
     extra_args: dict[str, Any] | None = field(
         default=None,

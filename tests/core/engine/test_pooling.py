@@ -143,7 +143,7 @@ def without_pooling(engine: Engine) -> None:
 def test_a_runner_that_does_not_claim_it_is_named(toys: Toys) -> None:
     engine = toys.engine()
     without_pooling(engine)
-    with pytest.raises(RequestError, match="the runner eager gives no hidden states to pool"):
+    with pytest.raises(RequestError, match="the runner eager does not support pooling"):
         engine.submit(pooled("a", range(5)))
     EngineHarness(engine).run([request("b", range(5))])
     engine.close()

@@ -78,7 +78,7 @@ def test_auto_says_so_when_a_gpu_is_left_with_sdpa(
         record.getMessage() for record in caplog.records if record.levelno == logging.WARNING
     ]
     assert len(warning) == warnings
-    assert all("left with its last choice" in line and "chosen=sdpa" in line for line in warning)
+    assert all("slowest backend" in line and "chosen=sdpa" in line for line in warning)
     assert all("headstock doctor, with the same flags" in line for line in warning)
 
 

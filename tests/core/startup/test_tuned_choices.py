@@ -131,7 +131,7 @@ def test_a_damaged_file_is_a_line_in_the_log(
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"tuned_choices": "~nobody-here/x"}, UsageError, "begins with no user's home; expected"),
+        ({"tuned_choices": "~nobody-here/x"}, UsageError, "~nobody-here/x: no such user; expected"),
         ({"model": "~nobody-here/x"}, HeadstockError, "~nobody-here/x"),
         ({"chat_template": "~nobody-here/x.jinja"}, ModelError, "cannot be read: No such file"),
     ],

@@ -152,7 +152,7 @@ class EngineConfig(PartSettings):
             least=0.0, most=1e6, above=True, rule="a number above 0", word="unbounded", auto=True
         ),
         "auto",
-        "milliseconds that a step with decode rows should take at most; prompts are cut so",
+        "target step time in ms while requests decode; prompt chunks are sized to meet it",
         default_text="auto: unbounded with a GPU; on a CPU 300 beside streams, or what ten steps "
         "without prompts take",
         group="scheduling",

@@ -1,6 +1,6 @@
 """Settings of vLLM and SGLang that headstock lacks, each with what replaces it here.
 
-Values that ask for what is so anyway are taken, and those that a setting of headstock spells.
+Values that match headstock's behaviour are accepted, as are those with an equivalent setting.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "enable_tokenizer_info_endpoint": (True,),
     }
 )
-"""The name -> the values that ask for what is so anyway."""
+"""The name -> the values that match headstock's behaviour."""
 
 TAKEN: Mapping[str, tuple[object, str, object]] = MappingProxyType(
     {

@@ -74,7 +74,7 @@ class ModelSettings:
         "--tool-parser",
         NAME,
         "auto",
-        "what finds calls of tools in answers to chats; off: nothing does",
+        "parser that extracts tool calls from chat output; off: none",
         aliases=("--tool-call-parser",),
         default_text="auto: by the chat template",
         group="model",

@@ -44,17 +44,17 @@ class PartSettings(ModelSettings):
         "--tuned-choices",
         Text(form="DIR", word="off"),
         "~/.cache/headstock/tuned",
-        "where `headstock tune` keeps what auto takes in place of its lists; off: take the lists",
+        "directory of tuning results that auto prefers to its built-in order; off: the order",
         group="parts",
     )
     proposer: str = setting_field(
-        "--proposer", NAME, "off", "what guesses next tokens for a step to verify", group="parts"
+        "--proposer", NAME, "off", "speculative decoding method", group="parts"
     )
     logits_processors: tuple[str, ...] = setting_field(
         "--logits-processors",
         Texts(item=NAME, spaced=True),
         (),
-        "what may change scores before a token is sampled, for requests that ask for it",
+        "logits processors that requests may use",
         default_text="none",
         group="parts",
     )
@@ -62,7 +62,7 @@ class PartSettings(ModelSettings):
         "--grammar",
         NAME,
         "auto",
-        "what compiles the grammars of structured outputs",
+        "plugin that compiles the grammars of structured outputs",
         default_text="auto: llguidance if it is installed, else none; off: none",
         group="parts",
     )

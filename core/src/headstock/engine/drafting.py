@@ -1,4 +1,4 @@
-"""Drafts of running rows: which rows a proposer is asked about, and what came of its guesses."""
+"""Drafts of running rows: which rows get draft tokens, and how many were accepted."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ class Drafting:
             elif len(tokens):
                 drafts[i] = tokens
             elif was_held:
-                drafted.count_hits(0)  # it sat out for nothing
+                drafted.count_hits(0)  # no draft was proposed, so holding it back was wasted
         return drafts, hold
 
     def _call_proposer(self, rows: Sequence[DraftedRow], room: Ints) -> list[Ints]:

@@ -219,7 +219,7 @@ class Engine:
         results = self._make_events(collected)
         failures = self.preparation.explain_failures()
         errors = collected.explain(results, failures)
-        # What waits is waited for by this clock alone: a scheduler reads no other.
+        # All waiting times use this clock; schedulers read no other.
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
         working = self.planning.begin(self.state, [clock, *results], self.limits)
         # Before `track_admissions`: the results name admissions that the next plan may replace.
@@ -229,8 +229,8 @@ class Engine:
         if deliver is not None and updates:
             deliver(updates)
             updates = ()
-        # Ends are told once the next step is planned. Where requests wait already, none that comes
-        # would be admitted before them.
+        # Finished requests are reported after the next step is planned. New arrivals cannot be
+        # admitted before requests that already wait.
         has_aborts = any(isinstance(event, Aborted) for event in tuple(self.inbox))
         has_news = bool(updates or find_outcome(working).ended or has_aborts)
         running = self.in_flight[0] if self.in_flight else None
@@ -253,7 +253,7 @@ class Engine:
             now=self.step_clock.now(),
         )
         state, next_plan = self.planning.finish(working, [clock, *results], later)
-        # Ends come last: whoever learns of one finds a state in which the request is gone.
+        # Ends come last: callers that see one must find the request already removed.
         updates += self.output_tracker.finish_requests(state.ended, errors)
         self.state, self.plan = state, next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}

@@ -82,7 +82,7 @@ class RequestPreparation:
         return self.grammars is not None and self.grammars.compiler.has_compiled(params)
 
     def drop(self, request_id: str) -> None:
-        """Let go of a request that is to end, and may never have arrived."""
+        """Stop tracking a request that is about to end and may never have arrived."""
         if self.grammars is not None:
             self.grammars.drop_request(request_id)
 

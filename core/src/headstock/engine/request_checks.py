@@ -33,7 +33,6 @@ def _check_pooling(request: Request, runner: RunnerSpec) -> None:
     """Raise RequestError when the request pools hidden states and the runner cannot."""
     if request.pooling and not runner.capabilities.pooling:
         raise RequestError(
-            f"the runner {runner.name} gives no hidden states to pool; start with runner "
-            "(--runner) eager, or another that claims pooling",
+            f"the runner {runner.name} does not support pooling; set runner (--runner) to eager",
             "pooling",
         )

@@ -44,7 +44,7 @@ class StallCheck:
         return None
 
     def _find_livelock(self, state: State) -> str | None:
-        """Explain that no request gets on; a scheduler may preempt for ever what it has begun."""
+        """Report a livelock: the scheduler preempts requests before they produce a token."""
         # A step computes one token or more, and a preempted prompt is computed again.
         entries = [*state.waiting, *filter(None, state.requests_by_row)]
         num_tokens = sum(len(entry.tokens) for entry in entries)

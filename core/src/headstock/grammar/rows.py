@@ -100,7 +100,10 @@ class GrammarRows:
         return [token for token in request.stop_ids if 0 <= token < self.vocab]
 
     def drop_request(self, request_id: str) -> None:
-        """Let go of a request that is to end, unless it runs; unknown ids are ignored."""
+        """Stop tracking a request that is about to end, unless it is running.
+
+        Unknown ids are ignored.
+        """
         if all(each.request.id != request_id for each in self.by_admission_id.values()):
             self.requests.pop(request_id, None)
 

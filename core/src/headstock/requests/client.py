@@ -34,9 +34,8 @@ class RequestClient(Generic[PromptKind]):
     end, but for requests with stop strings, which must be seen at once.
     """
 
-    # Why tokens are not streamed unless asked for: a caller that wakes up for every token takes
-    # turns with the engine's thread at the interpreter. 256 rows on an H200 lost a tenth of their
-    # speed to it.
+    # Tokens are streamed only on request: a caller that wakes up for every token competes with the
+    # engine thread for the GIL. That cost 256 rows on an H200 a tenth of their speed.
 
     def __init__(
         self,

@@ -31,9 +31,9 @@ def step(state: State, events: Sequence[Event], limits: Limits) -> tuple[State, 
 
 
 def begin_step(state: State, limits: Limits) -> WorkingState:
-    """Begin a step: `apply_events`, as often as wanted, and then `finish_step` make it whole.
+    """Begin a step; any number of `apply_events` and then `finish_step` complete it.
 
-    So what requests got is known before the next plan is made.
+    Accepted tokens are therefore available before planning.
     """
     return to_working_state(state, limits)
 

@@ -137,4 +137,4 @@ def agree_page_size(config: EngineConfig, claims: dict[str, IntSet], env: Device
         if all(size in sizes for sizes in claims.values()):
             return size
     rules = "; ".join(f"{who} serves {sizes}" for who, sizes in claims.items())
-    raise CannotRun(f"no page size suits everyone: {rules}")
+    raise CannotRun(f"no page size is supported by all selected plugins: {rules}")

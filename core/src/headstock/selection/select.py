@@ -340,7 +340,7 @@ def select_attention(
             "device": str(env),
             "see": see,
         }
-        LOG.warning(log_event("auto is left with its last choice", **facts))
+        LOG.warning(log_event("auto fell back to the slowest backend", **facts))
     return choices
 
 

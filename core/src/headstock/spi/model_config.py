@@ -51,7 +51,7 @@ class Rope:
 
 
 class Scoring(Enum):
-    """What makes probabilities of a token's scores. SIGMOID: each expert's by itself."""
+    """How router scores become probabilities. SIGMOID: each expert's independently."""
 
     SOFTMAX = "softmax"
     SIGMOID = "sigmoid"

@@ -102,12 +102,12 @@ class KeptProfile:
             )
 
     def forget(self) -> None:
-        """Have the next start measure again, since this one took more than was measured."""
+        """Drop the saved profile: this start used more memory than it predicts."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
     def note_failure(self, error: BaseException) -> None:
-        """Have the next start measure again if a step has found no memory."""
+        """Drop the saved profile if a step ran out of memory."""
         if isinstance(error, torch.OutOfMemoryError):
             self.forget()
 

@@ -188,9 +188,10 @@ def _count_expert_width(model: ModelConfig, experts: Experts) -> int:
 
 
 def count_scored_positions(max_rows: int, max_drafts: int) -> int:
-    """Return of how many positions logits are made at once; a step with more makes them in parts.
+    """Return the maximum number of positions whose logits are computed at once.
 
-    That is one a row, and with drafts so many more that a step of few rows needs one part.
+    A larger step computes them in parts. The maximum is one a row; with drafts it is larger, so
+    that a step of few rows needs one part.
     """
     return max(max_rows, min(max_rows * (max_drafts + 1), _FEW_POSITIONS))
 

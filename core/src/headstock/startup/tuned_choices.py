@@ -184,13 +184,13 @@ def write_tuned_choices(folder: str, choices: TunedChoices) -> Path:
 
 
 def _find_folder(folder: str) -> Path:
-    """The path of a folder that may be missing.   raises: UsageError for what is no folder"""
-    # os.path's never raise, also for a home that there is not and where the user may not look.
+    """The path of a folder that may be missing.   raises: UsageError for what is not a directory"""
+    # os.path functions do not raise, not even for a missing home or an unreadable directory.
     path = Path(os.path.expanduser(folder))
     if str(path).startswith("~"):
         raise UsageError(
-            f"tuned_choices (--tuned-choices) {shorten(folder, 300)} begins with no user's home; "
-            "expected a directory, or off"
+            f"tuned_choices (--tuned-choices): cannot expand {shorten(folder, 300)}: no such user; "
+            "expected a directory or off"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(

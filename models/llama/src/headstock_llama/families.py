@@ -33,7 +33,8 @@ def llama_config(hf: Json) -> ModelConfig:
 def mistral_config(hf: Json) -> ModelConfig:
     """Mistral: one window for all layers, 4096 where the field is absent and none where it is null.
 
-    A configuration with `layer_types`, be they null, is Ministral, as transformers has it.
+    A configuration with `layer_types`, even if the field is null, is Ministral, as in
+    transformers.
     """
     hf = without_nulls(hf, "head_dim")
     return _read_mistral(hf, "MistralForCausalLM", by_layer=hf.get("model_type") == "ministral")

@@ -84,7 +84,7 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "web_search_options": (),
     }
 )
-"""Fields that are not served -> the values, beside null, that ask for what is so anyway."""
+"""Fields that are not served -> the values, beside null, that match the default behaviour."""
 
 HINTS: Mapping[str, str] = MappingProxyType(
     {

@@ -27,7 +27,7 @@ AnyMessage = TypeVar("AnyMessage")
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
-"""Bytes of a frame at most; a longer one is a stream that was read out of step."""
+"""Bytes of a frame at most; a longer length means that the stream is desynchronised."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
