@@ -317,7 +317,8 @@ headstock says of it.
 
 Two defaults differ: `use_tqdm` is off, and `max_tokens` is 100; `LLM.chat` without parameters may
 fill the context. `LLM.generate_async`, `LLM.stream`, `LLM.stream_chat` and their `a...` forms take
-the place of `AsyncLLM`. Fields of HTTP requests are in [serving](serving.md#fields)."""
+the place of `AsyncLLM`. Fields of HTTP requests are in [serving](serving.md#fields).
+[Configuration](configuration.md) lists the other names of each flag, which `--help` leaves out."""
 
 
 def main() -> None:

@@ -317,3 +317,12 @@ def test_keywords_of_python() -> None:
     ]:
         with pytest.raises(UsageError, match=re.escape(message)):
             make_engine_config(**keywords)
+
+
+def test_the_help_names_each_setting_once_and_no_other_engines_flag() -> None:
+    text = parser().format_help()
+    for setting in (*engine_settings().values(), *sampling_settings().values()):
+        assert re.search(rf"^  {setting.flag}[ ,\n]", text, re.MULTILINE), setting.flag
+        for alias in setting.aliases:
+            is_named = re.search(rf"(?<![\w-]){alias}(?![\w-])", text) is not None
+            assert is_named is not alias.startswith("--"), alias

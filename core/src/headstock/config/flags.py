@@ -89,8 +89,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
-    """Add one setting's flag, its aliases, which only the flag's help names, and its negative."""
-    also = f"; also {', '.join(setting.aliases)}" if setting.aliases else ""
+    """Add one setting's flag, its aliases, which the help leaves out, and its negative."""
+    short = [alias for alias in setting.aliases if not alias.startswith("--")]
+    also = f"; also {', '.join(short)}" if short else ""
     negative = f"; {setting.negative} turns it off" if setting.negative else ""
     # argparse takes a percent sign in help for a format.
     text = f"{setting.help} (default: {setting.default_text}{also}{negative})".replace("%", "%%")
