@@ -9,6 +9,7 @@ from collections import Counter
 from typing import Any
 
 import torch
+from fault_injection import start_with_faults
 from gpu.tokens import questions
 
 from headstock import LLM, SamplingParams
@@ -115,7 +116,7 @@ def failure(fault: str) -> dict[str, Any]:
     asked = questions()
     logging.disable(logging.CRITICAL)
     try:
-        with LLM("demo", attn="fa", faults=(fault,), **SETTINGS) as llm:
+        with LLM("demo", attn="fa", start=start_with_faults(fault), **SETTINGS) as llm:
             params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True)
             first = [
                 output.outputs[0].finish_reason for output in llm.generate(list(asked), params)

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fault_injection import FaultInjector
 from gpu import graphs
 from gpu.tokens import NAMES, command, questions
 
@@ -256,10 +257,8 @@ def test_a_row_of_nan_that_is_aborted_while_its_step_runs_leaves_no_nan_behind(
         "max_running_requests": 2,
         "max_batch_tokens": 512,
     }
-    config = EngineConfig(
-        device="cuda", attn="fa", runner=runner, cache_type="naive", faults=("nan@3:1",), **sizes
-    )
-    engine = Engine(config)
+    config = EngineConfig(device="cuda", attn="fa", runner=runner, cache_type="naive", **sizes)
+    engine = Engine(config, hooks=FaultInjector.parse(("nan@3:1",)))
     rng = np.random.default_rng(0)
     lengths = {"first": 20, "sick": 300, "next": 3, "last": 10}
     for name, length in lengths.items():

@@ -16,6 +16,7 @@ import torch
 from attrs import frozen
 from engine_parity import MAX_TOKENS, PROMPTS, Answer, answer_alone, assert_equal, counted, generate
 from families import YARN, Case
+from fault_injection import start_with_faults
 from often import often
 
 from headstock.execution.buffers import Buffers
@@ -167,7 +168,7 @@ def test_a_failing_row_leaves_its_neighbours_and_finite_pages(
         served.checkpoint,
         runner=runner,
         max_running_requests=3,
-        faults=("nan@3:1", "nan@9:0"),
+        start=start_with_faults("nan@3:1", "nan@9:0"),
         **settings,
     )
 

@@ -16,6 +16,7 @@ import pytest
 import replayed_sdpa
 import torch
 from engine_parity import MAX_TOKENS, SMALL, Answer, answer_alone, assert_equal, counted, generate
+from fault_injection import start_with_faults
 from often import often
 
 from headstock import LLM
@@ -155,7 +156,11 @@ def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
     monkeypatch.setattr(Buffers, "zero_non_finite", watched)
     settings = {"attn": "sdpa-replayed", "ops": "torch", "max_batch_tokens": 19}
     outputs, _ = generate(
-        checkpoint, runner=runner, max_running_requests=3, faults=("nan@3:1", "nan@9:0"), **settings
+        checkpoint,
+        runner=runner,
+        max_running_requests=3,
+        start=start_with_faults("nan@3:1", "nan@9:0"),
+        **settings,
     )
 
     failed = [output for output in outputs if output.finish_reason == "error"]

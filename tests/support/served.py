@@ -213,15 +213,18 @@ def serve(
     *arguments: str,
     key: str | None = None,
     script: Mapping[str, Any] | None = None,
+    faults: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
     wait_ready: bool = True,
 ) -> Iterator[Served]:
-    """A server with these flags, ready unless told otherwise; with `script`, on a scripted engine.
+    """A server with these flags, ready unless told otherwise; with `script`, on a scripted engine,
+    with `faults`, on an engine in which they happen.
 
     It is killed at the end if it still runs.
     """
-    module = "" if script is None else "scripted_engine"
-    env = {**os.environ, "SCRIPT": json.dumps(script or {}), **(environment or {})}
+    module = "faulty_engine" if faults else "" if script is None else "scripted_engine"
+    told = {"SCRIPT": json.dumps(script or {}), "FAULTS": " ".join(faults)}
+    env = {**os.environ, **told, **(environment or {})}
     env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(SUPPORT), env.get("PYTHONPATH"))))
     keys = () if key is None else ("--api-key", key)
     process = subprocess.Popen(

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import toy_plugins
 from attrs import define, evolve, field, frozen
+from fault_injection import FaultInjector
 
 from headstock import SamplingParams
 from headstock.callbacks import ProgressCallback
@@ -40,9 +41,12 @@ class Toys:
         window: int | None = None,
         state: bool = False,
         report: ProgressCallback | None = None,
+        faults: Iterable[str] = (),
         **settings: Any,
     ) -> Engine:
-        """A small engine; every step is checked unless `settings` say otherwise."""
+        """A small engine in which these faults happen; every step is checked unless `settings` say
+        otherwise.
+        """
         small = {
             "num_pages": 100,
             "page_size": 4,
@@ -61,6 +65,7 @@ class Toys:
         return Engine(
             EngineConfig(model=model, **({"debug_invariants": True} | parts | small | settings)),
             report,
+            FaultInjector.parse(faults),
         )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import toy_plugins
+from fault_injection import start_with_faults
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headstock import LLM
@@ -43,8 +44,10 @@ def write_tokenizer(directory: Path) -> None:
     (directory / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
 
 
-def toy_llm(folder: Path, **settings: Any) -> LLM:
-    """The toy model behind LLM; `folder` is one that `toy_engine.installed` has put on the path."""
+def toy_llm(folder: Path, faults: tuple[str, ...] = (), **settings: Any) -> LLM:
+    """The toy model behind LLM, with these faults in its engine; `folder` is one that
+    `toy_engine.installed` has put on the path.
+    """
     checkpoint = toy_plugins.install(folder)
     write_tokenizer(checkpoint)
     parts = {
@@ -55,4 +58,7 @@ def toy_llm(folder: Path, **settings: Any) -> LLM:
         "max_seq_len": 160,
     }
     small = {"num_pages": 60, "page_size": 4, "max_running_requests": 4, "max_batch_tokens": 24}
-    return LLM(str(checkpoint), **(parts | small | {"debug_invariants": True} | settings))
+    start = start_with_faults(*faults)
+    return LLM(
+        str(checkpoint), **({"start": start, "debug_invariants": True} | parts | small | settings)
+    )

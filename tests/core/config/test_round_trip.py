@@ -78,7 +78,6 @@ OTHER_VALUES: dict[str, object] = {
     "debug_attention": True,
     "debug_ops": True,
     "debug_canary": True,
-    "faults": ("nan@7:2", "slow@3:0.5"),
     "record": "steps.recording",
     "record_overwrite": True,
     "record_prompts": True,

@@ -14,6 +14,7 @@ from attrs import evolve
 from broken_parts.outcome import DEBUG, make_config, make_request
 from broken_parts.specs import install
 from families import CASES, Case
+from fault_injection import FaultInjector
 
 from headstock import SamplingParams
 from headstock.config import EngineConfig
@@ -116,7 +117,7 @@ def test_what_was_first_not_finite_is_told_under_invariants(
 
 def test_a_row_that_is_not_finite_fails_alone_under_all_flags(folder: Path) -> None:
     config = make_config(None, folder, debug=True)
-    engine = Engine(evolve(config, faults=("nan@3:1",)))
+    engine = Engine(config, hooks=FaultInjector.parse(("nan@3:1",)))
     for one in (("a", 3, 9, ""), ("b", 4, 11, "")):
         engine.submit(make_request(one))
     reasons = {u.id: (u.finish_reason, u.error) for u in drain(engine) if u.finish_reason}

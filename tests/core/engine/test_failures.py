@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from attrs import evolve
+from fault_injection import FaultInjector
 
 from headstock.builtin import mixed
 from headstock.builtin.eager import EagerRunner
@@ -107,7 +108,7 @@ def test_a_row_with_nan_fails_alone(engine: Engine) -> None:
 
 
 def test_pages_of_a_row_with_nan_are_finite_when_it_has_ended() -> None:
-    engine = Engine(EngineConfig(**SMALL, faults=("nan@4:1",), overlap=False))
+    engine = Engine(EngineConfig(**SMALL, overlap=False), hooks=FaultInjector.parse(("nan@4:1",)))
     executor: Any = engine.executor
     pools = executor.inner.steps.buffers.pools  # the outer one makes things go wrong
     for name in "ab":

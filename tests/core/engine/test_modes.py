@@ -384,17 +384,6 @@ def test_graphs_asked_for_on_a_cpu_run_eagerly_with_one_info_line(
     engine.close()
 
 
-def test_a_fault_of_captures_is_said_to_be_impossible_where_nothing_is_captured(
-    toys: Toys, caplog: pytest.LogCaptureFixture
-) -> None:
-    toys.engine(runner="eager", faults=("capture", "slow@1:0")).close()
-    (line,) = [str(record.msg) for record in caplog.records if "cannot happen" in str(record.msg)]
-    assert (
-        line == 'event="a fault cannot happen" fault=capture because="the runner eager captures '
-        'nothing here"'
-    )
-
-
 class Unread(dict[str, Any]):
     """A mapping of which one key may be looked up, and that is never walked."""
 

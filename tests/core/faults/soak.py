@@ -164,10 +164,10 @@ def one_round(
         return
     settings = random_settings(rng) | random_modes(rng)
     engine = toys.engine(**settings)
-    finished = Round(EngineHarness(engine), rng, f"{number}/", requests)
+    finished = Round(EngineHarness(engine), rng, f"{number}/", requests, faults=settings["faults"])
     finished.run()
     tally.add(finished)
-    tally.faults += len(engine.config.faults)
+    tally.faults += len(finished.faults)
     tally.cached_tokens += engine.stats().cached_tokens
     engine.close()
 

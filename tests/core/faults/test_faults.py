@@ -10,15 +10,15 @@ from typing import Any, cast
 import numpy as np
 import patience
 import pytest
+from fault_injection import FaultInjector, InjectedFault
 from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
-from headstock.config import EngineConfig, make_engine_config
-from headstock.debug.fault_injection import FaultInjector, InjectedFault
+from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
-from headstock.errors import CannotRun, EngineDied, UsageError
+from headstock.errors import CannotRun, EngineDied
 from headstock.spi import (
     CaptureProgress,
     Program,
@@ -150,15 +150,9 @@ def test_without_faults_the_parts_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     "text", ["nan@3", "nan", "execute", "slow@2", "explode@3", "nan@-1:2", "allocate@3"]
 )
-def test_a_fault_that_does_not_exist_is_a_usage_error(text: str) -> None:
-    with pytest.raises(UsageError, match="expected one of nan@STEP:ROW"):
-        EngineConfig(faults=(text,))
-
-
-def test_faults_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HEADSTOCK_FAULTS", "nan@4:1 slow@2:0.5")
-
-    assert make_engine_config().faults == ("nan@4:1", "slow@2:0.5")
+def test_a_fault_that_does_not_exist_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no fault"):
+        FaultInjector.parse((text,))
 
 
 @pytest.mark.parametrize("seed", often(2, range(6)))
@@ -187,7 +181,8 @@ def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
 
 def test_a_prefix_computed_with_nan_is_found_by_nobody() -> None:
     engine = Engine(
-        EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4, faults=("nan@0:0",))
+        EngineConfig(num_pages=64, max_batch_tokens=32, max_running_requests=4),
+        hooks=FaultInjector.parse(("nan@0:0",)),
     )
     prompt = np.random.default_rng(1).integers(5, 500, 100)
     first = EngineHarness(engine).run([request("a", prompt, 4, params=SAMPLED)])
@@ -233,7 +228,8 @@ def test_what_a_start_tries_is_no_step() -> None:
 def test_faults_that_never_happened_are_named_at_the_end(
     toys: Toys, caplog: pytest.LogCaptureFixture
 ) -> None:
-    faulty(toys, "nan@0:77", "slow@3:0.01", "wait@100000", overlap=False)
+    # The eager runner captures nothing.
+    faulty(toys, "nan@0:77", "slow@3:0.01", "capture", "wait@100000", overlap=False)
     (line,) = [record.getMessage() for record in caplog.records if "never" in record.getMessage()]
 
-    assert line == 'event="faults never happened" faults="nan@0:77 wait@100000"'
+    assert line == 'event="faults never happened" faults="nan@0:77 capture wait@100000"'

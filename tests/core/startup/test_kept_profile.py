@@ -19,6 +19,7 @@ from headstock.spi import DeviceEnv
 from headstock.startup import build, kept_profile
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import MemoryUse
+from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 
 USE = MemoryUse(activations=5 << 20, workspaces=6 << 20, graphs=7 << 20)
 ENV = DeviceEnv(
@@ -52,6 +53,7 @@ class Subject:
         self.weight = torch.zeros(4, 8)
         self.spec = SimpleNamespace(name="fa", implementation="headstock_sdpa.backend:Backend")
         self.tuned_options: tuple[str, ...] = ()
+        self.hooks = NO_HOOKS
 
     def find(self) -> KeptProfile:
         """Its profile."""
@@ -61,6 +63,7 @@ class Subject:
             family=SimpleNamespace(forward=forward),
             parts=SimpleNamespace(specs=[self.spec], tuned_options=self.tuned_options),
             params={"norm": weight},
+            hooks=self.hooks,
         )
         return find_kept_profile(inputs, self.env, self.folder, self.max_len)
 
@@ -146,11 +149,15 @@ def test_what_changes_no_figure_leaves_them(tmp_path: Path, settings: dict[str, 
     assert Subject(tmp_path, **settings).find().read() is not None
 
 
-@pytest.mark.parametrize("settings", [{"memory_profiles": None}, {"faults": ("capture",)}])
-def test_nothing_is_kept_when_it_is_off_or_faults_are_injected(
-    tmp_path: Path, settings: dict[str, Any]
+@pytest.mark.parametrize(
+    ("hooks", "settings"), [(NO_HOOKS, {"memory_profiles": None}), (PartHooks(), {})]
+)
+def test_nothing_is_kept_when_it_is_off_or_parts_are_wrapped(
+    tmp_path: Path, hooks: PartHooks, settings: dict[str, Any]
 ) -> None:
-    profile = Subject(tmp_path, **settings).find()
+    subject = Subject(tmp_path, **settings)
+    subject.hooks = hooks
+    profile = subject.find()
     profile.write(USE)
     profile.forget()
     assert profile.read() is None and not (tmp_path / "kept").exists()

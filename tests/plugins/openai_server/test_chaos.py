@@ -67,7 +67,7 @@ def test_a_killed_engine_process_fails_what_runs_and_ends_the_server_with_70() -
 @pytest.mark.feature("W9")
 @pytest.mark.full
 def test_an_engine_whose_scheduler_fails_says_so_and_ends_the_server_with_70() -> None:
-    with serve("--num-pages", "128", "--faults", "schedule@4", "--drain-delay", "1") as server:
+    with serve("--num-pages", "128", "--drain-delay", "1", faults=("schedule@4",)) as server:
         *some, last = server.post(TEXT, STREAM).events
         assert some and last["error"]["message"] == "the engine has stopped"
         assert health(server) == (503, "engine_dead")
@@ -103,7 +103,7 @@ def test_an_engine_process_that_is_stopped_for_ten_seconds_goes_on() -> None:
 @pytest.mark.full
 def test_a_step_that_takes_seconds_delays_tokens_and_changes_none() -> None:
     body = STREAM | {"max_tokens": 40, "temperature": 0}
-    with serve("--num-pages", "128", "--faults", "slow@20:3", "--watchdog", "1") as server:
+    with serve("--num-pages", "128", "--watchdog", "1", faults=("slow@20:3",)) as server:
         began = time.monotonic()
         stream = server.post_raw(TEXT, body)
         wait_until(lambda: health(server) == (503, "engine_stalled"), 20)

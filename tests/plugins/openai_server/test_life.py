@@ -203,7 +203,7 @@ def test_a_template_that_does_not_end_fails_its_request_alone() -> None:
 
 @pytest.mark.full
 def test_a_request_whose_step_fails_gets_an_error_and_others_go_on() -> None:
-    with serve("--num-pages", "64", "--faults", "nan@4:0") as server:
+    with serve("--num-pages", "64", faults=("nan@4:0",)) as server:
         body = {"prompt": "a", "max_tokens": 12, "ignore_eos": True, "stream": True}
         *some, last = server.post(TEXT, body).events
         assert last["error"]["message"] == "the engine could not compute an answer to this request"

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from fault_injection import spoil_rows
 
 from headstock.builtin.eager import EagerRunner
-from headstock.debug.fault_injection import spoil_rows
 from headstock.spi import Program, Sample, Step
 
 

@@ -8,7 +8,6 @@ from attrs import Factory, frozen
 from headstock.config.part_settings import PartSettings
 from headstock.config.patterns import (
     DTYPE_SPELLINGS,
-    FAULT,
     FP8_SPELLINGS,
     GRAPH_BATCH,
     LEVEL_SPELLINGS,
@@ -24,7 +23,7 @@ from headstock.config.setting_rules import (
     check_sequence_length,
     check_step_tokens,
 )
-from headstock.config.value_types import Choice, Integer, Number, Switch, Text, Texts
+from headstock.config.value_types import Choice, Integer, Number, Switch, Text
 
 DEFAULT_RUNNING = 256
 
@@ -256,14 +255,6 @@ class EngineConfig(PartSettings):
     )
     debug_canary: bool = setting_field(
         "--debug-canary", Switch(), False, "fail when a free page is written", group="running"
-    )
-    faults: tuple[str, ...] = setting_field(
-        "--faults",
-        Texts(item=FAULT, spaced=True),
-        (),
-        "for tests: faults to inject, such as nan@7:2",
-        default_text="none",
-        group="running",
     )
     record: str | None = setting_field(
         "--record",

@@ -43,9 +43,3 @@ ATTN = Text(
 OPTION = Text(
     pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="NAME.FIELD=VALUE", form="NAME.FIELD=VALUE"
 )
-FAULT = Text(
-    pattern=r"(execute|wait|schedule)@\d+|nan@\d+:\d+|slow@\d+:\d+(\.\d+)?|allocate|capture",
-    rule="one of nan@STEP:ROW, execute@STEP, wait@STEP, schedule@STEP, slow@STEP:SECONDS, "
-    "allocate, capture",
-    form="KIND[@STEP[:VALUE]]",
-)

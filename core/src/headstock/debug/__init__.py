@@ -1,5 +1,5 @@
-"""What `--debug` flags check of a running engine, the canary of free pages, injected faults."""
+"""What `--debug` flags check of a running engine, and the canary of free pages."""
 
 from __future__ import annotations
 
-__all__ = ["canary", "fault_injection"]
+__all__ = ["canary"]

@@ -58,6 +58,7 @@ from headstock.scheduler.invariants import check_idle
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build import build_engine
 from headstock.startup.device import check_usable
+from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
@@ -70,13 +71,19 @@ class Engine:
     """Owns the device, through its executor, and the scheduler's state, as a value.
 
     Any thread may call `submit`, `abort` and `memory_pressure`; one thread, a `Loop`'s, the rest.
+    hooks: wraps parts as they are built, for tests
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
 
-    def __init__(self, config: EngineConfig, report: ProgressCallback | None = None) -> None:
+    def __init__(
+        self,
+        config: EngineConfig,
+        report: ProgressCallback | None = None,
+        hooks: PartHooks = NO_HOOKS,
+    ) -> None:
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            parts = build_engine(config, report)
+            parts = build_engine(config, report, hooks)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model

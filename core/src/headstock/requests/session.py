@@ -30,6 +30,7 @@ from headstock.requests.process_life import check_can_start, check_process, hold
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_params import SamplingParams
 from headstock.selection.tool_parsers import select_tool_parser
+from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.text.chat import read_template
 from headstock.text.prompt import PromptType
 from headstock.text.tokenizer import NoTokenizer, Tokenizer
@@ -41,10 +42,12 @@ def start_engine(
     config: EngineConfig,
     on_progress: ProgressCallback | None = None,
     after_step: Callable[[], None] | None = None,
+    hooks: PartHooks = NO_HOOKS,
 ) -> tuple[StartedEngine, EngineLoop]:
     """An engine for `config` in this process, and the loop that steps it on a thread of its own.
 
-    `after_step` is called on that thread, as `headstock.engine.loop.Loop` says.
+    `after_step` is called on that thread, as `headstock.engine.loop.Loop` says. `hooks` wraps the
+    engine's parts, for tests.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     with hold_exit() as check_not_ending:
@@ -58,7 +61,7 @@ def start_engine(
             if on_progress is not None:
                 on_progress(stage, completed, total)
 
-        engine = Engine(config, report)
+        engine = Engine(config, report, hooks)
         try:
             return engine, Loop(engine, after_step)
         except BaseException:  # Ctrl-C

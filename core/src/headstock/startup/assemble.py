@@ -107,7 +107,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         if parts.runner.options is None
         else (registry.make_options(parts.runner, inputs.config.opt),)
     )
-    runner = inputs.faults.wrap_runner(
+    runner = inputs.hooks.wrap_runner(
         registry.make_part(parts.runner, Runner, program, *options, expected=out_of_memory), program
     )
     steps = StepMaker(

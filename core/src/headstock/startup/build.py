@@ -14,7 +14,6 @@ from attrs import frozen
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
-from headstock.debug.fault_injection import FaultInjector
 from headstock.debug.operation_reference import PlainWeights
 from headstock.errors import CannotRun, format_count
 from headstock.execution.abstract_executor import Executor
@@ -68,6 +67,7 @@ from headstock.startup.model_loading import (
     resolve_max_seq_len,
     untie_embeddings,
 )
+from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.startup.profile_run import ProfileProgress, measure_memory_use, slow_notice
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import begin_start
@@ -118,17 +118,23 @@ class EngineBuild:
     start: tuple[tuple[str, float], ...]
 
 
-def build_engine(config: EngineConfig, on_progress: ProgressCallback | None = None) -> EngineBuild:
-    """Build the parts for `config` and load the weights.
+def build_engine(
+    config: EngineConfig,
+    on_progress: ProgressCallback | None = None,
+    hooks: PartHooks = NO_HOOKS,
+) -> EngineBuild:
+    """Build the parts for `config`, wrapped by `hooks`, and load the weights.
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     # Whatever a plugin raises in any of its functions, the error names it.
     with blame_plugins(PluginNames.from_config(config)):
-        return _build_parts(config, on_progress)
+        return _build_parts(config, on_progress, hooks)
 
 
-def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> EngineBuild:
+def _build_parts(
+    config: EngineConfig, on_progress: ProgressCallback | None, hooks: PartHooks
+) -> EngineBuild:
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # Every refusal comes before the weights load, which can take minutes: model, options, parts and
     # terms are checked first, in the order in which each needs the one before.
@@ -176,7 +182,6 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         on_progress,
     )
     times.end_part("weights")
-    faults = FaultInjector.parse(config.faults)
     grammars = make_grammar_rows(config, parts.grammar, directory, model)
     inputs = BuildInputs(
         config=config,
@@ -185,7 +190,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         family=family,
         model=model,
         params=params,
-        faults=faults,
+        hooks=hooks,
         plain_params=None if plain is None else plain.name_by(params),
         masks=grammars,
     )
@@ -213,7 +218,7 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
     buffers = _reserve_buffers(
         memory,
         kept,
-        faults.wrap_allocation(allocate_buffers),
+        hooks.wrap_allocation(allocate_buffers),
         **sizes,
         num_pages=memory.num_pages,
         max_len=max_len,
@@ -239,9 +244,9 @@ def _build_parts(config: EngineConfig, on_progress: ProgressCallback | None) -> 
         operations=operations,
         weights=quantized,
         memory=memory,
-        limits=attrs.evolve(limits, schedule=faults.wrap_scheduler(limits.schedule)),
+        limits=attrs.evolve(limits, schedule=hooks.wrap_scheduler(limits.schedule)),
         executor=_watch_free_pages(
-            inputs, memory, buffers, faults.wrap_executor(assembled.executor)
+            inputs, memory, buffers, hooks.wrap_executor(assembled.executor)
         ),
         grammars=grammars,
         notes=(*notes, *graphs.notes),

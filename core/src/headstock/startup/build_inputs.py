@@ -5,11 +5,11 @@ from __future__ import annotations
 from attrs import frozen
 
 from headstock.config import EngineConfig
-from headstock.debug.fault_injection import FaultInjector
 from headstock.execution.token_masks import MaskSource
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.select import SelectedPlugins
 from headstock.spi import Model, ModelConfig, Params
+from headstock.startup.part_hooks import PartHooks
 
 
 @frozen(kw_only=True, eq=False)
@@ -27,6 +27,6 @@ class BuildInputs:
     family: Model
     model: ModelConfig
     params: Params
-    faults: FaultInjector
+    hooks: PartHooks
     plain_params: Params | None = None
     masks: MaskSource | None = None

@@ -217,9 +217,6 @@ def capture_runner_graphs(
     if sizes is None:
         return off
     if not sizes.rows:
-        if inputs.faults.has_pending("capture"):
-            reason = f"the runner {inputs.parts.runner.name} captures nothing here"
-            LOG.warning(log_event("a fault cannot happen", fault="capture", because=reason))
         return CapturedGraphs(late=LateCaptures(device, is_done=True))
     seconds = time.monotonic() - began
     # Where an earlier start has measured, libraries allocate their workspaces in captures too.

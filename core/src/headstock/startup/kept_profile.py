@@ -22,6 +22,7 @@ from headstock.logs import log_event
 from headstock.spi import DeviceEnv
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.memory_plan import MemoryUse
+from headstock.startup.part_hooks import NO_HOOKS
 from headstock.startup.tuning_subject import hash_config, read_driver_version
 
 LOG = logging.getLogger(__name__)
@@ -32,7 +33,7 @@ _FORMAT = 1
 _OTHER_FIELDS = frozenset(
     {
         *("model", "revision", "is_command", "seed", "memory_profiles", "tuned_choices"),
-        *("chat_template", "tool_parser", "reasoning_parser", "log_level", "faults"),
+        *("chat_template", "tool_parser", "reasoning_parser", "log_level"),
         *("record", "record_overwrite", "record_prompts"),
         *("max_queued_requests", "on_pressure", "memory_threshold", "max_itl_ms"),
         "late_planning",
@@ -122,7 +123,9 @@ def find_kept_profile(
     configuration and weights, the settings and the environment.
     """
     config = inputs.config
-    if config.memory_profiles is None or env.device != "cuda" or config.faults:
+    # What wrapped parts take says nothing of the engines of users.
+    is_wrapped = inputs.hooks is not NO_HOOKS
+    if config.memory_profiles is None or env.device != "cuda" or is_wrapped:
         return KeptProfile()
     facts = {
         "device": f"{env.name}, {env.memory_bytes} bytes, driver {read_driver_version()}",

@@ -18,7 +18,7 @@ from headstock_bench.result import Conditions
 NO_CONDITIONS = frozenset(
     "model revision load_format device attn cache_type scheduler runner ops opt proposer dtype "
     "kv_dtype page_size max_batch_tokens max_running_requests overlap tuned_choices "
-    "memory_profiles defer_graphs record record_overwrite record_prompts log_level faults "
+    "memory_profiles defer_graphs record record_overwrite record_prompts log_level "
     "is_command".split()
 )
 """Settings that are fields of `Conditions` themselves, or that change no figure."""

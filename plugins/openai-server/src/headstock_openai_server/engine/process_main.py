@@ -15,6 +15,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -130,7 +131,9 @@ class ProgressReporter:
             self.channel.send(StartProgress(stage, completed, total))
 
 
-def main(arguments: list[str]) -> int:
+def main(
+    arguments: list[str], start_engine: Callable[..., tuple[Any, EngineLoop]] = start_engine
+) -> int:
     """Serve the engine on the socket with the file descriptor ARGUMENTS[0]; the exit code."""
     # The server decides when the engine ends: it drains first. A terminal sends Ctrl-C to both, and
     # a service manager SIGTERM.

@@ -20,7 +20,6 @@ from served import serve
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
-FLAGS = ("--num-pages", "64", "--faults", "nan@6:0")
 
 
 @contextmanager
@@ -55,7 +54,8 @@ def collect() -> Iterator[tuple[str, list[Any]]]:
 @pytest.mark.feature("W12")
 def test_each_request_has_a_span_below_its_clients() -> None:
     with collect() as (address, spans):
-        with serve(*FLAGS, "--otlp-endpoint", address) as server:
+        flags = ("--num-pages", "64", "--otlp-endpoint", address)
+        with serve(*flags, faults=("nan@6:0",)) as server:
             body = {"prompt": [5] * 8, "max_tokens": 3, "ignore_eos": True}
             header = {"traceparent": f"00-{TRACE}-{PARENT}-01"}
             assert server.post("/v1/completions", body, headers=header).status == 200

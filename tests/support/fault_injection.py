@@ -1,4 +1,4 @@
-"""Faults on demand for tests (`--faults`, `HEADSTOCK_FAULTS`).
+"""Faults on demand in a real engine, by the hooks around its parts.
 
     nan@STEP:ROW        the row's activations become NaN
     execute@STEP        launching the step raises
@@ -11,14 +11,19 @@
 Steps have the numbers that logs and recordings give them. A fault happens once, in the first step
 from its own on in which it can. A replayed graph does not call attention, so a step that is to
 have NaN is not replayed.
+
+An engine has them by `Engine(config, hooks=FaultInjector.parse(("nan@4:1",)))`, an LLM by
+`LLM(..., start=start_with_faults("nan@4:1"))`, and a server by `served.serve(faults=("nan@4:1",))`.
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,6 +34,7 @@ from torch import Tensor
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.logs import log_event
 from headstock.nn.eager_step import run_eager_step
+from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import Plan
 from headstock.spi import (
     AttendInto,
@@ -44,17 +50,20 @@ from headstock.spi import (
     Step,
     View,
 )
+from headstock.startup.part_hooks import PartHooks
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.faults")
+
+FORMS = r"(execute|wait|schedule)@\d+|nan@\d+:\d+|slow@\d+:\d+(\.\d+)?|allocate|capture"
 
 
 class InjectedFault(RuntimeError):
-    """A fault that `--faults` asked for."""
+    """A fault that a test asked for."""
 
 
 @frozen
 class Fault:
-    """One fault; `value` is a row or seconds, `text` the setting that it came from."""
+    """One fault; `value` is a row or seconds, `text` what it was parsed from."""
 
     kind: str
     step: int = 0
@@ -63,14 +72,16 @@ class Fault:
 
     @classmethod
     def parse(cls, text: str) -> Fault:
-        """Parse a text of the forms above."""
+        """Parse a text of the forms above.   raises: ValueError"""
+        if not re.fullmatch(FORMS, text):
+            raise ValueError(f"{text} is no fault")
         kind, _, rest = text.partition("@")
         step, _, value = rest.partition(":")
         return cls(kind, int(step or 0), float(value or 0), text)
 
 
 @define
-class FaultInjector:
+class FaultInjector(PartHooks):
     """The pending faults, and the wrappers that make an engine's parts fail.
 
     The parts know nothing of faults; a part that no pending fault concerns is not wrapped.
@@ -83,7 +94,7 @@ class FaultInjector:
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> FaultInjector:
-        """Parse the texts of the setting."""
+        """Parse the texts of some faults."""
         return cls([Fault.parse(text) for text in texts])
 
     def has_pending(self, *kinds: str) -> bool:
@@ -129,6 +140,11 @@ class FaultInjector:
         Any pending fault needs it, the runner's too: it sets the number of the step that runs.
         """
         return FaultyExecutor(executor, self) if self.pending else executor
+
+
+def start_with_faults(*texts: str) -> Callable[..., tuple[StartedEngine, EngineLoop]]:
+    """What starts an engine in this process with these faults, each of which happens once."""
+    return partial(start_engine, hooks=FaultInjector.parse(texts))
 
 
 class FaultyExecutor(Executor):
