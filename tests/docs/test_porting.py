@@ -53,12 +53,16 @@ def read_rows() -> list[tuple[str, str]]:
 
 
 def list_names(cell: str) -> Iterator[tuple[str, str]]:
-    """The names of a cell: class and member; a member without a class is of the one before."""
+    """The names of a cell: class and member, or a function by its path; a member without a class is
+    of the one before.
+    """
     owner = ""
     for span in re.findall(r"`([^`]+)`", cell):
         plain = span.partition("(")[0]
         head, dot, member = plain.partition(".")
-        if dot and re.fullmatch(r"[A-Z]\w+", head):
+        if function := re.fullmatch(r"headstock\.\w+\.\w+\.(\w+)", plain):
+            yield function[1], ""
+        elif dot and re.fullmatch(r"[A-Z]\w+", head):
             owner = head
             yield head, member
         elif re.fullmatch(r"[A-Z]\w+", plain):

@@ -9,9 +9,11 @@ import sys
 import pytest
 import torch
 
-from headstock.ops.onednn_ops import KERNEL_BYTES, OneDnnOps, kernel_bytes, round_rows
+from headstock.config import EngineConfig
+from headstock.ops.onednn_ops import KERNEL_BYTES, OneDnnOps, round_rows
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import ParamSpec, Role, Weight
+from headstock.spi import Params, ParamSpec, Role, Weight
+from headstock.startup.build import build_engine
 
 LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
 
@@ -20,7 +22,7 @@ SIZES_TO_1024 = 32 + 5 * 8
 
 PRODUCTS = """
 import torch
-from headstock.ops.onednn_ops import OneDnnOps, kernel_bytes
+from headstock.ops.onednn_ops import OneDnnOps
 from headstock.spi import ParamSpec, Role, Weight
 
 LINEAR = ParamSpec(shape=(), roles=frozenset((Role.LINEAR,)))
@@ -36,7 +38,7 @@ before = resident()
 for rows in range(1, 1025):
     for weight in weights:
         ops.linear(x[:rows], weight, None)
-print(resident() - before, kernel_bytes(dict(enumerate(weights)), 1024))
+print(resident() - before, ops.count_kernel_bytes(dict(enumerate(weights)), 1024))
 """
 
 
@@ -67,7 +69,8 @@ def test_a_small_map_stays_plain_and_keeps_no_kernels() -> None:
     assert not small.tensor.is_mkldnn and large.tensor.is_mkldnn
     assert torch.equal(ops.linear(x, small, None), TorchOps().linear(x, small, None))
     maps = {"small": small, "large": large}
-    assert kernel_bytes(maps, 1024) == kernel_bytes({"large": large}, 1024) > 0
+    few = ops.count_kernel_bytes({"large": large}, 1024)
+    assert ops.count_kernel_bytes(maps, 1024) == few > 0
 
 
 def test_rows_are_rounded_up_by_an_eighth_at_most_and_few_not_at_all() -> None:
@@ -109,6 +112,21 @@ def test_the_plan_counts_a_kernel_for_each_shape_and_size() -> None:
     maps["layers.0.qkv"] = ops.prepare(LINEAR, Weight(tensor=noise(96, 48)))
     maps["embed"] = Weight(tensor=noise(96, 48))
 
-    assert kernel_bytes(maps, 1024) == 2 * SIZES_TO_1024 * KERNEL_BYTES
-    assert kernel_bytes(maps, 16) == 2 * 16 * KERNEL_BYTES
-    assert kernel_bytes({"embed": maps["embed"]}, 1024) == 0
+    assert ops.count_kernel_bytes(maps, 1024) == 2 * SIZES_TO_1024 * KERNEL_BYTES
+    assert ops.count_kernel_bytes(maps, 16) == 2 * 16 * KERNEL_BYTES
+    assert ops.count_kernel_bytes({"embed": maps["embed"]}, 1024) == 0
+
+
+def test_the_memory_plan_leaves_free_what_the_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+
+    def count(ops: TorchOps, params: Params, max_tokens: int) -> int:
+        counted.append(max_tokens)
+        return 3 << 20
+
+    monkeypatch.setattr(TorchOps, "count_kernel_bytes", count)
+    built = build_engine(EngineConfig(device="cpu", ops="torch", num_pages=16, max_batch_tokens=48))
+    built.executor.close()
+
+    assert counted == [48]
+    assert built.memory.other_use.workspaces == 3 << 20

@@ -136,6 +136,10 @@ class BoundOps(Ops):
             )
         return prepared
 
+    def count_kernel_bytes(self, params: Params, max_tokens: int) -> int:
+        """As the set counts them."""
+        return self._ops.count_kernel_bytes(params, max_tokens)
+
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """See `Ops.embed`."""
         x: Stream = self._outer["embed"](params, config, batch)

@@ -65,6 +65,16 @@ class OneDnnOps(TorchOps):
         packed = torch.ops.mkldnn._reorder_linear_weight(plain, _TYPICAL_TOKENS)
         return Weight(tensor=packed, bias=weight.bias)
 
+    def count_kernel_bytes(self, params: Params, max_tokens: int) -> int:
+        """The most bytes that oneDNN keeps for products of these parameters."""
+        shapes = {
+            (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
+            for weight in params.values()
+            if weight.tensor.is_mkldnn
+        }
+        sizes = {round_rows(rows) for rows in range(1, max_tokens + 1)}
+        return len(shapes) * len(sizes) * KERNEL_BYTES
+
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """See `headstock.nn.norm.norm_by_length`."""
         # A weight without the role of a norm was not prepared for one.
@@ -113,13 +123,3 @@ def round_rows(rows: int) -> int:
         return rows
     step = 1 << (rows.bit_length() - 4)
     return -(-rows // step) * step
-
-
-def kernel_bytes(params: Params, max_tokens: int) -> int:
-    """The most bytes that oneDNN keeps for products of these parameters and `max_tokens`."""
-    shapes = {
-        (weight.tensor.shape, weight.tensor.dtype, weight.bias is None)
-        for weight in params.values()
-        if weight.tensor.is_mkldnn
-    }
-    return len(shapes) * len({round_rows(rows) for rows in range(1, max_tokens + 1)}) * KERNEL_BYTES

@@ -134,6 +134,13 @@ class Ops(ABC):
         """
         return weight
 
+    def count_kernel_bytes(self, params: Params, max_tokens: int) -> int:
+        """The most bytes of what is compiled while steps of up to so many tokens run.
+
+        Where memory cannot be measured, as on a CPU, the memory plan leaves so much free.
+        """
+        return 0
+
     @abstractmethod
     def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""

@@ -21,7 +21,6 @@ from headstock.execution.buffers import Buffers, allocate_buffers
 from headstock.grammar import GrammarRows
 from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
-from headstock.ops.onednn_ops import kernel_bytes
 from headstock.scheduler import Limits
 from headstock.selection.grammars import make_grammar_rows
 from headstock.selection.model_needs import find_attention_needs, resolve_model_dtype
@@ -314,7 +313,7 @@ def _plan_device_memory(
             tokens,
             count_scored_positions(rows, inputs.parts.max_drafts),
             dtype.itemsize,
-            kernel_bytes(inputs.params, tokens),
+            inputs.parts.operations.count_kernel_bytes(inputs.params, tokens),
             has_processors=bool(inputs.parts.processors),
             has_masks=inputs.masks is not None,
         )
