@@ -15,7 +15,6 @@ from headstock.scheduler import (
     Aborted,
     Arrived,
     Event,
-    Limits,
     Plan,
     Request,
     State,
@@ -39,36 +38,37 @@ def schedule_chunks(view: View, budget: Budget) -> ScheduleDecision:
     )
 
 
-def fill_rows(rng: np.random.Generator) -> tuple[Limits, State, Plan]:
+def fill_rows(rng: np.random.Generator) -> tuple[State, Plan]:
     """A scheduler whose rows are all taken, with requests that wait for one."""
     limits = make_limits(64, ROWS)
     events = [Arrived(make_request(i, rng, 7000)) for i in range(ROWS + WAITING)]
-    return limits, *step(initial_state(limits), events, limits)
+    state = initial_state(limits)
+    return state, step(state, events)
 
 
-def share_prompt(rng: np.random.Generator, waiting: int = WAITING) -> tuple[Limits, State, Plan]:
+def share_prompt(rng: np.random.Generator, waiting: int = WAITING) -> tuple[State, Plan]:
     """A scheduler with free rows, and requests that wait for the prefix of one prompt.
 
     A quarter of the rows is free; the prompt is computed in chunks.
     """
     limits = make_limits(64, ROWS)
     rows = ROWS * 3 // 4 - 1
-    state, plan = step(
-        initial_state(limits), [Arrived(make_request(i, rng, 7000)) for i in range(rows)], limits
-    )
+    state = initial_state(limits)
+    plan = step(state, [Arrived(make_request(i, rng, 7000)) for i in range(rows)])
     prompt = rng.integers(10, 50_000, PROMPT_TOKENS).astype(np.int32)
     events: list[Event] = [sample_tokens(state, plan, None, rng)]
     events += [
         Arrived(Request(id=f"like {i}", prompt=prompt, max_tokens=10)) for i in range(waiting + 1)
     ]
     # the first of them is admitted with a chunk of its prompt, before the others come
-    state, plan = step(state, events[:2], evolve(limits, max_batch_tokens=rows + CHUNK))
-    limits = evolve(limits, schedule=schedule_chunks)
-    return limits, *step(state, [sample_tokens(state, plan, None, rng), *events[2:]], limits)
+    state.limits = evolve(limits, max_batch_tokens=rows + CHUNK)
+    plan = step(state, events[:2])
+    state.limits = evolve(limits, schedule=schedule_chunks)
+    return state, step(state, [sample_tokens(state, plan, None, rng), *events[2:]])
 
 
 def time_steps(
-    limits: Limits, state: State, plan: Plan, rng: np.random.Generator, count: int
+    state: State, plan: Plan, rng: np.random.Generator, count: int
 ) -> Iterator[list[float]]:
     """Seconds of a step without an arrival, and of the next step, with one.
 
@@ -81,7 +81,7 @@ def time_steps(
         for extra in ([], [Arrived(new_request)], [Aborted(request_id)]):
             events = [sample_tokens(state, plan, None, rng), *extra]
             start = time.perf_counter()
-            state, plan = step(state, events, limits)
+            plan = step(state, events)
             times.append(time.perf_counter() - start)
         assert len(state.waiting) == queued, "internal error: the request was admitted"
         yield times[:2]

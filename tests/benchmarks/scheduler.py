@@ -41,7 +41,7 @@ def measure_steps(
     number = rows
     # Lengths are spread, so that about as many pages fill in every step.
     events: list[Event] = [Arrived(make_request(i, rng, 7000)) for i in range(rows)]
-    state, plan = step(state, events, limits)
+    plan = step(state, events)
     in_flight, times = plan, []
     for count in range(steps + WARM_UP):
         finished, in_flight = (in_flight, plan) if overlap and count else (plan, plan)
@@ -51,7 +51,7 @@ def measure_steps(
             events.append(Arrived(make_request(number, rng, 7000)))
             number += 1
         start = clock()
-        state, plan = step(state, events, limits)
+        plan = step(state, events)
         times.append(clock() - start)
     assert state.num_running == rows and int(state.row_counters[RowCounter.ACTIVE].sum()) == rows
     return sorted(times[WARM_UP:])

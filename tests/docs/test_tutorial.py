@@ -98,7 +98,7 @@ def test_the_plugins_choices_are_legal_and_nothing_waits_for_ever() -> None:
     ]
     state, ended, steps = initial_state(limits), [], 0
     while len(ended) < len(lengths):
-        state, plan = step(state, tuple(events), limits)
+        plan = step(state, tuple(events))
         ended += [end.id for end in state.ended]
         rows = plan.samples > 0
         ones = np.ones(int(rows.sum()), np.int32)

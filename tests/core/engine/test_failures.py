@@ -220,7 +220,7 @@ def note_plans(engine: Engine, seen: list[str]) -> None:
         seen.append("plan")
         return schedule(view, budget)
 
-    engine.limits = evolve(engine.limits, schedule=planned)
+    engine.state.limits = evolve(engine.state.limits, schedule=planned)
 
 
 def test_a_token_is_passed_on_before_the_next_step_is_planned(engine: Engine) -> None:
@@ -275,7 +275,7 @@ def test_a_scheduler_that_runs_nothing_is_not_waited_for(
 ) -> None:
     monkeypatch.setattr("headstock.engine.stall_check._MAX_IDLE_STEPS", 1_000)
     nothing = ScheduleDecision(rows=np.zeros(0, np.int32), counts=np.zeros(0, np.int32))
-    engine.limits = evolve(engine.limits, schedule=lambda view, budget: nothing)
+    engine.state.limits = evolve(engine.state.limits, schedule=lambda view, budget: nothing)
     with pytest.raises(
         PluginBroken, match=r"'mixed' runs nothing, though requests wait.*headstock replay"
     ):
@@ -292,8 +292,8 @@ def test_a_scheduler_that_preempts_what_it_begins_is_not_waited_for(
         nothing = decision.rows[:0]
         return evolve(decision, rows=nothing, counts=nothing, victims=view.rows_by_priority)
 
-    engine.limits = evolve(engine.limits, schedule=preempt_all)
-    engine.limits = evolve(engine.limits, max_batch_tokens=8)
+    engine.state.limits = evolve(engine.state.limits, schedule=preempt_all)
+    engine.state.limits = evolve(engine.state.limits, max_batch_tokens=8)
     # Its prompt takes several steps, of which it never gets a second one.
     with pytest.raises(
         PluginBroken, match=r"'mixed' ran \d+ steps without a token for any of 1 request; report"

@@ -114,17 +114,17 @@ LEFT_BEHIND: dict[str, Callable[[State], State]] = {
         state, row_counters=put(state.row_counters, (5, 2), 1)
     ),
     "page 7 is still held, one of 1": lambda state: evolve(state, refs=(put(state.refs[0], 7, 1),)),
-    "the free pages are miscounted": lambda state: evolve(state, num_free=(state.num_free[0] - 1,)),
+    "the free pages are miscounted": lambda state: evolve(state, num_free=[state.num_free[0] - 1]),
     "a free page is not in the pool": lambda state: evolve(
-        state, free=((np.array([200]), *state.free[0][1:]),)
+        state, free=[[np.array([200]), *state.free[0][1:]]]
     ),
     "a page is free twice": lambda state: evolve(
-        state, free=((*state.free[0], state.free[0][0][:1]),), num_free=(state.num_free[0] + 1,)
+        state, free=[[*state.free[0], state.free[0][0][:1]]], num_free=[state.num_free[0] + 1]
     ),
     "95 free and 4 cached pages are not the 100": lambda state: evolve(
         state,
-        free=((*state.free[0][:-1], state.free[0][-1][:-1]),),
-        num_free=(state.num_free[0] - 1,),
+        free=[[*state.free[0][:-1], state.free[0][-1][:-1]]],
+        num_free=[state.num_free[0] - 1],
     ),
 }
 
@@ -143,7 +143,7 @@ def test_an_idle_engine_that_kept_something_says_what(toys: Toys, message: str) 
     broken_state = LEFT_BEHIND[message](engine.state)
     if "not in the pool" in message:
         broken_state = evolve(
-            broken_state, num_free=(sum(len(part) for part in broken_state.free[0]),)
+            broken_state, num_free=[sum(len(part) for part in broken_state.free[0])]
         )
     engine.state = broken_state
     engine.abort("nobody")
@@ -194,9 +194,7 @@ def test_an_invariant_that_breaks_in_a_step_is_named(toys: Toys) -> None:
     engine.submit(request("a", PROMPT, 30))
     engine.step()
     engine.step()
-    engine.state = evolve(
-        engine.state, free=((*engine.state.free[0], engine.state.pages[0][0][:1]),)
-    )
+    engine.state.free[0].append(engine.state.pages[0][0][:1])
     with pytest.raises(
         EngineDied, match="the scheduler contradicts itself: group 0: the free pages are miscounted"
     ):

@@ -87,8 +87,8 @@ def stored_late(list_stored: Any, self: Any) -> Any:
 
 
 def before_the_clock(apply_arrival: Any, state: Any, request: Any) -> None:
-    """A request arrives at the time of the step before."""
-    state.milliseconds, now = state.previous.milliseconds, state.milliseconds
+    """A request arrives a moment before the step's time."""
+    state.milliseconds, now = state.milliseconds - 1, state.milliseconds
     apply_arrival(state, request)
     state.milliseconds = now
 

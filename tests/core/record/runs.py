@@ -95,7 +95,7 @@ def run_steps(
     for number in range(most):
         burst = int(rng.integers(0, 12)) if number % 300 < 150 and rng.random() < 0.15 else 0
         events += [Arrived(waiting.pop()) for _ in range(min(burst, len(waiting)))]
-        state, plan = step(state, tuple(events), limits)
+        plan = step(state, tuple(events))
         yield events, state, plan
         if not waiting and not state.num_running and not state.waiting:
             return

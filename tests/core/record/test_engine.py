@@ -150,7 +150,9 @@ def test_a_scheduler_that_fails_names_a_recording_that_shows_it(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT, record=str(tmp_path / "mine") if recorded else None))
-    engine.limits = evolve(engine.limits, schedule=failing_scheduler(9, ZeroDivisionError("oh")))
+    engine.state.limits = evolve(
+        engine.state.limits, schedule=failing_scheduler(9, ZeroDivisionError("oh"))
+    )
     submit_requests(engine, 3)
     with pytest.raises(
         PluginBroken, match=r"raised ZeroDivisionError: oh; .*headstock replay (\S+)"
@@ -175,7 +177,7 @@ def test_a_broken_scheduler_plugin_leaves_a_recording_too(
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     engine = Engine(EngineConfig(**TIGHT))
-    engine.limits = evolve(
+    engine.state.limits = evolve(
         engine.limits,
         schedule=lambda view, budget: ScheduleDecision(rows=np.array([99]), counts=np.array([1])),
     )
@@ -198,7 +200,9 @@ def test_a_tail_cannot_be_replayed_but_drawn(
     engine.submit(
         Request(id="long", prompt=prompt, max_tokens=300, params=SamplingParams(temperature=0.0))
     )
-    engine.limits = evolve(engine.limits, schedule=failing_scheduler(290, ZeroDivisionError("oh")))
+    engine.state.limits = evolve(
+        engine.state.limits, schedule=failing_scheduler(290, ZeroDivisionError("oh"))
+    )
     with pytest.raises(PluginBroken, match="the last 256 steps: headstock replay") as raised:
         run_to_end(engine)
     engine.close()

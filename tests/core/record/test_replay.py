@@ -60,7 +60,7 @@ class Recorded(Drive):
         landed = self.launch()
         events = [*([landed] if landed else []), *self.events]
         self.events = []
-        self.state, plan = step(self.state, tuple(events), self.limits)
+        plan = step(self.state, tuple(events))
         self.recorder.record_step(events, self.state, plan)
         self.plans.append(plan)
         self.collect_results()

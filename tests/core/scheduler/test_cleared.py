@@ -44,7 +44,8 @@ def test_a_request_that_arrives_with_it_finds_no_prefix() -> None:
 
 def test_it_does_nothing_without_an_index() -> None:
     bounds = limits(policy=None)
-    state, plan = step(initial_state(bounds), (Cleared(),), bounds)
+    state = initial_state(bounds)
+    plan = step(state, (Cleared(),))
     check_state(state, bounds)
     assert state.num_free[0] == 100 and not len(plan.rows)
 

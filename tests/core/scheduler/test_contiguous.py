@@ -103,7 +103,7 @@ def test_regions_are_dropped_oldest_first_when_rows_need_them_or_too_many_are_ke
     for number in range(3):
         ended(few, str(number), prompt(RNG, 20))
 
-    assert len(few.state.regions) == 1 and few.state.num_free == (3,)
+    assert len(few.state.regions) == 1 and few.state.num_free == [3]
 
 
 def test_every_row_can_be_seated_at_once() -> None:
@@ -145,7 +145,7 @@ def test_clearing_frees_the_regions_and_scored_prompts_take_none() -> None:
     drive.events.append(Cleared())
     drive.step()
 
-    assert drive.state.regions == () and drive.state.num_free == (4,)
+    assert drive.state.regions == () and drive.state.num_free == [4]
     check_idle(drive.state, drive.limits)
 
 

@@ -78,7 +78,7 @@ def test_a_state_is_one_page_and_as_many_rows_run(overlap: bool) -> None:
 
     assert bounds.page_tokens == (4, bounds.max_len) and most == 3
     assert drive.outputs == {one.id: alone(one) for one in requests}
-    assert drive.state.num_preempted == 0 and drive.state.num_free == (100, 3)
+    assert drive.state.num_preempted == 0 and drive.state.num_free == [100, 3]
 
 
 def test_a_state_takes_no_drafts() -> None:

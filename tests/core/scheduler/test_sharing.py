@@ -46,9 +46,10 @@ def test_the_pages_of_the_last_step_are_found_again(length: int, overlap: bool) 
 
 def test_pages_of_a_row_that_failed_are_not_found_again() -> None:
     tokens, bounds = prompt(RNG, 21), limits()
-    state, plan = step(initial_state(bounds), (Arrived(request("a", tokens, 1)),), bounds)
-    state, _ = step(state, (Failed(plan.rows, plan.admission_ids),), bounds)
-    _, plan = step(state, (Arrived(request("b", tokens, 1)),), bounds)
+    state = initial_state(bounds)
+    plan = step(state, (Arrived(request("a", tokens, 1)),))
+    step(state, (Failed(plan.rows, plan.admission_ids),))
+    plan = step(state, (Arrived(request("b", tokens, 1)),))
     assert plan.starts.tolist() == [0]
 
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from attrs import astuple
 from toy_workloads import FULL, limits, prompt, request, window
 
-from headstock.scheduler import Plan, RowCounter, initial_state, step
+from headstock.builtin import mixed
+from headstock.scheduler import Outcome, Plan, initial_state, step
 from headstock.scheduler.invariants import check_state
+from headstock.spi import Budget, ScheduleDecision, View
 from headstock_conformance.scheduler.toy_schedule import Drive, alone, next_token, run
 
 SEED = 7
@@ -82,25 +85,33 @@ def test_a_long_prompt_is_cut_into_chunks_that_partition_it(budget: int) -> None
     assert drive.outputs["a"] == alone(one)
 
 
-def test_a_step_leaves_the_state_it_was_given_as_it_was() -> None:
+def test_what_a_step_gave_out_stays_as_it_was_when_the_next_one_runs() -> None:
     drive = Drive(limits(num_pages=30))
     for number in range(5):
-        drive.submit(request(str(number), prompt(RNG, 20), 40))
-    for _ in range(30):
-        old = drive.state
-        copies = (old.row_counters.copy(), old.stop_ids.copy(), old.spans.copy(), old.free)
-        free, requests_by_row, waiting = (
-            [part.copy() for part in old.free[0]],
-            old.requests_by_row,
-            old.waiting,
-        )
-        drive.step()
-        assert (old.row_counters == copies[0]).all() and (old.stop_ids == copies[1]).all()
-        assert (old.spans == copies[2]).all() and old.free is copies[3]
-        assert all((a == b).all() for a, b in zip(old.free[0], free, strict=True))
-        assert old.requests_by_row is requests_by_row and old.waiting is waiting
-        with pytest.raises(ValueError, match="read-only"):
-            drive.state.row_counters[RowCounter.NUM_KNOWN, 0] = 1
+        drive.submit(request(str(number), prompt(RNG, 20), 6 + number))
+    kept: list[tuple[Plan, bytes, Outcome, str]] = []
+    while drive.busy:
+        plan, outcome = drive.step(), drive.state.outcome
+        kept.append((plan, plan.encode(), outcome, repr(astuple(outcome))))
+    assert len(kept) > 10
+    for plan, encoded, outcome, text in kept:
+        assert plan.encode() == encoded and repr(astuple(outcome)) == text
+
+
+def test_a_scheduler_cannot_write_the_state() -> None:
+    views: list[View] = []
+
+    def schedule(view: View, budget: Budget) -> ScheduleDecision:
+        views.append(view)
+        return mixed.schedule(view, budget)
+
+    drive = Drive(limits(schedule=schedule))
+    drive.submit(request("a", prompt(RNG, 20), 4))
+    drive.drain()
+    for view in views:
+        for values in (view.rows_by_priority, view.num_new_tokens, view.num_computed_tokens):
+            with pytest.raises(ValueError, match="read-only"):
+                values[:] = 1
 
 
 def test_plans_survive_encoding_and_nonsense_does_not_decode() -> None:
@@ -148,7 +159,8 @@ def test_scored_prompts_ignore_hits_and_score_every_position_once() -> None:
 
 def test_a_fresh_state_is_sound_and_idle_steps_do_nothing() -> None:
     bounds = limits()
-    state, plan = step(initial_state(bounds), (), bounds)
+    state = initial_state(bounds)
+    plan = step(state, ())
     check_state(state, bounds)
 
     assert not len(plan.rows) and plan.num_tokens == 0

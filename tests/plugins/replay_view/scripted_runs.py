@@ -44,7 +44,7 @@ def run_script(engine: Limits, script: Sequence[tuple[float, list[Event]]]) -> H
     state, history, told = initial_state(engine), History(engine), list[Event]()
     for number, (at, more) in enumerate(script):
         events = [*told, *more]
-        state, plan = step(state, events, engine)
+        plan = step(state, events)
         show_step(history, number, int(at * MS), events, state, plan)
         rows = plan.samples > 0
         tokens = np.full(np.count_nonzero(rows), 9, np.int32)
@@ -76,7 +76,7 @@ def hostile_page(folder: Path) -> str:
     ]
     ids = [arrived.request.id for arrived in arrivals]
     for events in (arrivals, [Aborted(ids[3], HOSTILE)], [Aborted(ids[0], HOSTILE)], []):
-        state, plan = step(state, tuple(events), engine)
+        plan = step(state, tuple(events))
         recorder.record_step(events, state, plan)
     recorder.close()
     recording, history = read_recording(path), History(engine)

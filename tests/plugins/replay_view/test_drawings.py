@@ -122,7 +122,7 @@ def test_a_request_aborted_in_the_queue_is_queued_until_then(tmp_path: Path) -> 
     first, second = make_requests(2)
     state = initial_state(limits)
     for events in ([Arrived(first), Arrived(second)], [Aborted(second.id)], []):
-        state, plan = step(state, tuple(events), limits)
+        plan = step(state, tuple(events))
         recorder.record_step(events, state, plan)
     recorder.close()
     steps = list(read_recording(path).read_steps())

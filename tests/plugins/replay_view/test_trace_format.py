@@ -56,7 +56,7 @@ def test_a_trace_with_a_failure_aborts_and_odd_names_is_too(tmp_path: Path) -> N
         Arrived(evolve(one, id=name)) for one, name in zip(make_requests(4), names, strict=True)
     ]
     for events in (arrivals, [Aborted(names[2])], [Aborted(names[0])], []):
-        state, plan = step(state, tuple(events), limits)
+        plan = step(state, tuple(events))
         recorder.record_step(events, state, plan)
     bad = Sampled(np.array([9999]), np.array([1]), None, np.array([1]))
     recorder.record_failure([bad], IndexError('row 9999 "is" not there'))

@@ -46,7 +46,7 @@ class Canary(Executor):
         """Store the pages that are free while `plan` runs."""
         # A plan without rows is never launched, so nothing would take its entry out again.
         if len(plan.rows):
-            self.free_pages[plan.number] = state.free
+            self.free_pages[plan.number] = tuple(tuple(stack) for stack in state.free)
 
     def execute(self, plan: Plan, new_rows: Mapping[int, Any]) -> Pending:
         """Check every watched page, then launch `plan`.

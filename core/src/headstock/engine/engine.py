@@ -50,7 +50,6 @@ from headstock.scheduler import (
     Plan,
     Request,
     RequestState,
-    find_outcome,
     find_refusal,
     initial_state,
 )
@@ -68,7 +67,7 @@ Deliver = Callable[[Sequence[Update]], None]
 
 
 class Engine:
-    """Owns the device, through its executor, and the scheduler's state, as a value.
+    """Owns the device, through its executor, and the scheduler's state.
 
     Any thread may call `submit`, `abort` and `memory_pressure`; one thread, a `Loop`'s, the rest.
     hooks: wraps parts as they are built, for tests
@@ -228,22 +227,21 @@ class Engine:
         errors = collected.explain(results, failures)
         # All waiting times use this clock; schedulers read no other.
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
-        working = self.planning.begin(self.state, [clock, *results], self.limits)
+        state = self.state
+        self.planning.begin(state, [clock, *results])
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(
-            collected.plan, collected.sample, find_outcome(working)
-        )
+        updates = self.output_tracker.collect(collected.plan, collected.sample, state.outcome)
         if deliver is not None and updates:
             deliver(updates)
             updates = ()
         # Finished requests are reported after the next step is planned. New arrivals cannot be
         # admitted before requests that already wait.
         has_aborts = any(isinstance(event, Aborted) for event in tuple(self.inbox))
-        has_news = bool(updates or find_outcome(working).ended or has_aborts)
+        has_news = bool(updates or state.ended or has_aborts)
         running = self.in_flight[0] if self.in_flight else None
         self.late_planner.wait(
             running.plan if running is not None and running.pending is not None else None,
-            is_urgent=has_news or bool(self.state.waiting),
+            is_urgent=has_news or bool(state.waiting),
         )
         # After the results: a request that its last token ends has ended, even if an abort is
         # queued.
@@ -253,16 +251,16 @@ class Engine:
             self._track_arrival(later[-1])
         has_arrivals = any(isinstance(event, Arrived) for event in later)
         later += self.pacer.make_events(
-            self.state,
+            state,
             has_arrivals=has_arrivals,
             num_streams=self.output_tracker.num_streams,
             num_ended=self.output_tracker.num_ended_streams,
             now=self.step_clock.now(),
         )
-        state, next_plan = self.planning.finish(working, [clock, *results], later)
+        next_plan = self.planning.finish(state, [clock, *results], later)
         # Ends come last: callers that see one must find the request already removed.
         updates += self.output_tracker.finish_requests(state.ended, errors)
-        self.state, self.plan = state, next_plan
+        self.plan = next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:

@@ -11,10 +11,8 @@ from headstock.errors import PLUGIN_FAILURES, HeadstockError
 from headstock.record import Recorder
 from headstock.scheduler import (
     Event,
-    Limits,
     Plan,
     State,
-    WorkingState,
     apply_events,
     begin_step,
     finish_step,
@@ -29,30 +27,32 @@ class RecordedPlanning:
     recorder: Recorder
     names: PluginNames
 
-    def begin(self, state: State, events: Sequence[Event], limits: Limits) -> WorkingState:
-        """Begin a step by `events`.   raises: EngineDied, PluginBroken"""
-        try:
-            working = begin_step(state, limits)
-            apply_events(working, events)
-        except PLUGIN_FAILURES as error:
-            raise self._explain(error, events, limits) from error
-        return working
+    def begin(self, state: State, events: Sequence[Event]) -> None:
+        """Begin a step by `events`.
 
-    def finish(
-        self, working: WorkingState, applied: Sequence[Event], later: Sequence[Event]
-    ) -> tuple[State, Plan]:
+        writes: state
+        raises: EngineDied, PluginBroken
+        """
+        try:
+            begin_step(state)
+            apply_events(state, events)
+        except PLUGIN_FAILURES as error:
+            raise self._explain(error, events, state) from error
+
+    def finish(self, state: State, applied: Sequence[Event], later: Sequence[Event]) -> Plan:
         """Apply the `later` events too, make the next plan, and record the step.
 
+        writes: state
         raises: EngineDied, PluginBroken
         """
         events = [*applied, *later]
         try:
-            apply_events(working, later)
-            state, plan = finish_step(working)
+            apply_events(state, later)
+            plan = finish_step(state)
         except PLUGIN_FAILURES as error:
-            raise self._explain(error, events, working.limits) from error
+            raise self._explain(error, events, state) from error
         self.recorder.record_step(events, state, plan)
-        return state, plan
+        return plan
 
     def explain_idle_error(self, error: BaseException, cache: str) -> HeadstockError:
         """Make the error of an idle engine that still holds something, and record it."""
@@ -62,8 +62,8 @@ class RecordedPlanning:
         return explain_scheduling_error(error, self.names, cache, recording)
 
     def _explain(
-        self, error: BaseException, events: Sequence[Event], limits: Limits
+        self, error: BaseException, events: Sequence[Event], state: State
     ) -> HeadstockError:
         """Make the error of a step that raised, and record the step."""
         recording = self.recorder.record_failure(events, error)
-        return explain_scheduling_error(error, self.names, limits.cache, recording)
+        return explain_scheduling_error(error, self.names, state.limits.cache, recording)

@@ -31,7 +31,7 @@ class StallCheck:
         if is_idle and is_early and has_work:
             return None
         self.num_idle_steps = self.num_idle_steps + 1 if is_idle else 0
-        if not has_work or len(state.accepted_ids) or state.ended:
+        if not has_work or state.accepted or state.ended:
             self.num_steps_without_token = 0
         else:
             self.num_steps_without_token += 1

@@ -122,7 +122,8 @@ class GrammarRows:
         """Follow the tokens that the last step accepted, and let requests go that ended."""
         if not self.requests:
             return
-        for ended in state.ended:
+        outcome = state.outcome
+        for ended in outcome.ended:
             if self.requests.pop(ended.id, None) is not None:
                 self.by_admission_id = {
                     number: each
@@ -131,12 +132,12 @@ class GrammarRows:
                 }
         stop = 0
         for admission_id, count in zip(
-            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
+            outcome.accepted_ids.tolist(), outcome.accepted_counts.tolist(), strict=True
         ):
             start, stop = stop, stop + count
             followed = self.by_admission_id.get(admission_id)
             if followed is not None:
-                self._follow(followed, state.accepted_tokens[start:stop])
+                self._follow(followed, outcome.accepted_tokens[start:stop])
 
     def explain_failures(self) -> Mapping[int, str]:
         """Explain by admission id which answers cannot be followed any further."""

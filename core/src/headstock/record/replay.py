@@ -1,6 +1,6 @@
 """A recorded schedule, run again.
 
-Scheduling is a pure function, so equal events give equal plans. A replay that is identical proves
+Scheduling is deterministic: the same events give the same plans. A replay that is identical proves
 that the plans depend on the recorded events alone, and that this scheduler and cache policy are
 those of the recording. It says nothing of tokens, kernels or times.
 """
@@ -41,8 +41,7 @@ class Divergence:
 class ReplayedStep:
     """A recorded step and the state that it led to; `after` is None when the step raised.
 
-    The owned values of `after` (prefix index, tables, reference counts) are valid until the next
-    step is taken from the iterator.
+    `after` is valid until the next step is taken from the iterator, which writes it.
     """
 
     recorded: RecordedStep
@@ -54,11 +53,10 @@ def replay_steps(recorded_steps: Iterator[RecordedStep], limits: Limits) -> Iter
     """Run the scheduler over the recorded events, up to the first step that differs."""
     state = initial_state(limits)
     for recorded in recorded_steps:
-        after, divergence = replay_step(recorded, state, limits)
-        yield ReplayedStep(recorded=recorded, after=after, divergence=divergence)
-        if after is None or divergence is not None:
+        replayed = replay_step(recorded, state)
+        yield replayed
+        if replayed.after is None or replayed.divergence is not None:
             return
-        state = after
 
 
 @frozen(kw_only=True)
@@ -99,12 +97,16 @@ def replay_recording(
     )
 
 
-def replay_step(
-    recorded: RecordedStep, state: State, limits: Limits
-) -> tuple[State | None, Divergence | None]:
-    """Run one step again; return the state after it, and how its plan differs."""
+def replay_step(recorded: RecordedStep, state: State) -> ReplayedStep:
+    """Run one step again.   writes: state"""
+    after, divergence = _compare_step(recorded, state)
+    return ReplayedStep(recorded=recorded, after=after, divergence=divergence)
+
+
+def _compare_step(recorded: RecordedStep, state: State) -> tuple[State | None, Divergence | None]:
+    """Run one step; return the state after it, and how its plan differs."""
     try:
-        after, plan = step(state, recorded.events, limits)
+        plan = step(state, recorded.events)
     except Exception as error:
         kind = type(error).__name__
         # the type alone: messages hold addresses, paths and words that a later version changes
@@ -117,10 +119,10 @@ def replay_step(
             replayed=f"{kind}: {error}",
         )
     if recorded.plan is None:
-        return after, Divergence(
+        return state, Divergence(
             step=recorded.number, field="outcome", recorded=recorded.error, replayed="a plan"
         )
-    return after, _compare_plans(recorded.number, recorded.plan, plan)
+    return state, _compare_plans(recorded.number, recorded.plan, plan)
 
 
 def _compare_plans(number: int, recorded: Plan, replayed: Plan) -> Divergence | None:

@@ -1,4 +1,4 @@
-"""Scheduling as a pure function over frozen records; imports numpy, never torch."""
+"""Scheduling: the same events give the same plans; imports numpy, never torch."""
 
 from headstock.scheduler.events import (
     Aborted,
@@ -20,7 +20,6 @@ from headstock.scheduler.request import PoolingKind, Request, RequestState
 from headstock.scheduler.row_counters import RowCounter
 from headstock.scheduler.state import State, initial_state
 from headstock.scheduler.step import apply_events, begin_step, finish_step, step
-from headstock.scheduler.working_state import WorkingState, find_outcome
 
 __all__ = [
     "Aborted",
@@ -41,11 +40,9 @@ __all__ = [
     "RowCounter",
     "Sampled",
     "State",
-    "WorkingState",
     "apply_events",
     "begin_step",
     "count_held_pages",
-    "find_outcome",
     "find_refusal",
     "finish_step",
     "initial_state",

@@ -22,14 +22,13 @@ from headstock.scheduler.row_counters import (
     indices,
     is_special,
     wrap_milliseconds,
-    writeable_copy,
 )
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
 
 
-def sort_rows(state: WorkingState) -> None:
+def sort_rows(state: State) -> None:
     """Bring `rows_by_priority` up to date after requests were admitted."""
     if not state.rows_unsorted:
         return
@@ -51,7 +50,7 @@ def sort_rows(state: WorkingState) -> None:
     state.rows_unsorted = False
 
 
-def admit_requests(state: WorkingState, positions: Ints, budget: int, num_scheduled: Ints) -> None:
+def admit_requests(state: State, positions: Ints, budget: int, num_scheduled: Ints) -> None:
     """Admit the waiting requests at `positions`, in that order, while tokens and pages last.
 
     A request whose next page a running row is computing waits; those behind it go ahead.
@@ -86,7 +85,7 @@ def admit_requests(state: WorkingState, positions: Ints, budget: int, num_schedu
 
 
 def _place_in_row(
-    state: WorkingState,
+    state: State,
     request_state: RequestState,
     row: int,
     prefix_hit: Match | Region | None,
@@ -111,7 +110,7 @@ def _place_in_row(
     return count
 
 
-def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Region | None:
+def match_prefix(state: State, request_state: RequestState) -> Match | Region | None:
     """Return the longest prefix that need not be computed, or None.
 
     The last token is left out of the search: its hidden state is needed, so it is computed.
@@ -130,14 +129,14 @@ def match_prefix(state: WorkingState, request_state: RequestState) -> Match | Re
     return match_region(state.regions, searched, request_state.request.prefix_namespace)
 
 
-def count_prefix_tokens(state: WorkingState, prefix_hit: Match | Region | None) -> int:
+def count_prefix_tokens(state: State, prefix_hit: Match | Region | None) -> int:
     """Return how many tokens the prefix hit covers."""
     if isinstance(prefix_hit, Region):
         return len(prefix_hit.tokens)
     return prefix_hit.pages.shape[1] * state.limits.page_size if prefix_hit is not None else 0
 
 
-def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> int:
+def count_tokens_to_admit(state: State, request_state: RequestState) -> int:
     """Return for how many tokens a request needs room before it is admitted.
 
     These are its tokens and one page more, if it grows.
@@ -148,7 +147,7 @@ def count_tokens_to_admit(state: WorkingState, request_state: RequestState) -> i
 
 
 def has_room(
-    state: WorkingState,
+    state: State,
     request_state: RequestState,
     prefix_hit: Match | Region | None,
     below: int | None = None,
@@ -194,7 +193,7 @@ def has_room(
     return True
 
 
-def can_reserve_pages(state: WorkingState, group: int, stop: int, below: int | None) -> bool:
+def can_reserve_pages(state: State, group: int, stop: int, below: int | None) -> bool:
     """Return whether a window or a state has pages for a row up to its end, beside the others.
 
     stop: tokens of the new row at its end    below: as in `has_room`
@@ -214,7 +213,7 @@ def can_reserve_pages(state: WorkingState, group: int, stop: int, below: int | N
     return int(kept.sum() + min(in_step, (pages - kept).sum())) <= limits.num_pages[group]
 
 
-def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
+def count_missing_pages(state: State, group: int, staying: Ints) -> int:
     """Return how many pages the rows that stay lack for their tokens.
 
     A row that still grows counts for one page at least.
@@ -228,7 +227,7 @@ def count_missing_pages(state: WorkingState, group: int, staying: Ints) -> int:
 
 
 def _count_freed_pages(
-    state: WorkingState, group: int, rows: Ints, prefix_hit: Match | Region | None
+    state: State, group: int, rows: Ints, prefix_hit: Match | Region | None
 ) -> int:
     """Return how many pages only these rows hold, those of the prefix hit left out."""
     pages = np.concatenate([NONE, *(copy_row_pages(state, group, row) for row in rows.tolist())])
@@ -240,7 +239,7 @@ def _count_freed_pages(
     return int(np.count_nonzero(alone))
 
 
-def init_row(state: WorkingState, request_state: RequestState, row: int, cached: int) -> None:
+def init_row(state: State, request_state: RequestState, row: int, cached: int) -> None:
     """Write the request's counters, tokens and stop ids to the row."""
     request, length = request_state.request, len(request_state.tokens)
     prompt = len(request.prompt)
@@ -259,24 +258,22 @@ def init_row(state: WorkingState, request_state: RequestState, row: int, cached:
     # A preempted request may find its own output cached too; only the prompt counts.
     values[RowCounter.NUM_CACHED] = min(cached, prompt)
     values[RowCounter.PRIORITY] = request.priority
-    values[RowCounter.LAST_STEP] = state.previous.num_steps
+    values[RowCounter.LAST_STEP] = state.num_steps
     values[RowCounter.ARRIVAL] = request_state.arrival
     values[RowCounter.USER] = request_state.user
     values[RowCounter.ADAPTER] = request_state.adapter
     values[RowCounter.ARRIVED_AT] = wrap_milliseconds(request_state.arrived_at)
     state.row_counters[:, row] = values
     state.tokens[row, :length] = request_state.tokens
-    state.set_request(row, request_state)
+    state.requests_by_row[row] = request_state
     state.num_special += int(is_special(state.row_counters[:, row]))
     _set_stop_ids(state, row, request.stop_ids)
 
 
-def _set_stop_ids(state: WorkingState, row: int, ids: tuple[int, ...]) -> None:
+def _set_stop_ids(state: State, row: int, ids: tuple[int, ...]) -> None:
     """Write the row's stop ids; a table that is too narrow is widened."""
     width = len(state.stop_ids)
     if len(ids) > width:
         state.stop_ids = np.pad(state.stop_ids, ((0, len(ids) - width), (0, 0)), constant_values=-1)
-    # The previous state still reads its own array.
-    state.stop_ids = writeable_copy(state.stop_ids)
     state.stop_ids[:, row] = -1
     state.stop_ids[: len(ids), row] = ids

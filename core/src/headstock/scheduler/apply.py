@@ -1,4 +1,4 @@
-"""Apply events to the working state."""
+"""Apply events to the state."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from headstock.scheduler.row_counters import (
     count_drafts,
     indices,
 )
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 
-def apply_event(state: WorkingState, event: Event) -> None:
+def apply_event(state: State, event: Event) -> None:
     """Apply one event to the state."""
     match event:
         case Sampled():
@@ -57,7 +57,7 @@ def apply_event(state: WorkingState, event: Event) -> None:
             state.pace = event
 
 
-def _find_live_rows(state: WorkingState, event: Pooled | Failed) -> Ints:
+def _find_live_rows(state: State, event: Pooled | Failed) -> Ints:
     """Find the rows of the event that still run the request that it is about, [n] int32.
 
     Under overlap a row may run another request by now; its admission id tells.
@@ -67,7 +67,7 @@ def _find_live_rows(state: WorkingState, event: Pooled | Failed) -> Ints:
     return rows
 
 
-def _apply_arrival(state: WorkingState, request: Request) -> None:
+def _apply_arrival(state: State, request: Request) -> None:
     """Queue the request, or end it at once when it can never fit."""
     state.num_arrived += 1
     request_state = RequestState(
@@ -85,7 +85,7 @@ def _apply_arrival(state: WorkingState, request: Request) -> None:
         state.waiting = state.waiting.put(request_state)
 
 
-def apply_abort(state: WorkingState, id: str, reason: str) -> None:
+def apply_abort(state: State, id: str, reason: str) -> None:
     """End the request, running or waiting; an unknown id changes nothing."""
     for row, request_state in enumerate(state.requests_by_row):
         if request_state is not None and request_state.request.id == id:
@@ -98,7 +98,7 @@ def apply_abort(state: WorkingState, id: str, reason: str) -> None:
             return
 
 
-def apply_samples(state: WorkingState, event: Sampled) -> None:
+def apply_samples(state: State, event: Sampled) -> None:
     """Append sampled tokens, end rows at a stop id or their length, and append drafts."""
     rows = event.rows.astype(np.int64)  # numpy would convert 32 bits anew for each use as an index
     live = state.row_counters[RowCounter.ADMISSION_ID].take(rows) == event.admission_ids
@@ -108,7 +108,7 @@ def apply_samples(state: WorkingState, event: Sampled) -> None:
         _apply_any_samples(state, event, live)
 
 
-def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
+def _apply_any_samples(state: State, event: Sampled, live: Ints) -> None:
     """As `apply_samples`, for any event.
 
     A row that verified drafts goes back to its last accepted token: what was computed for
@@ -150,7 +150,7 @@ def _apply_any_samples(state: WorkingState, event: Sampled, live: Ints) -> None:
         end_request(state, row, "stop" if stops[at, counts[at] - 1] else "length")
 
 
-def _apply_single_samples(state: WorkingState, event: Sampled, rows: Ints) -> None:
+def _apply_single_samples(state: State, event: Sampled, rows: Ints) -> None:
     """As `apply_samples`, when every row is live and got the token of its placeholder.
 
     It works on whole columns: at these sizes that is four times as fast as picking the event's
@@ -206,7 +206,7 @@ def _sync_counters(counters: Ints, rows: Ints, num_known: Ints) -> None:
         )
 
 
-def _append_drafts(state: WorkingState, event: Sampled, live: Ints, finished: Ints) -> None:
+def _append_drafts(state: State, event: Sampled, live: Ints, finished: Ints) -> None:
     """Append drafts to the rows that go on; they count as tokens, not as known ones."""
     if not len(event.drafts):
         return

@@ -6,10 +6,10 @@ from headstock.scheduler.events import Ended
 from headstock.scheduler.page_pool import free_row_pages, retain_region
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import RowCounter, is_special
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 
 
-def end_request(state: WorkingState, row: int, reason: str) -> None:
+def end_request(state: State, row: int, reason: str) -> None:
     """End the row's request: record why, free its pages and the row."""
     request_state = state.requests_by_row[row]
     assert request_state is not None, f"row {row} ended twice"
@@ -34,7 +34,7 @@ def end_request(state: WorkingState, row: int, reason: str) -> None:
     _drop_names(state, request_state)
 
 
-def end_while_waiting(state: WorkingState, request_state: RequestState, reason: str) -> None:
+def end_while_waiting(state: State, request_state: RequestState, reason: str) -> None:
     """End a request that has no row, and is in the queue no more: record why."""
     state.ended.append(
         Ended(
@@ -50,14 +50,14 @@ def end_while_waiting(state: WorkingState, request_state: RequestState, reason: 
     _drop_names(state, request_state)
 
 
-def _drop_names(state: WorkingState, request_state: RequestState) -> None:
+def _drop_names(state: State, request_state: RequestState) -> None:
     """Forget that the request had its user and its adapter."""
     if request_state.user or request_state.adapter:
         state.users.drop(request_state.request.user)
         state.adapters.drop(request_state.request.adapter)
 
 
-def vacate_row(state: WorkingState, row: int) -> None:
+def vacate_row(state: State, row: int) -> None:
     """Free the row's pages and clear the row."""
     free_row_pages(state, row)
     # Table entries that no plan has carried yet name pages that others may hold from now on.
@@ -67,5 +67,5 @@ def vacate_row(state: WorkingState, row: int) -> None:
     ]
     state.num_special -= int(is_special(state.row_counters[:, row]))
     state.row_counters[:, row] = 0
-    state.set_request(row, None)
+    state.requests_by_row[row] = None
     state.rows_by_priority = state.rows_by_priority[state.rows_by_priority != row]

@@ -11,8 +11,8 @@ from attrs import define, field
 class NameTable:
     """The numbers of the names in use, from 1; the empty name has 0.
 
-    An owned value of the scheduler's state, written in place. A name that no request has any more
-    is forgotten, so the table is never longer than the requests are many.
+    A name that no request has any more is forgotten, so the table is never longer than the requests
+    are many.
 
     counts: by name, how many requests have it
     free: numbers below the largest that no name has, a heap

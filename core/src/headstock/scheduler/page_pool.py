@@ -21,10 +21,8 @@ from headstock.scheduler.row_counters import (
     any_set,
     indices,
     read_only,
-    writeable_copy,
 )
-from headstock.scheduler.state import State
-from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
+from headstock.scheduler.state import State, count_shareable_tokens
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, Match
 
@@ -32,7 +30,7 @@ _MAX_PARTS = 256
 """Arrays of a free list before they are joined to one."""
 
 
-def count_available_pages(state: WorkingState, group: int) -> int:
+def count_available_pages(state: State, group: int) -> int:
     """Return how many pages of `group` are free, evictable, in retained regions or held back."""
     count = state.num_free[group] + len(state.regions)
     if state.limits.policy is not None:
@@ -58,7 +56,7 @@ def count_held_pages(state: State, limits: Limits) -> int:
     return count
 
 
-def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
+def _take_pages(state: State, group: int, count: int) -> Ints:
     """Take `count` pages off the free list; the caller has checked that they are available.
 
     returns: [count] int32
@@ -81,7 +79,7 @@ def _take_pages(state: WorkingState, group: int, count: int) -> Ints:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
+def free_pages(state: State, group: int, pages: Ints) -> None:
     """Put pages on the free list."""
     if not len(pages):
         return
@@ -95,7 +93,7 @@ def free_pages(state: WorkingState, group: int, pages: Ints) -> None:
         state.free[group] = [np.concatenate(stack)]
 
 
-def _evict_pages(state: WorkingState, group: int, count: int) -> None:
+def _evict_pages(state: State, group: int, count: int) -> None:
     """Free `count` pages of `group` that the prefix index keeps, or that wait to be indexed.
 
     raises: PluginBroken when the cache policy gives fewer, or one that a row holds
@@ -120,7 +118,7 @@ def _evict_pages(state: WorkingState, group: int, count: int) -> None:
         )
 
 
-def clear_index(state: WorkingState) -> None:
+def clear_index(state: State) -> None:
     """Free every page that the index caches, and every retained region."""
     while state.regions:
         _drop_region(state)
@@ -130,13 +128,13 @@ def clear_index(state: WorkingState) -> None:
     _free_evicted(state, policy.evict_all(state.index))
 
 
-def _free_evicted(state: WorkingState, pages: Sequence[Ints]) -> None:
+def _free_evicted(state: State, pages: Sequence[Ints]) -> None:
     """Free what the index has dropped of each group.   raises: PluginBroken if a row holds it"""
     for group, numbers in enumerate(check_evicted(state, pages)):
         free_pages(state, group, numbers)
 
 
-def _drop_region(state: WorkingState) -> None:
+def _drop_region(state: State) -> None:
     """Free the oldest retained region."""
     oldest, *rest = state.regions
     state.regions = tuple(rest)
@@ -144,7 +142,7 @@ def _drop_region(state: WorkingState) -> None:
         free_pages(state, group, np.array([page], np.int32))
 
 
-def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, total: int) -> None:
+def append_pages(state: State, group: int, rows: Ints, counts: Ints, total: int) -> None:
     """Append `counts` new pages to each of the rows; the caller has checked that they exist.
 
     rows: [n] int64    counts: [n] int32, at least 1, `total` together
@@ -161,7 +159,7 @@ def append_pages(state: WorkingState, group: int, rows: Ints, counts: Ints, tota
     state.writes.append((group, rows, columns, pages))
 
 
-def append_row_pages(state: WorkingState, group: int, row: int, count: int) -> None:
+def append_row_pages(state: State, group: int, row: int, count: int) -> None:
     """As `append_pages`, for one row."""
     pages = _take_pages(state, group, count)
     state.refs[group][pages] = 1
@@ -180,7 +178,7 @@ def expand_intervals(rows: Ints, starts: Ints, counts: Ints) -> tuple[Ints, Ints
     return np.repeat(rows, counts), columns
 
 
-def write_page_table(state: WorkingState, group: int, row: int, column: int, pages: Ints) -> None:
+def write_page_table(state: State, group: int, row: int, column: int, pages: Ints) -> None:
     """Write `pages` to the row's page table from `column` on; the next plan tells the device."""
     count = len(pages)
     state.table[group, row, column : column + count] = pages
@@ -189,13 +187,13 @@ def write_page_table(state: WorkingState, group: int, row: int, column: int, pag
     )
 
 
-def copy_row_pages(state: WorkingState, group: int, row: int) -> Ints:
+def copy_row_pages(state: State, group: int, row: int) -> Ints:
     """Return a copy of the row's live pages, [n] int32."""
     # Copied: the table is written in place, and freed pages outlive the row's entries.
     return state.table[group, row, state.first_pages[group, row] : state.spans[group, row]].copy()
 
 
-def share_prefix(state: WorkingState, row: int, match: Match) -> None:
+def share_prefix(state: State, row: int, match: Match) -> None:
     """Let the row start on the pages of a prefix match.
 
     raises: PluginBroken when the match lacks a page that the row reads
@@ -219,9 +217,7 @@ def share_prefix(state: WorkingState, row: int, match: Match) -> None:
         write_page_table(state, group, row, 0, pages)
 
 
-def _share_window(
-    state: WorkingState, policy: CachePolicy, group: int, row: int, pages: Ints
-) -> None:
+def _share_window(state: State, policy: CachePolicy, group: int, row: int, pages: Ints) -> None:
     """Let the row hold what a match has of a window group.
 
     pages: [n] int32, 0 behind the window    raises: PluginBroken
@@ -238,11 +234,10 @@ def _share_window(
     policy.hold_pages(state.index, group, read_only(live[refs[live] == 0]))
     refs[live] += np.uint16(1)
     if first:
-        state.first_pages = writeable_copy(state.first_pages)
         state.first_pages[group, row] = first
 
 
-def free_row_pages(state: WorkingState, row: int) -> None:
+def free_row_pages(state: State, row: int) -> None:
     """Take all pages from the row; those in the index stay cached, the others become free."""
     indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
     for group, refs in enumerate(state.refs):
@@ -257,7 +252,7 @@ def free_row_pages(state: WorkingState, row: int) -> None:
     _clear_page_table(state, row)
 
 
-def _release_indexed(state: WorkingState, group: int, row: int, pages: Ints) -> int:
+def _release_indexed(state: State, group: int, row: int, pages: Ints) -> int:
     """Leave to the index which of the pages that the row let go it has; return how many it has.
 
     pages: [n] int32, the row's first ones in the order of their tokens
@@ -270,7 +265,7 @@ def _release_indexed(state: WorkingState, group: int, row: int, pages: Ints) -> 
     return num_indexed
 
 
-def _release_pages(state: WorkingState, group: int, pages: Ints) -> None:
+def _release_pages(state: State, group: int, pages: Ints) -> None:
     """Tell the index which of its pages of a window group no row holds any more.
 
     pages: [n] int32, those that rows let go
@@ -281,15 +276,14 @@ def _release_pages(state: WorkingState, group: int, pages: Ints) -> None:
         state.limits.policy.release_pages(state.index, group, distinct)
 
 
-def _clear_page_table(state: WorkingState, row: int) -> None:
+def _clear_page_table(state: State, row: int) -> None:
     """Mark the row's page table as empty."""
     state.spans[:, row] = 0
     if any_set(state.first_pages[:, row]):
-        state.first_pages = writeable_copy(state.first_pages)
         state.first_pages[:, row] = 0
 
 
-def recompute_rows(state: WorkingState, rows: Ints) -> None:
+def recompute_rows(state: State, rows: Ints) -> None:
     """Take all pages from the rows, so that every token of theirs is computed again.
 
     None of the pages is indexed.
@@ -303,7 +297,7 @@ def recompute_rows(state: WorkingState, rows: Ints) -> None:
     state.row_counters[RowCounter.NUM_COMPUTED, rows] = 0
 
 
-def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
+def free_out_of_window(state: State, group: int, rows: Ints) -> None:
     """Free pages that lie wholly behind the window of `group` for the rows' next tokens.
 
     Those that the index is to have are held back until it has them, or until pages are short.
@@ -319,7 +313,7 @@ def free_out_of_window(state: WorkingState, group: int, rows: Ints) -> None:
     _free_pages_before(state, group, rows, ends)
 
 
-def _first_pages_in_window(state: WorkingState, group: int, rows: Ints) -> Ints:
+def _first_pages_in_window(state: State, group: int, rows: Ints) -> Ints:
     """Return the first page that each row still reads of a window group, [n]."""
     window = state.limits.groups[group].window
     assert window is not None, f"group {group} has no window"
@@ -334,7 +328,7 @@ def _first_pages_in_window(state: WorkingState, group: int, rows: Ints) -> Ints:
     return first
 
 
-def _free_pages_before(state: WorkingState, group: int, rows: Ints, ends: Ints) -> None:
+def _free_pages_before(state: State, group: int, rows: Ints, ends: Ints) -> None:
     """Take each row's pages before column `ends` from it; indexed ones stay cached.
 
     rows, ends: [n]
@@ -345,7 +339,6 @@ def _free_pages_before(state: WorkingState, group: int, rows: Ints, ends: Ints) 
         return
     # All rows at once: one by one they took 12 us each.
     starts, ends, rows = starts[ready], ends[ready], rows[ready]
-    state.first_pages = writeable_copy(state.first_pages)
     state.first_pages[group, rows] = ends
     rows, columns = expand_intervals(rows, starts, ends - starts)
     pages = state.table[group][rows, columns]
@@ -359,7 +352,7 @@ def _free_pages_before(state: WorkingState, group: int, rows: Ints, ends: Ints) 
     state.writes.append((group, rows, columns.astype(np.int32), dummies))
 
 
-def retain_region(state: WorkingState, row: int) -> None:
+def retain_region(state: State, row: int) -> None:
     """Take the row's region from it for a later request, when regions are retained."""
     if not state.limits.max_regions:
         return
@@ -382,7 +375,7 @@ def retain_region(state: WorkingState, row: int) -> None:
         _drop_region(state)
 
 
-def reuse_region(state: WorkingState, row: int, region: Region) -> None:
+def reuse_region(state: State, row: int, region: Region) -> None:
     """Let the row own a retained region and continue in it."""
     state.regions = tuple([other for other in state.regions if other is not region])
     for group, page in enumerate(region.pages):

@@ -14,11 +14,11 @@ from headstock.scheduler.row_counters import (
     count_drafts,
     indices,
 )
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 
-def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
+def make_plan(state: State, num_scheduled: Ints) -> Plan:
     """Make the plan of the scheduled rows, and advance their counters to the end of its step.
 
     num_scheduled: [rows]
@@ -30,13 +30,13 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
     num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
-    counters[RowCounter.LAST_STEP][rows] = state.previous.num_steps
+    counters[RowCounter.LAST_STEP][rows] = state.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
         _flatten_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
     )
     return Plan(
-        number=state.previous.num_steps,
+        number=state.num_steps,
         num_decode=num_decode,
         rows=rows.astype(np.int32),
         admission_ids=counters[RowCounter.ADMISSION_ID].take(rows),
@@ -55,7 +55,7 @@ def make_plan(state: WorkingState, num_scheduled: Ints) -> Plan:
     )
 
 
-def _order_batch(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, Ints, int]:
+def _order_batch(state: State, num_scheduled: Ints) -> tuple[Ints, Ints, Ints, int]:
     """Return the rows that run, decode rows first; what they compute; how many of them decode.
 
     A decode row computes one token after earlier ones, and is scored there.
@@ -75,7 +75,7 @@ def _order_batch(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, 
     return rows, counts, starts, num_decode
 
 
-def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, Ints]:
+def mark_logits(state: State, num_scheduled: Ints) -> tuple[Ints, Ints, Ints]:
     """Return how many positions of each row get logits, which sample a token, and which pool.
 
     A row whose drafts do not all fit into the step loses the rest of them.
@@ -116,7 +116,7 @@ def mark_logits(state: WorkingState, num_scheduled: Ints) -> tuple[Ints, Ints, I
     return num_logits, reached, pooling
 
 
-def _list_drafts(state: WorkingState, rows: Ints) -> tuple[Ints, Ints]:
+def _list_drafts(state: State, rows: Ints) -> tuple[Ints, Ints]:
     """Return how many drafts each of the rows verifies, and these drafts; nothing when none does.
 
     The rows' logits are marked.
@@ -134,7 +134,7 @@ def _list_drafts(state: WorkingState, rows: Ints) -> tuple[Ints, Ints]:
     return num_drafts, state.tokens[tokens]
 
 
-def _flatten_writes(state: WorkingState) -> tuple[Ints, Ints, Ints, Ints]:
+def _flatten_writes(state: State) -> tuple[Ints, Ints, Ints, Ints]:
     """Return page-table entries to write: groups, rows, columns, pages, each [m] int32."""
     if not state.writes:
         return NONE, NONE, NONE, NONE

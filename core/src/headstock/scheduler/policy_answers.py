@@ -15,7 +15,7 @@ from headstock.errors import (
 )
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.row_counters import read_only
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy, CacheStats, Match
 
@@ -81,7 +81,7 @@ def check_inserted(limits: Limits, answer: Any, own: Ints, num_rows: int) -> tup
     )
 
 
-def check_evicted(state: WorkingState, pages: Any) -> list[Ints]:
+def check_evicted(state: State, pages: Any) -> list[Ints]:
     """Return the pages that an index has dropped, by group.
 
     raises: PluginBroken for one that a row holds, that is free, or that does not exist

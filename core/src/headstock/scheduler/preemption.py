@@ -13,11 +13,11 @@ from headstock.scheduler.lifecycle import vacate_row
 from headstock.scheduler.page_pool import append_row_pages, count_available_pages, retain_region
 from headstock.scheduler.prefix_wait import must_wait_for_prefix
 from headstock.scheduler.row_counters import RowCounter, any_set
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 
-def preempt_row(state: WorkingState, row: int) -> None:
+def preempt_row(state: State, row: int) -> None:
     """Send the row's request back to the queue; its tokens stay and are computed again later."""
     request_state = state.requests_by_row[row]
     assert request_state is not None, f"row {row} is free and cannot be preempted"
@@ -29,7 +29,7 @@ def preempt_row(state: WorkingState, row: int) -> None:
     state.num_preempted += 1
 
 
-def preempt_for_priority(state: WorkingState) -> None:
+def preempt_for_priority(state: State) -> None:
     """Preempt rows of lower priority than the head of the queue, until it fits.
 
     Nothing is preempted when the head fits already, or would not fit even then.
@@ -52,7 +52,7 @@ def preempt_for_priority(state: WorkingState) -> None:
         preempt_row(state, lowest)
 
 
-def preempt_until_fits(state: WorkingState, num_scheduled: Ints, needs: Ints) -> Ints:
+def preempt_until_fits(state: State, num_scheduled: Ints, needs: Ints) -> Ints:
     """Give the scheduled rows pages when these are short: preempt from the last row in priority.
 
     num_scheduled: [rows]    needs: [groups, rows], negative where a row has pages to spare

@@ -7,12 +7,12 @@ import numpy as np
 from headstock.scheduler.page_pool import expand_intervals, free_pages, write_page_table
 from headstock.scheduler.policy_answers import check_inserted
 from headstock.scheduler.row_counters import RowCounter, any_set, indices, read_only
-from headstock.scheduler.working_state import WorkingState, count_shareable_tokens
+from headstock.scheduler.state import State, count_shareable_tokens
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import CachePolicy
 
 
-def insert_full_pages(state: WorkingState) -> None:
+def insert_full_pages(state: State) -> None:
     """Insert every page that has become full of shareable tokens."""
     policy, size = state.limits.policy, state.limits.page_size
     if policy is None:
@@ -26,7 +26,7 @@ def insert_full_pages(state: WorkingState) -> None:
         _insert_pages(state, policy, rows, starts, stops - starts)
 
 
-def insert_last_pages(state: WorkingState, rows: Ints) -> None:
+def insert_last_pages(state: State, rows: Ints) -> None:
     """Insert the full pages of rows that end with the token that was sampled last.
 
     All tokens but that one were computed by steps that are done.
@@ -45,7 +45,7 @@ def insert_last_pages(state: WorkingState, rows: Ints) -> None:
 
 
 def _insert_pages(
-    state: WorkingState, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
+    state: State, policy: CachePolicy, rows: Ints, starts: Ints, counts: Ints
 ) -> None:
     """Insert `counts` pages of each of the rows, from table columns `starts` on.
 
@@ -89,7 +89,7 @@ def _insert_pages(
 
 
 def dedup_pages(
-    state: WorkingState, group: int, row: int, column: int, own: Ints, canonical: Ints
+    state: State, group: int, row: int, column: int, own: Ints, canonical: Ints
 ) -> None:
     """Move the row from its own pages to those that the index has for the same tokens.
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from headstock.scheduler.request import RequestState
 from headstock.scheduler.row_counters import RowCounter, indices
-from headstock.scheduler.working_state import WorkingState
+from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 PrefixWait = tuple[RequestState, int, int]
@@ -42,7 +42,7 @@ def _are_equal(one: Ints, other: Ints) -> bool:
 
 
 def must_wait_for_prefix(
-    state: WorkingState, request_state: RequestState, found: int, waiting: list[PrefixWait]
+    state: State, request_state: RequestState, found: int, waiting: list[PrefixWait]
 ) -> bool:
     """Return whether a running row is computing the page after the request's prefix hit.
 

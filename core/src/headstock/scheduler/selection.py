@@ -26,8 +26,8 @@ from headstock.scheduler.row_counters import (
     indices,
     read_only,
 )
+from headstock.scheduler.state import State
 from headstock.scheduler.waiting_queue import WaitingQueue
-from headstock.scheduler.working_state import WorkingState
 from headstock.spi.arrays import Ints
 from headstock.spi.scheduler import Budget, RequestColumns, ScheduleDecision, View
 
@@ -36,7 +36,7 @@ MAX_ASK_AGAIN_MS = 10_000
 BLAME = "report it to its author or pick another scheduler (--scheduler)"
 
 
-def select_rows(state: WorkingState) -> Ints:
+def select_rows(state: State) -> Ints:
     """Return how many tokens each row computes; their pages are in the page tables.
 
     Waiting requests are admitted here.
@@ -76,7 +76,7 @@ def select_rows(state: WorkingState) -> Ints:
     return _allocate_pages(state, num_scheduled)
 
 
-def _make_view(state: WorkingState, queue: WaitingQueue, free_rows: int) -> View:
+def _make_view(state: State, queue: WaitingQueue, free_rows: int) -> View:
     """Return the view that a scheduler plugin gets, with the first `free_rows` of the queue."""
     waiting = queue.first(free_rows)
     # Views of the live arrays spare the copies; read-only, so that no plugin writes the state.
@@ -108,11 +108,11 @@ def _make_view(state: WorkingState, queue: WaitingQueue, free_rows: int) -> View
         else NONE,
         list_running=partial(_list_running, state),
         list_waiting=partial(_list_waiting, queue, state.milliseconds),
-        step=state.previous.num_steps,
+        step=state.num_steps,
     )
 
 
-def _list_running(state: WorkingState) -> RequestColumns:
+def _list_running(state: State) -> RequestColumns:
     """Return what the rows' requests ask for, [rows], zeros in free rows."""
     counters = state.row_counters.view()
     counters.setflags(write=False)
@@ -157,7 +157,7 @@ def _read_only_ints(values: list[int]) -> Ints:
     return read_only(np.array(values, np.int32))
 
 
-def _count_step_tokens(state: WorkingState, num_new_tokens: Ints) -> int:
+def _count_step_tokens(state: State, num_new_tokens: Ints) -> int:
     """Return the token budget, lower where prompts are bounded.
 
     num_new_tokens: [rows]
@@ -172,7 +172,7 @@ def _count_step_tokens(state: WorkingState, num_new_tokens: Ints) -> int:
     return min(most, num_decoded + state.pace.prompt_tokens)
 
 
-def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> ScheduleDecision:
+def _call_scheduler(state: State, view: View, budget: Budget) -> ScheduleDecision:
     """Return the decision of the scheduler plugin.
 
     raises: PluginBroken, naming the plugin, when it raises or returns something else
@@ -193,7 +193,7 @@ def _call_scheduler(state: WorkingState, view: View, budget: Budget) -> Schedule
 
 
 def _validate_decision(
-    state: WorkingState, view: View, budget: Budget, decision: ScheduleDecision
+    state: State, view: View, budget: Budget, decision: ScheduleDecision
 ) -> tuple[Ints, int]:
     """Return the scheduled tokens by row, [rows] int32, 0 where a row does not run, and their sum.
 
@@ -266,7 +266,7 @@ def _are_valid_positions(positions: Ints, count: int) -> bool:
     return values[0] >= 0 and values[-1] < count and values == sorted(set(values))
 
 
-def _allocate_pages(state: WorkingState, num_scheduled: Ints, *, is_decode: bool = False) -> Ints:
+def _allocate_pages(state: State, num_scheduled: Ints, *, is_decode: bool = False) -> Ints:
     """Append the pages that the scheduled rows need, by preemption when the pool is full.
 
     is_decode: whether no row computes more than one token
@@ -300,7 +300,7 @@ def _allocate_pages(state: WorkingState, num_scheduled: Ints, *, is_decode: bool
     return num_scheduled
 
 
-def _leave_out_drafts(state: WorkingState, num_scheduled: Ints) -> Ints:
+def _leave_out_drafts(state: State, num_scheduled: Ints) -> Ints:
     """Return how many tokens the rows compute without drafts; the same array when there are none.
 
     num_scheduled, returns: [rows]

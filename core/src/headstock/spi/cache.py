@@ -76,10 +76,10 @@ class CacheStats:
 class CachePolicy(ABC):
     """Policy over an index that it alone understands.
 
-    The index is an *owned value*: core passes it in, the policy may write it in place, and core
-    keeps no older one. What it compares are *keys*, one int32 for each token: the token's id, or
-    the hash of a content that a token stands for. Keys of one `namespace`, a tenant, are never
-    matched in another. Handles are opaque to core. `pages` has a row for each KV group.
+    Core passes the index in, and the policy may write it in place. What it compares are *keys*, one
+    int32 for each token: the token's id, or the hash of a content that a token stands for. Keys of
+    one `namespace`, a tenant, are never matched in another. Handles are opaque to core. `pages` has
+    a row for each KV group.
 
     In groups that keep all tokens, a hold on a handle protects all pages from the root to that
     handle from eviction. In window groups pages are held one by one: by `insert`, and between

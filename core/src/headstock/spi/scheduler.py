@@ -42,6 +42,8 @@ class RequestColumns:
 class View:
     """The read-only arrays that `schedule` decides by, all int32. Free rows have zeros.
 
+    They are valid until `schedule` returns.
+
     rows_by_priority: [running] rows in use, highest priority first, then earliest arrival
     num_new_tokens: [rows] tokens that the row can compute; 0 while it waits for a sampled token
     num_computed_tokens: [rows] tokens computed so far

@@ -67,8 +67,7 @@ class ThinnedSteps:
 class History:
     """Collects what the page shows, from each replayed step before the next one runs."""
 
-    # While the replay runs, because a state's owned values hold until the next step, and because
-    # the states of a long run do not fit into memory.
+    # While the replay runs, because each step writes the state.
 
     limits: Limits
     series: list[tuple[int, ...]] = field(factory=list)
@@ -119,7 +118,7 @@ class History:
         work = (
             plan.num_tokens - plan.num_decode,
             plan.num_decode,
-            int(state.accepted_counts.sum()),
+            int(state.outcome.accepted_counts.sum()),
         )
         requests = (state.num_running, len(state.waiting), state.num_preempted)
         return (

@@ -89,10 +89,9 @@ class Lanes:
         if not np.array_equal(admission_ids, self.admission_ids):
             self._change_rows(state, number)
         self._follow_rows(state, plan, number)
-        self.admission_ids, self.num_computed = (
-            admission_ids,
-            state.row_counters[RowCounter.NUM_COMPUTED],
-        )
+        # Copied: the next step writes them.
+        self.admission_ids = admission_ids.copy()
+        self.num_computed = state.row_counters[RowCounter.NUM_COMPUTED].copy()
 
     def _add_lane(self, request: Request, number: int, at: int) -> None:
         """Begin the lane of a request that arrived."""
@@ -109,12 +108,13 @@ class Lanes:
 
     def _count_tokens(self, state: State, number: int, at: int) -> None:
         """Count the output tokens that became known, and the time since each request's last."""
-        lanes = self.lane_of[state.accepted_ids]
+        outcome = state.outcome
+        lanes = self.lane_of[outcome.accepted_ids]
         if not len(lanes):
             return
         table = self.table
         # `+=` would count a lane once that comes twice.
-        np.add.at(table[OUTPUT], lanes, state.accepted_counts)
+        np.add.at(table[OUTPUT], lanes, outcome.accepted_counts)
         lanes = np.unique(lanes)
         again = table[FIRST, lanes] >= 0
         new, old = lanes[~again], lanes[again]

@@ -295,7 +295,7 @@ class Drive:
             self.waited = max(self.waited, self.state.next_ask - now)
         clock = (Clock(now + self.waited),) if self.tick or self.waited else ()
         events = (*clock, *((arrived,) if arrived else ()), *self.events)
-        self.state, plan = step(self.state, events, self.limits)
+        plan = step(self.state, events)
         self.events = []
         self.plans.append(plan)
         self.collect_results()
@@ -356,11 +356,11 @@ class Drive:
 
     def collect_results(self) -> None:
         """Collect the tokens and ends of the last step."""
-        state, offset = self.state, 0
+        outcome, offset = self.state.outcome, 0
         for admission_id, count in zip(
-            state.accepted_ids.tolist(), state.accepted_counts.tolist(), strict=True
+            outcome.accepted_ids.tolist(), outcome.accepted_counts.tolist(), strict=True
         ):
-            self.outputs[self.names[admission_id]] += state.accepted_tokens[
+            self.outputs[self.names[admission_id]] += outcome.accepted_tokens[
                 offset : offset + count
             ].tolist()
             offset += count
