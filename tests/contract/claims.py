@@ -30,8 +30,6 @@ from headstock.spi import (
     DeviceEnv,
     Feature,
     LayoutKind,
-    ModelConfig,
-    Params,
     ParamSpec,
     Phase,
     QkNorm,
@@ -166,7 +164,7 @@ def compared_ops(weight_loss: float) -> object:
         operations=TorchOps(),
     )
     config = EngineConfig(debug_ops=True)
-    inputs: Any = SimpleNamespace(config=config, parts=parts, plain_params={})
+    inputs: Any = SimpleNamespace(config=config, parts=parts, plain_params={}, model=models.CONFIG)
     watch: Any = SimpleNamespace(vocab=9)
     watched = watch_operations(inputs, watch, ())
     assert isinstance(watched, WatchedOps) and watched.reference is not None
@@ -190,9 +188,9 @@ def logits_at_once(most: int) -> object:
     counts: list[int] = []
 
     class Counted(TorchOps):
-        def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+        def lm_head(self, hidden: Tensor) -> Tensor:
             counts.append(len(hidden))
-            return super().lm_head(params, config, hidden)
+            return super().lm_head(hidden)
 
     steps.run(steps.STEP, max_logits=most, changes={"ops": Counted()})
     return counts

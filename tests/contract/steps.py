@@ -189,7 +189,9 @@ def compute(batch: Batch, *, max_logits: int = 99, changes: Any = None) -> Sampl
         list_stored=lambda: (NOTHING, NOTHING, NOTHING),
         order=None,
     )
-    return run_eager_step(attrs.evolve(program, **(changes or {})), step)
+    program = attrs.evolve(program, **(changes or {}))
+    program.ops.bind(program.params, config)
+    return run_eager_step(program, step)
 
 
 def pool_rows(batch: Batch) -> object:

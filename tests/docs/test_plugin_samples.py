@@ -43,6 +43,7 @@ def test_the_sample_operations_do_what_torchs_do() -> None:
         params = ops_cases.params_of(config, torch.float32, "cpu")
         batch = ops_cases.batch_of(config, 5, torch.float32, "cpu")
         bound = BoundOps("mine", ops, config)
+        bound.bind(params, config)
         return forward(params, config, batch, lambda q, layer: q, bound)
 
     for config, fused in ((plain, True), (evolve(plain, residual_scale=0.5), True)):

@@ -278,6 +278,7 @@ def layers_in_a_graph(tokens: int) -> float:
     params = cases.params_of(config, torch.bfloat16, DEVICE)
     batch = cases.batch_of(config, tokens, torch.bfloat16, DEVICE)
     ops = TritonOps()
+    ops.bind(params, config)
     with torch.inference_mode():
         graph, found = replayed(lambda: forward(params, config, batch, lambda q, layer: q, ops))
         for change in (3, 11):

@@ -367,8 +367,8 @@ def draw(directory: Path, ops: Ops, prompt: Sequence[int], count: int) -> tuple[
         top_logprobs=0,
     )
     with torch.inference_mode():
-        drawn = paged.ops.lm_head_sample(paged.params, paged.config, hidden, sampling)
-        best = paged.ops.lm_head_sample(paged.params, paged.config, hidden[:1], Sampling())
+        drawn = paged.ops.lm_head_sample(hidden, sampling)
+        best = paged.ops.lm_head_sample(hidden[:1], Sampling())
     return drawn, best
 
 

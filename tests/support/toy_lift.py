@@ -18,9 +18,7 @@ from headstock.spi import (
     LogitColumn,
     LogitsProcessor,
     LogitsSpec,
-    ModelConfig,
     OpsSpec,
-    Params,
     SpiRange,
     Stream,
 )
@@ -76,11 +74,9 @@ class Lift(LogitsProcessor):
 class LiftedOps(ToyOps):
     """The toy's operations, over lifted tokens."""
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """As the toy's."""
-        return super().qkv_rope_store(x, params, config, layer, self.lift(batch))
+        return super().qkv_rope_store(x, layer, self.lift(batch))
 
     def lift(self, batch: Batch) -> Batch:
         """The batch with lifted tokens."""

@@ -44,7 +44,6 @@ from headstock.spi import (
     Ops,
     OpsCapabilities,
     OpsSpec,
-    Params,
     ParamSpec,
     Phase,
     Planning,
@@ -222,13 +221,11 @@ class ToyOps(Ops):
         """Yes: there is nothing to compose them of."""
         return True
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def embed(self, batch: Batch) -> Stream:
         """Nothing yet."""
         return Stream(torch.zeros((len(batch.tokens), 1)))
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """The position as query.   returns: [tokens, 1, 2]    writes: batch.pools[layer.index]"""
         pool, slots = batch.pools[layer.index], batch.slots[layer.group]
         size = pool.shape[2]
@@ -247,17 +244,13 @@ class ToyOps(Ops):
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
         """The stream with the layer's hash added (a window layer's is 0)."""
         return Stream(x.total + attention[:, 0, :1])
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The mean of the stream and the hashes that states give, which are the same if all is
         right. A row that was NaN leaves NaN.
 
@@ -281,19 +274,17 @@ class ToyOps(Ops):
             state[page, 0, 1] = start + last - first
         return Stream((x.total + found) / 2)
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream as it is."""
         return x
 
     moe = mlp
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The stream as it is."""
         return x.total
 
-    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """0 for the hash, less for each token after it.   hidden: [n, 1]    returns: [n, vocab]"""
         return -((torch.arange(VOCAB) - hidden) % VOCAB)
 

@@ -23,7 +23,7 @@ def test_stored_keys_and_values_may_be_off_by_the_rounding_of_their_type() -> No
     batch = cases.batch_of(config, 5, torch.bfloat16, "cpu")
     for pool in batch.pools:
         pool.copy_(cases.noise(*pool.shape, dtype=torch.bfloat16, device="cpu"))
-    reference, writes = OperationReference({}, "it"), KVWrites(batch, "it")
+    reference, writes = OperationReference({}, cases.config_of(SHAPE), "it"), KVWrites(batch, "it")
     layer = config.layers[0]
     parts = list(writes.pair(layer, writes.read(layer)))
 
@@ -42,10 +42,10 @@ def test_a_last_term_in_parts_is_summed_and_the_stream_left_as_it_is() -> None:
     parts = cases.noise(3, 5, 32, dtype=torch.float32, device="cpu", seed=1)
     stream = Stream(total.clone(), parts)
 
-    found = OperationReference(params, "it").final_norm(stream, config, batch)
+    found = OperationReference(params, config, "it").final_norm(stream, batch)
 
     whole = Stream(total + parts.sum(0).bfloat16())
-    assert torch.equal(found, OperationReference(params, "it").final_norm(whole, config, batch))
+    assert torch.equal(found, OperationReference(params, config, "it").final_norm(whole, batch))
     assert torch.equal(stream.copy_total(), whole.total)
     assert torch.equal(stream.total, total) and stream.pending is parts
 
@@ -55,7 +55,10 @@ def test_sampling_is_compared_with_its_processors_and_log_probabilities() -> Non
     which = torch.tensor([1, 3])
     processing = Processing(rows=which, parts=((LiftSome(), {"lift": torch.full((2,), 9.0)}),))
     asked = Sampling(positions=torch.arange(4), processing=processing, top_logprobs=2)
-    reference, right = OperationReference({}, "it"), sampler.sample(logits.clone(), asked)
+    reference, right = (
+        OperationReference({}, cases.config_of(SHAPE), "it"),
+        sampler.sample(logits.clone(), asked),
+    )
     assert right.logprobs is not None and right.top_ids is not None
     plain = sampler.sample(logits.clone(), evolve(asked, processing=None))
 

@@ -242,13 +242,11 @@ def noise_of_the_batch(select: Any, self: Any, rows: Any, positions: Any, table:
     )
 
 
-def stray(
-    qkv_rope_store: Any, self: Any, x: Any, params: Any, config: Any, layer: Any, batch: Any
-) -> Any:
+def stray(qkv_rope_store: Any, self: Any, x: Any, layer: Any, batch: Any) -> Any:
     """A kernel writes each token to the page before its own, too."""
     pool, slots = batch.pools[layer.index], batch.slots[layer.group]
     pool[slots // pool.shape[2] - 1, 0, slots % pool.shape[2], 0] = 3.0
-    return qkv_rope_store(self, x, params, config, layer, batch)
+    return qkv_rope_store(self, x, layer, batch)
 
 
 MUTANTS = {

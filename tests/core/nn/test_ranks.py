@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def test_a_rank_counts_the_tokens_that_are_as_likely(
 class WithoutRanks(TorchOps):
     """Operations of before there were ranks; they write to the logits that they sample from."""
 
-    def lm_head(self, params: Any, config: Any, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         return hidden.clone()
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:

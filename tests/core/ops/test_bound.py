@@ -23,7 +23,6 @@ from headstock.spi import (
     LayerConfig,
     ModelConfig,
     Ops,
-    Params,
     ParamSpec,
     QkNorm,
     Rope,
@@ -54,21 +53,17 @@ class Waiting(TorchOps):
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
-        out = self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
+        out = self.linear(attention.flatten(1), self.params[f"{layer.prefix}attn_out"], batch)
         x.settle()
         x.pending = out
         return x
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         before = x.settle().clone()
-        x = super().mlp(x, params, config, layer, batch)
+        x = super().mlp(x, layer, batch)
         return Stream(before, x.total - before)
 
 
@@ -83,6 +78,7 @@ def hidden_of(ops: TorchOps, config: ModelConfig) -> Tensor:
     params = cases.params_of(config, torch.float32, "cpu")
     batch = cases.batch_of(config, 5, torch.float32, "cpu")
     bound = BoundOps("mine", ops, config)
+    bound.bind(params, config)
     with torch.inference_mode():
         return forward(params, config, batch, lambda q, layer: q, bound)
 

@@ -11,7 +11,6 @@ from headstock.spi import (
     DeviceEnv,
     LayerConfig,
     ModelConfig,
-    Params,
     ParamSpec,
     PartQuery,
     Role,
@@ -143,10 +142,8 @@ class BiasIgnored(SettingsIgnored):
 class HeadMinPIgnored(TorchOps):
     """Ignores min-p where scores and samples are one call."""
 
-    def lm_head_sample(
-        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
-    ) -> Sample:
-        return super().lm_head_sample(params, config, hidden, evolve(sampling, min_p=None))
+    def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
+        return super().lm_head_sample(hidden, evolve(sampling, min_p=None))
 
 
 class OneSeed(TorchOps):
@@ -306,7 +303,5 @@ class LateLayersForgotten(TorchOps):
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         return operation == "mlp" or super().takes(operation, config, layer)
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
-        return x if layer.index >= 23 else super().mlp(x, params, config, layer, batch)
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        return x if layer.index >= 23 else super().mlp(x, layer, batch)

@@ -68,10 +68,10 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     )
     embed, attention = toy_plugins.ToyOps.embed, toy_plugins.ToyAttention
 
-    def embed_later(self: Any, params: Any, config: Any, batch: Any) -> Any:
+    def embed_later(self: Any, batch: Any) -> Any:
         assert (batch.adapters == batch.token_rows % 3).all()
         counts["batch"] += 1
-        return embed(self, params, config, batch)
+        return embed(self, batch)
 
     def sample_later(self: Any, logits: Tensor, sampling: Any) -> LaterSample:
         assert sampling.limit == 7

@@ -11,7 +11,7 @@ from torch import Tensor
 from headstock.nn.sampler import sample
 from headstock.ops.fine_tier import FineTierOps
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Sample, Sampling, Stream, Weight
+from headstock.spi import Batch, LayerConfig, ModelConfig, Sample, Sampling, Stream, Weight
 
 VOCAB = 768
 
@@ -50,11 +50,9 @@ class OtherLayer(TorchOps):
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         return operation == "qkv_rope_store"
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         other = evolve(batch, pools=batch.pools[1:] + batch.pools[:1])
-        return FineTierOps.qkv_rope_store(self, x, params, config, layer, other)
+        return FineTierOps.qkv_rope_store(self, x, layer, other)
 
 
 class MovesPositions(TorchOps):
@@ -67,28 +65,24 @@ class WritesPositions(TorchOps):
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         return operation == "final_norm"
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         batch.positions.add_(1)
-        return FineTierOps.final_norm(self, x, params, config, batch)
+        return FineTierOps.final_norm(self, x, batch)
 
 
 class ForgetsResidual(TorchOps):
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         return operation == "mlp" and layer is not None and layer.index == 3
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         before = x.settle().clone()
-        y = FineTierOps.mlp(self, x, params, config, layer, batch)
+        y = FineTierOps.mlp(self, x, layer, batch)
         return Stream(y.settle() - before)
 
 
 class ReturnsTensor(ForgetsResidual):
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Any:
-        return FineTierOps.mlp(self, x, params, config, layer, batch).settle()
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Any:
+        return FineTierOps.mlp(self, x, layer, batch).settle()
 
 
 class Overflows(TorchOps):

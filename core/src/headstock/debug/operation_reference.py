@@ -59,29 +59,26 @@ class OperationReference:
     loss: what they may be off by beside rounding, as `OpsCapabilities.weight_loss` has it
     """
 
-    def __init__(self, params: Params, who: str, loss: float = 0.0) -> None:
-        self.params = params
+    def __init__(self, params: Params, config: ModelConfig, who: str, loss: float = 0.0) -> None:
         self.who = who
         self.loss = loss
         self.ops: Ops = TorchOps()
+        self.ops.bind(params, config)
         self.shared: dict[Hashable, Any] = {}
 
-    def embed(self, config: ModelConfig, batch: Batch) -> Tensor:
+    def embed(self, batch: Batch) -> Tensor:
         """The stream at the batch's tokens, [tokens, hidden]."""
         self.shared = {}
-        return self.ops.embed(self.params, config, batch).settle()
+        return self.ops.embed(batch).settle()
 
-    def qkv_rope_store(
-        self, x: Stream, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """Queries of the layer, [tokens, heads, head_dim].   writes: batch.pools[layer.index]"""
-        return self.ops.qkv_rope_store(self._copy(x), self.params, config, layer, batch)
+        return self.ops.qkv_rope_store(self._copy(x), layer, batch)
 
     def run_layer(
         self,
         operation: str,
         x: Stream,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
         *more: Tensor,
@@ -89,16 +86,16 @@ class OperationReference:
         """The stream after an operation that adds to it, [tokens, hidden]."""
         run = getattr(self.ops, operation)
         copies = [tensor.clone() for tensor in more]
-        y: Stream = run(self._copy(x), *copies, self.params, config, layer, batch)
+        y: Stream = run(self._copy(x), *copies, layer, batch)
         return y.settle()
 
-    def final_norm(self, x: Stream, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states."""
-        return self.ops.final_norm(self._copy(x), self.params, config, batch)
+        return self.ops.final_norm(self._copy(x), batch)
 
-    def lm_head(self, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """Scores, [n, vocab] float32."""
-        return self.ops.lm_head(self.params, config, hidden)
+        return self.ops.lm_head(hidden)
 
     def _copy(self, x: Stream) -> Stream:
         """A stream that an operation may write; nothing pends."""

@@ -62,30 +62,32 @@ class WatchedOps(Ops):
         """As `inner`."""
         return self.inner.prepare(spec, weight)
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def bind(self, params: Params, config: ModelConfig) -> None:
+        """As `inner`."""
+        self.inner.bind(params, config)
+
+    def embed(self, batch: Batch) -> Stream:
         """See `Ops.embed`.   raises: PluginBroken"""
         if not self.watch.is_running:
-            return self.inner.embed(params, config, batch)
+            return self.inner.embed(batch)
         self._writes = KVWrites(batch, self._who, self.watch.num_steps, self.page_tables)
         self._batch = tuple(getattr(batch, name).clone() for name in _BATCH_TENSORS)
-        x = self.inner.embed(params, config, batch)
-        expected = self.reference.embed(config, batch) if self.reference is not None else None
+        x = self.inner.embed(batch)
+        expected = self.reference.embed(batch) if self.reference is not None else None
         return self._check_stream("embed", x, batch, None, expected, None)
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """See `Ops.qkv_rope_store`.   raises: PluginBroken"""
         if not self.watch.is_running or self._writes is None:
-            return self.inner.qkv_rope_store(x, params, config, layer, batch)
+            return self.inner.qkv_rope_store(x, layer, batch)
         expected = None
         if self.reference is not None:
             expected = (
-                self.reference.qkv_rope_store(x, config, layer, batch),
+                self.reference.qkv_rope_store(x, layer, batch),
                 self._writes.read(layer),
             )
         self._writes.mark(layer)
-        q = self.inner.qkv_rope_store(x, params, config, layer, batch)
+        q = self.inner.qkv_rope_store(x, layer, batch)
         where = f"qkv_rope_store of layer {layer.index}"
         if not isinstance(q, Tensor) or q.dim() != 3 or len(q) != len(batch.tokens):
             self._blame(f"returned {_describe(q)} from {where}; expected [tokens, heads, head_dim]")
@@ -101,45 +103,35 @@ class WatchedOps(Ops):
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
         """See `Ops.attn_out`.   raises: PluginBroken"""
         if not self.watch.is_running:
-            return self.inner.attn_out(x, attention, params, config, layer, batch)
+            return self.inner.attn_out(x, attention, layer, batch)
         self.watch.note_result(attention, batch, f"attention of layer {layer.index}")
-        return self._run_layer("attn_out", x, params, config, layer, batch, attention)
+        return self._run_layer("attn_out", x, layer, batch, attention)
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.short_conv`.   raises: PluginBroken"""
         # It moves states on, so a reference would have to run over copies of them: not compared.
-        y = self.inner.short_conv(x, params, config, layer, batch)
+        y = self.inner.short_conv(x, layer, batch)
         if not self.watch.is_running:
             return y
         return self._check_stream("short_conv", y, batch, layer, None, None)
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.mlp`.   raises: PluginBroken"""
-        return self._run_layer("mlp", x, params, config, layer, batch)
+        return self._run_layer("mlp", x, layer, batch)
 
-    def moe(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.moe`.   raises: PluginBroken"""
-        return self._run_layer("moe", x, params, config, layer, batch)
+        return self._run_layer("moe", x, layer, batch)
 
     def _run_layer(
         self,
         operation: str,
         x: Stream,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
         *more: Tensor,
@@ -147,23 +139,21 @@ class WatchedOps(Ops):
         """Run an operation that adds to the stream.   raises: PluginBroken"""
         run = getattr(self.inner, operation)
         if not self.watch.is_running:
-            y: Stream = run(x, *more, params, config, layer, batch)
+            y: Stream = run(x, *more, layer, batch)
             return y
         before, expected = None, None
         if self.reference is not None:
             before = x.copy_total()
-            expected = self.reference.run_layer(operation, x, config, layer, batch, *more)
-        y = run(x, *more, params, config, layer, batch)
+            expected = self.reference.run_layer(operation, x, layer, batch, *more)
+        y = run(x, *more, layer, batch)
         return self._check_stream(operation, y, batch, layer, expected, before)
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """See `Ops.final_norm`.   raises: PluginBroken"""
         if not self.watch.is_running:
-            return self.inner.final_norm(x, params, config, batch)
-        expected = (
-            self.reference.final_norm(x, config, batch) if self.reference is not None else None
-        )
-        hidden = self.inner.final_norm(x, params, config, batch)
+            return self.inner.final_norm(x, batch)
+        expected = self.reference.final_norm(x, batch) if self.reference is not None else None
+        hidden = self.inner.final_norm(x, batch)
         if not isinstance(hidden, Tensor) or len(hidden) != len(batch.tokens):
             self._blame(f"returned {_describe(hidden)} from final_norm; expected [tokens, hidden]")
         self.watch.note_result(hidden, batch, f"final_norm by {self.name!r}")
@@ -174,11 +164,11 @@ class WatchedOps(Ops):
         self._check_batch(batch)
         return hidden
 
-    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """See `Ops.lm_head`.   raises: PluginBroken"""
-        scores = self.inner.lm_head(params, config, hidden)
+        scores = self.inner.lm_head(hidden)
         if self.watch.is_running and self.reference is not None:
-            self.reference.compare(scores, self.reference.lm_head(config, hidden), "lm_head")
+            self.reference.compare(scores, self.reference.lm_head(hidden), "lm_head")
         return scores
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
@@ -188,14 +178,12 @@ class WatchedOps(Ops):
         copy = logits.clone()  # sampling may write the logits
         return self._check_sample(self.inner.sample(logits, sampling), copy, None, sampling)
 
-    def lm_head_sample(
-        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
-    ) -> Sample:
+    def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.lm_head_sample`.   raises: PluginBroken"""
         if not self.watch.is_running:
-            return self.inner.lm_head_sample(params, config, hidden, sampling)
-        logits = self.reference.lm_head(config, hidden) if self.reference is not None else None
-        sampled = self.inner.lm_head_sample(params, config, hidden, sampling)
+            return self.inner.lm_head_sample(hidden, sampling)
+        logits = self.reference.lm_head(hidden) if self.reference is not None else None
+        sampled = self.inner.lm_head_sample(hidden, sampling)
         return self._check_sample(sampled, logits, hidden, sampling)
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -31,13 +31,13 @@ def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, o
     returns: [tokens, hidden]
     writes: batch.pools
     """
-    x = ops.embed(params, config, batch)
+    x = ops.embed(batch)
     for layer in config.layers:
         if layer.conv is not None:
-            x = ops.short_conv(x, params, config, layer, batch)
+            x = ops.short_conv(x, layer, batch)
         else:
-            q = ops.qkv_rope_store(x, params, config, layer, batch)
-            x = ops.attn_out(x, attend(q, layer.index), params, config, layer, batch)
+            q = ops.qkv_rope_store(x, layer, batch)
+            x = ops.attn_out(x, attend(q, layer.index), layer, batch)
         feed_forward = ops.mlp if layer.experts is None else ops.moe
-        x = feed_forward(x, params, config, layer, batch)
-    return ops.final_norm(x, params, config, batch)
+        x = feed_forward(x, layer, batch)
+    return ops.final_norm(x, batch)

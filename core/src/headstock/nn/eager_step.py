@@ -73,7 +73,7 @@ def _sample_hidden(program: Program, hidden: Tensor, sampling: Sampling) -> Samp
     """What `hidden` [n, hidden] samples, by the family's own scores if it makes any."""
     ops = program.ops
     if program.model.logits is None:
-        sample = ops.lm_head_sample(program.params, program.config, hidden, sampling)
+        sample = ops.lm_head_sample(hidden, sampling)
     else:
         logits = program.model.logits(program.params, program.config, hidden, ops)
         sample = ops.sample(logits, sampling)
@@ -87,7 +87,7 @@ def _rank_anew(program: Program, hidden: Tensor, sampling: Sampling, tokens: Ten
     # The scores once more: the operations may have written to those that they sampled from.
     params, config, ops = program.params, program.config, program.ops
     if program.model.logits is None:
-        logits = ops.lm_head(params, config, hidden)
+        logits = ops.lm_head(hidden)
     else:
         logits = program.model.logits(params, config, hidden, ops)
     return rank_tokens(logits, find_targets(tokens, sampling))

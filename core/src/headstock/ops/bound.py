@@ -140,71 +140,64 @@ class BoundOps(Ops):
         """As the set counts them."""
         return self._ops.count_kernel_bytes(params, max_tokens)
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def bind(self, params: Params, config: ModelConfig) -> None:
+        """See `Ops.bind`."""
+        super().bind(params, config)
+        self._ops.bind(params, config)
+
+    def embed(self, batch: Batch) -> Stream:
         """See `Ops.embed`."""
-        x: Stream = self._outer["embed"](params, config, batch)
+        x: Stream = self._outer["embed"](batch)
         return x
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """See `Ops.qkv_rope_store`."""
-        q: Tensor = self._qkv_rope_store[layer.index](x, params, config, layer, batch)
+        q: Tensor = self._qkv_rope_store[layer.index](x, layer, batch)
         return q
 
     def attn_out(
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
         """See `Ops.attn_out`."""
-        y: Stream = self._attn_out[layer.index](x, attention, params, config, layer, batch)
+        y: Stream = self._attn_out[layer.index](x, attention, layer, batch)
         return y
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.short_conv`."""
-        y: Stream = self._short_conv[layer.index](x, params, config, layer, batch)
+        y: Stream = self._short_conv[layer.index](x, layer, batch)
         return y
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.mlp`."""
-        y: Stream = self._mlp[layer.index](x, params, config, layer, batch)
+        y: Stream = self._mlp[layer.index](x, layer, batch)
         return y
 
-    def moe(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.moe`."""
-        y: Stream = self._moe[layer.index](x, params, config, layer, batch)
+        y: Stream = self._moe[layer.index](x, layer, batch)
         return y
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """See `Ops.final_norm`."""
-        hidden: Tensor = self._outer["final_norm"](x, params, config, batch)
+        hidden: Tensor = self._outer["final_norm"](x, batch)
         return hidden
 
-    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """See `Ops.lm_head`."""
-        scores: Tensor = self._outer["lm_head"](params, config, hidden)
+        scores: Tensor = self._outer["lm_head"](hidden)
         return scores
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.sample`."""
         return self._ops.sample(logits, sampling)
 
-    def lm_head_sample(
-        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
-    ) -> Sample:
+    def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.lm_head_sample`."""
-        sampled: Sample = self._outer["lm_head_sample"](params, config, hidden, sampling)
+        sampled: Sample = self._outer["lm_head_sample"](hidden, sampling)
         return sampled
 
     def all_reduce(self, x: Tensor) -> Tensor:

@@ -148,52 +148,48 @@ class FineTierOps(Ops):
         returns: [tokens, hidden]
         """
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def embed(self, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""
-        hidden = self._lookup_tokens(batch.tokens, params["embed"], config)
-        if config.embedding_scale != 1:
+        hidden = self._lookup_tokens(batch.tokens, self.params["embed"])
+        if self.config.embedding_scale != 1:
             # Rounded as a number of the embeddings' type, which is how such models were trained.
-            hidden.mul_(torch.tensor(config.embedding_scale, dtype=hidden.dtype).item())
+            hidden.mul_(torch.tensor(self.config.embedding_scale, dtype=hidden.dtype).item())
         return Stream(hidden)
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """Queries of the layer.
 
         returns: [tokens, heads, head_dim]
         writes: x; batch.pools[layer.index]
         """
-        prefix, turned = layer.prefix, config.heads + config.kv_heads
-        normed = self._normalize(x, params, config, f"{prefix}attn_norm")
+        prefix, turned = layer.prefix, self.config.heads + self.config.kv_heads
+        normed = self._normalize(x, f"{prefix}attn_norm")
         if layer.latent is not None:
             assert layer.rope is not None, "the rope of the part that is turned"
-            cos_sin = _rotations(x, params, layer.rope, batch)
-            return make_latent_queries(self, normed, cos_sin, params, config, layer, batch)
-        qkv = self.linear(normed, params[f"{prefix}qkv"], batch)
-        qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
+            cos_sin = _rotations(x, self.params, layer.rope, batch)
+            return make_latent_queries(self, normed, cos_sin, layer, batch)
+        qkv = self.linear(normed, self.params[f"{prefix}qkv"], batch)
+        qkv = qkv.view(-1, turned + self.config.kv_heads, self.config.head_dim)
         qk = heads = qkv[:, :turned]
-        if config.qk_norm is _HEAD:
+        if self.config.qk_norm is _HEAD:
             # Queries and keys in one norm: the weight has a row a head.
-            heads = self.head_norm(qk, params[f"{prefix}qk_norm"], config.norm_eps)
-        elif config.qk_norm is _WHOLE:
-            heads = self._normalize_whole(qk, params, config, prefix)
+            heads = self.head_norm(qk, self.params[f"{prefix}qk_norm"], self.config.norm_eps)
+        elif self.config.qk_norm is _WHOLE:
+            heads = self._normalize_whole(qk, prefix)
         if layer.rope is not None:
             # Turned in place, so that keys and values stay side by side and are stored by one
             # operation.
-            self.rotate_(heads, _rotations(x, params, layer.rope, batch), qk)
+            self.rotate_(heads, _rotations(x, self.params, layer.rope, batch), qk)
         elif heads is not qk:
             qk.copy_(heads)
-        kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
+        kv = qkv[:, self.config.heads :].view(-1, 2, self.config.kv_heads, self.config.head_dim)
         self.store_kv_(batch.pools[layer.index], _cells(x, layer, batch), kv)
-        return qkv[:, : config.heads]
+        return qkv[:, : self.config.heads]
 
     def attn_out(
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
@@ -203,120 +199,117 @@ class FineTierOps(Ops):
         writes: x
         """
         if layer.latent is not None:
-            attention = self.head_linear(attention, params[f"{layer.prefix}v_up"])
-        out = self.linear(attention.flatten(1), params[f"{layer.prefix}attn_out"], batch)
-        return self._add(x, out, params, config, f"{layer.prefix}attn_post_norm")
+            attention = self.head_linear(attention, self.params[f"{layer.prefix}v_up"])
+        out = self.linear(attention.flatten(1), self.params[f"{layer.prefix}attn_out"], batch)
+        return self._add(x, out, f"{layer.prefix}attn_post_norm")
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's gated convolution added.
 
         writes: x; the states of the batch's rows
         """
         assert layer.conv is not None
         prefix = layer.prefix
-        normed = self._normalize(x, params, config, f"{prefix}attn_norm")
-        projected = self.linear(normed, params[f"{prefix}conv_in"], batch)
+        normed = self._normalize(x, f"{prefix}attn_norm")
+        projected = self.linear(normed, self.params[f"{prefix}conv_in"], batch)
         before, after, inner = projected.chunk(3, -1)
         state = batch.kv[layer.index].state["conv"]
         inputs = find_conv_inputs(x, layer, layer.conv.taps, batch)
-        inner = self.convolve_(before * inner, params[f"{prefix}conv"], state, inputs)
-        out = self.linear(inner.mul_(after), params[f"{prefix}conv_out"], batch)
-        return self._add(x, out, params, config, f"{prefix}attn_post_norm")
+        inner = self.convolve_(before * inner, self.params[f"{prefix}conv"], state, inputs)
+        out = self.linear(inner.mul_(after), self.params[f"{prefix}conv_out"], batch)
+        return self._add(x, out, f"{prefix}attn_post_norm")
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part added.   writes: x"""
         prefix = layer.prefix
-        normed = self._normalize(x, params, config, f"{prefix}mlp_norm")
-        gate_up = self.linear(normed, params[f"{prefix}gate_up"], batch)
-        inner = self.activate_and_mul(gate_up, config.activation)
-        out = self.linear(inner, params[f"{prefix}down"], batch)
-        return self._add(x, out, params, config, f"{prefix}mlp_post_norm")
+        normed = self._normalize(x, f"{prefix}mlp_norm")
+        gate_up = self.linear(normed, self.params[f"{prefix}gate_up"], batch)
+        inner = self.activate_and_mul(gate_up, self.config.activation)
+        out = self.linear(inner, self.params[f"{prefix}down"], batch)
+        return self._add(x, out, f"{prefix}mlp_post_norm")
 
-    def moe(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
         prefix, experts = layer.prefix, layer.experts
-        normed = self._normalize(x, params, config, f"{prefix}mlp_norm")
+        normed = self._normalize(x, f"{prefix}mlp_norm")
         # The map's weights are in float32 then, too.
         routed = normed.float() if experts.wide_scores else normed
-        scores = self.linear(routed, params[f"{prefix}router"], batch)
-        weights, ids = self.route(scores, experts, params.get(f"{prefix}router_bias"))
+        scores = self.linear(routed, self.params[f"{prefix}router"], batch)
+        weights, ids = self.route(scores, experts, self.params.get(f"{prefix}router_bias"))
         out = self.mix_experts(
             normed,
             weights.to(normed.dtype),
             ids,
-            params[f"{prefix}experts_gate_up"],
-            params[f"{prefix}experts_down"],
-            config.activation,
+            self.params[f"{prefix}experts_gate_up"],
+            self.params[f"{prefix}experts_down"],
+            self.config.activation,
             batch,
         )
         if experts.shared:
-            out = out.add_(self._run_shared_expert(normed, params, config, layer, batch))
-        return self._add(x, out, params, config, f"{prefix}mlp_post_norm")
+            out = out.add_(self._run_shared_expert(normed, layer, batch))
+        return self._add(x, out, f"{prefix}mlp_post_norm")
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]    writes: x"""
-        return self.rms_norm(x.settle(), params["norm"], config.norm_eps)
+        return self.rms_norm(x.settle(), self.params["norm"], self.config.norm_eps)
 
-    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """Scores, scaled and bounded as `config.head` says.
 
         hidden: [n, hidden]    returns: [n, vocab] float32
         """
-        weight = params["embed" if config.tied_embeddings else "lm_head"]
+        weight = self.params["embed" if self.config.tied_embeddings else "lm_head"]
         scores = self.all_gather(self.linear(hidden, weight, None)).to(torch.float32)
-        if config.head.scale != 1:
-            scores.mul_(config.head.scale)
-        if config.head.softcap:
-            scores.div_(config.head.softcap).tanh_().mul_(config.head.softcap)
+        if self.config.head.scale != 1:
+            scores.mul_(self.config.head.scale)
+        if self.config.head.softcap:
+            scores.div_(self.config.head.softcap).tanh_().mul_(self.config.head.softcap)
         return scores
 
-    def _normalize(self, x: Stream, params: Params, config: ModelConfig, name: str) -> Tensor:
+    def _normalize(self, x: Stream, name: str) -> Tensor:
         """What a part of a layer computes on: the stream, normalized if a norm comes before.
 
         writes: x
         """
         total = x.settle()
-        return self.rms_norm(total, params[name], config.norm_eps) if config.pre_norm else total
+        return (
+            self.rms_norm(total, self.params[name], self.config.norm_eps)
+            if self.config.pre_norm
+            else total
+        )
 
-    def _add(
-        self, x: Stream, out: Tensor, params: Params, config: ModelConfig, post_norm: str
-    ) -> Stream:
+    def _add(self, x: Stream, out: Tensor, post_norm: str) -> Stream:
         """The stream with what a part of a layer gives added.   writes: x"""
         out = self.all_reduce(out)
-        if config.post_norm:
-            out = self.rms_norm(out, params[post_norm], config.norm_eps)
+        if self.config.post_norm:
+            out = self.rms_norm(out, self.params[post_norm], self.config.norm_eps)
         total = x.settle()
-        if config.residual_scale == 1:
+        if self.config.residual_scale == 1:
             total.add_(out)
         else:
-            total.add_(out, alpha=config.residual_scale)
+            total.add_(out, alpha=self.config.residual_scale)
         return x
 
-    def _lookup_tokens(self, tokens: Tensor, weight: Weight, config: ModelConfig) -> Tensor:
+    def _lookup_tokens(self, tokens: Tensor, weight: Weight) -> Tensor:
         """The tokens' embeddings, of which a shard holds some.   returns: [tokens, hidden]"""
-        if config.shard.count == 1:
+        if self.config.shard.count == 1:
             return self.lookup(tokens, weight)
-        ids = tokens - config.shard.index * config.vocab
-        is_absent = (ids < 0) | (ids >= config.vocab)
+        ids = tokens - self.config.shard.index * self.config.vocab
+        is_absent = (ids < 0) | (ids >= self.config.vocab)
         rows = self.lookup(ids.masked_fill(is_absent, 0), weight)
         return self.all_reduce(rows.masked_fill(is_absent[:, None], 0))
 
-    def _normalize_whole(
-        self, qk: Tensor, params: Params, config: ModelConfig, prefix: str
-    ) -> Tensor:
+    def _normalize_whole(self, qk: Tensor, prefix: str) -> Tensor:
         """Queries normalized together, and keys.   qk, result: [tokens, heads, head_dim]"""
-        parts = zip((qk[:, : config.heads], qk[:, config.heads :]), "qk", strict=True)
+        parts = zip((qk[:, : self.config.heads], qk[:, self.config.heads :]), "qk", strict=True)
         return torch.cat(
             [
                 self._normalize_parts(
-                    part.flatten(1), params[f"{prefix}{name}_norm"], config.norm_eps, config.shard
+                    part.flatten(1),
+                    self.params[f"{prefix}{name}_norm"],
+                    self.config.norm_eps,
+                    self.config.shard,
                 )
                 for part, name in parts
             ],
@@ -336,17 +329,15 @@ class FineTierOps(Ops):
         whole_mean = self.all_reduce(mean.clone()) / shard.count
         return normed.mul_(((mean + eps) / (whole_mean + eps)).sqrt())
 
-    def _run_shared_expert(
-        self, x: Tensor, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def _run_shared_expert(self, x: Tensor, layer: LayerConfig, batch: Batch) -> Tensor:
         """What the expert that every token uses makes of `x` [tokens, hidden], times its gate."""
         prefix = layer.prefix
-        gate_up = self.linear(x, params[f"{prefix}shared_gate_up"], batch)
-        inner = self.activate_and_mul(gate_up, config.activation)
-        out = self.linear(inner, params[f"{prefix}shared_down"], batch)
+        gate_up = self.linear(x, self.params[f"{prefix}shared_gate_up"], batch)
+        inner = self.activate_and_mul(gate_up, self.config.activation)
+        out = self.linear(inner, self.params[f"{prefix}shared_down"], batch)
         assert layer.experts is not None
         if layer.experts.shared_gate:
-            out = out * self.linear(x, params[f"{prefix}shared_gate"], batch).sigmoid()
+            out = out * self.linear(x, self.params[f"{prefix}shared_gate"], batch).sigmoid()
         return out
 
 

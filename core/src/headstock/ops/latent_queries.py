@@ -12,7 +12,10 @@ from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Weight
 
 
 class _FineOps(Protocol):
-    """The fine operations that are used here."""
+    """The fine operations that are used here, and what they are bound to."""
+
+    params: Params
+    config: ModelConfig
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor: ...
     def head_linear(self, x: Tensor, weight: Weight) -> Tensor: ...
@@ -25,8 +28,6 @@ def make_latent_queries(
     ops: _FineOps,
     normed: Tensor,
     cos_sin: CosSin,
-    params: Params,
-    config: ModelConfig,
     layer: LayerConfig,
     batch: Batch,
 ) -> Tensor:
@@ -42,16 +43,16 @@ def make_latent_queries(
     latent, prefix, pool = layer.latent, layer.prefix, batch.kv[layer.index].latent
     assert latent is not None and pool is not None, "such a layer is in a latent group"
     rank, eps = latent.kv_rank, latent.norm_eps
-    low = ops.linear(normed, params[f"{prefix}latent"], batch)
+    low = ops.linear(normed, ops.params[f"{prefix}latent"], batch)
     if latent.q_rank is not None:
         compressed, low = low[:, : latent.q_rank], low[:, latent.q_rank :]
-        normed = ops.rms_norm(compressed, params[f"{prefix}q_latent_norm"], eps)
+        normed = ops.rms_norm(compressed, ops.params[f"{prefix}q_latent_norm"], eps)
     stored = torch.empty_like(low, memory_format=torch.contiguous_format)
-    stored[:, :rank] = ops.rms_norm(low[:, :rank], params[f"{prefix}kv_latent_norm"], eps)
+    stored[:, :rank] = ops.rms_norm(low[:, :rank], ops.params[f"{prefix}kv_latent_norm"], eps)
     ops.rotate_(low[:, None, rank:], cos_sin, stored[:, None, rank:])
     ops.store_latent_(pool, batch.slots[layer.group], stored)
-    q = ops.linear(normed, params[f"{prefix}q_up"], batch).view(len(low), config.heads, -1)
-    queries = q.new_empty(len(low), config.heads, stored.shape[1])
-    queries[..., :rank] = ops.head_linear(q[..., : latent.nope_dim], params[f"{prefix}k_up"])
+    q = ops.linear(normed, ops.params[f"{prefix}q_up"], batch).view(len(low), ops.config.heads, -1)
+    queries = q.new_empty(len(low), ops.config.heads, stored.shape[1])
+    queries[..., :rank] = ops.head_linear(q[..., : latent.nope_dim], ops.params[f"{prefix}k_up"])
     ops.rotate_(q[..., latent.nope_dim :], cos_sin, queries[..., rank:])
     return queries

@@ -91,13 +91,16 @@ class OpsSpec(PluginSpec):
 class Ops(ABC):
     """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
-    They find parameters by name. After a layer's prefix: attn_norm, qkv, qk_norm (one row a head)
-    or q_norm and k_norm (of all heads), attn_out, attn_post_norm, latent, q_latent_norm,
-    kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out, mlp_norm, gate_up, down,
-    mlp_post_norm, router, router_bias, experts_gate_up, experts_down, shared_gate,
+    They find parameters in `self.params`, by name. After a layer's prefix: attn_norm, qkv, qk_norm
+    (one row a head) or q_norm and k_norm (of all heads), attn_out, attn_post_norm, latent,
+    q_latent_norm, kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out, mlp_norm, gate_up,
+    down, mlp_post_norm, router, router_bias, experts_gate_up, experts_down, shared_gate,
     shared_gate_up, shared_down. Outside layers: embed, norm, lm_head, and rope.0, rope.1, ... for
     each of `ModelConfig.ropes`.
     """
+
+    params: Params
+    config: ModelConfig
 
     def configure(self, query: PartQuery, env: DeviceEnv) -> None:
         """Learn what will be computed, and where; called once, before `takes`.
@@ -141,14 +144,19 @@ class Ops(ABC):
         """
         return 0
 
+    def bind(self, params: Params, config: ModelConfig) -> None:
+        """Learn the parameters that the operations use; called once, when they are prepared.
+
+        writes: self.params, self.config
+        """
+        self.params, self.config = params, config
+
     @abstractmethod
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def embed(self, batch: Batch) -> Stream:
         """The stream at the batch's tokens."""
 
     @abstractmethod
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """Norm, qkv projection, optional q- and k-norm, rope; keys and values go to the pool.
 
         returns: [tokens, heads, head_dim], each token's part contiguous
@@ -160,16 +168,12 @@ class Ops(ABC):
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
         """The stream with the projected attention added.   attention: [tokens, heads, head_dim]"""
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's gated convolution added (`layer.conv`).
 
         Sets without it serve no model that asks for it.
@@ -180,23 +184,19 @@ class Ops(ABC):
         raise NotImplementedError(f"{type(self).__name__} has no short_conv")
 
     @abstractmethod
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part added (norm, gate-up, activation, down)."""
 
     @abstractmethod
-    def moe(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's mixture of experts added."""
 
     @abstractmethod
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
 
     @abstractmethod
-    def lm_head(self, params: Params, config: ModelConfig, hidden: Tensor) -> Tensor:
+    def lm_head(self, hidden: Tensor) -> Tensor:
         """Scores, scaled and bounded as `config.head` says.
 
         hidden: [n, hidden]    returns: [n, vocab] float32
@@ -207,11 +207,9 @@ class Ops(ABC):
         """One token for each row of `logits` [n, vocab] float32, which may be written."""
 
     # One call, so that operations can sample without a copy of the scores in float32.
-    def lm_head_sample(
-        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
-    ) -> Sample:
+    def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden]."""
-        return self.sample(self.lm_head(params, config, hidden), sampling)
+        return self.sample(self.lm_head(hidden), sampling)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of `x` over ranks (itself on one rank)."""

@@ -78,6 +78,7 @@ class DecodeAttention:
 class Program:
     """What a step computes: a model, its parameters and the operations, over the row tables.
 
+    params: for the family's own code    ops: bound to the parameters and the configuration
     prompt_attention: the backend of prompts if a graph may capture its calls
         (`GraphSupport.ALWAYS`), else None
     max_logits: the most positions that are scored at once; a batch with more is scored in parts

@@ -180,6 +180,7 @@ def _build_parts(
         free,
         on_progress,
     )
+    parts.operations.bind(params, model)
     times.end_part("weights")
     grammars = make_grammar_rows(config, parts.grammar, directory, model)
     inputs = BuildInputs(

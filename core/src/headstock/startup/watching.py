@@ -60,7 +60,7 @@ def watch_operations(
         return inputs.parts.operations
     plain = inputs.plain_params
     who, loss = f"the ops plugin {name!r}", inputs.parts.ops.capabilities.weight_loss
-    reference = None if plain is None else OperationReference(plain, who, loss)
+    reference = None if plain is None else OperationReference(plain, inputs.model, who, loss)
     return WatchedOps(inputs.parts.operations, name, watch, reference, page_tables)
 
 

@@ -14,7 +14,6 @@ from headstock.spi import (
     DeviceEnv,
     LayerConfig,
     ModelConfig,
-    Params,
     PartQuery,
     QkNorm,
     Sample,
@@ -202,21 +201,19 @@ class TritonOps(TorchOps):
             return small_linear(x, weight.tensor, weight.bias, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
 
-    def embed(self, params: Params, config: ModelConfig, batch: Batch) -> Stream:
+    def embed(self, batch: Batch) -> Stream:
         """The stream at the batch's tokens, and what the first layer's norm makes of it."""
-        weight = params[f"{config.layers[0].prefix}attn_norm"].tensor
+        weight = self.params[f"{self.config.layers[0].prefix}attn_norm"].tensor
         total, normed = embed_norm(
             batch.tokens,
-            params["embed"].tensor,
+            self.params["embed"].tensor,
             weight,
-            config.norm_eps,
+            self.config.norm_eps,
             pdl=self.overlaps(batch.tokens),
         )
         return Stream(total, None, normed)
 
-    def qkv_rope_store(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Tensor:
+    def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """Queries of the layer.
 
         returns: [tokens, heads, head_dim]
@@ -224,20 +221,22 @@ class TritonOps(TorchOps):
         """
         qkv = self.multiply_normed(
             x,
-            params[f"{layer.prefix}attn_norm"],
-            params[f"{layer.prefix}qkv"],
-            config.norm_eps,
+            self.params[f"{layer.prefix}attn_norm"],
+            self.params[f"{layer.prefix}qkv"],
+            self.config.norm_eps,
             batch,
         )
         return rope_and_store_kv(
             qkv,
-            params[f"{layer.prefix}qk_norm"].tensor if config.qk_norm is QkNorm.HEAD else None,
-            params[f"rope.{layer.rope}"].tensor,
+            self.params[f"{layer.prefix}qk_norm"].tensor
+            if self.config.qk_norm is QkNorm.HEAD
+            else None,
+            self.params[f"rope.{layer.rope}"].tensor,
             batch.positions,
             batch.slots[layer.group],
             batch.pools[layer.index],
-            heads=config.heads,
-            eps=config.norm_eps,
+            heads=self.config.heads,
+            eps=self.config.norm_eps,
             pdl=self.overlaps(qkv),
         )
 
@@ -245,8 +244,6 @@ class TritonOps(TorchOps):
         self,
         x: Stream,
         attention: Tensor,
-        params: Params,
-        config: ModelConfig,
         layer: LayerConfig,
         batch: Batch,
     ) -> Stream:
@@ -255,22 +252,24 @@ class TritonOps(TorchOps):
         attention: [tokens, heads, head_dim]
         writes: x
         """
-        weight = params[f"{layer.prefix}attn_out"]
+        weight = self.params[f"{layer.prefix}attn_out"]
         return self.add_product(x, attention.flatten(1), weight, batch)
 
-    def short_conv(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's gated convolution pending.
 
         writes: x; the states of the batch's rows
         """
         assert layer.conv is not None
-        prefix, weight = layer.prefix, params[f"{layer.prefix}conv"]
+        prefix, weight = layer.prefix, self.params[f"{layer.prefix}conv"]
         # Before the product, which may take what is pending into `x`.
         inputs = find_conv_inputs(x, layer, layer.conv.taps, batch)
         projected = self.multiply_normed(
-            x, params[f"{prefix}attn_norm"], params[f"{prefix}conv_in"], config.norm_eps, batch
+            x,
+            self.params[f"{prefix}attn_norm"],
+            self.params[f"{prefix}conv_in"],
+            self.config.norm_eps,
+            batch,
         )
         inner = convolve_gated_(
             projected,
@@ -280,33 +279,31 @@ class TritonOps(TorchOps):
             inputs,
             pdl=self.overlaps(projected),
         )
-        return self.add_product(x, inner, params[f"{prefix}conv_out"], batch)
+        return self.add_product(x, inner, self.params[f"{prefix}conv_out"], batch)
 
-    def mlp(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
         inner = self.multiply_normed(
             x,
-            params[f"{layer.prefix}mlp_norm"],
-            params[f"{layer.prefix}gate_up"],
-            config.norm_eps,
+            self.params[f"{layer.prefix}mlp_norm"],
+            self.params[f"{layer.prefix}gate_up"],
+            self.config.norm_eps,
             batch,
             gated=True,
         )
-        return self.add_product(x, inner, params[f"{layer.prefix}down"], batch)
+        return self.add_product(x, inner, self.params[f"{layer.prefix}down"], batch)
 
-    def moe(
-        self, x: Stream, params: Params, config: ModelConfig, layer: LayerConfig, batch: Batch
-    ) -> Stream:
+    def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's mixture of experts pending.   writes: x"""
         assert layer.experts is not None
         pdl = self.overlaps(x.total)
-        normed = _normalize(x, params[f"{layer.prefix}mlp_norm"], config.norm_eps, pdl=pdl)
-        scores = self.linear(normed, params[f"{layer.prefix}router"], batch)
+        normed = _normalize(
+            x, self.params[f"{layer.prefix}mlp_norm"], self.config.norm_eps, pdl=pdl
+        )
+        scores = self.linear(normed, self.params[f"{layer.prefix}router"], batch)
         gate_up, down = (
-            params[f"{layer.prefix}experts_gate_up"],
-            params[f"{layer.prefix}experts_down"],
+            self.params[f"{layer.prefix}experts_gate_up"],
+            self.params[f"{layer.prefix}experts_down"],
         )
         if self.fused_experts and normed.dtype.itemsize == 2:
             # Padding goes to no expert: else each padding row of a graph would read the weights
@@ -325,22 +322,22 @@ class TritonOps(TorchOps):
             )
         else:
             weights, ids = self.route(scores, layer.experts, None)
-            mixed = self.mix_experts(normed, weights, ids, gate_up, down, config.activation, batch)
+            mixed = self.mix_experts(
+                normed, weights, ids, gate_up, down, self.config.activation, batch
+            )
         return _add_pending(x, self.all_reduce(mixed))
 
-    def final_norm(self, x: Stream, params: Params, config: ModelConfig, batch: Batch) -> Tensor:
+    def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
-        return _normalize(x, params["norm"], config.norm_eps, pdl=self.overlaps(x.total))
+        return _normalize(x, self.params["norm"], self.config.norm_eps, pdl=self.overlaps(x.total))
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `headstock_triton.sampling.sampler.fused_sample`."""
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))
 
-    def lm_head_sample(
-        self, params: Params, config: ModelConfig, hidden: Tensor, sampling: Sampling
-    ) -> Sample:
+    def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
-        head = params["embed" if config.tied_embeddings else "lm_head"]
+        head = self.params["embed" if self.config.tied_embeddings else "lm_head"]
         # No copy in float32: the kernels widen what they load.
         logits = self.all_gather(self.linear(hidden, head, None))
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))

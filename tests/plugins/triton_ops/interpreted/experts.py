@@ -180,9 +180,10 @@ def test_padding_of_a_step_goes_to_no_expert_where_experts_are_fused(
     params = ops_cases.params_of(config, dtype, "cpu")
     batch = ops_cases.batch_of(config, 6, dtype, "cpu")  # its last two tokens lie in the dummy page
     layer, ops = config.layers[0], TritonOps(TritonOptions(fused_experts=True))
+    ops.bind(params, config)
 
     def mixed() -> Tensor:
-        stream = ops.moe(ops.embed(params, config, batch), params, config, layer, batch)
+        stream = ops.moe(ops.embed(batch), layer, batch)
         assert stream.pending is not None
         return stream.pending
 

@@ -172,8 +172,8 @@ def test_a_layer_takes_its_tiles_from_the_option(monkeypatch: pytest.MonkeyPatch
 
     def mix(options: TritonOptions) -> Tensor:
         ops = TritonOps(options)
-        stream = ops.embed(params, config, batch)
-        mixed = ops.moe(stream, params, config, config.layers[0], batch).pending
+        ops.bind(params, config)
+        mixed = ops.moe(ops.embed(batch), config.layers[0], batch).pending
         assert mixed is not None
         return mixed
 

@@ -94,11 +94,13 @@ class Paged:
             view_layer(pool, number, group, page_size, torch.float32)
             for pool, (number, group) in zip(pools, groups, strict=True)
         )
+        bound = BoundOps(type(ops).__name__, ops, config)
+        bound.bind(params, config)
         return cls(
             model=model,
             config=config,
             params=params,
-            ops=BoundOps(type(ops).__name__, ops, config),
+            ops=bound,
             page_size=page_size,
             max_pages=max_pages,
             pools=pools,
@@ -164,7 +166,7 @@ class Paged:
             hidden = self.model.forward(self.params, self.config, batch, attend, self.ops)
             score = self.model.logits
             scores = (
-                self.ops.lm_head(self.params, self.config, hidden)
+                self.ops.lm_head(hidden)
                 if score is None
                 else score(self.params, self.config, hidden, self.ops)
             )

@@ -198,6 +198,7 @@ def run_model(
     batch = batch_of(config, tokens, dtype, device)
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
+        bound.bind(params, config)
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
     if config.layers[0].experts is None:
         return hidden, *batch.pools

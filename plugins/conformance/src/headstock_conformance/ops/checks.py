@@ -230,8 +230,9 @@ def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> S
     params = weights.prepare(ops)
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
+        bound.bind(params, config)
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
-        scores = bound.lm_head(params, config, hidden)
+        scores = bound.lm_head(hidden)
     page_size = batch.pools[0].shape[2]
     # what comes of padding is left to each set
     real = batch.slots[0] >= page_size
@@ -335,9 +336,10 @@ def check_inputs(subject: Subject, dtype_name: str) -> None:
     before = snapshot()
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
+        bound.bind(params, config)
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
         original = hidden.clone()
-        bound.lm_head_sample(params, config, hidden, Sampling())
+        bound.lm_head_sample(hidden, Sampling())
     assert torch.equal(hidden, original), "lm_head_sample writes to the hidden states"
     for name, array in snapshot().items():
         assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
@@ -352,17 +354,18 @@ def check_reads(subject: Subject, dtype_name: str) -> None:
     params = weights.prepare(ops)
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
+        bound.bind(params, config)
         for tokens in (1, 310):
             batch = make_batch(config, tokens, dtype, subject.device)
             hidden = forward(params, config, batch, lambda q, layer: q, bound)
-            logits = bound.lm_head(params, config, hidden)
+            logits = bound.lm_head(hidden)
             # Each setting in one row; in many rows all of them, the last but two.
             samplings = [each for _, each in list_samplings(tokens, config.vocab, logits)]
             samplings = samplings if tokens == 1 else samplings[-3:]
             with forbid_device_reads():
                 forward(params, config, batch, lambda q, layer: q, bound)
                 for sampling in samplings:
-                    bound.lm_head_sample(params, config, hidden, sampling)
+                    bound.lm_head_sample(hidden, sampling)
 
 
 def check_chunks(subject: Subject, config: ModelConfig) -> None:

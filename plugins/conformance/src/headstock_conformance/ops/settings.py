@@ -142,12 +142,14 @@ def check_head(ops: Ops, device: str) -> None:
     rows, config = 67, make_plain()
     weights = draw_weights(config, torch.float32, device)
     hidden = noise(rows, config.hidden, dtype=torch.float32, device=device, scale=1.0)
-    theirs, ours = weights.prepare(TorchOps()), weights.prepare(ops)
+    plain = TorchOps()
+    for each in (plain, ops):
+        each.bind(weights.prepare(each), config)
     with torch.inference_mode():
-        logits = TorchOps().lm_head(theirs, config, hidden)
+        logits = plain.lm_head(hidden)
         for name, sampling in list_samplings(rows, config.vocab, logits):
             expected = TorchOps().sample(logits.clone(), sampling)
-            actual = ops.lm_head_sample(ours, config, hidden, sampling)
+            actual = ops.lm_head_sample(hidden, sampling)
             text = f"lm_head_sample with {name}: "
             compare_scored(actual, expected, logits, sampling, text, allowed=1e-3)
 
