@@ -16,7 +16,7 @@ from headstock.nn.moe import (
     run_experts_grouped,
     run_experts_one_by_one,
 )
-from headstock.nn.norm import head_norm, norm_by_length, rms_norm
+from headstock.nn.norm import head_norm, rms_norm
 from headstock.nn.rope import CosSin, rope_table, rotate_
 from headstock.spi import Experts, Rope
 
@@ -39,17 +39,6 @@ def test_head_norm_weighs_each_head_by_its_row() -> None:
 
     for head in range(3):
         torch.testing.assert_close(found[:, head], rms_norm(x[:, head], weight[head], 1e-5))
-
-
-@pytest.mark.parametrize("size", [1.0, 1e-3, 0.0])
-def test_norms_by_length_are_norms_by_mean_square(size: float) -> None:
-    x, weight, heads = noise(5, 3, 12) * size, noise(12, seed=1), noise(3, 12, seed=2)
-    floor = torch.tensor((12 * 1e-5) ** 0.5)
-
-    torch.testing.assert_close(
-        norm_by_length(x, weight * 12**0.5, floor), rms_norm(x, weight, 1e-5)
-    )
-    torch.testing.assert_close(norm_by_length(x, heads * 12**0.5, floor), head_norm(x, heads, 1e-5))
 
 
 @pytest.mark.parametrize("dim", [8, 6])

@@ -130,3 +130,15 @@ def test_the_memory_plan_leaves_free_what_the_set_counts(monkeypatch: pytest.Mon
 
     assert counted == [48]
     assert built.memory.other_use.workspaces == 3 << 20
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-3, 0.0])
+def test_norms_by_length_are_norms_by_mean_square(size: float) -> None:
+    ops, x = OneDnnOps(), noise(5, 3, 12) * size
+    norms = ("rms_norm", (12,), Role.NORM), ("head_norm", (3, 12), Role.HEAD_NORM)
+    for name, shape, role in norms:
+        plain = Weight(tensor=noise(*shape, seed=1))
+        spec = ParamSpec(shape=shape, roles=frozenset((role,)))
+        for eps in (1e-5, 1e-6):
+            found = getattr(ops, name)(x, ops.prepare(spec, plain), eps)
+            torch.testing.assert_close(found, getattr(TorchOps(), name)(x, plain, eps))

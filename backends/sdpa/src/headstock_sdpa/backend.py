@@ -72,8 +72,19 @@ class SdpaBackend(AttentionBackend):
         """
         if plan.rest is not None and layer.window is None:
             self.attend_shared(q, layer, plan, plan.rest, out, lse)
-        else:
-            self.attend(q, layer, plan, out, lse)
+            return
+        rows = self.rows[layer.index]
+        place = (layer.group, layer.window)
+        index = plan.indexes.get(place)
+        if index is None:
+            index = plan.indexes[place] = self.make_index(plan.step, rows, layer, q.shape[1])
+        match index:
+            case SparseIndex():
+                sparse_decode(q, rows, index, layer, out, lse)
+            case GatherIndex():
+                gather_decode(q, rows, index, layer, out, lse)
+            case RowsIndex():
+                attend_rows(q, rows, index, layer, out, lse)
 
     def attend_shared(
         self,
@@ -95,25 +106,8 @@ class SdpaBackend(AttentionBackend):
             index = plan.prefixes[layer.group] = prefix_index(shared, layer.group, rows)
         if lse is None:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-        self.attend(q, layer, rest, out, lse)
+        self.forward(q, layer, rest, out, lse)
         merge_prefixes(out, lse, *attend_prefixes(q, rows, index, layer), shared.shared_lens)
-
-    def attend(
-        self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None
-    ) -> None:
-        """Attend to each row's pages.   writes: out, lse"""
-        rows = self.rows[layer.index]
-        place = (layer.group, layer.window)
-        index = plan.indexes.get(place)
-        if index is None:
-            index = plan.indexes[place] = self.make_index(plan.step, rows, layer, q.shape[1])
-        match index:
-            case SparseIndex():
-                sparse_decode(q, rows, index, layer, out, lse)
-            case GatherIndex():
-                gather_decode(q, rows, index, layer, out, lse)
-            case RowsIndex():
-                attend_rows(q, rows, index, layer, out, lse)
 
     def make_index(
         self, step: AttentionStep, rows: TokenRows, layer: LayerInfo, heads: int

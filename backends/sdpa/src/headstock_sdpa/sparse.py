@@ -158,7 +158,7 @@ def sparse_decode(
     """
     head_dim = q.shape[-1]
     # A key's number is its value's too.
-    table, values = (part.view(-1, head_dim) for part in (tokens.keys, tokens.values))
+    table, values = tokens.keys.view(-1, head_dim), tokens.values.view(-1, head_dim)
     queries = (q if index.order is None else q.index_select(0, index.order)).reshape(-1, head_dim)
     # Not into the pattern itself (`out=`): that saves 2 us of 38, and a NaN would stay in the
     # buffer, since 0 times NaN is NaN.
@@ -168,25 +168,24 @@ def sparse_decode(
     scores = products.values()
     if layer.softcap:
         scores.div_(layer.softcap).tanh_().mul_(layer.softcap)
-    rows = [_masked_scores(scores, part, q.shape[1]) for part in index.parts]
-    probs = (
-        torch.cat([part.softmax(-1).view(-1) for part in rows])
-        if len(rows) > 1
-        else rows[0].softmax(-1).view(-1)
-    )
+    rows = []
+    for part in index.parts:
+        row = scores[part.start : part.stop].view(-1, part.longest)
+        if part.mask is not None:
+            row.view(-1, q.shape[1], part.longest).add_(part.mask)
+        rows.append(row)
+    if len(rows) == 1:
+        probs = rows[0].softmax(-1).view(-1)
+    else:
+        probs = torch.cat([part.softmax(-1).view(-1) for part in rows])
     answer = torch.embedding_bag(values, index.columns, index.starts, False, 0, False, probs, True)[
         0
     ]
-    write_rows(out, index.order, answer.view(q.shape))
+    if index.order is None:
+        out.copy_(answer.view(q.shape))
+    else:
+        write_rows(out, index.order, answer.view(q.shape))
     if lse is not None:
         write_rows(
             lse, index.order, torch.cat([part.logsumexp(-1) for part in rows]).view(lse.shape)
         )
-
-
-def _masked_scores(scores: Tensor, part: Part, heads: int) -> Tensor:
-    """A part's scores with -inf at padding. [rows * heads, longest]   writes: scores"""
-    rows = scores[part.start : part.stop]
-    if part.mask is not None:
-        rows.view(-1, heads, part.longest).add_(part.mask)
-    return rows.view(-1, part.longest)

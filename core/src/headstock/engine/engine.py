@@ -140,7 +140,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Whether a step would have anything to do."""
-        return bool(self.inbox or self.state.waiting or self.state.num_running or self.in_flight)
+        # A step in flight is the usual case, and the cheapest to see.
+        return bool(self.in_flight or self.inbox or self.state.num_running or self.state.waiting)
 
     def submit(self, request: Request, *, stream_tokens: bool = True) -> None:
         """Check a request and queue it.
@@ -270,9 +271,10 @@ class Engine:
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
         is_idle = not (results or later or self.in_flight or len(next_plan.rows))
-        if not self.has_work:
+        has_work = self.has_work
+        if not has_work:
             self._check_idle()
-        stall = self.stall_check.find_stall(state, has_work=self.has_work, is_idle=is_idle)
+        stall = self.stall_check.find_stall(state, has_work=has_work, is_idle=is_idle)
         if stall is not None:
             raise self._explain(stall)
         return updates

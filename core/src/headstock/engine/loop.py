@@ -167,7 +167,8 @@ class Loop:
 
     def _tell(self, updates: Sequence[Update]) -> None:
         """Call the sinks, and report it: tokens are passed on before the next step is planned."""
-        self._emit(updates)
+        if updates:
+            self._emit(updates)
         self._report_step()
 
     def _report_step(self) -> None:

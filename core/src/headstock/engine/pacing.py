@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
+from operator import mul, truediv
 from statistics import median
 
 import numpy as np
@@ -115,7 +116,7 @@ class StepWork:
     def terms(self) -> Numbers:
         """The model's terms, [4]."""
         terms = (1.0, self.prompt_tokens, self.decode_context, self.prompt_pairs)
-        return tuple(term / scale for term, scale in zip(terms, _SCALES, strict=True))
+        return tuple(map(truediv, terms, _SCALES))
 
 
 @frozen
@@ -195,7 +196,7 @@ class StepTimes:
 
     def predict(self, work: StepWork) -> float:
         """Milliseconds of a step by its terms, none of which makes it shorter."""
-        return sum(a * b for a, b in zip(self.fit, work.terms(), strict=True))
+        return float(sum(map(mul, self.fit, work.terms())))
 
     def find_floor(self, work: StepWork) -> float:
         """Milliseconds that a step takes however few its prompt tokens are.

@@ -204,8 +204,11 @@ class Buffers:
         """
         # Written on the device, right behind the step: the next step reads the tokens here before
         # the host has read them back.
+        if self.device.type == "cpu":
+            self.tokens.numpy()[rows, positions] = tokens.numpy()
+            return
         at = self.to_device_packed(rows.astype(np.int64), positions.astype(np.int64))
-        self.as_native(self.tokens)[*map(self.as_native, at)] = self.as_native(tokens)
+        self.tokens[*at] = tokens
 
     def snapshot_page_tables(self) -> tuple[Tensor, ...]:
         """Return the page tables of the step that is launched now, valid until it is collected.

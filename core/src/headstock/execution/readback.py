@@ -21,10 +21,12 @@ class Readback:
     """
 
     def __init__(self, sample: Sample, device: torch.device) -> None:
-        fields = ((name, getattr(sample, name)) for name in _FIELDS)
-        tensors: dict[str, Tensor] = {name: tensor for name, tensor in fields if tensor is not None}
         copy = Tensor.clone if device.type == "cpu" else _copy_to_pinned
-        copies: dict[str, Any] = {name: copy(tensor) for name, tensor in tensors.items()}
+        copies: dict[str, Any] = {}
+        for name in _FIELDS:
+            tensor = getattr(sample, name)
+            if tensor is not None:
+                copies[name] = copy(tensor)
         self.sample = Sample(**copies)
         self.copied: Any = None
         if device.type != "cpu":

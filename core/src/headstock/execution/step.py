@@ -36,14 +36,22 @@ class StepMaker:
 
     def make_step(self, plan: Plan) -> PlannedStep:
         """Make the step of a plan that the tables have applied."""
+        row_ids, starts, stops = (
+            plan.rows.astype(np.int64),
+            plan.starts.astype(np.int64),
+            plan.stops.astype(np.int64),
+        )
+        num_logits, is_sampled = plan.num_logits.view(), plan.samples > 0
+        for array in (row_ids, starts, stops, num_logits, is_sampled):
+            array.flags.writeable = False
         return PlannedStep(
             num_decode=plan.num_decode,
-            row_ids=read_only(plan.rows.astype(np.int64)),
-            starts=read_only(plan.starts.astype(np.int64)),
-            stops=read_only(plan.stops.astype(np.int64)),
-            num_logits=read_only(plan.num_logits.view()),
+            row_ids=row_ids,
+            starts=starts,
+            stops=stops,
+            num_logits=num_logits,
             num_drafts=read_only(plan.num_drafts.view()) if len(plan.num_drafts) else None,
-            is_sampled=read_only(plan.samples > 0),
+            is_sampled=is_sampled,
             plan=plan,
             maker=self,
         )

@@ -22,7 +22,11 @@ def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
     cells: [tokens, 2] int64 from `kv_cells`    kv: [tokens, 2, kv_heads, head_dim]
     writes: pool [pages, 2, page_size, kv_heads, head_dim]
     """
-    _store_rows_(pool, pool.shape[3:], cells, kv)
+    if pool.dtype is kv.dtype:
+        # Not `index_copy_`: 10.9 us for 9.0 at 32 rows on a CPU.
+        pool.view(-1, *pool.shape[3:]).index_put_((cells,), kv)
+    else:
+        _store_rows_(pool, pool.shape[3:], cells, kv)
 
 
 def store_latent_(pool: Tensor, slots: Tensor, latent: Tensor) -> None:
@@ -48,5 +52,4 @@ def _store_rows_(pool: Tensor, row: torch.Size, at: Tensor, values: Tensor) -> N
             values.clamp(-largest, largest).to(pool.dtype).view(torch.uint8),
             pool.view(torch.uint8),
         )
-    # Not `index_copy_`: 10.9 us for 9.0 at 32 rows on a CPU.
     pool.view(-1, *row).index_put_((at,), values.to(pool.dtype))

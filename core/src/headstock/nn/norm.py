@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -27,16 +26,3 @@ def head_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         return F.rms_norm(x.float(), x.shape[-1:], None, eps).mul_(weight).to(x.dtype)
     # The weight comes after, because torch's norm takes one for all heads.
     return F.rms_norm(x, x.shape[-1:], None, eps).mul_(weight)
-
-
-def norm_by_length(x: Tensor, weight: Tensor, floor: Tensor) -> Tensor:
-    """As `rms_norm` and `head_norm` in four operations, where torch has none for all of it.
-
-    x over its length, of which `floor` is the least, times `weight`; both have the sqrt(n) that a
-    mean would have.
-    x, result: [..., n]    weight: [n] or [heads, n], times sqrt(n)    floor: sqrt(n * eps)
-    """
-    # 4.5 us for one row of 256. A mean by `vector_norm` and `rsqrt_` takes 5.7, a sum of squares by
-    # `baddbmm` 6.5.
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x.div(length.hypot_(floor)).mul_(weight)

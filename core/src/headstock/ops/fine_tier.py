@@ -162,29 +162,36 @@ class FineTierOps(Ops):
         returns: [tokens, heads, head_dim]
         writes: x; batch.pools[layer.index]
         """
-        prefix, turned = layer.prefix, self.config.heads + self.config.kv_heads
+        config, prefix = self.config, layer.prefix
+        turned = config.heads + config.kv_heads
         normed = self._normalize(x, f"{prefix}attn_norm")
         if layer.latent is not None:
             assert layer.rope is not None, "the rope of the part that is turned"
             cos_sin = _rotations(x, self.params, layer.rope, batch)
             return make_latent_queries(self, normed, cos_sin, layer, batch)
         qkv = self.linear(normed, self.params[f"{prefix}qkv"], batch)
-        qkv = qkv.view(-1, turned + self.config.kv_heads, self.config.head_dim)
+        qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
         qk = heads = qkv[:, :turned]
-        if self.config.qk_norm is _HEAD:
+        if config.qk_norm is _HEAD:
             # Queries and keys in one norm: the weight has a row a head.
-            heads = self.head_norm(qk, self.params[f"{prefix}qk_norm"], self.config.norm_eps)
-        elif self.config.qk_norm is _WHOLE:
+            heads = self.head_norm(qk, self.params[f"{prefix}qk_norm"], config.norm_eps)
+        elif config.qk_norm is _WHOLE:
             heads = self._normalize_whole(qk, prefix)
         if layer.rope is not None:
             # Turned in place, so that keys and values stay side by side and are stored by one
             # operation.
-            self.rotate_(heads, _rotations(x, self.params, layer.rope, batch), qk)
+            found: CosSin | None = x.shared.get(("rope", layer.rope))
+            if found is None:
+                found = _rotations(x, self.params, layer.rope, batch)
+            self.rotate_(heads, found, qk)
         elif heads is not qk:
             qk.copy_(heads)
-        kv = qkv[:, self.config.heads :].view(-1, 2, self.config.kv_heads, self.config.head_dim)
-        self.store_kv_(batch.pools[layer.index], _cells(x, layer, batch), kv)
-        return qkv[:, : self.config.heads]
+        kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
+        cells = x.shared.get(("cells", layer.group))
+        self.store_kv_(
+            batch.pools[layer.index], _find_cells(x, layer, batch) if cells is None else cells, kv
+        )
+        return qkv[:, : config.heads]
 
     def attn_out(
         self,
@@ -272,23 +279,26 @@ class FineTierOps(Ops):
 
         writes: x
         """
-        total = x.settle()
+        # Composed operations leave nothing pending, and a call that finds nothing to do is felt.
+        total = x.total if x.pending is None else x.settle()
+        config = self.config
         return (
-            self.rms_norm(total, self.params[name], self.config.norm_eps)
-            if self.config.pre_norm
-            else total
+            self.rms_norm(total, self.params[name], config.norm_eps) if config.pre_norm else total
         )
 
     def _add(self, x: Stream, out: Tensor, post_norm: str) -> Stream:
         """The stream with what a part of a layer gives added.   writes: x"""
-        out = self.all_reduce(out)
-        if self.config.post_norm:
-            out = self.rms_norm(out, self.params[post_norm], self.config.norm_eps)
-        total = x.settle()
-        if self.config.residual_scale == 1:
+        config = self.config
+        if config.shard.count > 1:
+            out = self.all_reduce(out)
+        if config.post_norm:
+            out = self.rms_norm(out, self.params[post_norm], config.norm_eps)
+        total = x.total if x.pending is None else x.settle()
+        x.normed = None
+        if config.residual_scale == 1:
             total.add_(out)
         else:
-            total.add_(out, alpha=self.config.residual_scale)
+            total.add_(out, alpha=config.residual_scale)
         return x
 
     def _lookup_tokens(self, tokens: Tensor, weight: Weight) -> Tensor:
@@ -361,11 +371,11 @@ def find_conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> 
     return inputs
 
 
-def _cells(x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
-    """Where the step's keys and values go in pools of the layer's group.   writes: x.shared"""
-    cells: Tensor | None = x.shared.get(("cells", layer.group))
-    if cells is None:
-        page_size = batch.pools[layer.index].shape[2]
-        cells = kv_cells(batch.slots[layer.group], page_size)
-        x.shared["cells", layer.group] = cells
+def _find_cells(x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
+    """Find where the step's keys and values go in pools of the layer's group.
+
+    writes: x.shared
+    """
+    cells = kv_cells(batch.slots[layer.group], batch.pools[layer.index].shape[2])
+    x.shared["cells", layer.group] = cells
     return cells

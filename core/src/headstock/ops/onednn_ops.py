@@ -8,7 +8,6 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.errors import CannotRun
-from headstock.nn.norm import norm_by_length
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Batch, Params, ParamSpec, Role, Weight
 
@@ -34,7 +33,7 @@ packed is faster for all but few rows. And each shape of packed maps may keep 45
 
 @frozen(kw_only=True, eq=False)
 class LengthWeight(Weight):
-    """A norm's weight times sqrt(n), for `norm_by_length`."""
+    """A norm's weight times sqrt(n), for norms by length."""
 
 
 class OneDnnOps(TorchOps):
@@ -76,26 +75,34 @@ class OneDnnOps(TorchOps):
         return len(shapes) * len(sizes) * KERNEL_BYTES
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """See `headstock.nn.norm.norm_by_length`."""
+        """`x` over its length, of which sqrt(n * eps) is the least, times the weight.
+
+        Both have the sqrt(n) that a mean would have.
+        """
         # A weight without the role of a norm was not prepared for one.
         if not isinstance(weight, LengthWeight):
             return super().rms_norm(x, weight, eps)
-        return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
+        # 4.5 us for one row of 256. A mean by `vector_norm` and `rsqrt_` takes 5.7, a sum of
+        # squares by `baddbmm` 6.5. Written out in both norms: a call is felt in small steps.
+        floor = self.floors.get((x.shape[-1], eps))
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length.hypot_(self._make_floor(x, eps) if floor is None else floor)
+        return x.div(length).mul_(weight.tensor)
 
     def head_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """See `headstock.nn.norm.norm_by_length`."""
+        """As `rms_norm`, each head by itself."""
         if not isinstance(weight, LengthWeight):
             return super().head_norm(x, weight, eps)
-        return norm_by_length(x, weight.tensor, self.floor(x.shape[-1], eps))
+        floor = self.floors.get((x.shape[-1], eps))
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        length.hypot_(self._make_floor(x, eps) if floor is None else floor)
+        return x.div(length).mul_(weight.tensor)
 
-    def floor(self, n: int, eps: float) -> Tensor:
-        """The length of `n` numbers whose mean square is `eps`.
-
-        It is cached: making a tensor takes as long as using it.
-        """
-        floor = self.floors.get((n, eps))
-        if floor is None:
-            floor = self.floors[n, eps] = torch.tensor((n * eps) ** 0.5)
+    def _make_floor(self, x: Tensor, eps: float) -> Tensor:
+        """Make and keep the length of a row of `x` whose mean square is `eps`."""
+        # Kept, because making a tensor takes as long as using it.
+        n = x.shape[-1]
+        floor = self.floors[n, eps] = torch.tensor((n * eps) ** 0.5)
         return floor
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:

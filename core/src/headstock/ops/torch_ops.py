@@ -10,7 +10,7 @@ from headstock.nn.kv import store_kv_, store_latent_
 from headstock.nn.mlp import activate_and_mul
 from headstock.nn.moe import mix_experts, route
 from headstock.nn.norm import head_norm, rms_norm
-from headstock.nn.rope import CosSin, rotate_
+from headstock.nn.rope import rotate_
 from headstock.nn.sampler import sample
 from headstock.nn.short_conv import ConvInputs, convolve_
 from headstock.ops.fine_tier import FineTierOps
@@ -32,21 +32,11 @@ class TorchOps(FineTierOps):
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
         return F.linear(x, weight.tensor, weight.bias)
 
-    def activate_and_mul(self, gate_up: Tensor, activation: Activation) -> Tensor:
-        """See `headstock.nn.mlp.activate_and_mul`."""
-        return activate_and_mul(gate_up, activation)
-
-    def rotate_(self, x: Tensor, cos_sin: CosSin, out: Tensor) -> None:
-        """See `headstock.nn.rope.rotate_`."""
-        rotate_(x, cos_sin, out)
-
-    def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
-        """See `headstock.nn.kv.store_kv_`."""
-        store_kv_(pool, cells, kv)
-
-    def store_latent_(self, pool: Tensor, slots: Tensor, latent: Tensor) -> None:
-        """See `headstock.nn.kv.store_latent_`."""
-        store_latent_(pool, slots, latent)
+    # The functions themselves: a call in between is felt in a step of one token on a CPU.
+    activate_and_mul = staticmethod(activate_and_mul)
+    rotate_ = staticmethod(rotate_)
+    store_kv_ = staticmethod(store_kv_)
+    store_latent_ = staticmethod(store_latent_)
 
     def head_linear(self, x: Tensor, weight: Weight) -> Tensor:
         """x W^T by head.   x: [tokens, heads, in]    weight: [heads, out, in]"""

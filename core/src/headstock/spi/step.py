@@ -104,7 +104,7 @@ class Step(ABC):
         """How many tokens the step computes."""
         return int((self.stops - self.starts).sum())
 
-    @property
+    @cached_property
     def is_decode(self) -> bool:
         """Whether each row has one token after earlier ones."""
         return self.num_decode == len(self.row_ids)
