@@ -43,8 +43,12 @@ class Compared:
     def __call__(self, step: Step) -> Sample | None:
         """What the replay sampled."""
         runner, count, step = self.runner, len(step.row_ids), step.grouped()
-        wanted = runner.bucket_for(count)  # captures it, where captures are deferred
-        before = {size: set(bucket.samplers) for size, bucket in runner.captured.items()}
+        wanted = runner.find_bucket(
+            "rows", count, count
+        )  # captures it, where captures are deferred
+        before = {
+            size: set(bucket.samplers) for size, bucket in runner.buckets.of_kind("rows").items()
+        }
         sample = self.replay_rows(step)
         if sample is None or wanted is None:
             self.steps["left to run"] += 1
@@ -64,7 +68,7 @@ class Compared:
         self.steps["logits differ"] += not torch.equal(*logits)
         self.steps["captured while serving"] += sum(
             len(bucket.samplers) - len(before.get(size, ()))
-            for size, bucket in runner.captured.items()
+            for size, bucket in runner.buckets.of_kind("rows").items()
         )
         return sample
 
@@ -95,7 +99,7 @@ def lengths(attn: str) -> dict[str, Any]:
         def places() -> dict[int, tuple[int, int]]:
             return {
                 n: (b.inputs.data_ptr(), b.forward.result.data_ptr())
-                for n, b in runner.captured.items()
+                for n, b in runner.buckets.of_kind("rows").items()
             }
 
         before = places()

@@ -107,9 +107,9 @@ def test_a_pair_without_fp8_says_why(attn: str) -> None:
 @pytest.mark.feature("S7")
 def test_a_limit_of_one_captures_one_row_alone() -> None:
     with LLM("demo", attn="fa,fi", runner="cudagraph", cuda_graph_max_bs=1, **SIZES) as llm:
-        assert list(llm._session.engine.executor.runner.captured) == [1]
+        assert list(llm._session.engine.executor.runner.buckets.of_kind("rows")) == [1]
         assert not wrong(llm, questions())
-        assert list(llm._session.engine.executor.runner.captured) == [1]
+        assert list(llm._session.engine.executor.runner.buckets.of_kind("rows")) == [1]
 
 
 @pytest.mark.feature("S10")
@@ -219,7 +219,7 @@ def test_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_with
         caplog.at_level(logging.DEBUG, "headstock"),
         LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm,
     ):
-        assert not llm._session.engine.executor.runner.captured
+        assert not llm._session.engine.executor.runner.buckets.of_kind("rows")
         assert not wrong(llm, questions())
     said = [record.message for record in caplog.records]
     assert len([line for line in said if "graphs are off" in line]) == 1
@@ -236,7 +236,9 @@ def test_a_capture_that_is_spoilt_while_it_is_open_leaves_every_step_to_run_with
     torch.rand(1, device="cuda")  # raises where torch's generator does
     monkeypatch.undo()
     with LLM("demo", attn="fa", runner="cudagraph", **SIZES) as llm:
-        assert llm._session.engine.executor.runner.captured and not wrong(llm, questions())
+        assert llm._session.engine.executor.runner.buckets.of_kind("rows") and not wrong(
+            llm, questions()
+        )
 
 
 @pytest.mark.feature("G11")

@@ -19,7 +19,7 @@ from headstock.engine.engine import Engine
 from headstock.engine.loop import Loop
 from headstock.outputs import Update
 from headstock.spi import ReplayLimits, ReplaySizes
-from headstock_cuda_graph.buckets import buckets, token_buckets
+from headstock_cuda_graph.buckets import row_buckets, token_buckets
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 SIZES = {"max_running_requests": 17, "max_batch_tokens": 50, "num_pages": 300}
@@ -44,9 +44,9 @@ def list_captured(engine: Engine) -> tuple[object, ...]:
     runner = runner_of(engine)
     assert runner.prompts is not None
     return (
-        [*runner.prompts.captured],
-        {size: set(each.samplers) for size, each in runner.captured.items()},
-        {rows: set(each.samplers) for rows, each in runner.verifying.items()},
+        [*runner.buckets.of_kind("prompt")],
+        {size: set(each.samplers) for size, each in runner.buckets.of_kind("rows").items()},
+        {rows: set(each.samplers) for rows, each in runner.buckets.of_kind("verify").items()},
     )
 
 
@@ -65,13 +65,16 @@ def test_a_start_captures_the_largest_sizes_and_a_step_the_ones_that_it_needs(to
     engine = deferring(toys)
     runner = runner_of(engine)
     assert runner.prompts is not None
-    assert ([*runner.prompts.captured], [*runner.captured]) == ([64], [17])
+    assert ([*runner.buckets.of_kind("prompt")], [*runner.buckets.of_kind("rows")]) == ([64], [17])
     (note,) = (note for note in engine.summary.notes if "graphs" in note)
     assert "graphs for 6 batch sizes up to 17 and 4 token counts up to 64" in note
     assert note.endswith("the others at their first use or when idle")
 
     EngineHarness(engine).run([request("a", range(1, 10), 4)])
-    assert ([*runner.prompts.captured], [*runner.captured]) == ([16, 64], [1, 17])
+    assert ([*runner.buckets.of_kind("prompt")], [*runner.buckets.of_kind("rows")]) == (
+        [16, 64],
+        [1, 17],
+    )
     stats = engine.stats()
     assert stats.replayed_steps == stats.executed_steps
     engine.close()
@@ -102,8 +105,8 @@ def test_a_runner_prepares_what_it_is_asked_for(toys: Toys, may_defer: bool) -> 
     if sizes.num_left:
         while runner.prepare_next():
             pass
-    assert sorted(runner.captured, reverse=True) == [*sizes.rows]
-    assert prepare(max_rows=0) == ReplaySizes() and not runner.captured
+    assert sorted(runner.buckets.of_kind("rows"), reverse=True) == [*sizes.rows]
+    assert prepare(max_rows=0) == ReplaySizes() and not runner.buckets.of_kind("rows")
     engine.close()
 
 
@@ -113,7 +116,7 @@ def test_every_size_is_captured_in_the_end(toys: Toys, settings: dict[str, Any])
     late, early = deferring(toys, **settings), deferring(toys, defer_graphs=False, **settings)
     assert early.late_captures.is_done and list_captured(late) != list_captured(early)
 
-    assert capture_all(late) > len(buckets(17)) + len(token_buckets(50))
+    assert capture_all(late) > len(row_buckets(17)) + len(token_buckets(50))
     assert list_captured(late) == list_captured(early)
     for engine in (late, early):
         engine.close()
@@ -186,7 +189,7 @@ def test_a_capture_that_fails_at_the_start_turns_graphs_off(
     assert "graphs are off" in warning.getMessage()
     assert engine.late_captures.is_done
     EngineHarness(engine).run([request("a", range(1, 9), 12)])
-    assert not runner_of(engine).captured
+    assert not runner_of(engine).buckets.of_kind("rows")
     engine.close()
 
 
@@ -203,14 +206,13 @@ def test_a_size_that_is_not_worth_a_graph_is_judged_once(
     engine = deferring(toys, overlap=False)
     for name in "ab":
         EngineHarness(engine).run([request(name, range(1, 10), 2)])
-    prompts = runner_of(engine).prompts
-    assert prompts is not None and [*prompts.captured] == [64] and len(judged) == 2
+    assert [*runner_of(engine).buckets.of_kind("prompt")] == [64] and len(judged) == 2
     engine.close()
 
 
 def test_debug_flags_that_watch_steps_have_all_captured_before_them(toys: Toys) -> None:
     engine = deferring(toys, debug_invariants=True)
-    assert [*runner_of(engine).captured] == [*reversed(buckets(17))]
+    assert [*runner_of(engine).buckets.of_kind("rows")] == [*reversed(row_buckets(17))]
     assert engine.late_captures.is_done
     engine.close()
 
@@ -298,7 +300,7 @@ def test_graphs_are_captured_while_there_is_no_work_until_all_are(watched: Watch
     watched.submit()
     assert watched.ended.wait(600) and done.wait(600)
     assert "capture with work" not in watched.events and "capture" in watched.events
-    assert [*runner_of(watched.engine).captured] == [*reversed(buckets(17))]
+    assert [*runner_of(watched.engine).buckets.of_kind("rows")] == [*reversed(row_buckets(17))]
 
 
 def test_an_engine_that_closes_during_a_capture_captures_no_more(watched: WatchedLoop) -> None:
@@ -342,7 +344,10 @@ def test_a_kind_of_sampling_is_captured_for_a_size_that_is_captured_later(toys: 
         engine.prepare_next()
     assert EngineHarness(engine).run(requests).outputs == expected
     capture_all(engine)
-    assert {len(each.samplers) for each in runner_of(engine).captured.values()} == {2, 3}
+    assert {len(each.samplers) for each in runner_of(engine).buckets.of_kind("rows").values()} == {
+        2,
+        3,
+    }
     engine.close()
 
 
@@ -359,5 +364,5 @@ def test_a_graph_is_one_piece_of_the_work(toys: Toys, monkeypatch: pytest.Monkey
         before = count
         engine.prepare_next()
         assert count - before <= 1
-    assert count > 2 * len(buckets(17))
+    assert count > 2 * len(row_buckets(17))
     engine.close()

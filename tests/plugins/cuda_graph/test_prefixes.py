@@ -61,11 +61,9 @@ def run(engine: Engine, requests: list[Request]) -> tuple[dict[str, Any], Counte
 
 def list_shared(engine: Engine) -> dict[int, tuple[int, int] | None]:
     """The most rows and the longest context of each size's graph beside prompts."""
-    prompts = runner_of(engine).prompts
-    assert prompts is not None
     return {
         size: None if each.shared is None else (each.shared.rows, each.shared.longest)
-        for size, each in prompts.captured.items()
+        for size, each in runner_of(engine).buckets.of_kind("prompt").items()
     }
 
 
@@ -131,11 +129,11 @@ def test_groups_have_the_graph_of_most_rows_and_long_contexts_alone(
         (most + 1, 31, False),
         (2, longest + 1, False),
     ):
-        bucket = runner.prompt_bucket_for(rows, 32)
+        bucket = runner.find_prompt_bucket(rows, 32)
         assert runner.prompts is not None
         found = bucket is not None and runner.prompts.can_share(bucket, rows, context)
         assert found is is_served, (rows, context)
-    assert runner.prompt_bucket_for(2, 65) is None
+    assert runner.find_prompt_bucket(2, 65) is None
     engine.close()
 
 

@@ -51,7 +51,7 @@ def watch(engine: Engine) -> Counter[str]:
         counts["eager" if sample is None else "replayed"] += 1
         if sample is not None:
             prompts: Any = runner.prompts
-            bucket = prompts.captured[prompts.size_for(len(step.row_ids), step.num_tokens)]
+            bucket = runner.find_prompt_bucket(len(step.row_ids), step.num_tokens)
             is_whole = prompts.whole_for(bucket, step) is not None
             counts["whole" if is_whole else "in pieces"] += 1
             counts["whole, mixed"] += is_whole and step.num_decode > 0
@@ -67,9 +67,8 @@ def watch(engine: Engine) -> Counter[str]:
 
 def list_wholes(engine: Engine, size: int) -> list[tuple[int, int]]:
     """The most rows and the longest context of each whole graph of a size."""
-    prompts = runner_of(engine).prompts
-    assert prompts is not None
-    return [(whole.rows, whole.longest) for whole in prompts.captured[size].wholes]
+    bucket = runner_of(engine).buckets.of_kind("prompt")[size]
+    return [(whole.rows, whole.longest) for whole in bucket.wholes]
 
 
 def note_wholes(engine: Engine) -> list[tuple[int, int]]:
@@ -132,8 +131,7 @@ def test_only_steps_within_the_largest_token_count_are_replayed(
         EngineHarness(engine).run([request(name, range(first, first + length), 3)])
         assert counts["replayed"] - before == (name in replayed)
 
-    prompts = runner_of(engine).prompts
-    assert prompts is not None and max(prompts.captured, default=0) == most
+    assert max(runner_of(engine).buckets.of_kind("prompt"), default=0) == most
     engine.close()
 
 
@@ -155,8 +153,8 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
     engine = toys.engine(overlap=False, **settings, **sizes)
     prompts = runner_of(engine).prompts
     assert prompts is not None
-    assert hidden == [4.0] * len(prompts.captured)
-    assert prompts is not None and list(prompts.captured)[-3:] == [3584, 4096, 4640]
+    captured = runner_of(engine).buckets.of_kind("prompt")
+    assert hidden == [4.0] * len(captured) and list(captured)[-3:] == [3584, 4096, 4640]
     replayed = []
     for count in (4640, 4128, 4127, 4097, 4096, 2176):
         counts = watch(engine)

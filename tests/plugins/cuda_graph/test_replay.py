@@ -20,7 +20,7 @@ from headstock import SamplingParams
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun
 from headstock.spi import Phase, Sample, Step
-from headstock_cuda_graph.buckets import buckets, token_buckets
+from headstock_cuda_graph.buckets import row_buckets, token_buckets
 
 
 def replaying(toys: Toys, **settings: Any) -> Engine:
@@ -37,7 +37,7 @@ def watch(engine: Engine) -> Counter[int | None]:
     def counted(step: Step) -> Sample | None:
         sample: Sample | None = replay(step)
         assert sample is None or len(sample.tokens) == len(sample.healthy) == len(step.row_ids)
-        sizes = [size for size in runner.captured if size >= len(step.row_ids)]
+        sizes = [size for size in runner.buckets.of_kind("rows") if size >= len(step.row_ids)]
         counts[min(sizes) if sample is not None else None] += 1
         return sample
 
@@ -123,14 +123,18 @@ def test_steps_with_prompt_tokens_are_not_offered_as_decode_steps(toys: Toys) ->
 def test_other_values_never_make_a_new_graph(toys: Toys) -> None:
     engine = replaying(toys)
     runner = getattr(engine.executor, "inner", engine.executor).runner
-    before = {size: (id(each), set(each.samplers)) for size, each in runner.captured.items()}
-    addresses = [each.inputs.data_ptr() for each in runner.captured.values()]
+    before = {
+        size: (id(each), set(each.samplers))
+        for size, each in runner.buckets.of_kind("rows").items()
+    }
+    addresses = [each.inputs.data_ptr() for each in runner.buckets.of_kind("rows").values()]
     EngineHarness(engine).run([request(str(i), range(1, 5 + 6 * i), 25) for i in range(8)])
 
     assert {
-        size: (id(each), set(each.samplers)) for size, each in runner.captured.items()
+        size: (id(each), set(each.samplers))
+        for size, each in runner.buckets.of_kind("rows").items()
     } == before
-    assert [each.inputs.data_ptr() for each in runner.captured.values()] == addresses
+    assert [each.inputs.data_ptr() for each in runner.buckets.of_kind("rows").values()] == addresses
     engine.close()
 
 
@@ -147,7 +151,7 @@ def test_the_first_step_of_a_kind_of_sampling_is_answered_and_the_kind_captured(
     )
 
     assert harness.outputs == eager.outputs
-    assert [sorted(kind) for kind in runner.captured[1].samplers][2:] == [
+    assert [sorted(kind) for kind in runner.buckets.of_kind("rows")[1].samplers][2:] == [
         ["min_p", "temperature", "top_k", "top_p"]
     ]
     engine.close()
@@ -186,7 +190,7 @@ def test_a_capture_that_fails_turns_graphs_off_with_one_warning(
     assert any("graphs are off" in note for note in engine.summary.notes)
 
     EngineHarness(engine).run([request(str(i), range(1, 9), 12) for i in range(4)])
-    assert not engine.executor.inner.runner.inner.captured
+    assert not engine.executor.inner.runner.inner.buckets.of_kind("rows")
     engine.close()
 
 
@@ -233,7 +237,7 @@ def test_a_limit_of_one_captures_one_row_alone(toys: Toys) -> None:
     engine = replaying(toys, cuda_graph_max_bs=1)
     runner = getattr(engine.executor, "inner", engine.executor).runner
 
-    assert list(runner.captured) == [1]
+    assert list(runner.buckets.of_kind("rows")) == [1]
     assert any("graphs for 1 batch size" in note for note in engine.summary.notes)
     engine.close()
 
@@ -252,7 +256,7 @@ def test_a_limit_of_none_runs_eagerly(toys: Toys) -> None:
 @pytest.mark.feature("G10")
 @given(st.integers(1, 4096))
 def test_buckets_are_few_and_never_much_too_large(most: int) -> None:
-    sizes = buckets(most)
+    sizes = row_buckets(most)
 
     assert list(sizes) == sorted(set(sizes), reverse=True) and sizes[0] == most and sizes[-1] == 1
     assert len(sizes) <= 12 + most // 16
@@ -274,7 +278,7 @@ def test_token_buckets_are_few_and_never_much_too_large(most: int) -> None:
 
 
 def test_no_rows_no_buckets() -> None:
-    assert buckets(0) == token_buckets(0) == ()
+    assert row_buckets(0) == token_buckets(0) == ()
 
 
 def test_a_kind_of_sampling_that_cannot_be_captured_is_computed_each_time(
@@ -306,7 +310,7 @@ def test_captures_are_reported_one_by_one_with_the_memory_that_is_free(toys: Toy
         runner="rerun", max_running_requests=4, report=lambda *news: told.append(news)
     ).close()
     graphs = [news for news in told if news[0].startswith("graphs")]
-    total = len(buckets(4)) + len(token_buckets(64))
+    total = len(row_buckets(4)) + len(token_buckets(64))
     assert [done for _, done, _ in graphs] == [*range(1, total + 1)] and {
         news[2] for news in graphs
     } == {total}
@@ -318,17 +322,21 @@ def test_the_smallest_bucket_with_room_is_replayed(toys: Toys) -> None:
     engine = replaying(toys, max_running_requests=9)
     runner = getattr(engine.executor, "inner", engine.executor).runner
     used: list[tuple[int, int]] = []
-    replay, bucket_for = runner.replay_rows, runner.bucket_for
+    replay = runner.replay_rows
 
     def noted(step: Step) -> Sample | None:
-        used.append((len(step.row_ids), bucket_for(len(step.row_ids)).size))
+        count = len(step.row_ids)
+        used.append((count, runner.find_bucket("rows", count, count).size))
         return replay(step)  # type: ignore[no-any-return]
 
     runner.replay_rows = noted
     EngineHarness(engine).run([request(str(i), range(1, 10), 12 + 3 * i) for i in range(9)])
 
     assert {size for _, size in used} == {9, 8, 4, 2, 1}
-    assert all(size == min(each for each in runner.captured if each >= rows) for rows, size in used)
+    assert all(
+        size == min(each for each in runner.buckets.of_kind("rows") if each >= rows)
+        for rows, size in used
+    )
     engine.close()
 
 

@@ -107,8 +107,13 @@ def test_more_tokens_than_a_graph_is_worth_are_verified_in_pieces(toys: Toys) ->
         runner="rerun", proposer="guess", opt=(*RIGHT, "guess.drafts=15"), num_pages=300
     )
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
-    assert sorted(runner.verifying) == [1, 2, 4, 8]
-    assert [bucket.size for bucket in runner.verifying.values()] == [16, 32, 64, 128]
+    assert sorted(runner.buckets.of_kind("verify")) == [1, 2, 4, 8]
+    assert [bucket.size for bucket in runner.buckets.of_kind("verify").values()] == [
+        16,
+        32,
+        64,
+        128,
+    ]
     counts = watch(engine)
     EngineHarness(engine).run(random_requests(np.random.default_rng(0), 12, greedy=True))
     engine.close()
@@ -118,5 +123,5 @@ def test_more_tokens_than_a_graph_is_worth_are_verified_in_pieces(toys: Toys) ->
 def test_without_a_proposer_nothing_is_captured_for_drafts(toys: Toys) -> None:
     engine = toys.engine(runner="rerun")
     runner: Any = getattr(engine.executor, "inner", engine.executor).runner
-    assert runner.captured and not runner.verifying
+    assert runner.buckets.of_kind("rows") and not runner.buckets.of_kind("verify")
     engine.close()

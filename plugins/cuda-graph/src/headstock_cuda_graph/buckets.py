@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def buckets(max_rows: int) -> tuple[int, ...]:
+def row_buckets(max_rows: int) -> tuple[int, ...]:
     """The sizes for steps of up to `max_rows` rows, largest first.
 
     A step is padded to the next size: by at most half below 8 rows, by 7 rows below 64, by 15

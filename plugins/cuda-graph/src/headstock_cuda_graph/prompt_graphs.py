@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from headstock.spi import AttendInto, PrefixInputs, Program, Step, StepInputs
 from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
+from headstock_cuda_graph.graph_buckets import BucketKey, Capture
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
 
@@ -103,7 +104,6 @@ class PromptGraphs:
         program: Program,
         capturer: GraphCapturer,
         max_rows: int,
-        sizes: Sequence[int],
         options: GraphOptions,
         prefixes: StaticPrefixes | None = None,
     ) -> None:
@@ -112,23 +112,26 @@ class PromptGraphs:
         self.max_rows = max_rows
         self.options = options
         self.prefixes = prefixes
-        self.sizes = sorted(sizes)
-        self.captured: dict[int, PromptBucket] = {}
         self.outputs: dict[tuple[int, ...], Tensor] = {}
 
-    def capture(self, size: int) -> Iterator[None]:
-        """Capture forward passes of so many tokens, if replays of them are worth it.
-
-        It stops after each graph. The largest size comes first: smaller ones share its output.
-        """
+    def key_of(self, size: int) -> BucketKey:
+        """The key of a bucket of so many tokens."""
         # A row of a step has a token, so no step has more rows than tokens.
-        inputs = self.program.row_tables.step_inputs(min(size, self.max_rows), size)
+        return BucketKey(size, min(size, self.max_rows), "prompt")
+
+    def capture(self, key: BucketKey) -> Capture:
+        """Capture forward passes of a size, if replays of them are worth it.
+
+        The largest size comes first: smaller ones share its output.
+        """
+        size = key.tokens
+        inputs = self.program.row_tables.step_inputs(key.rows, size)
 
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
 
         if not self.capturer.is_worthwhile(work, HIDDEN):
-            return
+            return None
         yield
         wholes = []
         for rows, longest in self.list_wholes(size):
@@ -138,8 +141,7 @@ class PromptGraphs:
         if shared is not None:
             yield
         pieces = self.capturer.capture_pieces(work)
-        bucket = PromptBucket(size, inputs, pieces, tuple(wholes), shared)
-        self.captured = dict(sorted({**self.captured, size: bucket}.items()))
+        return PromptBucket(size, inputs, pieces, tuple(wholes), shared)
 
     def can_mix(self) -> bool:
         """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
@@ -230,13 +232,6 @@ class PromptGraphs:
         if shape not in self.outputs:  # the largest bucket comes first
             self.outputs[shape] = torch.zeros(len(q), *shape, dtype=q.dtype, device=q.device)
         return self.outputs[shape][: len(q)]
-
-    def size_for(self, num_rows: int, num_tokens: int) -> int | None:
-        """The smallest size with room for so many tokens, unless that is far too large."""
-        if num_rows > self.max_rows:
-            return None
-        size = next((size for size in self.sizes if size >= num_tokens), None)
-        return size if size is not None and size - num_tokens <= MOST_PADDING else None
 
     def whole_for(self, bucket: PromptBucket, step: Step) -> WholeGraph | None:
         """The graph that has all of the step in it; None where it goes in pieces."""

@@ -24,12 +24,12 @@ from headstock.spi import (
     Step,
     StepInputs,
 )
-from headstock_cuda_graph.buckets import buckets, token_buckets
+from headstock_cuda_graph.buckets import row_buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
-from headstock_cuda_graph.capture_tasks import CaptureTasks, TaskKey
+from headstock_cuda_graph.graph_buckets import BucketKey, Capture, GraphBuckets, Kind
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
-from headstock_cuda_graph.prompt_graphs import PromptBucket, PromptGraphs
+from headstock_cuda_graph.prompt_graphs import MOST_PADDING, PromptBucket, PromptGraphs
 from headstock_cuda_graph.sampling_graphs import Bucket, SamplingGraphs, pad_lines
 from headstock_cuda_graph.uploads import upload
 from headstock_cuda_graph.verify_graphs import (
@@ -64,11 +64,7 @@ class CudaGraphRunner(Runner):
         self.attention = program.attention
         self.injected_capturer = capturer
         self.capturer: GraphCapturer | None = None
-        self.sizes: list[int] = []
-        self.verify_sizes: list[int] = []
-        self.waiting = CaptureTasks()
-        self.captured: dict[int, Bucket] = {}
-        self.verifying: dict[int, Bucket] = {}
+        self.buckets = GraphBuckets()
         self.prompts: PromptGraphs | None = None
         self.prefixes: StaticPrefixes | None = None
         self.sampling = SamplingGraphs(program)
@@ -96,7 +92,7 @@ class CudaGraphRunner(Runner):
 
         Where captures may be deferred, only the largest size of each kind of step is captured.
         """
-        rows, tokens = buckets(limits.max_rows), token_buckets(limits.max_tokens)
+        rows, tokens = row_buckets(limits.max_rows), token_buckets(limits.max_tokens)
         if tokens and limits.full_tokens > tokens[0]:
             tokens = (limits.full_tokens, *tokens)
         if not rows:
@@ -109,46 +105,40 @@ class CudaGraphRunner(Runner):
                 largest = {key.kind: key for key in reversed(begun)}
                 keys = [largest[kind] for kind in ("prompt", "rows") if kind in largest]
             for number, key in enumerate(keys, start=1):
-                self.waiting.finish(key)
+                self.buckets.finish(key)
                 report(number, len(begun))
         # The small ones are those that the first requests want.
-        self.waiting.tasks = dict(sorted(self.waiting.tasks.items()))
-        num_left = len(self.waiting.tasks)
-        if not num_left and self.prompts is not None:
-            tokens = tuple(sorted(self.prompts.captured, reverse=True))
-        return ReplaySizes(rows=rows, tokens=tokens, num_left=num_left)
+        waiting = self.buckets.waiting = dict(sorted(self.buckets.waiting.items()))
+        if not waiting:
+            tokens = tuple(reversed(self.buckets.of_kind("prompt")))
+        return ReplaySizes(rows=rows, tokens=tokens, num_left=len(waiting))
 
     def prepare_next(self) -> int:
         """Capture one more graph; return how many sizes are left."""
-        self.waiting.advance()
-        return len(self.waiting.tasks)
+        self.buckets.advance()
+        return len(self.buckets.waiting)
 
-    def begin_captures(
-        self, buckets: Sequence[int], prompt_buckets: Sequence[int]
-    ) -> list[TaskKey]:
-        """Make a task of each size, largest first, in place of all earlier captures."""
+    def begin_captures(self, sizes: Sequence[int], prompt_sizes: Sequence[int]) -> list[BucketKey]:
+        """Begin a capture of each size, largest first, in place of all earlier ones."""
         self.drop_graphs()
         # A pool of memory ends with its last graph, so each capture begins a pool of its own.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         self.sampling.capturer = self.capturer
-        program, tasks = self.program, self.waiting.tasks
-        self.prefixes = StaticPrefixes.new(program, max(buckets))
-        self.prompts = PromptGraphs(
-            program, self.capturer, max(buckets), prompt_buckets, self.options, self.prefixes
-        )
-        for size in prompt_buckets:
-            tasks[TaskKey(size, "prompt", size)] = self.prompts.capture(size)
-        self.attention.backend.graph_init(buckets, self.attention.max_seq_len)
-        lines = torch.empty(3 * max(buckets), dtype=torch.int64, device=program.row_tables.device)
-        self.sizes = sorted(buckets)
-        for size in buckets:
-            task = self.capture_bucket(lines[: 3 * size].view(3, size))
-            tasks[TaskKey(size, "rows", size)] = task
-        self.verify_sizes = sorted(verify_rows(tuple(buckets), program.verify_len))
-        for rows in reversed(self.verify_sizes):
-            key = TaskKey(rows * program.verify_len, "verify", rows)
-            tasks[key] = self.capture_verify_bucket(rows, max(buckets))
-        return list(tasks)
+        program, most, buckets = self.program, max(sizes), self.buckets
+        self.prefixes = StaticPrefixes.new(program, most)
+        self.prompts = PromptGraphs(program, self.capturer, most, self.options, self.prefixes)
+        for size in prompt_sizes:
+            key = self.prompts.key_of(size)
+            buckets.add(key, self.prompts.capture(key))
+        self.attention.backend.graph_init(sizes, self.attention.max_seq_len)
+        lines = torch.empty(3 * most, dtype=torch.int64, device=program.row_tables.device)
+        for size in sizes:
+            capture = self.capture_bucket(lines[: 3 * size].view(3, size))
+            buckets.add(BucketKey(size, size, "rows"), capture)
+        for rows in verify_rows(tuple(sizes), program.verify_len):
+            key = BucketKey(rows * program.verify_len, rows, "verify")
+            buckets.add(key, self.capture_verify_bucket(rows, BucketKey(most, most, "rows")))
+        return list(buckets.waiting)
 
     @contextmanager
     def drop_graphs_after_errors(self) -> Iterator[None]:
@@ -159,13 +149,11 @@ class CudaGraphRunner(Runner):
             self.drop_graphs()
             raise
 
-    def capture_bucket(self, lines: Tensor) -> Iterator[None]:
+    def capture_bucket(self, lines: Tensor) -> Capture:
         """Capture a bucket, with samplers for greedy rows and for temperatures.
 
-        It stops after each graph.
-
         lines: [3, size] int64, which the bucket keeps
-        writes: lines, self.captured
+        writes: lines
         """
         assert self.capturer is not None
         size, inputs = lines.shape[1], lines[:2]
@@ -186,20 +174,18 @@ class CudaGraphRunner(Runner):
             yield
         bucket = Bucket(size, lines, plan, forward, shared, {})
         yield from self.sampling.capture_first(bucket)
-        self.captured = dict(sorted({**self.captured, size: bucket}.items()))
+        return bucket
 
-    def capture_verify_bucket(self, rows: int, largest: int) -> Iterator[None]:
+    def capture_verify_bucket(self, rows: int, largest: BucketKey) -> Capture:
         """Capture a bucket of so many rows that verify drafts; its lines are one a token.
 
-        Where no graph may have the calls of attention in it, the bucket has samplers alone. It
-        stops after each graph.
+        Where no graph may have the calls of attention in it, the bucket has samplers alone.
 
-        largest: the size of a bucket that is captured by then
-        writes: self.verifying
+        largest: a bucket that is captured by then
         """
         program = self.program
         assert self.capturer is not None
-        hidden = self.captured[largest].forward.result
+        hidden = self.buckets.captured[largest].forward.result
         backend, length = program.verify_attention, program.verify_len
         lines = torch.zeros((3, rows * length), dtype=torch.int64, device=hidden.device)
         lines[0] = program.row_tables.padding_row
@@ -213,7 +199,7 @@ class CudaGraphRunner(Runner):
             yield
         bucket = Bucket(rows * length, lines, None, forward, None, {})
         yield from self.sampling.capture_first(bucket)
-        self.verifying = dict(sorted({**self.verifying, rows: bucket}.items()))
+        return bucket
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
@@ -252,7 +238,7 @@ class CudaGraphRunner(Runner):
         """What a step of decode rows samples; None when it has more rows than any bucket."""
         count = len(step.row_ids)
         # Captured sampling stores every token, and no graph leaves one out.
-        bucket = self.bucket_for(count) if step.is_sampled.all() else None
+        bucket = self.find_bucket("rows", count, count) if step.is_sampled.all() else None
         if bucket is None:
             return None
         step = step.grouped()
@@ -282,7 +268,8 @@ class CudaGraphRunner(Runner):
         program, length = self.program, self.program.verify_len
         if program.verify_attention is None or not can_pad(step, program):
             return None
-        bucket = self.verify_bucket_for(len(step.row_ids))
+        count = len(step.row_ids)
+        bucket = self.find_bucket("verify", count, count * length)
         if bucket is None:
             return None
         padded = PaddedLogits.of(step, length)
@@ -293,8 +280,8 @@ class CudaGraphRunner(Runner):
     def replay_prompts(self, step: Step) -> Sample | None:
         """What a step with prompt tokens samples, by a replay; None when no bucket has room."""
         # Both before the upload: a capture of rows overwrites what is uploaded.
-        tokens = self.prompt_bucket_for(len(step.row_ids), step.num_tokens)
-        bucket = None if tokens is None else self.scorer_for(int(step.num_logits.sum()))
+        tokens = self.find_prompt_bucket(len(step.row_ids), step.num_tokens)
+        bucket = None if tokens is None else self.find_scorer(int(step.num_logits.sum()))
         prompts = self.prompts
         if bucket is None or prompts is None or tokens is None:
             return None
@@ -325,37 +312,31 @@ class CudaGraphRunner(Runner):
         can_share = self.prompts.can_share(bucket, len(step.row_ids), longest)
         return step.grouped() if can_share else step
 
-    def bucket_for(self, count: int) -> Bucket | None:
-        """The smallest bucket of at least so many rows, captured now if it is not yet."""
-        size = next((size for size in self.sizes if size >= count), None)
-        if size is None:
-            return None
-        self.waiting.finish_now(TaskKey(size, "rows", size))
-        return self.captured.get(size)
+    def find_bucket(self, kind: Kind, rows: int, tokens: int) -> Bucket | None:
+        """The smallest bucket with room, captured now if it is not yet; None where none has."""
+        key = self.buckets.find_key(kind, rows, tokens)
+        bucket: Bucket | None = None if key is None else self.buckets.take(key)
+        return bucket
 
-    def verify_bucket_for(self, count: int) -> Bucket | None:
-        """The smallest bucket of at least so many rows that verify drafts."""
-        rows = next((rows for rows in self.verify_sizes if rows >= count), None)
-        if rows is None:
+    def find_prompt_bucket(self, num_rows: int, num_tokens: int) -> PromptBucket | None:
+        """The bucket of a step with prompt tokens; None where its size is far too large, or
+        replays of it are not worth it.
+        """
+        key = self.buckets.find_key("prompt", num_rows, num_tokens)
+        if key is None or key.tokens - num_tokens > MOST_PADDING:
             return None
-        self.waiting.finish_now(TaskKey(rows * self.program.verify_len, "verify", rows))
-        return self.verifying.get(rows)
+        bucket: PromptBucket | None = self.buckets.take(key)
+        return bucket
 
-    def prompt_bucket_for(self, num_rows: int, num_tokens: int) -> PromptBucket | None:
-        """The bucket of a step with prompt tokens, if replays of its size are worth it."""
-        size = None if self.prompts is None else self.prompts.size_for(num_rows, num_tokens)
-        if self.prompts is None or size is None:
-            return None
-        self.waiting.finish_now(TaskKey(size, "prompt", size))
-        return self.prompts.captured.get(size)
-
-    def scorer_for(self, count: int) -> Bucket | None:
+    def find_scorer(self, count: int) -> Bucket | None:
         """A bucket that scores at least so many tokens; one that verifies drafts scores several a
         row.
         """
-        if count <= self.sizes[-1]:
-            return self.bucket_for(count)
-        return self.verify_bucket_for(-(-count // self.program.verify_len))
+        for kind in ("rows", "verify"):
+            bucket = self.find_bucket(kind, 0, count)
+            if bucket is not None:
+                return bucket
+        return None
 
     def close(self) -> None:
         """Drop the graphs and the program, which refers to the weights and the pool."""
@@ -364,8 +345,7 @@ class CudaGraphRunner(Runner):
 
     def drop_graphs(self) -> None:
         """Forget every capture."""
-        self.waiting.tasks, self.captured, self.verifying = {}, {}, {}
-        self.sizes, self.verify_sizes = [], []
+        self.buckets = GraphBuckets()
         self.prompts = self.prefixes = None
 
 
