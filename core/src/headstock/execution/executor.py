@@ -161,7 +161,7 @@ class LocalExecutor(Executor):
         if steps.sampling.masks.pending is not None:
             raise PluginBroken(
                 f"the runner {type(self.runner).__name__} sampled before prepare_sampling() was "
-                "called; report it to its author or use --runner eager"
+                "called; report it to its author, or set runner (--runner) to eager"
             )
         reasons: Mapping[int, str] = NO_REASONS
         if self.watch is not None:
