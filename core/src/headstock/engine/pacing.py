@@ -96,14 +96,17 @@ class StepWork:
     prompt_tokens: of all chunks
     decode_context: tokens that decode rows read
     prompt_pairs: query and key pairs of all chunks
+    graph_tokens: tokens of the graph that a step with prompts is padded to, decode rows included;
+        0 without graphs, where decode rows take hardly longer
     """
 
     prompt_tokens: int = 0
     decode_context: int = 0
     prompt_pairs: float = 0.0
+    graph_tokens: int = 0
 
     @classmethod
-    def of(cls, plan: Plan) -> StepWork:
+    def of(cls, plan: Plan, graph_sizes: Sequence[int] = ()) -> StepWork:
         """The work of a plan."""
         starts, counts = plan.starts[plan.num_decode :], (plan.stops - plan.starts)
         counts = counts[plan.num_decode :].astype(np.int64)
@@ -111,11 +114,13 @@ class StepWork:
             prompt_tokens=int(counts.sum()),
             decode_context=int(plan.stops[: plan.num_decode].sum(dtype=np.int64)),
             prompt_pairs=float((counts * (starts + counts / 2)).sum()),
+            graph_tokens=_pad(plan.num_tokens, graph_sizes) if graph_sizes and len(counts) else 0,
         )
 
     def terms(self) -> Numbers:
         """The model's terms, [4]."""
-        terms = (1.0, self.prompt_tokens, self.decode_context, self.prompt_pairs)
+        tokens = self.graph_tokens or self.prompt_tokens
+        terms = (1.0, tokens, self.decode_context, self.prompt_pairs)
         return tuple(map(truediv, terms, _SCALES))
 
 
@@ -255,6 +260,11 @@ def _solve_positive(lines: list[list[float]], right: list[float]) -> list[float]
     return right
 
 
+def _pad(num_tokens: int, graph_sizes: Sequence[int]) -> int:
+    """The tokens of the smallest graph with room for so many; as many where there is none."""
+    return min((size for size in graph_sizes if size >= num_tokens), default=num_tokens)
+
+
 def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
     """Prompt tokens that fill a step beside the rows, ascending, from `LEAST_TOKENS` on.
 
@@ -301,7 +311,7 @@ def choose_prompt_tokens(
         number / scale for number, scale in zip(times.fit, _SCALES, strict=True)
     )
     tokens = np.array(candidates, float)
-    predicted = fixed + by_context * decode_context + by_token * tokens
+    predicted = fixed + by_context * decode_context + by_token * (tokens + rows)
     predicted += by_pair * tokens * (context + tokens / 2)
     shortest = StepWork(prompt_tokens=LEAST_TOKENS, decode_context=decode_context)
     floor = times.find_floor(shortest)
@@ -353,7 +363,7 @@ class StepPacer:
             self.num_untimed += 1
             return
         self.num_untimed = 0
-        work = StepWork.of(plan)
+        work = StepWork.of(plan, self.graph_sizes)
         if not work.prompt_tokens:
             self.plain_steps.append(1000 * seconds)
         self.times = self.times.observe(work, 1000 * seconds)
