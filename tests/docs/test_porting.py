@@ -67,6 +67,8 @@ def list_names(cell: str) -> Iterator[tuple[str, str]]:
             yield head, member
         elif re.fullmatch(r"[A-Z]\w+", plain):
             yield plain, ""
+        elif plain in THEN and plain not in NOW:  # a function
+            yield plain, ""
         elif owner and re.fullmatch(r"\w+", plain):
             yield owner, plain
 
