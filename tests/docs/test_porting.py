@@ -65,9 +65,7 @@ def list_names(cell: str) -> Iterator[tuple[str, str]]:
         elif dot and re.fullmatch(r"[A-Z]\w+", head):
             owner = head
             yield head, member
-        elif re.fullmatch(r"[A-Z]\w+", plain):
-            yield plain, ""
-        elif plain in THEN and plain not in NOW:  # a function
+        elif re.fullmatch(r"[A-Z]\w+", plain) or plain in THEN.keys() - NOW.keys():
             yield plain, ""
         elif owner and re.fullmatch(r"\w+", plain):
             yield owner, plain
