@@ -291,7 +291,7 @@ def test_sizes_that_no_graph_serves_are_left_out_by_name(
     steps: list[tuple[int, int, int, bool]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(CudaGraphRunner, "prompt_bucket_for", lambda *_: None)
+    monkeypatch.setattr(CudaGraphRunner, "find_prompt_bucket", lambda *_: None)
     assert {each.refusal for each in measure(**graphs)} == {"no graph serves such a step"}
     assert not any(replayed for *_, replayed in steps)
 
