@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -55,6 +56,7 @@ from headstock.spi import (
     ModelSpec,
     Ops,
     OpsSpec,
+    PartQuery,
     Phase,
     PluginSpec,
     RunnerSpec,
@@ -128,6 +130,86 @@ class SelectedPlugins:
         return ",".join(choice.spec.name for choice in self.attention)
 
 
+@frozen(kw_only=True)
+class _Acceptor:
+    """Accepts parts that can run here. Each method returns a part or raises the reason why not."""
+
+    config: EngineConfig
+    env: DeviceEnv
+    needs: AttentionNeeds
+    fastest: FastestChoices | None
+
+    def accept_part(self, query: PartQuery, kind: str, name: str, label: str) -> Any:
+        """Accept a part that asks for nothing but what it says itself.
+
+        raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
+        """
+        spec = _find_ready_spec(kind, name, self.env)
+        check_resolve(spec, label, query, self.env)
+        return spec
+
+    def accept_runner(
+        self, query: PartQuery, decode: SelectedBackend, ops_name: str, name: str
+    ) -> RunnerSpec:
+        """Accept a runner over this decode backend and these operations.   raises: as any part"""
+        spec: RunnerSpec = _find_ready_spec("runner", name, self.env)
+        if explain_device_mismatch(spec, self.env):
+            raise CannotRun(f"runner (--runner) {name} cannot run on {self.env}; set it to eager")
+        # In contiguous mode pages are as long as sequences; graphs were left out of it
+        # (docs/decisions/0008-contiguous-mode.md).
+        if self.needs.contiguous and needs_graphs(spec):
+            raise CannotRun(
+                f"runner (--runner) {name} replays graphs, and paged_attn (--paged-attn) off "
+                "runs without; set the runner to eager"
+            )
+        if self.config.cuda_graph_max_bs == 0 and needs_graphs(spec):
+            raise CannotRun(
+                f"runner (--runner) {name} replays graphs, and cuda_graph_max_bs "
+                "(--cuda-graph-max-bs) 0 turns graphs off"
+            )
+        check_layouts(
+            self.needs,
+            spec.capabilities.layouts,
+            f"runner (--runner) {name} runs",
+            "it to eager",
+        )
+        check_claimed(
+            spec.capabilities.models, f"runner (--runner) {name} runs", query.model.architecture
+        )
+        check_claimed(
+            spec.capabilities.ops, f"runner (--runner) {name} runs over ops (--ops)", ops_name
+        )
+        if decode.capabilities.graph < spec.capabilities.needs_graph:
+            raise CannotRun(
+                f"runner (--runner) {name} needs graph support "
+                f"{spec.capabilities.needs_graph.name} of the decode backend, and "
+                f"{decode.spec.name!r} has {decode.capabilities.graph.name}; set the runner to "
+                "eager"
+            )
+        check_resolve(spec, "runner (--runner)", query, self.env)
+        return spec
+
+    def accept_ops(self, query: PartQuery, name: str) -> tuple[OpsSpec, Ops]:
+        """Accept a set of operations, configured for the model.   raises: as any part"""
+        spec: OpsSpec = _find_ready_spec("ops", name, self.env)
+        if explain_device_mismatch(spec, self.env):
+            raise CannotRun(f"ops (--ops) {name} cannot run on {self.env}; set it to torch")
+        if self.needs.dtype not in spec.capabilities.dtypes:
+            raise CannotRun(
+                f"ops (--ops) {name} does not serve {self.needs.dtype}; set it to torch, or change "
+                "dtype (--dtype)"
+            )
+        check_layouts(
+            self.needs, spec.capabilities.layouts, f"ops (--ops) {name} writes", "it to torch"
+        )
+        tuned = () if self.fastest is None else self.fastest.list_options(name)
+        options = () if spec.options is None else (make_ops_options(spec, tuned, self.config.opt),)
+        check_resolve(spec, "ops (--ops)", query, self.env)
+        operations: Ops = registry.make_part(spec, Ops, *options)
+        configure_operations(spec, operations, query, self.env)
+        return spec, operations
+
+
 def select_plugins(
     config: EngineConfig,
     env: DeviceEnv,
@@ -142,92 +224,36 @@ def select_plugins(
     """
     if config.tp > 1:
         raise CannotRun(f"tp (--tp) {config.tp}: this version runs on one device; set it to 1")
-    # Attention first: runners depend on the graph support of the decode backend.
+    acceptor = _Acceptor(config=config, env=env, needs=needs, fastest=fastest)
+    # Attention first: runners depend on the graph support of the decode backend. Each part is told
+    # which were chosen before it.
     attention = select_attention(config.attn, env, needs, None if fastest is None else fastest.attn)
-    decode = attention[-1].capabilities
     names = ",".join(choice.spec.name for choice in attention)
     query = note_part(make_part_query(config, needs), "attention", names)
-
-    def accept_part(kind: str, name: str, flag: str) -> Any:
-        spec = _find_ready_spec(kind, name, env)
-        check_resolve(spec, flag, query, env)
-        return spec
-
-    def accept_runner(name: str) -> RunnerSpec:
-        spec: RunnerSpec = _find_ready_spec("runner", name, env)
-        if explain_device_mismatch(spec, env):
-            raise CannotRun(f"runner (--runner) {name} cannot run on {env}; set it to eager")
-        # In contiguous mode pages are as long as sequences; graphs were left out of it
-        # (docs/decisions/0008-contiguous-mode.md).
-        if needs.contiguous and needs_graphs(spec):
-            raise CannotRun(
-                f"runner (--runner) {name} replays graphs, and paged_attn (--paged-attn) off "
-                "runs without; set the runner to eager"
-            )
-        if config.cuda_graph_max_bs == 0 and needs_graphs(spec):
-            raise CannotRun(
-                f"runner (--runner) {name} replays graphs, and cuda_graph_max_bs "
-                "(--cuda-graph-max-bs) 0 turns graphs off"
-            )
-        check_layouts(
-            needs,
-            spec.capabilities.layouts,
-            f"runner (--runner) {name} runs",
-            "it to eager",
-        )
-        check_claimed(
-            spec.capabilities.models, f"runner (--runner) {name} runs", query.model.architecture
-        )
-        check_claimed(
-            spec.capabilities.ops, f"runner (--runner) {name} runs over ops (--ops)", ops_spec.name
-        )
-        if decode.graph < spec.capabilities.needs_graph:
-            raise CannotRun(
-                f"runner (--runner) {name} needs graph support "
-                f"{spec.capabilities.needs_graph.name} of the decode backend, and "
-                f"{attention[-1].spec.name!r} has {decode.graph.name}; set the runner to eager"
-            )
-        check_resolve(spec, "runner (--runner)", query, env)
-        return spec
-
-    def accept_ops(name: str) -> tuple[OpsSpec, Ops]:
-        spec: OpsSpec = _find_ready_spec("ops", name, env)
-        if explain_device_mismatch(spec, env):
-            raise CannotRun(f"ops (--ops) {name} cannot run on {env}; set it to torch")
-        if needs.dtype not in spec.capabilities.dtypes:
-            raise CannotRun(
-                f"ops (--ops) {name} does not serve {needs.dtype}; set it to torch, or change "
-                "dtype (--dtype)"
-            )
-        check_layouts(needs, spec.capabilities.layouts, f"ops (--ops) {name} writes", "it to torch")
-        tuned = () if fastest is None else fastest.list_options(name)
-        options = () if spec.options is None else (make_ops_options(spec, tuned, config.opt),)
-        check_resolve(spec, "ops (--ops)", query, env)
-        operations: Ops = registry.make_part(spec, Ops, *options)
-        configure_operations(spec, operations, query, env)
-        return spec, operations
-
     ops_spec, operations = select_first_accepted(
         config.ops,
         auto_choices.move_to_front(auto_choices.OPS, None if fastest is None else fastest.ops),
-        accept_ops,
+        partial(acceptor.accept_ops, query),
         "ops (--ops)",
     )
     query = note_part(query, "ops", ops_spec.name)
-    cache = accept_part("cache", config.cache_type, "cache_type (--cache-type)")
+    cache = acceptor.accept_part(query, "cache", config.cache_type, "cache_type (--cache-type)")
     query = note_part(query, "cache", cache.name)
-    scheduler = accept_part("scheduler", config.scheduler, "scheduler (--scheduler)")
+    scheduler = acceptor.accept_part(
+        query, "scheduler", config.scheduler, "scheduler (--scheduler)"
+    )
     query = note_part(query, "scheduler", scheduler.name)
+    runner = select_first_accepted(
+        resolve_runner_name(config, env),
+        auto_choices.RUNNERS,
+        partial(acceptor.accept_runner, query, attention[-1], ops_spec.name),
+        "runner (--runner)",
+    )
     return SelectedPlugins(
         attention=attention,
         cache=cache,
         scheduler=scheduler,
-        runner=select_first_accepted(
-            resolve_runner_name(config, env),
-            auto_choices.RUNNERS,
-            accept_runner,
-            "runner (--runner)",
-        ),
+        runner=runner,
         ops=ops_spec,
         operations=operations,
         executor=find_executor(config.executor),
