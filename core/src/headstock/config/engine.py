@@ -99,6 +99,7 @@ class EngineConfig(PartSettings):
         "where a start on a GPU keeps what the largest step and graphs take, for the next starts; "
         "off: measure at every start",
         group="memory",
+        shapes_steps=False,
     )
     kv_dtype: str = setting_field(
         "--kv-dtype",
@@ -155,6 +156,7 @@ class EngineConfig(PartSettings):
         default_text="auto: unbounded with a GPU; on a CPU 300 beside streams, or what ten steps "
         "without prompts take",
         group="scheduling",
+        shapes_steps=False,
     )
     max_running_requests: int = setting_field(
         "--max-running-requests",
@@ -171,6 +173,7 @@ class EngineConfig(PartSettings):
         1024,
         "maximum number of requests that wait at a server",
         group="scheduling",
+        shapes_steps=False,
     )
     on_pressure: str = setting_field(
         "--on-pressure",
@@ -179,6 +182,7 @@ class EngineConfig(PartSettings):
         "queue: preempt and recompute when pages run out; reject: refuse new requests above "
         "--memory-threshold",
         group="scheduling",
+        shapes_steps=False,
     )
     memory_threshold: float = setting_field(
         "--memory-threshold",
@@ -186,6 +190,7 @@ class EngineConfig(PartSettings):
         0.9,
         "used share of the pool at which --on-pressure reject refuses new requests",
         group="scheduling",
+        shapes_steps=False,
     )
     cuda_graph_max_bs: int | None = setting_field(
         "--cuda-graph-max-bs",
@@ -226,6 +231,7 @@ class EngineConfig(PartSettings):
         True,
         "with overlap, schedule a step as late as the device allows, so that arrivals are in it",
         group="running",
+        shapes_steps=False,
     )
     tp: int = setting_field(
         "--tp",
@@ -243,6 +249,7 @@ class EngineConfig(PartSettings):
         0,
         "seed of requests without one of their own",
         group="running",
+        shapes_steps=False,
     )
     debug_invariants: bool = setting_field(
         "--debug-invariants", Switch(), False, "check schedules, answers, writes", group="running"
@@ -262,6 +269,7 @@ class EngineConfig(PartSettings):
         None,
         "file to write the schedule to, for replay",
         group="running",
+        shapes_steps=False,
     )
     record_overwrite: bool = setting_field(
         "--record-overwrite",
@@ -269,9 +277,15 @@ class EngineConfig(PartSettings):
         False,
         "let --record replace a file that is not empty",
         group="running",
+        shapes_steps=False,
     )
     record_prompts: bool = setting_field(
-        "--record-prompts", Switch(), False, "record token ids too", group="running"
+        "--record-prompts",
+        Switch(),
+        False,
+        "record token ids too",
+        group="running",
+        shapes_steps=False,
     )
     log_level: str = setting_field(
         "--log-level",
@@ -279,6 +293,7 @@ class EngineConfig(PartSettings):
         "INFO",
         "lowest level of log lines to show; LOG_LEVEL in the environment does the same",
         group="running",
+        shapes_steps=False,
     )
 
     # Whether the process began for this engine, so that its age counts in the start's times. Left

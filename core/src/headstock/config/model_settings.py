@@ -21,6 +21,7 @@ class ModelSettings:
         aliases=("--model-path", "-m"),
         default_text="demo, the bundled checkpoint",
         group="model",
+        shapes_steps=False,
     )
     revision: str | None = setting_field(
         "--revision",
@@ -29,6 +30,7 @@ class ModelSettings:
         "revision of a model on the hub, of its weights and its tokenizer",
         default_text="auto: the main branch",
         group="model",
+        shapes_steps=False,
     )
     model_family: str = setting_field(
         "--model-family",
@@ -69,6 +71,7 @@ class ModelSettings:
         "Jinja template of chats in place of the model's; as a flag of run it implies --chat",
         default_text="auto: the model's",
         group="model",
+        shapes_steps=False,
     )
     tool_parser: str = setting_field(
         "--tool-parser",
@@ -78,6 +81,7 @@ class ModelSettings:
         aliases=("--tool-call-parser",),
         default_text="auto: by the chat template",
         group="model",
+        shapes_steps=False,
     )
     reasoning_parser: str = setting_field(
         "--reasoning-parser",
@@ -87,6 +91,7 @@ class ModelSettings:
         "auto",
         "marks that tell reasoning from the answer in chats; auto: those of the chat template",
         group="model",
+        shapes_steps=False,
     )
     max_seq_len: int | None = setting_field(
         "--max-seq-len",

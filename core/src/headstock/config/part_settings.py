@@ -46,6 +46,7 @@ class PartSettings(ModelSettings):
         "~/.cache/headstock/tuned",
         "directory of tuning results that auto prefers to its built-in order; off: the order",
         group="parts",
+        shapes_steps=False,
     )
     proposer: str = setting_field(
         "--proposer", NAME, "off", "speculative decoding method", group="parts"

@@ -20,6 +20,7 @@ class Setting:
     - `aliases`: other engines' flags, each with a note for its users, or ""
     - `default_text`: what the default means, where its value does not say
     - `negative`: the flag that turns a switch off
+    - `shapes_steps`: whether the memory of steps may depend on it
     """
 
     name: str
@@ -31,6 +32,7 @@ class Setting:
     default_text: str
     negative: str | None = None
     group: str = ""
+    shapes_steps: bool = True
 
     @property
     def key(self) -> str:
@@ -72,8 +74,12 @@ def setting_field(
     aliases: Mapping[str, str] | tuple[str, ...] = (),
     default_text: str = "",
     group: str = "",
+    shapes_steps: bool = True,
 ) -> Any:
-    """An attrs field that converts and checks its value and carries the setting as metadata."""
+    """An attrs field that converts and checks its value and carries the setting as metadata.
+
+    shapes_steps: whether the memory of steps may depend on it, by more than the model's parameters
+    """
     notes = dict(aliases) if isinstance(aliases, Mapping) else dict.fromkeys(aliases, "")
     metadata = {
         "flag": flag,
@@ -83,6 +89,7 @@ def setting_field(
         "default_text": default_text,
         "negative": make_negative_flag(flag, value_type),
         "group": group,
+        "shapes_steps": shapes_steps,
     }
 
     # A converter and not a validator, because reading also changes the value: "on" to True.

@@ -17,6 +17,7 @@ import torch
 from attrs import frozen
 
 from headstock.config import EngineConfig
+from headstock.config.engine import SETTINGS
 from headstock.errors import describe_error
 from headstock.logs import log_event
 from headstock.spi import DeviceEnv
@@ -29,17 +30,6 @@ LOG = logging.getLogger(__name__)
 
 _FORMAT = 1
 """The version of the files; those of another version are not read."""
-
-_OTHER_FIELDS = frozenset(
-    {
-        *("model", "revision", "is_command", "seed", "memory_profiles", "tuned_choices"),
-        *("chat_template", "tool_parser", "reasoning_parser", "log_level"),
-        *("record", "record_overwrite", "record_prompts"),
-        *("max_queued_requests", "on_pressure", "memory_threshold", "max_itl_ms"),
-        "late_planning",
-    }
-)
-"""Settings that change nothing of what a step takes. The model counts by what it holds."""
 
 _VARIABLES = ("CUBLAS", "CUDA", "CUDNN", "NVIDIA", "PYTORCH", "TORCH", "TRITON")
 """How names of environment variables begin that libraries on a GPU read."""
@@ -164,11 +154,11 @@ def count_kernels() -> dict[str, int]:
 
 
 def _list_settings(config: EngineConfig) -> list[tuple[str, str]]:
-    """The settings that may change what steps take, as text."""
+    """The settings that may change what steps take, as text. The model counts by what it holds."""
     return [
-        (field.name, repr(getattr(config, field.name)))
-        for field in attrs.fields(type(config))
-        if field.name not in _OTHER_FIELDS
+        (setting.name, repr(getattr(config, setting.name)))
+        for setting in SETTINGS.values()
+        if setting.shapes_steps
     ]
 
 
