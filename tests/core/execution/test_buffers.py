@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headstock.execution.buffers import MAX_CLEANED_PAGES, allocate_buffers
+from headstock.execution.buffers import MAX_CLEANED_PAGES, BufferShape, allocate_buffers
 from headstock.scheduler import Plan
 from headstock.spi import FullKV, KVGroup
 
@@ -33,10 +33,14 @@ class Largest(TorchDispatchMode):
 
 def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
     group = KVGroup(layers=(0,), layout=FullKV(kv_heads=2, k_dim=64, v_dim=64))
-    sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 16}
-    buffers = allocate_buffers(
-        (group,), **sizes, num_pages=(5 * MAX_CLEANED_PAGES,), rows=8, max_len=16 * 5000
+    shape = BufferShape(
+        groups=(group,),
+        device=torch.device("cpu"),
+        kv_dtype=torch.float32,
+        page_size=16,
+        rows=8,
     )
+    buffers = allocate_buffers(shape, (5 * MAX_CLEANED_PAGES,), 16 * 5000)
     buffers.page_tables[0][:8, 0] = torch.arange(1, 9)
     buffers.page_tables[0][3, :200] = torch.arange(1, 201)  # shared pages among them
     buffers.pools[0][1:].fill_(math.nan)
@@ -51,15 +55,10 @@ def test_cleaning_takes_no_room_for_pages_that_a_row_does_not_have() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
 def test_pages_of_failed_rows_become_finite_and_others_stay(dtype: torch.dtype) -> None:
     group = KVGroup(layers=(0, 1), layout=FullKV(kv_heads=2, k_dim=4, v_dim=4))
-    buffers = allocate_buffers(
-        (group,),
-        device=torch.device("cpu"),
-        kv_dtype=dtype,
-        page_size=4,
-        num_pages=(5,),
-        rows=3,
-        max_len=12,
+    shape = BufferShape(
+        groups=(group,), device=torch.device("cpu"), kv_dtype=dtype, page_size=4, rows=3
     )
+    buffers = allocate_buffers(shape, (5,), 12)
     buffers.page_tables[0][1, :2] = torch.tensor([4, 2], dtype=torch.int32)
     buffers.page_tables[0][2, :2] = torch.tensor([3, 2], dtype=torch.int32)
     for pool in buffers.pools:
@@ -88,15 +87,10 @@ def test_each_group_has_pages_of_its_own_to_clean(failed: int) -> None:
     """Group 1 has fewer pages than the numbers in group 0's table."""
     layout = FullKV(kv_heads=1, k_dim=2, v_dim=2)
     groups = KVGroup(layers=(0, 2), layout=layout), KVGroup(layers=(1,), layout=layout, window=3)
-    buffers = allocate_buffers(
-        groups,
-        device=torch.device("cpu"),
-        kv_dtype=torch.float32,
-        page_size=2,
-        num_pages=(9, 2),
-        rows=2,
-        max_len=12,
+    shape = BufferShape(
+        groups=groups, device=torch.device("cpu"), kv_dtype=torch.float32, page_size=2, rows=2
     )
+    buffers = allocate_buffers(shape, (9, 2), 12)
     assert [len(pool) for pool in buffers.pools] == [10, 3, 10]
     owned = [{0: (9, 4, 2), 1: (7,)}, {0: (1,), 1: (2,)}]
     for table, pages_by_row in zip(buffers.page_tables, owned, strict=True):
@@ -121,8 +115,10 @@ def test_the_one_row_that_a_plan_admits_has_its_tokens_and_pages_and_no_others(
         KVGroup(layers=(layer,), layout=FullKV(kv_heads=1, k_dim=4, v_dim=4))
         for layer in range(data.draw(st.integers(1, 2)))
     )
-    sizes = {"device": torch.device("cpu"), "kv_dtype": torch.float32, "page_size": 4}
-    buffers = allocate_buffers(groups, **sizes, num_pages=(9,) * len(groups), rows=3, max_len=20)
+    shape = BufferShape(
+        groups=groups, device=torch.device("cpu"), kv_dtype=torch.float32, page_size=4, rows=3
+    )
+    buffers = allocate_buffers(shape, (9,) * len(groups), 20)
     for table in (buffers.tokens, *buffers.page_tables):
         table.copy_(torch.arange(1, table.numel() + 1).view(table.shape))  # of earlier requests
     row = data.draw(st.integers(0, 2))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from attrs import evolve
 
 from headstock.debug.canary import Canary
 from headstock.errors import EngineDied
-from headstock.execution.buffers import Buffers, allocate_buffers
+from headstock.execution.buffers import Buffers, BufferShape, allocate_buffers
 from headstock.execution.kv_pools import count_page_bytes
 from headstock.execution.row_tables import make_attention_step, make_batch
 from headstock.spi import (
@@ -57,8 +56,8 @@ MODEL = ModelConfig(
 
 def make_buffers(groups: tuple[KVGroup, ...] = GROUPS) -> Buffers:
     """Buffers of four groups with counts of their own, for three rows of up to 12 tokens."""
-    sizes: dict[str, Any] = {"page_size": 4, "rows": 3, "max_len": 12, "num_pages": COUNTS}
-    return allocate_buffers(groups, **sizes, **TYPES, device=torch.device("cpu"))
+    shape = BufferShape(groups=groups, page_size=4, rows=3, **TYPES, device=torch.device("cpu"))
+    return allocate_buffers(shape, COUNTS, 12)
 
 
 def test_the_memory_plan_counts_the_bytes_that_are_allocated() -> None:
@@ -96,8 +95,8 @@ def test_the_parts_of_a_page_are_views_that_do_not_overlap() -> None:
 
 def test_the_canary_watches_pages_of_any_number_of_bytes() -> None:
     group = KVGroup(layers=(0,), layout=LatentKV(dim=9, rope_dim=2))
-    sizes: dict[str, Any] = {"page_size": 1, "rows": 1, "max_len": 5, "num_pages": (4,)}
-    buffers = allocate_buffers((group,), **sizes, **TYPES, device=torch.device("cpu"))
+    shape = BufferShape(groups=(group,), page_size=1, rows=1, **TYPES, device=torch.device("cpu"))
+    buffers = allocate_buffers(shape, (4,), 5)
     canary = Canary(None, buffers, (group,), padded=True)  # type: ignore[arg-type]
     assert buffers.pools[0][0].nbytes == 36  # no whole words
 

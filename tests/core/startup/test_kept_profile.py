@@ -15,8 +15,9 @@ import torch
 from attrs import evolve
 
 from headstock.config import EngineConfig
+from headstock.execution.buffers import BufferShape
 from headstock.spi import DeviceEnv
-from headstock.startup import build, kept_profile
+from headstock.startup import kept_profile, pool_memory
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import MemoryUse
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
@@ -226,18 +227,22 @@ def test_a_start_measures_once_and_says_when(
         calls.append(inputs)
         return USE
 
-    monkeypatch.setattr(build, "profile_memory_use", measure)
-    monkeypatch.setattr(build, "plan_memory", lambda *inputs, **uses: uses["other_use"])
+    monkeypatch.setattr(pool_memory, "profile_memory_use", measure)
+    monkeypatch.setattr(pool_memory, "plan_memory", lambda *inputs, **uses: uses["other_use"])
     inputs: Any = SimpleNamespace(
         config=EngineConfig(),
         model=None,
         needs=SimpleNamespace(dtype="bfloat16"),
         params={},
     )
-    sizes = {"device": torch.device("cuda"), "page_size": 16, "kv_dtype": torch.bfloat16}
+    shape = BufferShape(
+        groups=(), device=torch.device("cuda"), kv_dtype=torch.bfloat16, page_size=16, rows=4
+    )
     notes: list[str] = []
     plans = [
-        build._plan_device_memory(inputs, sizes, 64, 1 << 30, Subject(tmp_path).find(), notes, None)
+        pool_memory.plan_device_memory(
+            inputs, shape, 64, 1 << 30, Subject(tmp_path).find(), notes, None
+        )
         for _ in range(2)
     ]
     assert plans == [USE, evolve(USE, is_kept=True)] and len(calls) == 1

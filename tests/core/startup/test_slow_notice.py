@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from headstock.startup import build
+from headstock.startup import pool_memory
 from headstock.startup.profile_run import ProfileProgress, slow_notice
 
 
@@ -52,14 +52,16 @@ def test_the_profile_run_on_a_device_says_that_kernels_are_compiled(
         return "measured"
 
     monkeypatch.setattr(
-        build, "slow_notice", lambda *words: slow_notice(*words, seconds_until_notice=0.01)
+        pool_memory, "slow_notice", lambda *words: slow_notice(*words, seconds_until_notice=0.01)
     )
-    monkeypatch.setattr(build, "measure_memory_use", measure)
+    monkeypatch.setattr(pool_memory, "measure_memory_use", measure)
 
     parts = SimpleNamespace(attention_name="fa,fi", ops=SimpleNamespace(name="triton"))
     material: Any = SimpleNamespace(parts=parts)
+    shape: Any = None
 
-    assert build.profile_memory_use(material, {}, 1) == "measured"  # type: ignore[comparison-overlap]
+    use: object = pool_memory.profile_memory_use(material, shape, 1)
+    assert use == "measured"
     assert "kernels of fa,fi, triton that are new on this machine are compiled" in lines(caplog)[0]
 
 

@@ -273,28 +273,32 @@ def _find_parts(arrays: Sequence[Ints]) -> list[int]:
     return [0, *accumulate(-(-array.nbytes // 16) * 16 for array in arrays)]
 
 
-def allocate_buffers(
-    groups: tuple[KVGroup, ...],
-    *,
-    device: torch.device,
-    kv_dtype: torch.dtype,
-    page_size: int,
-    num_pages: Sequence[int],
-    rows: int,
-    max_len: int,
-    dtype: torch.dtype = torch.float32,
-) -> Buffers:
-    """Allocate buffers for `num_pages` usable pages of each group, all zero.
+@frozen(kw_only=True)
+class BufferShape:
+    """What is known of a device's buffers before their memory is planned.
 
-    dtype: of states that name no type
+    kv_dtype: of keys and values    dtype: of states that name no type
     """
+
+    groups: tuple[KVGroup, ...]
+    device: torch.device
+    kv_dtype: torch.dtype
+    dtype: torch.dtype = torch.float32
+    page_size: int
+    rows: int
+
+
+def allocate_buffers(shape: BufferShape, num_pages: Sequence[int], max_len: int) -> Buffers:
+    """Allocate buffers for `num_pages` usable pages of each group, all zero."""
+    groups, device, rows = shape.groups, shape.device, shape.rows
+    page_size, dtype = shape.page_size, shape.dtype
     columns = -(-max_len // page_size)
     pools: dict[int, Tensor] = {}
     kv: dict[int, KVLayer] = {}
     for number, (group, count) in enumerate(zip(groups, num_pages, strict=True)):
         for layer in group.layers:
             pools[layer] = allocate_pool(
-                group, count, page_size, kv_dtype=kv_dtype, dtype=dtype, device=device
+                group, count, page_size, kv_dtype=shape.kv_dtype, dtype=dtype, device=device
             )
             kv[layer] = view_layer(pools[layer], number, group, page_size, dtype)
     return Buffers(

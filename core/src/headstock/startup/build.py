@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -15,9 +13,9 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.debug.operation_reference import PlainWeights
-from headstock.errors import CannotRun, format_count
+from headstock.errors import format_count
 from headstock.execution.abstract_executor import Executor
-from headstock.execution.buffers import Buffers, allocate_buffers
+from headstock.execution.buffers import Buffers, BufferShape, allocate_buffers
 from headstock.grammar import GrammarRows
 from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
@@ -50,13 +48,10 @@ from headstock.startup.graph_captures import (
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
     MemoryPlan,
-    MemoryUse,
-    count_scored_positions,
-    estimate_memory_use,
     format_bytes,
-    plan_memory,
 )
 from headstock.startup.model_loading import (
+    FamilyAndConfig,
     describe_left_out,
     describe_weights,
     load_onto_device,
@@ -67,7 +62,7 @@ from headstock.startup.model_loading import (
     untie_embeddings,
 )
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
-from headstock.startup.profile_run import ProfileProgress, measure_memory_use, slow_notice
+from headstock.startup.pool_memory import plan_device_memory, reserve_buffers
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import begin_start
 from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
@@ -141,17 +136,9 @@ def _build_parts(
     times = begin_start(count_process=config.is_command)
     env = describe_device(config.device)
     device = torch.device(env.device)
-    directory = locate_model(config.model, revision=config.revision)
-    read = read_family(directory, config.model_family, config.opt)
-    family, model = read.family, read.config
-    notes: list[str] = []
-    no_text = ""
-    if config.load_format != "dummy":
-        model = untie_embeddings(directory, family, model)
-        model, no_text = replace_missing_head(directory, family, model)
-        left_out = describe_left_out(directory, family, model)
-        notes += [left_out] if left_out else []
-        notes += [f"vectors are served, and no text: {no_text}"] if no_text else []
+    chosen = _choose_model(config)
+    directory, read, model = chosen.directory, chosen.read, chosen.model
+    family, notes = read.family, list(chosen.notes)
     dtype = resolve_model_dtype(config.dtype, model, env)
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len, read.formats)
@@ -194,17 +181,17 @@ def _build_parts(
         plain_params=None if plain is None else plain.name_by(params),
         masks=grammars,
     )
-    sizes = {
-        "groups": model.kv_groups,
-        "device": device,
-        "kv_dtype": getattr(torch, terms.kv_dtype),
-        "dtype": getattr(torch, dtype),
-        "page_size": terms.page_size or max_len,
-        "rows": config.max_running_requests,
-    }
+    shape = BufferShape(
+        groups=model.kv_groups,
+        device=device,
+        kv_dtype=getattr(torch, terms.kv_dtype),
+        dtype=getattr(torch, dtype),
+        page_size=terms.page_size or max_len,
+        rows=config.max_running_requests,
+    )
     # After the weights and before the pool: what is left then is all that the pool may take.
     kept = find_kept_profile(inputs, env, directory, max_len)
-    memory = _plan_device_memory(inputs, sizes, max_len, free, kept, notes, on_progress)
+    memory = plan_device_memory(inputs, shape, max_len, free, kept, notes, on_progress)
     # A sequence that the whole pool cannot hold could never end, however often it is preempted.
     if memory.longest < max_len:
         cut = (
@@ -215,14 +202,8 @@ def _build_parts(
         if config.max_seq_len is not None:
             LOG.warning(log_event("sequences are shorter than asked for", note=cut))
         max_len = memory.longest
-    buffers = _reserve_buffers(
-        memory,
-        kept,
-        hooks.wrap_allocation(allocate_buffers),
-        **sizes,
-        num_pages=memory.num_pages,
-        max_len=max_len,
-    )
+    allocate = hooks.wrap_allocation(allocate_buffers)
+    buffers = reserve_buffers(memory, kept, lambda: allocate(shape, memory.num_pages, max_len))
     limits = make_limits(config, parts, terms, memory, model, max_len, env.device)
     assembled = assemble_executor(inputs, buffers, max_len)
     times.end_part("memory")
@@ -237,7 +218,7 @@ def _build_parts(
         env=env,
         directory=directory,
         model=model,
-        no_text=no_text,
+        no_text=chosen.no_text,
         parts=parts,
         request_args=request_args,
         terms=terms,
@@ -254,6 +235,41 @@ def _build_parts(
         late_captures=graphs.late,
         kept_profile=kept,
         start=tuple(times.parts),
+    )
+
+
+@frozen(kw_only=True)
+class _ChosenModel:
+    """What is to be served.
+
+    model: the configuration, as the checkpoint's weights have it
+    no_text: why the model gives vectors alone; empty where it gives text
+    notes: lines for the user
+    """
+
+    directory: Path
+    read: FamilyAndConfig
+    model: ModelConfig
+    no_text: str
+    notes: tuple[str, ...]
+
+
+def _choose_model(config: EngineConfig) -> _ChosenModel:
+    """Choose the model and its family, without its weights.   raises: as `build_engine`"""
+    directory = locate_model(config.model, revision=config.revision)
+    read = read_family(directory, config.model_family, config.opt)
+    model, no_text, left_out = read.config, "", ""
+    if config.load_format != "dummy":
+        model = untie_embeddings(directory, read.family, model)
+        model, no_text = replace_missing_head(directory, read.family, model)
+        left_out = describe_left_out(directory, read.family, model)
+    vectors = f"vectors are served, and no text: {no_text}" if no_text else ""
+    return _ChosenModel(
+        directory=directory,
+        read=read,
+        model=model,
+        no_text=no_text,
+        notes=tuple(note for note in (left_out, vectors) if note),
     )
 
 
@@ -275,110 +291,6 @@ def _take_graph_tokens(
         f"{tuned.date} that larger steps with prompts are faster without a graph"
     )
     return attrs.evolve(config, cuda_graph_max_tokens=most), note
-
-
-def _plan_device_memory(
-    inputs: BuildInputs,
-    sizes: Mapping[str, Any],
-    max_len: int,
-    free: int,
-    kept: KeptProfile,
-    notes: list[str],
-    on_progress: ProgressCallback | None,
-) -> MemoryPlan:
-    """Divide the bytes that were free before loading among weights, steps and the KV pool.
-
-    On a GPU the rest is measured by a profile run, this one's or an earlier start's; on a CPU it is
-    estimated.
-
-    raises: CannotRun
-    writes: notes, a line where an earlier start measured
-    """
-    config, model = inputs.config, inputs.model
-    rows, tokens = config.max_running_requests, config.max_batch_tokens
-    on_gpu = sizes["device"].type == "cuda"
-    dtype = getattr(torch, inputs.needs.dtype)
-    earlier = kept.read()
-    if earlier is not None:
-        memory_use, day = earlier
-        notes.append(
-            f"the largest step and graphs were measured on {day}; memory_profiles "
-            "(--memory-profiles) off measures them again"
-        )
-    elif on_gpu:
-        memory_use = profile_memory_use(inputs, sizes, max_len, on_progress)
-        kept.write(memory_use)
-    else:
-        memory_use = estimate_memory_use(
-            model,
-            tokens,
-            count_scored_positions(rows, inputs.parts.max_drafts),
-            dtype.itemsize,
-            inputs.parts.operations.count_kernel_bytes(inputs.params, tokens),
-            has_processors=bool(inputs.parts.processors),
-            has_masks=inputs.masks is not None,
-        )
-    return plan_memory(
-        config,
-        model=model,
-        page_size=sizes["page_size"],
-        kv_dtype=sizes["kv_dtype"],
-        dtype=dtype,
-        weights=sum(weight.nbytes for weight in inputs.params.values()),
-        other_use=memory_use,
-        free=free,
-        max_len=max_len,
-    )
-
-
-def profile_memory_use(
-    inputs: BuildInputs,
-    sizes: Mapping[str, Any],
-    max_len: int,
-    on_progress: ProgressCallback | None = None,
-) -> MemoryUse:
-    """Measure what the largest step, the backends and the graphs take.   raises: CannotRun"""
-    parts = inputs.parts
-    names = f"{parts.attention_name}, {parts.ops.name}"
-    reason = (
-        f"kernels of {names} that are new on this machine are compiled at their first use, and kept"
-    )
-    # Here most kernels run for the first time: 38 s of a first start are Triton's experts at the
-    # 30B-A3B shape.
-    try:
-        with (
-            slow_notice("measuring the largest step", reason),
-            ProfileProgress(on_progress) as progress,
-        ):
-            return measure_memory_use(
-                inputs,
-                lambda: allocate_buffers(
-                    **sizes, num_pages=(1,) * len(sizes["groups"]), max_len=max_len
-                ),
-                max_len,
-                progress,
-            )
-    except torch.OutOfMemoryError as error:
-        raise CannotRun(
-            f"a step of max_batch_tokens (--max-batch-tokens) {inputs.config.max_batch_tokens} "
-            "needs more memory than the device has; lower it or max_running_requests "
-            "(--max-running-requests)"
-        ) from error
-
-
-def _reserve_buffers(
-    memory: MemoryPlan, kept: KeptProfile, allocate: Callable[..., Buffers], **sizes: Any
-) -> Buffers:
-    """Allocate the buffers.   raises: CannotRun when the memory is not free after all"""
-    try:
-        return allocate(**sizes)
-    except (MemoryError, torch.OutOfMemoryError) as error:
-        kept.forget()
-        raise CannotRun(
-            f"the KV pool needs {format_bytes(memory.pool)} of {format_bytes(memory.free)} that "
-            "were free at the start, and could not be allocated; lower memory_ratio "
-            "(--memory-ratio) or num_pages (--num-pages), or end what else uses the device"
-        ) from error
 
 
 def _watch_free_pages(
