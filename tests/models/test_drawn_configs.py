@@ -251,6 +251,13 @@ def test_a_drawn_configuration_is_served_as_transformers_does_or_refused(
         assert_parity_or_refusal(Path(directory), hf, has_head, chunk)
 
 
+def test_a_window_without_a_width_is_refused_where_transformers_asks_for_it(tmp_path: Path) -> None:
+    hf = Case("qwen2_moe", {"use_sliding_window": True, "sliding_window": None}).hf
+    assert_parity_or_refusal(tmp_path, hf, has_head=False, chunk=None)
+    with pytest.raises(ModelError, match="sliding_window is null"):
+        read_model(tmp_path)
+
+
 @pytest.mark.full
 @settings(
     max_examples=400, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]

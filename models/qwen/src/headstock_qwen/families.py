@@ -84,6 +84,9 @@ def qwen2_moe_config(hf: Json) -> ModelConfig:
     # transformers reads num_local_experts for Qwen3-MoE alone.
     hf = {name: value for name, value in hf.items() if name != "num_local_experts"}
     window, types = _read_window(hf), read_layer_types(hf)
+    # transformers asks for its width even where no layer has a window.
+    if window is None and read_flag(hf, "use_sliding_window", False):
+        raise ValueError("sliding_window is null, expected a number where use_sliding_window is on")
     first = read_whole(hf, "max_window_layers", 28)
     # Windows in layers 0, 2, 4, ... below `max_window_layers`: not as in Qwen2.
     windows = (
