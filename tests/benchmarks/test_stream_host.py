@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import sys
 
+import pytest
 from gpu.stream_host import main
 
 
+@pytest.mark.long
 def test_parts_of_a_step_are_told_apart() -> None:
     interval = sys.getswitchinterval()
     words = ["--shape", "demo", "--attn", "sdpa", "--device", "cpu", "--num-pages", "200"]

@@ -468,6 +468,7 @@ def test_a_terminal_begins_a_chat() -> None:
     assert "5" in out and "chat: 1 answer, " in err and "/help lists the commands" in err
 
 
+@pytest.mark.long
 def test_a_dumb_terminal_gets_no_escape_sequence_and_no_color_no_style(tmp_path: Path) -> None:
     for variables, forbidden in (
         ({"TERM": "dumb"}, r"\x1b"),

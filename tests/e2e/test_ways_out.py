@@ -78,6 +78,7 @@ def test_a_recording_is_whole_though_the_engine_was_not_closed(
     assert "identical" in capsys.readouterr().out
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 def test_a_forked_process_gets_an_error_and_the_one_that_forked_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

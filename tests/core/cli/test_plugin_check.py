@@ -111,7 +111,7 @@ def test_without_the_checks_installed_a_line_says_how_to_install_them() -> None:
     )
 
 
-@pytest.mark.long
+@pytest.mark.full  # the session `run` of nox has no checks either
 def test_text_is_generated_without_the_checks_installed() -> None:
     prompt = ("run", "--model", "demo", "--prompt", "Once upon a time", "--max-tokens", "4")
     done = run_without_checks(*prompt, "--quiet")
