@@ -210,7 +210,7 @@ class TokenLogprob:
     rank: int | None = None
 
 
-@frozen(kw_only=True)
+@frozen
 class Update:
     """The engine's type: the new tokens of one request since its last update.
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import logging
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
+from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
+import attrs
 import msgspec
 import numpy as np
-from attrs import asdict, fields
+from msgspec.structs import asdict, replace
 
 from headstock import SamplingParams, StructuredOutputsParams
 from headstock.errors import describe_error
@@ -271,21 +273,11 @@ def pack_requests(batch: int, requests: Sequence[Request], *, stream_tokens: boo
 
 def _pack_request(request: Request, changes: dict[str, Any]) -> WireRequest:
     """The message form of a request whose parameters have these changes."""
-    return WireRequest(
-        request.id,
-        np.ascontiguousarray(request.prompt, np.int32).tobytes(),
-        request.max_tokens,
-        request.min_tokens,
-        request.stop_ids,
-        request.priority,
-        request.user,
-        request.adapter,
-        request.namespace,
-        request.wait_for_sample,
-        request.prompt_logprobs,
-        None if request.extra_args is None else dict(request.extra_args),
-        request.pooling,
-        changes,
+    return replace(
+        WireRequest(*_read_request(request)),
+        prompt=np.ascontiguousarray(request.prompt, np.int32).tobytes(),
+        extra_args=None if request.extra_args is None else dict(request.extra_args),
+        params=changes,
     )
 
 
@@ -293,7 +285,7 @@ def _list_changes(before: SamplingParams, after: SamplingParams) -> dict[str, An
     """The parameters that differ."""
     pairs = (
         (field.name, getattr(before, field.name), getattr(after, field.name))
-        for field in fields(SamplingParams)
+        for field in attrs.fields(SamplingParams)
     )
     return {name: _as_plain(new) for name, old, new in pairs if new is not old and new != old}
 
@@ -320,69 +312,54 @@ def _change_params(params: SamplingParams, changes: Mapping[str, Any]) -> Sampli
 
 def _unpack_request(wire: WireRequest, params: SamplingParams) -> Request:
     """The request of a message."""
-    return Request(
-        id=wire.id,
-        prompt=np.frombuffer(wire.prompt, np.int32),
-        max_tokens=wire.max_tokens,
-        min_tokens=wire.min_tokens,
-        stop_ids=wire.stop_ids,
-        priority=wire.priority,
-        user=wire.user,
-        adapter=wire.adapter,
-        namespace=wire.namespace,
-        wait_for_sample=wire.wait_for_sample,
-        prompt_logprobs=wire.prompt_logprobs,
-        extra_args=wire.extra_args,
-        pooling=wire.pooling,
-        params=params,
-    )
+    made = {"prompt": np.frombuffer(wire.prompt, np.int32), "params": params}
+    return Request(**asdict(wire) | made)
 
 
 def pack_update(update: Update) -> WireUpdate:
     """The message form of an update."""
-    logprobs, prompt_logprobs = update.logprobs, update.prompt_logprobs
-    return WireUpdate(
-        update.id,
-        update.tokens,
-        None if logprobs is None else tuple(map(_pack_logprob, logprobs)),
-        None
-        if prompt_logprobs is None
-        else tuple(None if each is None else _pack_logprob(each) for each in prompt_logprobs),
-        update.finish_reason,
-        update.stop_token,
-        update.error,
-        update.cached_tokens,
-        update.preemptions,
-        update.queue_seconds,
-        update.embedding,
+    wire = WireUpdate(*_read_update(update))
+    if update.logprobs is None and update.prompt_logprobs is None:  # as most are
+        return wire
+    return replace(
+        wire,
+        logprobs=_map_known(_read_logprob, update.logprobs),
+        prompt_logprobs=_map_known(_read_logprob, update.prompt_logprobs),
     )
-
-
-def _pack_logprob(logprob: TokenLogprob) -> WireLogprob:
-    return logprob.token, logprob.logprob, logprob.top, logprob.rank
 
 
 def unpack_update(wire: WireUpdate) -> Update:
     """The update of a message."""
-    return Update(
-        id=wire.id,
-        tokens=wire.tokens,
-        logprobs=None
-        if wire.logprobs is None
-        else tuple(TokenLogprob(*each) for each in wire.logprobs),
-        prompt_logprobs=None
-        if wire.prompt_logprobs is None
-        else tuple(None if each is None else TokenLogprob(*each) for each in wire.prompt_logprobs),
-        finish_reason=wire.finish_reason,
-        stop_token=wire.stop_token,
-        error=wire.error,
-        cached_tokens=wire.cached_tokens,
-        preemptions=wire.preemptions,
-        queue_seconds=wire.queue_seconds,
-        embedding=wire.embedding,
+    update = Update(*_read_update(wire))
+    if wire.logprobs is None and wire.prompt_logprobs is None:
+        return update
+    return attrs.evolve(
+        update,
+        logprobs=_map_known(_make_logprob, wire.logprobs),
+        prompt_logprobs=_map_known(_make_logprob, wire.prompt_logprobs),
     )
+
+
+# The messages say which fields travel: both records of a request, and of an update, name them so.
+_read_request = attrgetter(*WireRequest.__struct_fields__)
+_read_update = attrgetter(*WireUpdate.__struct_fields__)
+_read_logprob = attrgetter(*(each.name for each in attrs.fields(TokenLogprob)))
+
+
+def _make_logprob(wire: WireLogprob) -> TokenLogprob:
+    """The log-probability of a message."""
+    return TokenLogprob(*wire)
+
+
+def _map_known(
+    convert: Callable[[Any], Any], values: Sequence[Any] | None
+) -> tuple[Any, ...] | None:
+    """Convert each value that is known."""
+    if values is None:
+        return None
+    return tuple(None if each is None else convert(each) for each in values)
 
 
 def record_fields(record: Any) -> dict[str, Any]:
     """The fields of a flat record, by name."""
-    return asdict(record, recurse=False)
+    return attrs.asdict(record, recurse=False)
