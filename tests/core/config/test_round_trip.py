@@ -318,10 +318,21 @@ def test_keywords_of_python() -> None:
             make_engine_config(**keywords)
 
 
-def test_the_help_names_each_setting_once_and_no_other_engines_flag() -> None:
-    text = parser().format_help()
+@pytest.mark.parametrize("server", [False, True], ids=["run", "serve"])
+def test_the_help_names_each_setting_and_no_other_engines_flag(server: bool) -> None:
+    flag_parser = FlagParser(prog="headstock")
+    add_engine_flags(flag_parser, server=server)
+    add_sampling_flags(flag_parser)
+    text = flag_parser.format_help()
     for setting in (*engine_settings().values(), *sampling_settings().values()):
-        assert re.search(rf"^  {setting.flag}[ ,\n]", text, re.MULTILINE), setting.flag
+        is_listed = re.search(rf"^  {setting.flag}[ ,\n]", text, re.MULTILINE) is not None
+        match setting.listed:
+            case "always":
+                assert is_listed, setting.flag
+            case "server":
+                assert is_listed is server, setting.flag
+            case "never":
+                assert not is_listed and f"with {setting.flag}," in " ".join(text.split())
         for alias in setting.aliases:
             is_named = re.search(rf"(?<![\w-]){alias}(?![\w-])", text) is not None
             assert is_named is not alias.startswith("--"), alias

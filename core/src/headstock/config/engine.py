@@ -40,7 +40,7 @@ class EngineConfig(PartSettings):
         "--page-size",
         Integer(least=1, word="auto", unset="auto"),
         "auto",
-        "tokens in a page of KV storage",
+        "tokens in a page of KV storage; with --page-size-or-less, at most this many",
         aliases=("--block-size", "--pa-block-size"),
         default_text="auto: 64 on CUDA, 16 on a CPU, within what the chosen plugins allow",
         group="memory",
@@ -49,8 +49,9 @@ class EngineConfig(PartSettings):
         "--page-size-or-less",
         Switch(),
         False,
-        "take the largest page size up to --page-size that the plugins allow, in place of an error",
+        "take the largest page size up to --page-size that the plugins allow instead of failing",
         group="memory",
+        listed="never",
     )
     num_pages: int | None = setting_field(
         "--num-pages",
@@ -174,6 +175,7 @@ class EngineConfig(PartSettings):
         "maximum number of requests that wait at a server",
         group="scheduling",
         shapes_steps=False,
+        listed="server",
     )
     on_pressure: str = setting_field(
         "--on-pressure",
@@ -183,6 +185,7 @@ class EngineConfig(PartSettings):
         "--memory-threshold",
         group="scheduling",
         shapes_steps=False,
+        listed="server",
     )
     memory_threshold: float = setting_field(
         "--memory-threshold",
@@ -191,6 +194,7 @@ class EngineConfig(PartSettings):
         "used share of the pool at which --on-pressure reject refuses new requests",
         group="scheduling",
         shapes_steps=False,
+        listed="server",
     )
     cuda_graph_max_bs: int | None = setting_field(
         "--cuda-graph-max-bs",

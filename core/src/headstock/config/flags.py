@@ -35,14 +35,18 @@ GROUP_TITLES = {
 }
 
 
-def add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for every field of EngineConfig, and `--config` and `--preset`."""
+def add_engine_flags(parser: argparse.ArgumentParser, *, server: bool = False) -> None:
+    """Add a flag for every field of EngineConfig, and `--config` and `--preset`.
+
+    server: the help lists what matters to servers alone too
+    """
     settings = (CONFIG, PRESET, *engine_settings().values())
     for group, title in GROUP_TITLES.items():
         section = parser.add_argument_group(title)
         for setting in settings:
             if setting.group == group:
-                _add_flag(section, setting)
+                listed = setting.listed == "always" or (server and setting.listed == "server")
+                _add_flag(section, setting, listed=listed)
     for name in sorted({*SAME, *TAKEN}):
         _add_foreign_flag(parser, name)
 
@@ -88,7 +92,9 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
         _add_flag(section, setting)
 
 
-def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
+def _add_flag(
+    section: argparse._ActionsContainer, setting: Setting, *, listed: bool = True
+) -> None:
     """Add one setting's flag, its aliases, which the help leaves out, and its negative."""
     short = [alias for alias in setting.aliases if not alias.startswith("--")]
     also = f"; also {', '.join(short)}" if short else ""
@@ -103,7 +109,8 @@ def _add_flag(section: argparse._ActionsContainer, setting: Setting) -> None:
     }
     if isinstance(setting.value_type, Switch):
         options |= {"nargs": "?", "const": "on"}
-    section.add_argument(setting.flag, action=_make_action(setting), help=text, **options)
+    shown = text if listed else argparse.SUPPRESS
+    section.add_argument(setting.flag, action=_make_action(setting), help=shown, **options)
     for alias in setting.aliases:
         # An argument of its own, though argparse knows aliases: it would list all of them in the
         # help.

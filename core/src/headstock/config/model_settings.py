@@ -97,7 +97,8 @@ class ModelSettings:
         "--max-seq-len",
         Integer(least=1, word="auto"),
         None,
-        "maximum number of tokens of a request, prompt and output together",
+        "maximum number of tokens of a request, prompt and output together; with "
+        "--max-seq-len-or-less, cut to the model's limit",
         aliases=("--max-seq-len-override", "--max-model-len"),
         default_text="from the model, cut to what the pool can hold",
         group="model",
@@ -108,6 +109,7 @@ class ModelSettings:
         "--max-seq-len-or-less",
         Switch(),
         False,
-        "cut --max-seq-len to the model's limit, in place of an error",
+        "cut --max-seq-len to the model's limit instead of failing",
         group="model",
+        listed="never",
     )

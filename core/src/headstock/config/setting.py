@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 from attrs import frozen
 
 from headstock.config.value_types import InvalidValue, Switch, Value, ValueType
 from headstock.errors import UsageError, name_setting
+
+Listed = Literal["always", "server", "never"]
 
 
 @frozen(kw_only=True)
@@ -21,6 +23,8 @@ class Setting:
     - `default_text`: what the default means, where its value does not say
     - `negative`: the flag that turns a switch off
     - `shapes_steps`: whether the memory of steps may depend on it
+    - `listed`: which commands' help lists it. One that another setting's text names is never
+      listed by itself.
     """
 
     name: str
@@ -33,6 +37,7 @@ class Setting:
     negative: str | None = None
     group: str = ""
     shapes_steps: bool = True
+    listed: Listed = "always"
 
     @property
     def key(self) -> str:
@@ -75,6 +80,7 @@ def setting_field(
     default_text: str = "",
     group: str = "",
     shapes_steps: bool = True,
+    listed: Listed = "always",
 ) -> Any:
     """An attrs field that converts and checks its value and carries the setting as metadata.
 
@@ -90,6 +96,7 @@ def setting_field(
         "negative": make_negative_flag(flag, value_type),
         "group": group,
         "shapes_steps": shapes_steps,
+        "listed": listed,
     }
 
     # A converter and not a validator, because reading also changes the value: "on" to True.

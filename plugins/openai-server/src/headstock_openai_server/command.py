@@ -138,5 +138,5 @@ def make_parser() -> FlagParser:
     add_server_flags(root)
     root.add_argument("--quiet", action="store_true", help="no summary, no log line below WARNING")
     add_sampling_flags(root)
-    add_engine_flags(root)
+    add_engine_flags(root, server=True)
     return root
