@@ -70,7 +70,6 @@ class StepTimes:
         self.spent = 0.0
         for owner, name in (
             (GrammarRows, "plan_masks"),
-            (GrammarRows, "track_admissions"),
             (GrammarRows, "advance"),
             (GrammarMasks, "fill"),
         ):

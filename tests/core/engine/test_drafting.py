@@ -24,8 +24,10 @@ from toy_engine import (
 
 from headstock import SamplingParams
 from headstock.cli.main import main
-from headstock.engine.drafting import DraftedRow, Drafting, SampledRows, accept_drafts
+from headstock.engine.drafting import Drafting, SampledRows, accept_drafts
 from headstock.engine.engine import Engine
+from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.tracked_request import DraftHistory, TrackedRequest
 from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.record.file import read_recording
 from headstock.scheduler import Plan, Request, Sampled
@@ -312,16 +314,20 @@ def test_acceptance_ends_at_the_first_draft_that_differs_from_the_sample_before_
 def test_a_row_is_held_no_longer_when_there_is_no_room_for_drafts(others: int) -> None:
     limits: Any = SimpleNamespace(max_drafts=3)
     proposer = toy_proposer.ToyProposer(toy_proposer.ToyOptions())
-    drafting = Drafting(proposer, "guess", limits, VOCAB, max_step_tokens=16)
+    tracker = OutputTracker()
+    drafting = Drafting(proposer, "guess", limits, VOCAB, 16, tracker)
     lengths = [18] + [5] * others  # the first row has one token to go
     for row, length in enumerate(lengths):
-        drafting.rows[row] = DraftedRow(row, np.ones(24, np.int32), length, 20, is_held=True)
+        drafts = DraftHistory(np.ones(24, np.int32), length, 20, is_held=True)
+        tracked = TrackedRequest(request(f"{row}", [1], 1), True, np.ones(1, np.int64), 0.0)
+        tracked.drafts = drafts
+        tracker.by_admission_id[row] = tracked
     rows = np.arange(1 + others, dtype=np.int32)
     ones = np.ones_like(rows)
     sampled = SampledRows(rows, rows, ones, np.zeros_like(rows), ones)
     event = drafting.make_event(sampled, None)
     assert len(event.hold) == len(rows) and not event.hold.any()
-    assert not any(drafted.is_held for drafted in drafting.rows.values())
+    assert not any(each.drafts.is_held for each in tracker.by_admission_id.values())
 
 
 def test_without_a_proposer_nothing_of_it_is_made(toys: Toys) -> None:

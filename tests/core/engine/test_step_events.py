@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock.engine.drafting import Drafting
+from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.step_events import make_step_events
 from headstock.scheduler import Failed, Plan, Pooled, Sampled
 from headstock.spi import Sample
@@ -109,7 +110,7 @@ def test_each_row_of_a_step_gets_what_it_would_get_alone(
 ) -> None:
     limits: Any = SimpleNamespace(max_drafts=3)
     proposer = toy_proposer.ToyProposer(toy_proposer.ToyOptions())
-    drafting = Drafting(proposer, "guess", limits, VOCAB, max_step_tokens=16)
+    drafting = Drafting(proposer, "guess", limits, VOCAB, 16, OutputTracker())
     if not has_proposer:
         for row in rows:
             row.drafts, row.samples, row.healthy = [], row.samples[:1], row.healthy[:1]

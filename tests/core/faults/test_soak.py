@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from toy_engine import Toys
 
-from headstock.engine.output_tracker import OutputTracker, TrackedRequest
+from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.tracked_request import TrackedRequest
 
 from .soak import soak
 
@@ -36,7 +37,7 @@ def test_any_mix_of_requests_aborts_and_faults_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("seconds", "leak", "message"),
     [
-        (0, lambda account: account, "left behind: .*output_tracker.TrackedRequest"),
+        (0, lambda account: account, "left behind: .*tracked_request.TrackedRequest"),
         pytest.param(
             60,
             lambda account: np.zeros(512, np.int32),

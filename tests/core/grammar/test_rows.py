@@ -299,6 +299,15 @@ def test_a_runner_that_samples_before_masks_are_there_is_blamed(
     assert "sampled before prepare_sampling() was called" in caplog.text
 
 
+def test_an_abort_of_an_id_before_it_is_given_ends_no_later_request_of_that_id(toys: Toys) -> None:
+    engine = toys.engine(grammar="toy-rules")
+    engine.abort("later")
+    one = ruled("later", range(5), 20, "9")
+
+    assert UncheckedHarness(engine).run([one]).outputs == {"later": follow_rules(one, 9)}
+    engine.close()
+
+
 def test_requests_that_end_leave_nothing_behind(toys: Toys) -> None:
     engine = toys.engine(grammar="toy-rules")
     harness = UncheckedHarness(engine)
@@ -309,9 +318,9 @@ def test_requests_that_end_leave_nothing_behind(toys: Toys) -> None:
     for name in list(harness.requests):
         engine.abort(name)
     harness.drain()
-    rows = engine.preparation.grammars
+    tracker = engine.output_tracker
 
-    assert rows is not None and not rows.requests and not rows.by_admission_id
+    assert not tracker.requests and not tracker.by_admission_id and not tracker.num_followed
     # The rows that they had take other requests, whose tokens nothing rules.
     others = [request(f"{i}", range(i, i + 8), 12) for i in range(8)]
     ruled_one = ruled("ruled", range(5), 20, "9")

@@ -9,7 +9,7 @@ import pytest
 from attrs import evolve
 
 from headstock.engine import step_events
-from headstock.engine.drafting import DraftedRow
+from headstock.engine.tracked_request import DraftHistory
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Clock, RowCounter, apply, selection
 from headstock.scheduler.name_table import NameTable
@@ -133,7 +133,7 @@ DRAFTED = {
         around(selection, "count_drafts", lambda count, counters: count(counters) * 0), DIFFERS
     ),
     "misses cost nothing": Mutant(
-        around(DraftedRow, "count_hits", lambda count_hits, self, hits: None), UNLIKE
+        around(DraftHistory, "count_hits", lambda count_hits, self, hits: None), UNLIKE
     ),
     "noise of the first draft": Mutant(
         around(SamplingTable, "make_sampling", noise_of_the_first), UNLIKE

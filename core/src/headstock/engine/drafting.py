@@ -9,6 +9,8 @@ from types import MappingProxyType
 import numpy as np
 from attrs import define, field, frozen
 
+from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.tracked_request import DraftHistory
 from headstock.errors import PluginBroken, describe_error, shorten
 from headstock.execution.abstract_executor import Pending
 from headstock.scheduler import Limits, Plan, RequestState, Sampled
@@ -16,54 +18,11 @@ from headstock.spi import Proposer
 from headstock.spi.arrays import Ints
 from headstock.startup.build import EngineBuild
 
-MAX_CREDIT = 4
-"""How many rejected verifications in a row it takes at most until a row rests."""
-MAX_REST_LEVEL = 4
-"""A row rests for 4, 16, 64, then 256 tokens."""
-
-
 STEP_TOKENS: Mapping[str, int] = MappingProxyType({"cpu": 16, "cuda": 128})
 """Tokens up to which a step takes hardly longer than one of a single token, by device.
 
 It reads all weights in either case. Drafts make no larger steps.
 """
-
-
-@define(eq=False)
-class DraftedRow:
-    """What is known of one row's request.
-
-    tokens: [max_len] int32, of which the first `length` are known
-    max_len: the length at which the request ends
-    score: accepted drafts lately, less the verifications in which none was right
-    rest: tokens to sample before the next guess
-    is_held: the row sits out until its token in flight is known
-    """
-
-    admission_id: int
-    tokens: Ints
-    length: int
-    max_len: int
-    score: int = 0
-    rest: int = 0
-    is_held: bool = False
-
-    def append(self, tokens: Ints) -> None:
-        """Append tokens, which come from the row's rest."""
-        self.tokens[self.length : self.length + len(tokens)] = tokens
-        self.length += len(tokens)
-        self.rest = max(self.rest - len(tokens), 0)
-
-    def count_hits(self, hits: int) -> None:
-        """Note how many drafts were right; after too many misses the row rests."""
-        if hits:
-            self.score = min(max(self.score, -1) + hits, MAX_CREDIT)
-            return
-        self.score = max(self.score - 1, -MAX_REST_LEVEL)
-        # Each try takes the row out of the overlap for two steps. Where none is right, tries must
-        # become so rare that they cost next to nothing.
-        if self.score < 0:
-            self.rest = 4**-self.score
 
 
 @define(eq=False)
@@ -141,21 +100,17 @@ class Drafting:
     limits: Limits
     vocab: int
     max_step_tokens: int
+    tracker: OutputTracker
     counts: DraftCounts = field(factory=DraftCounts)
-    rows: dict[int, DraftedRow] = field(factory=dict)
 
-    def track_admissions(self, plan: Plan, new_rows: Mapping[int, RequestState | None]) -> None:
-        """Note the requests that the plan gives a row."""
-        if not new_rows:
-            return
-        ids = dict(zip(plan.rows.tolist(), plan.admission_ids.tolist(), strict=True))
-        for row, entry in new_rows.items():
+    def track_admissions(self, new_rows: Mapping[int, RequestState | None]) -> None:
+        """Begin the histories of requests that got a row."""
+        for entry in new_rows.values():
             if entry is not None:
                 tokens = np.zeros(entry.request.max_len + self.limits.max_drafts, np.int32)
                 tokens[: len(entry.tokens)] = entry.tokens
-                self.rows[row] = DraftedRow(
-                    ids.get(row, 0), tokens, len(entry.tokens), entry.request.max_len
-                )
+                tracked = self.tracker.requests[entry.request.id]
+                tracked.drafts = DraftHistory(tokens, len(entry.tokens), entry.request.max_len)
 
     def count_step(self, plan: Plan, pending: Pending) -> None:
         """Count a step that has run, if it verified drafts."""
@@ -169,21 +124,22 @@ class Drafting:
         in_flight: the plan that runs now; rows of it get no drafts, but may be held back for some
         raises: PluginBroken
         """
-        asked: list[tuple[int, DraftedRow]] = []
+        asked: list[tuple[int, DraftHistory]] = []
         columns: tuple[Iterable[int], ...] = repeat(1), repeat(0)
         has_drafts = sampled.num_drafts is not None and bool(sampled.num_drafts.any())
         if sampled.counts is not None and sampled.num_drafts is not None:
             columns = sampled.counts.tolist(), sampled.num_drafts.tolist()
-        entries = zip(sampled.rows.tolist(), sampled.admission_ids.tolist(), *columns, strict=False)
+        entries = zip(sampled.admission_ids.tolist(), *columns, strict=False)
         stop = 0
-        for i, (row, admission_id, count, num_drafts) in enumerate(entries):
+        for i, (admission_id, count, num_drafts) in enumerate(entries):
             start, stop = stop, stop + count
             self.counts.proposed += num_drafts
             self.counts.accepted += count - 1
-            drafted = self.rows.get(row)
+            tracked = self.tracker.by_admission_id.get(admission_id)
             # Under overlap the row may have another request by now; such samples are dropped.
-            if drafted is None or drafted.admission_id != admission_id:
+            if tracked is None or tracked.drafts is None:
                 continue
+            drafted = tracked.drafts
             drafted.append(sampled.tokens[start:stop])
             if num_drafts:
                 drafted.count_hits(count - 1)
@@ -213,7 +169,7 @@ class Drafting:
 
     def _propose(
         self,
-        asked: Sequence[tuple[int, DraftedRow]],
+        asked: Sequence[tuple[int, DraftHistory]],
         admission_ids: Ints,
         busy: set[int],
         num_rows: int,
@@ -244,7 +200,7 @@ class Drafting:
                 drafted.count_hits(0)  # no draft was proposed, so holding it back was wasted
         return drafts, hold
 
-    def _call_proposer(self, rows: Sequence[DraftedRow], room: Ints) -> list[Ints]:
+    def _call_proposer(self, rows: Sequence[DraftHistory], room: Ints) -> list[Ints]:
         """Return the proposer's drafts for each of the rows.
 
         room: [rows] int32
@@ -266,8 +222,8 @@ class Drafting:
         return np.split(drafts.astype(np.int32), np.cumsum(counts)[:-1])
 
 
-def make_drafting(parts: EngineBuild) -> Drafting | None:
-    """Make the drafting of an engine; None without a proposer."""
+def make_drafting(parts: EngineBuild, tracker: OutputTracker) -> Drafting | None:
+    """Make the drafting of an engine's requests; None without a proposer."""
     selected = parts.parts.proposer
     if selected is None:
         return None
@@ -277,6 +233,7 @@ def make_drafting(parts: EngineBuild) -> Drafting | None:
         parts.limits,
         parts.model.vocab,
         STEP_TOKENS[parts.env.device],
+        tracker,
     )
 
 

@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+
+from attrs import evolve
 
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.drafting import make_drafting
-from headstock.engine.in_flight import InFlightStep, QueuedRequest
+from headstock.engine.in_flight import InFlightStep
 from headstock.engine.late_planning import LatePlanner
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import make_pacer
@@ -26,10 +28,10 @@ from headstock.engine.step_clock import StepClock
 from headstock.engine.step_events import make_step_events
 from headstock.engine.step_failures import (
     LINE,
-    CollectedStep,
     drop_unknown_tokens,
     log_failed_step,
 )
+from headstock.engine.tracked_request import TrackedRequest
 from headstock.errors import (
     PLUGIN_FAILURES,
     CapacityError,
@@ -81,8 +83,9 @@ class Engine:
         report: ProgressCallback | None = None,
         hooks: PartHooks = NO_HOOKS,
     ) -> None:
+        tracker = OutputTracker()
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            parts = build_engine(config, report, hooks)
+            parts = build_engine(config, report, hooks, tracker)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model
@@ -99,15 +102,15 @@ class Engine:
         self.summary: EngineSummary = summarize_engine(parts)
         with blame_plugins(self.names):
             self.state = initial_state(self.limits)
-        self.output_tracker = OutputTracker()
-        self.drafting, self.preparation = make_drafting(parts), make_preparation(parts)
+        self.output_tracker, self.preparation = tracker, make_preparation(parts)
+        self.drafting = make_drafting(parts, tracker)
         self.check_sampling = self.preparation.check
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
         self.planning = RecordedPlanning(self.recorder, self.names)
-        self.inbox: deque[Event] = deque()
+        self.inbox: deque[TrackedRequest | Event] = deque()
         # Not yet known to the output tracker: the next step takes them out of the inbox.
-        self.queued_requests: dict[str, QueuedRequest] = {}
+        self.queued_requests: dict[str, TrackedRequest] = {}
         self.num_queued = 0
         self.page_demand = PageDemand(self.limits)
         self.plan: Plan | None = None
@@ -162,11 +165,14 @@ class Engine:
         After an interrupt at any point of this method, `abort` still removes the request.
         """
         request = self.preparation.prepare(request)
+        followed = self.preparation.start_grammar(request)
+        pages = self.limits.pages_by_group(len(request.prompt))
         self.num_queued += 1
-        self.queued_requests[request.id] = QueuedRequest(
-            request, stream_tokens, self.num_queued, time.monotonic()
+        tracked = TrackedRequest(
+            request, stream_tokens, pages, time.monotonic(), self.num_queued, followed=followed
         )
-        self.inbox.append(Arrived(request))
+        self.queued_requests[request.id] = tracked
+        self.inbox.append(tracked)
 
     def check_request(self, request: Request) -> None:
         """Raise RequestError when this engine cannot take the request now, or ever."""
@@ -222,16 +228,14 @@ class Engine:
         # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
         num_kept = 1 if self.limits.overlap and launched else 0
-        collected = self._collect_step() if len(self.in_flight) > num_kept else CollectedStep()
-        results = self._make_events(collected)
-        failures = self.preparation.explain_failures()
-        errors = collected.explain(results, failures)
+        collected = self._collect_step() if len(self.in_flight) > num_kept else None
+        results, errors = self._make_events(collected)
         # All waiting times use this clock; schedulers read no other.
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
         state = self.state
         self.planning.begin(state, [clock, *results])
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(collected.plan, collected.sample, state.outcome)
+        updates = self.output_tracker.collect(collected, state.outcome)
         if deliver is not None and updates:
             deliver(updates)
             updates = ()
@@ -246,14 +250,10 @@ class Engine:
         )
         # After the results: a request that its last token ends has ended, even if an abort is
         # queued.
-        later: list[Event] = []
-        while self.inbox:
-            later.append(self.inbox.popleft())
-            self._track_arrival(later[-1])
-        has_arrivals = any(isinstance(event, Arrived) for event in later)
+        later, arrived = self._empty_inbox()
         later += self.pacer.make_events(
             state,
-            has_arrivals=has_arrivals,
+            has_arrivals=bool(arrived),
             num_streams=self.output_tracker.num_streams,
             num_ended=self.output_tracker.num_ended_streams,
             now=self.step_clock.now(),
@@ -263,11 +263,11 @@ class Engine:
         updates += self.output_tracker.finish_requests(state.ended, errors)
         self.plan = next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
+        self.preparation.follow(state.outcome)
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
-            self.drafting.track_admissions(next_plan, self.new_rows)
-        self.preparation.follow(next_plan, state)
-        self._drop_arrived(later)
+            self.drafting.track_admissions(self.new_rows)
+        self._drop_arrived(arrived)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
         is_idle = not (results or later or self.in_flight or len(next_plan.rows))
@@ -287,41 +287,43 @@ class Engine:
         """Make the error of a plugin that ends the engine."""
         return PluginBroken(compose_error(text, self.recorder.write_crash_recording(), most=LINE))
 
-    def _make_events(self, collected: CollectedStep) -> list[Event]:
-        """Make the events of a step's result.   raises: PluginBroken by the proposer"""
-        if collected.plan is None:
-            return []
+    def _make_events(self, collected: InFlightStep | None) -> tuple[list[Event], Mapping[int, str]]:
+        """Make the events of a step's result, and explain failures by admission id.
+
+        raises: PluginBroken by the proposer
+        """
+        if collected is None:
+            return [], {}
         in_flight = self.in_flight[-1].plan if self.in_flight else None
         try:
-            return make_step_events(collected.plan, collected.sample, self.drafting, in_flight)
+            events = make_step_events(collected.plan, collected.sample, self.drafting, in_flight)
         except PluginBroken as error:
             raise self._explain(str(error)) from error
+        return events, collected.explain(events, self.preparation.explain_failure)
 
-    def _track_arrival(self, event: Event) -> None:
-        """Let the output tracker know a request that arrives."""
-        if isinstance(event, Arrived):
-            request = event.request
-            queued = self.queued_requests.get(request.id)
-            self.output_tracker.add_request(
-                request,
-                stream_tokens=queued is None or queued.stream_tokens,
-                pages=self.limits.pages_by_group(len(request.prompt)),
-                arrival=time.monotonic() if queued is None else queued.arrival,
-            )
-        elif isinstance(event, Aborted):
-            # An interrupt inside `enqueue` may leave an entry whose request never arrives.
-            self.queued_requests.pop(event.id, None)
-            self.preparation.drop(event.id)
+    def _empty_inbox(self) -> tuple[list[Event], list[TrackedRequest]]:
+        """Take everything out of the inbox; return its events and the requests that arrived."""
+        events: list[Event] = []
+        arrived: list[TrackedRequest] = []
+        while self.inbox:
+            entry = self.inbox.popleft()
+            if isinstance(entry, TrackedRequest):
+                self.output_tracker.add_request(entry)
+                arrived.append(entry)
+                entry = Arrived(entry.request)
+            elif isinstance(entry, Aborted):
+                # An interrupt inside `enqueue` may leave an entry whose request never arrives.
+                self.queued_requests.pop(entry.id, None)
+            events.append(entry)
+        return events, arrived
 
-    def _drop_arrived(self, events: Sequence[Event]) -> None:
+    def _drop_arrived(self, arrived: Sequence[TrackedRequest]) -> None:
         """Take requests that arrived out of the queue, and count the pages that they wait for."""
-        arrived = [event.request.id for event in events if isinstance(event, Arrived)]
         if self.config.on_pressure == "reject":
-            queued = [self.queued_requests[id] for id in arrived if id in self.queued_requests]
-            self.page_demand.count(self.state, self.output_tracker, queued)
+            self.page_demand.count(self.state, self.output_tracker, arrived)
         # After the count: a reader in between counts a request once, by its number.
-        for id in arrived:
-            self.queued_requests.pop(id, None)
+        for tracked in arrived:
+            self.queued_requests.pop(tracked.request.id, None)
 
     def _check_idle(self) -> None:
         """Raise an error when an idle engine still holds rows or pages, which would leak.
@@ -344,10 +346,11 @@ class Engine:
             self.late_planner.note_launched()
         except PLUGIN_FAILURES as error:
             # It takes its turn as a step without a result, so that failures keep the plans' order.
-            self.in_flight.append(InFlightStep(plan, None, self._fail_step(plan, error)))
+            failed = InFlightStep(plan, None, failure=self._fail_step(plan, error))
+            self.in_flight.append(failed)
         return True
 
-    def _collect_step(self) -> CollectedStep:
+    def _collect_step(self) -> InFlightStep:
         """Wait for the oldest step in flight.
 
         A failed step has no sample: its requests fail, and the engine goes on.
@@ -355,17 +358,17 @@ class Engine:
         oldest, waited = self.in_flight.popleft(), 0.0
         try:
             if oldest.pending is None:
-                return CollectedStep(oldest.plan, None, oldest.failure)
+                return oldest
             began = time.monotonic()
             sample = oldest.pending.wait()
             waited = time.monotonic() - began
             self.output_tracker.count_step(oldest.pending)
             if self.drafting is not None:
                 self.drafting.count_step(oldest.plan, oldest.pending)
-            collected = CollectedStep(oldest.plan, sample, "", oldest.pending.reasons)
+            collected = evolve(oldest, sample=sample, reasons=oldest.pending.reasons)
             return drop_unknown_tokens(collected, self.model.vocab, self.names.ops)
         except PLUGIN_FAILURES as error:
-            return CollectedStep(oldest.plan, None, self._fail_step(oldest.plan, error))
+            return evolve(oldest, failure=self._fail_step(oldest.plan, error))
         finally:
             seconds = self.step_clock.note_end()
             self.pacer.note_end(oldest.plan, seconds)
@@ -384,8 +387,7 @@ class Engine:
 
     def final_updates(self) -> list[Update]:
         """End every live request with reason "abort", after the last step."""
-        while self.inbox:
-            self._track_arrival(self.inbox.popleft())
+        self._empty_inbox()
         return self.output_tracker.make_final_updates(self.state)
 
     def stats(self) -> EngineStats:

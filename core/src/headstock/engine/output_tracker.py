@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 from attrs import define, field
 
+from headstock.engine.in_flight import InFlightStep
+from headstock.engine.tracked_request import TrackedRequest
 from headstock.execution.abstract_executor import Pending
 from headstock.outputs import TokenLogprob, Update
 from headstock.scheduler import (
@@ -17,7 +18,6 @@ from headstock.scheduler import (
     Limits,
     Outcome,
     Plan,
-    Request,
     RowCounter,
     State,
     count_held_pages,
@@ -29,62 +29,6 @@ UNEXPLAINED = "the step of this request failed; the log has the reason"
 NO_ERRORS: Mapping[int, str] = MappingProxyType({})
 
 
-@define(eq=False)
-class TrackedRequest:
-    """One live request and what its updates have carried so far.
-
-    stream_tokens: every token is an update; without it only the first token and the end are
-    prompt_pages: how many pages its prompt takes, [groups] int64
-    arrival: in seconds of `time.monotonic`
-    admission_id: of its last admission, 0 before the first
-    num_emitted: how many output tokens its updates have carried
-    cached_tokens: prompt tokens from the prefix index at the first admission, None before
-    queue_seconds: from its arrival to the first admission
-    logprobs, prompt_logprobs: those that no update has carried yet; prompt_logprobs by position
-    embedding: of a request that pools, once its whole prompt is pooled
-    """
-
-    request: Request
-    stream_tokens: bool
-    prompt_pages: Ints
-    arrival: float
-    admission_id: int = 0
-    num_emitted: int = 0
-    cached_tokens: int | None = None
-    queue_seconds: float | None = None
-    logprobs: list[TokenLogprob] = field(factory=list)
-    prompt_logprobs: dict[int, TokenLogprob] = field(factory=dict)
-    embedding: tuple[float, ...] | None = None
-
-    def make_update(self, tokens: list[int], **end: Any) -> Update:
-        """Make the update with the next `tokens`; `end` has the fields of an end."""
-        if self.num_emitted and not self.logprobs and not end:  # as most are
-            self.num_emitted += len(tokens)
-            return Update(id=self.request.id, tokens=tuple(tokens))
-        changes: dict[str, Any] = {"id": self.request.id, "tokens": tuple(tokens), **end}
-        if tokens and not self.num_emitted:
-            changes["cached_tokens"] = self.cached_tokens
-            changes["queue_seconds"] = self.queue_seconds
-            if self.request.prompt_logprobs:
-                changes["prompt_logprobs"] = tuple(
-                    map(self.prompt_logprobs.get, range(len(self.request.prompt)))
-                )
-        if self.logprobs:
-            changes["logprobs"], self.logprobs = tuple(self.logprobs), []
-        self.num_emitted += len(tokens)
-        return Update(**changes)
-
-    def make_last_update(self, tokens: Ints, reason: str, **end: Any) -> Update:
-        """Make the last update.
-
-        tokens: [n] int32, the whole prompt and output
-        """
-        if self.request.pooling and reason == "stop":
-            end |= {"embedding": self.embedding, "cached_tokens": self.cached_tokens}
-        new_tokens = tokens[len(self.request.prompt) + self.num_emitted :].tolist()
-        return self.make_update(new_tokens, finish_reason=reason, **end)
-
-
 @define
 class OutputTracker:
     """The live requests, by id and by their latest admission id, and counts since the start.
@@ -92,6 +36,7 @@ class OutputTracker:
     awaiting_token: those of `by_admission_id` whose next token is an update. All others cost
         nothing until they end.
     num_streams, num_ended_streams: requests whose tokens are read one by one, live and ended
+    num_followed: live requests whose answers follow a grammar
     num_unadmitted: requests that were never admitted; their prompts take `unadmitted_pages`,
         [groups] int64
     """
@@ -108,17 +53,17 @@ class OutputTracker:
     peak_held_pages: int = 0
     num_streams: int = 0
     num_ended_streams: int = 0
+    num_followed: int = 0
     num_unadmitted: int = 0
     unadmitted_pages: Ints = field(factory=lambda: np.zeros(1, np.int64))
 
-    def add_request(
-        self, request: Request, *, stream_tokens: bool, pages: Ints, arrival: float
-    ) -> None:
-        """Track a request that arrived; its prompt takes `pages`, [groups] int64."""
-        self.requests[request.id] = TrackedRequest(request, stream_tokens, pages, arrival)
+    def add_request(self, tracked: TrackedRequest) -> None:
+        """Track a request that arrived."""
+        self.requests[tracked.request.id] = tracked
         self.num_unadmitted += 1
-        self.num_streams += stream_tokens
-        self.unadmitted_pages = self.unadmitted_pages + pages
+        self.num_streams += tracked.stream_tokens
+        self.num_followed += tracked.followed is not None
+        self.unadmitted_pages = self.unadmitted_pages + tracked.prompt_pages
 
     def count_step(self, pending: Pending) -> None:
         """Count a step that the device has run."""
@@ -157,20 +102,18 @@ class OutputTracker:
         self.by_admission_id.pop(tracked.admission_id, None)
         self.awaiting_token.pop(tracked.admission_id, None)
 
-    def collect(
-        self, plan: Plan | None, sample: Sample | None, outcome: Outcome
-    ) -> tuple[Update, ...]:
-        """Collect the updates of requests that go on after the step that ran `plan`.
+    def collect(self, step: InFlightStep | None, outcome: Outcome) -> tuple[Update, ...]:
+        """Collect the updates of requests that go on after a step.
 
         The last update of a request that has ended takes its last tokens.
         """
         self.output_tokens += len(outcome.accepted_tokens)
-        if plan is not None and sample is not None:
-            if sample.logprobs is not None:
-                self._add_prompt_logprobs(plan, sample)
-                self._add_logprobs(plan, sample, outcome)
-            if sample.pooled is not None:
-                self._add_embeddings(plan, sample.pooled.numpy())
+        if step is not None and step.sample is not None:
+            if step.sample.logprobs is not None:
+                self._add_prompt_logprobs(step.plan, step.sample)
+                self._add_logprobs(step.plan, step.sample, outcome)
+            if step.sample.pooled is not None:
+                self._add_embeddings(step.plan, step.sample.pooled.numpy())
         updates: list[Update] = []
         # A request that is not streamed costs nothing for a token. With an object for each token, a
         # step of 256 requests took 720-880 us in place of 220-240 (a model that computes nothing).
@@ -206,6 +149,7 @@ class OutputTracker:
         self.clear_admission(tracked)
         self.num_streams -= tracked.stream_tokens
         self.num_ended_streams += tracked.stream_tokens
+        self.num_followed -= tracked.followed is not None
         if tracked.cached_tokens is None:
             self._count_admitted(tracked)
         self.prompt_tokens += len(tracked.request.prompt)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 
 import numpy as np
 
-from headstock.engine.in_flight import QueuedRequest
 from headstock.engine.output_tracker import OutputTracker
+from headstock.engine.tracked_request import TrackedRequest
 from headstock.scheduler import Limits, RowCounter, State
 from headstock.spi.arrays import Ints
 
@@ -23,7 +23,9 @@ class PageDemand:
         self.limits = limits
         self.counted = np.zeros(len(limits.groups), np.int64), 0
 
-    def count(self, state: State, tracker: OutputTracker, arrived: Sequence[QueuedRequest]) -> None:
+    def count(
+        self, state: State, tracker: OutputTracker, arrived: Iterable[TrackedRequest]
+    ) -> None:
         """Count the pages after a step in which these requests arrived."""
         held = np.array([np.count_nonzero(refs) for refs in state.refs])
         num_pages = tracker.unadmitted_pages + held + self._count_missing(state)
@@ -48,7 +50,7 @@ class PageDemand:
             num_pages += lacked.clip(0)
         return num_pages
 
-    def find_pressure(self, queued: Collection[QueuedRequest]) -> float:
+    def find_pressure(self, queued: Collection[TrackedRequest]) -> float:
         """Return the share of pages in demand, in the KV group where it is largest.
 
         queued: read before this is called, so that none is missed; a request in both is known by
@@ -57,5 +59,5 @@ class PageDemand:
         pages, counted = self.counted
         for entry in queued:
             if entry.number > counted:
-                pages = pages + self.limits.pages_by_group(len(entry.request.prompt))
+                pages = pages + entry.prompt_pages
         return min(self.limits.largest_share(pages), 1.0)

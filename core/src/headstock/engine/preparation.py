@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
 from headstock.engine.request_checks import check_served
 from headstock.errors import RequestError
-from headstock.grammar import GrammarRows
-from headstock.scheduler import Plan, Request, State
+from headstock.grammar import FollowedRequest, GrammarRows
+from headstock.scheduler import Outcome, Request
 from headstock.selection.grammars import explain_no_grammar
 from headstock.selection.processors import SelectedProcessor, digest_forward_values
 from headstock.selection.request_args import RequestArgs
@@ -22,7 +22,7 @@ from headstock.structured_outputs import StructuredOutputsParams
 class RequestPreparation:
     """Checks what requests ask of sampling, and adds what the sampler needs for it.
 
-    Any thread may check, prepare and drop requests.
+    Any thread may check and prepare requests.
     grammars: None where no answer can follow one, as `why_no_grammar` says
     """
 
@@ -49,7 +49,7 @@ class RequestPreparation:
         self.grammars.check_request(request)
 
     def prepare(self, request: Request) -> Request:
-        """Return the request as the scheduler and the sampler take it.   raises: RequestError"""
+        """Return the request as the scheduler and the sampler take it."""
         # What is pooled is not sampled, but operations may read what it gives plugins.
         if any(not request.pooling or each.is_in_forward for each in self.processors):
             args = self.request_args.make(request.extra_args)
@@ -62,29 +62,31 @@ class RequestPreparation:
             variant = digest_forward_values(self.processors, values)
             request = evolve(request, processor_values=values, variant=variant)
         if self.grammars is not None and request.params.structured_outputs is not None:
-            self.grammars.add_request(request)
             # What may come next is known once the token before it is.
             request = evolve(request, wait_for_sample=True)
         return request
 
-    def follow(self, plan: Plan, state: State) -> None:
-        """Follow the tokens that led to `state`, and note what the plan admits."""
-        if self.grammars is not None:
-            self.grammars.advance(state)
-            self.grammars.track_admissions(plan, state)
+    def start_grammar(self, request: Request) -> FollowedRequest | None:
+        """Begin to follow the answer of a request; None where no grammar rules it.
 
-    def explain_failures(self) -> Mapping[int, str]:
-        """Explain by admission id why answers cannot follow their grammar any further."""
-        return {} if self.grammars is None else self.grammars.explain_failures()
+        raises: RequestError
+        """
+        if self.grammars is None or request.params.structured_outputs is None:
+            return None
+        return self.grammars.start(request)
+
+    def follow(self, outcome: Outcome) -> None:
+        """Follow the tokens that a step accepted, before other admissions replace theirs."""
+        if self.grammars is not None:
+            self.grammars.advance(outcome)
+
+    def explain_failure(self, admission_id: int) -> str:
+        """Explain why an answer cannot follow its grammar any further; empty while it can."""
+        return "" if self.grammars is None else self.grammars.explain_failure(admission_id)
 
     def has_compiled(self, params: StructuredOutputsParams) -> bool:
         """Whether the grammar of an answer is compiled, so that a request with it need not wait."""
         return self.grammars is not None and self.grammars.compiler.has_compiled(params)
-
-    def drop(self, request_id: str) -> None:
-        """Stop tracking a request that is about to end and may never have arrived."""
-        if self.grammars is not None:
-            self.grammars.drop_request(request_id)
 
     def close(self) -> None:
         """End what compiles grammars."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
 
 import numpy as np
-from attrs import evolve, field, frozen
+from attrs import evolve
 
+from headstock.engine.in_flight import InFlightStep
 from headstock.errors import (
     MAX_ERROR_LENGTH,
     EngineDied,
@@ -18,62 +18,14 @@ from headstock.errors import (
     describe_location,
 )
 from headstock.logs import log_event
-from headstock.scheduler import Event, Failed, Plan
+from headstock.scheduler import Plan
 from headstock.scheduler.invariants import IndexContradiction
-from headstock.spi import Sample
 from headstock.startup.blame import PluginNames
 
 LOG = logging.getLogger(__name__)
 
 LINE = MAX_ERROR_LENGTH - 40
 """Characters of an error that others put words before: "the engine stopped: ", "prompt 12: "."""
-
-NOT_FINITE = (
-    "the logits of this request are not finite; debug_invariants (--debug-invariants) says "
-    "which layer was the first, outside of graphs"
-)
-
-
-@frozen(eq=False)
-class CollectedStep:
-    """A step that is over.
-
-    plan, sample: None where no step was collected; a step that failed has no sample
-    failure: why it failed
-    reasons: by row, what is wrong with it, of rows that failed alone
-    """
-
-    plan: Plan | None = None
-    sample: Sample | None = None
-    failure: str = ""
-    reasons: Mapping[int, str] = field(factory=dict)
-
-    def explain(
-        self,
-        events: Sequence[Event],
-        unfollowed: Mapping[int, str] | None = None,
-    ) -> Mapping[int, str]:
-        """Explain by admission id why the events' requests failed; log rows that failed alone.
-
-        unfollowed: by admission id, why no token was allowed by a grammar
-        """
-        known = unfollowed or {}
-        errors = {
-            admission_id: self.failure
-            or known.get(admission_id)
-            or self.reasons.get(row, NOT_FINITE)
-            for event in events
-            if isinstance(event, Failed)
-            for row, admission_id in zip(
-                event.rows.tolist(), event.admission_ids.tolist(), strict=True
-            )
-        }
-        if errors and self.plan is not None and not self.failure:
-            why = next(iter(errors.values()))
-            LOG.error(
-                log_event("rows failed", step=self.plan.number, rows=len(errors), because=why)
-            )
-        return errors
 
 
 def log_failed_step(plan: Plan, error: BaseException, names: PluginNames, recording: str) -> str:
@@ -135,13 +87,13 @@ def _explain_index(fault: str, cache: str, tail: str) -> PluginBroken:
     return PluginBroken(compose_error(text, tail, most=LINE))
 
 
-def drop_unknown_tokens(step: CollectedStep, vocab: int, ops: str) -> CollectedStep:
+def drop_unknown_tokens(step: InFlightStep, vocab: int, ops: str) -> InFlightStep:
     """Return the step with rows that got a token outside the vocabulary as unhealthy ones.
 
     ops: the name of the operations that sampled
     """
     plan, sample = step.plan, step.sample
-    if plan is None or sample is None:
+    if sample is None:
         return step
     tokens = sample.tokens.numpy()
     # As unsigned numbers, of which negative ones are the largest: one comparison finds both ends.

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
+from typing import Protocol
 
 import numpy as np
 from attrs import define, frozen
@@ -13,7 +15,7 @@ from headstock.errors import PLUGIN_FAILURES, RequestError, describe_error, shor
 from headstock.grammar.compiler import GrammarCompiler
 from headstock.grammar.delayed import DelayedMatcher
 from headstock.logs import log_event
-from headstock.scheduler import Plan, Request, RowCounter, State
+from headstock.scheduler import Outcome, Plan, Request
 from headstock.spi import GrammarEngine, Matcher
 from headstock.spi.arrays import Ints
 from headstock.structured_outputs import PARAMETER
@@ -35,6 +37,34 @@ class FollowedRequest:
     failure: str = ""
 
 
+class AdmittedRequest(Protocol):
+    """A request that has been admitted.   followed: None where no grammar rules its answer"""
+
+    @property
+    def followed(self) -> FollowedRequest | None: ...
+
+
+class AdmittedRequests(Protocol):
+    """The live requests by their latest admission; the engine's thread alone changes them.
+
+    num_followed: how many live requests follow a grammar
+    """
+
+    @property
+    def num_followed(self) -> int: ...
+    @property
+    def by_admission_id(self) -> Mapping[int, AdmittedRequest]: ...
+
+
+@frozen
+class _NoRequests:
+    num_followed: int = 0
+    by_admission_id: Mapping[int, AdmittedRequest] = MappingProxyType({})
+
+
+NO_REQUESTS: AdmittedRequests = _NoRequests()
+
+
 @frozen(eq=False)
 class GrammarMasks:
     """The masks of a plan's logits that a grammar rules, still to be filled.
@@ -53,18 +83,17 @@ class GrammarMasks:
 
 
 class GrammarRows:
-    """The requests whose answers follow a grammar, by id and by their latest admission.
+    """Follows the answers that a grammar rules, and masks what they may not continue with.
 
-    Any thread may check and add requests. The thread that runs steps calls `plan_masks` and what
+    Any thread may check and start requests. The thread that runs steps calls `plan_masks` and what
     that returns, the engine's thread all else. A request is never in a step while its last token
     is on its way, so the two never use one matcher at the same time.
     """
 
-    def __init__(self, compiler: GrammarCompiler, vocab: int) -> None:
+    def __init__(self, compiler: GrammarCompiler, vocab: int, admitted: AdmittedRequests) -> None:
         self.compiler = compiler
         self.vocab = vocab
-        self.requests: dict[str, FollowedRequest] = {}
-        self.by_admission_id: dict[int, FollowedRequest] = {}
+        self.admitted = admitted
 
     def check_request(self, request: Request) -> None:
         """Raise RequestError when the grammar of a request's answer cannot be served."""
@@ -85,80 +114,51 @@ class GrammarRows:
             )
         self.compiler.compile(params.structured_outputs)
 
-    def add_request(self, request: Request) -> None:
-        """Follow a request that arrives.   raises: RequestError"""
+    def start(self, request: Request) -> FollowedRequest:
+        """Begin to follow the answer of a request.   raises: RequestError"""
         outputs = request.params.structured_outputs
         matcher = self.compiler.compile(outputs).start()
         if outputs.after_reasoning is not None:
             matcher = DelayedMatcher(matcher, outputs.after_reasoning, self._list_end_ids(request))
-        self.requests[request.id] = FollowedRequest(
-            request, matcher, np.array(self._list_end_ids(request), np.int64)
-        )
+        return FollowedRequest(request, matcher, np.array(self._list_end_ids(request), np.int64))
 
     def _list_end_ids(self, request: Request) -> list[int]:
         """The tokens that end the request; a tokenizer may have more ids than there are scores."""
         return [token for token in request.stop_ids if 0 <= token < self.vocab]
 
-    def drop_request(self, request_id: str) -> None:
-        """Stop tracking a request that is about to end, unless it is running.
-
-        Unknown ids are ignored.
-        """
-        if all(each.request.id != request_id for each in self.by_admission_id.values()):
-            self.requests.pop(request_id, None)
-
-    def track_admissions(self, plan: Plan, state: State) -> None:
-        """Note the admission ids that the plan gave out."""
-        if not self.requests:
+    def advance(self, outcome: Outcome) -> None:
+        """Follow the tokens that a step accepted, before other admissions replace theirs."""
+        if not self.admitted.num_followed:
             return
-        for row in plan.new_row_ids.tolist():
-            entry = state.requests_by_row[row]
-            followed = None if entry is None else self.requests.get(entry.request.id)
-            if followed is not None:
-                admission_id = int(state.row_counters[RowCounter.ADMISSION_ID, row])
-                self.by_admission_id[admission_id] = followed
-
-    def advance(self, state: State) -> None:
-        """Follow the tokens that the last step accepted, and let requests go that ended."""
-        if not self.requests:
-            return
-        outcome = state.outcome
-        for ended in outcome.ended:
-            if self.requests.pop(ended.id, None) is not None:
-                self.by_admission_id = {
-                    number: each
-                    for number, each in self.by_admission_id.items()
-                    if each.request.id != ended.id
-                }
         stop = 0
         for admission_id, count in zip(
             outcome.accepted_ids.tolist(), outcome.accepted_counts.tolist(), strict=True
         ):
             start, stop = stop, stop + count
-            followed = self.by_admission_id.get(admission_id)
-            if followed is not None:
-                self._follow(followed, outcome.accepted_tokens[start:stop])
+            request = self.admitted.by_admission_id.get(admission_id)
+            if request is not None and request.followed is not None:
+                self._follow(request.followed, outcome.accepted_tokens[start:stop])
 
-    def explain_failures(self) -> Mapping[int, str]:
-        """Explain by admission id which answers cannot be followed any further."""
-        return {
-            number: each.failure for number, each in self.by_admission_id.items() if each.failure
-        }
+    def explain_failure(self, admission_id: int) -> str:
+        """Explain why an answer cannot be followed any further; empty while it can."""
+        request = self.admitted.by_admission_id.get(admission_id)
+        return "" if request is None or request.followed is None else request.followed.failure
 
     def plan_masks(self, plan: Plan) -> GrammarMasks | None:
         """Find the plan's logits that a grammar rules; None when there are none."""
-        if not self.by_admission_id:
+        if not self.admitted.num_followed:
             return None
-        admission_ids = plan.admission_ids.tolist()
-        # Most rows have no grammar: they are passed over here, before anything is made for them.
-        found = [
-            at
-            for at, number in enumerate(admission_ids)
-            if number in self.by_admission_id and plan.samples[at]
-        ]
+        found: list[int] = []
+        followed: list[FollowedRequest] = []
+        for at, (admission_id, samples) in enumerate(
+            zip(plan.admission_ids.tolist(), plan.samples.tolist(), strict=True)
+        ):
+            request = self.admitted.by_admission_id.get(admission_id) if samples else None
+            if request is not None and request.followed is not None:
+                found.append(at)
+                followed.append(request.followed)
         if not found:
             return None
-        followed = [self.by_admission_id[admission_ids[at]] for at in found]
         lasts = plan.last_logits[found].astype(np.int64)
         if not len(plan.drafts):
             return GrammarMasks(self, lasts, [(each, plan.drafts) for each in followed])
@@ -241,9 +241,7 @@ class GrammarRows:
         )
 
     def close(self) -> None:
-        """Let go of all requests, and end what compiles."""
-        self.requests.clear()
-        self.by_admission_id = {}
+        """End what compiles."""
         self.compiler.close()
 
 

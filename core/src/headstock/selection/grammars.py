@@ -8,7 +8,7 @@ from pathlib import Path
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, shorten
-from headstock.grammar import GrammarCompiler, GrammarRows
+from headstock.grammar import AdmittedRequests, GrammarCompiler, GrammarRows
 from headstock.grammar.trial import NUM_TRIALS, TrialPool, TrialProcess
 from headstock.selection import auto_choices
 from headstock.selection.refusals import check_resolve
@@ -48,10 +48,15 @@ def select_grammar(config: EngineConfig, query: PartQuery, env: DeviceEnv) -> Gr
 
 
 def make_grammar_rows(
-    config: EngineConfig, spec: GrammarSpec | None, directory: Path, model: ModelConfig
+    config: EngineConfig,
+    spec: GrammarSpec | None,
+    directory: Path,
+    model: ModelConfig,
+    admitted: AdmittedRequests,
 ) -> GrammarRows | None:
     """Make what follows the answers of an engine; None where no grammar can be served.
 
+    admitted: the engine's live requests
     raises: CannotRun when a plugin is named, and the model has no tokenizer that it could read
     """
     if spec is None:
@@ -79,7 +84,7 @@ def make_grammar_rows(
         for _ in range(NUM_TRIALS)
     ]
     compiler = GrammarCompiler(spec.name, make_engine, TrialPool(trials))
-    return GrammarRows(compiler, model.vocab)
+    return GrammarRows(compiler, model.vocab, admitted)
 
 
 def _is_for(spec: GrammarSpec, assignment: str) -> bool:

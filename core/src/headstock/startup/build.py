@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
 import attrs
@@ -16,12 +17,16 @@ from headstock.debug.operation_reference import PlainWeights
 from headstock.errors import format_count
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.buffers import Buffers, BufferShape, allocate_buffers
-from headstock.grammar import GrammarRows
+from headstock.grammar import NO_REQUESTS, AdmittedRequests, GrammarRows
 from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
 from headstock.scheduler import Limits
 from headstock.selection.grammars import make_grammar_rows
-from headstock.selection.model_needs import find_attention_needs, resolve_model_dtype
+from headstock.selection.model_needs import (
+    AttentionNeeds,
+    find_attention_needs,
+    resolve_model_dtype,
+)
 from headstock.selection.negotiate import Terms, negotiate_terms
 from headstock.selection.refusals import check_resolve, make_part_query
 from headstock.selection.request_args import RequestArgs, collect_request_args
@@ -116,92 +121,51 @@ def build_engine(
     config: EngineConfig,
     on_progress: ProgressCallback | None = None,
     hooks: PartHooks = NO_HOOKS,
+    admitted: AdmittedRequests = NO_REQUESTS,
 ) -> EngineBuild:
     """Build the parts for `config`, wrapped by `hooks`, and load the weights.
 
+    admitted: the engine's live requests, whose grammars the masks of a step read
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     # Whatever a plugin raises in any of its functions, the error names it.
     with blame_plugins(PluginNames.from_config(config)):
-        return _build_parts(config, on_progress, hooks)
+        return _build_parts(config, on_progress, hooks, admitted)
 
 
 def _build_parts(
-    config: EngineConfig, on_progress: ProgressCallback | None, hooks: PartHooks
+    config: EngineConfig,
+    on_progress: ProgressCallback | None,
+    hooks: PartHooks,
+    admitted: AdmittedRequests,
 ) -> EngineBuild:
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
-    # Every refusal comes before the weights load, which can take minutes: model, options, parts and
-    # terms are checked first, in the order in which each needs the one before.
     # A program that uses headstock may have done anything before; a command has imported.
     times = begin_start(count_process=config.is_command)
-    env = describe_device(config.device)
-    device = torch.device(env.device)
-    chosen = _choose_model(config)
-    directory, read, model = chosen.directory, chosen.read, chosen.model
-    family, notes = read.family, list(chosen.notes)
-    dtype = resolve_model_dtype(config.dtype, model, env)
-    max_len = resolve_max_seq_len(config, model, notes)
-    needs = find_attention_needs(config, model, dtype, max_len, read.formats)
-    check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
-    tuned, tuned_note = find_tuned_choices(config, env, directory, needs)
-    parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
-    notes += [tuned_note] if tuned_note else []
-    config, graph_note = _take_graph_tokens(config, parts, tuned)
-    check_plugin_options(config, parts, read.spec)
-    request_args = collect_request_args(parts.specs)
-    terms = negotiate_terms(config, parts, model, dtype, env)
-    parts, operations = bind_operations(parts, model)
+    # Every refusal comes before the weights load, which can take minutes.
+    decided = _decide_parts(config)
+    config, env, model, parts = decided.config, decided.env, decided.chosen.model, decided.parts
+    notes, terms = list(decided.notes), decided.terms
     times.end_part("plugins")
+    device = torch.device(env.device)
     free = reclaim_free_bytes(device)
-    quantized = describe_weights(config, directory, dtype, terms.kv_dtype)
-    plain = PlainWeights(parts.operations.prepare) if config.debug_ops else None
-    params = load_onto_device(
-        config,
-        directory,
-        family,
-        model,
-        dtype,
-        device,
-        max_len,
-        parts.operations.prepare if plain is None else plain.prepare,
-        free,
-        on_progress,
-    )
-    parts.operations.bind(params, model)
+    inputs = _load_model(decided, device, free, hooks, on_progress)
     times.end_part("weights")
-    grammars = make_grammar_rows(config, parts.grammar, directory, model)
-    inputs = BuildInputs(
-        config=config,
-        parts=parts,
-        needs=needs,
-        family=family,
-        model=model,
-        params=params,
-        hooks=hooks,
-        plain_params=None if plain is None else plain.name_by(params),
-        masks=grammars,
-    )
+    directory = decided.chosen.directory
+    grammars = make_grammar_rows(config, parts.grammar, directory, model, admitted)
+    inputs = attrs.evolve(inputs, masks=grammars)
     shape = BufferShape(
         groups=model.kv_groups,
         device=device,
         kv_dtype=getattr(torch, terms.kv_dtype),
-        dtype=getattr(torch, dtype),
-        page_size=terms.page_size or max_len,
+        dtype=getattr(torch, decided.dtype),
+        page_size=terms.page_size or decided.max_len,
         rows=config.max_running_requests,
     )
     # After the weights and before the pool: what is left then is all that the pool may take.
-    kept = find_kept_profile(inputs, env, directory, max_len)
-    memory = plan_device_memory(inputs, shape, max_len, free, kept, notes, on_progress)
-    # A sequence that the whole pool cannot hold could never end, however often it is preempted.
-    if memory.longest < max_len:
-        cut = (
-            f"max_seq_len (--max-seq-len) is cut from {max_len} to "
-            f"{format_count(memory.longest, 'token')}, all that the KV pool can hold"
-        )
-        notes.append(cut)
-        if config.max_seq_len is not None:
-            LOG.warning(log_event("sequences are shorter than asked for", note=cut))
-        max_len = memory.longest
+    kept = find_kept_profile(inputs, env, directory, decided.max_len)
+    memory = plan_device_memory(inputs, shape, decided.max_len, free, kept, notes, on_progress)
+    max_len = _cut_max_len(config, decided.max_len, memory, notes)
     allocate = hooks.wrap_allocation(allocate_buffers)
     buffers = reserve_buffers(memory, kept, lambda: allocate(shape, memory.num_pages, max_len))
     limits = make_limits(config, parts, terms, memory, model, max_len, env.device)
@@ -210,25 +174,24 @@ def _build_parts(
     # Graphs come last: they hold the addresses of the buffers that serve.
     graphs = capture_runner_graphs(assembled, inputs, memory, kept, on_progress)
     times.end_part("graphs")
-    notes += [graph_note] if graph_note and graphs.sizes.rows else []
+    notes += [decided.graph_note] if decided.graph_note and graphs.sizes.rows else []
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
+    executor = hooks.wrap_executor(assembled.executor)
     return EngineBuild(
         config=config,
         env=env,
         directory=directory,
         model=model,
-        no_text=chosen.no_text,
+        no_text=decided.chosen.no_text,
         parts=parts,
-        request_args=request_args,
+        request_args=decided.request_args,
         terms=terms,
-        operations=operations,
-        weights=quantized,
+        operations=decided.operations,
+        weights=decided.weights,
         memory=memory,
         limits=attrs.evolve(limits, schedule=hooks.wrap_scheduler(limits.schedule)),
-        executor=_watch_free_pages(
-            inputs, memory, buffers, hooks.wrap_executor(assembled.executor)
-        ),
+        executor=_watch_free_pages(inputs, memory, buffers, executor),
         grammars=grammars,
         notes=(*notes, *graphs.notes),
         graph_sizes=graphs.sizes,
@@ -236,6 +199,123 @@ def _build_parts(
         kept_profile=kept,
         start=tuple(times.parts),
     )
+
+
+@frozen(kw_only=True, eq=False)
+class _DecidedParts:
+    """What serves a configuration, decided before the weights load.
+
+    config: as given, with the sizes that were measured for its graphs
+    max_len: tokens of a request at most, by the model and the configuration
+    weights: as in `EngineBuild`
+    notes: lines for the user; graph_note is one if there are graphs
+    """
+
+    config: EngineConfig
+    env: DeviceEnv
+    chosen: _ChosenModel
+    dtype: str
+    max_len: int
+    needs: AttentionNeeds
+    parts: SelectedPlugins
+    operations: OperationTable
+    request_args: RequestArgs
+    terms: Terms
+    weights: str
+    notes: Sequence[str]
+    graph_note: str
+
+
+def _decide_parts(config: EngineConfig) -> _DecidedParts:
+    """Decide what serves the configuration, or refuse it.   raises: as `build_engine`"""
+    # Model, options, parts and terms are checked in the order in which each needs the one before.
+    env = describe_device(config.device)
+    chosen = _choose_model(config)
+    read, model, notes = chosen.read, chosen.model, list(chosen.notes)
+    dtype = resolve_model_dtype(config.dtype, model, env)
+    max_len = resolve_max_seq_len(config, model, notes)
+    needs = find_attention_needs(config, model, dtype, max_len, read.formats)
+    check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
+    tuned, tuned_note = find_tuned_choices(config, env, chosen.directory, needs)
+    parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
+    notes += [tuned_note] if tuned_note else []
+    config, graph_note = _take_graph_tokens(config, parts, tuned)
+    check_plugin_options(config, parts, read.spec)
+    request_args = collect_request_args(parts.specs)
+    terms = negotiate_terms(config, parts, model, dtype, env)
+    parts, operations = bind_operations(parts, model)
+    return _DecidedParts(
+        config=config,
+        env=env,
+        chosen=chosen,
+        dtype=dtype,
+        max_len=max_len,
+        needs=needs,
+        parts=parts,
+        operations=operations,
+        request_args=request_args,
+        terms=terms,
+        weights=describe_weights(config, chosen.directory, dtype, terms.kv_dtype),
+        notes=notes,
+        graph_note=graph_note,
+    )
+
+
+def _load_model(
+    decided: _DecidedParts,
+    device: torch.device,
+    free: int,
+    hooks: PartHooks,
+    on_progress: ProgressCallback | None,
+) -> BuildInputs:
+    """Load the weights onto the device and bind the operations to them.
+
+    free: bytes of the device that were free before
+    raises: as `build_engine`
+    """
+    config, chosen, operations = decided.config, decided.chosen, decided.parts.operations
+    plain = PlainWeights(operations.prepare) if config.debug_ops else None
+    params = load_onto_device(
+        config,
+        chosen.directory,
+        chosen.read.family,
+        chosen.model,
+        decided.dtype,
+        device,
+        decided.max_len,
+        operations.prepare if plain is None else plain.prepare,
+        free,
+        on_progress,
+    )
+    operations.bind(params, chosen.model)
+    return BuildInputs(
+        config=config,
+        parts=decided.parts,
+        needs=decided.needs,
+        family=chosen.read.family,
+        model=chosen.model,
+        params=params,
+        hooks=hooks,
+        plain_params=None if plain is None else plain.name_by(params),
+    )
+
+
+def _cut_max_len(config: EngineConfig, max_len: int, memory: MemoryPlan, notes: list[str]) -> int:
+    """Return the tokens of a request at most, for which the pool must have room.
+
+    writes: notes
+    """
+    # A sequence that the whole pool cannot hold could never end, however often it is preempted.
+    if memory.longest >= max_len:
+        return max_len
+    cut = (
+        f"max_seq_len (--max-seq-len) is cut from {max_len} to "
+        f"{format_count(memory.longest, 'token')}, all that the KV pool can hold"
+    )
+    notes.append(cut)
+    if config.max_seq_len is not None:
+        LOG.warning(log_event("sequences are shorter than asked for", note=cut))
+    return memory.longest
 
 
 @frozen(kw_only=True)
