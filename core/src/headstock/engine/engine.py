@@ -234,14 +234,17 @@ class Engine:
         clock = Clock(int(1000 * (time.monotonic() - self.start_time)))
         state = self.state
         self.planning.begin(state, [clock, *results])
+        outcome = state.outcome
         # Before `track_admissions`: the results name admissions that the next plan may replace.
-        updates = self.output_tracker.collect(collected, state.outcome)
+        updates = self.output_tracker.collect(collected, outcome)
         if deliver is not None and updates:
             deliver(updates)
             updates = ()
         # Finished requests are reported after the next step is planned. New arrivals cannot be
         # admitted before requests that already wait.
-        has_aborts = any(isinstance(event, Aborted) for event in tuple(self.inbox))
+        has_aborts = bool(self.inbox) and any(
+            isinstance(entry, Aborted) for entry in tuple(self.inbox)
+        )
         has_news = bool(updates or state.ended or has_aborts)
         running = self.in_flight[0] if self.in_flight else None
         self.late_planner.wait(
@@ -263,7 +266,7 @@ class Engine:
         updates += self.output_tracker.finish_requests(state.ended, errors)
         self.plan = next_plan
         self.new_rows = {row: state.requests_by_row[row] for row in next_plan.new_row_ids.tolist()}
-        self.preparation.follow(state.outcome)
+        self.preparation.follow(outcome)
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
             self.drafting.track_admissions(self.new_rows)

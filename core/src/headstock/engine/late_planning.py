@@ -108,6 +108,8 @@ class LatePlanner:
         seconds: that it took
         waited: seconds that the host waited for it
         """
+        if not self.enabled:
+            return
         has_slept, self.has_slept = self.has_slept, False
         if waited < _LEAST_WAITED:
             if has_slept:  # for too long: what was seen is no more
@@ -120,7 +122,9 @@ class LatePlanner:
 
         is_urgent: the plan must not wait; something would be told only after it, or requests wait
         """
-        if self.enabled and running is not None and running.num_decode and not is_urgent:
+        if not self.enabled:
+            return
+        if running is not None and running.num_decode and not is_urgent:
             since = self.step_clock.measure_running()
             delay = choose_delay(self.times, since, _count_prompt_tokens(running))
             if delay:

@@ -37,8 +37,9 @@ class Loop:
     an interrupt within `with` of a Condition or an Event, which is Python code, may leave its lock
     taken for good; that of a Lock is one C call.
 
-    `after_step` is called on the thread when the sinks have had tokens of a step, and again when
-    they have had its ends; before the thread sleeps, each second of its sleep, and at its end.
+    `after_step` is called on the thread when the sinks have had tokens of a step, and when they
+    have had its ends; once for a step that has neither; before the thread sleeps, each second of
+    its sleep, and at its end.
     """
 
     def __init__(self, engine: Engine, after_step: Callable[[], None] | None = None) -> None:
@@ -48,6 +49,7 @@ class Loop:
         self.failure: HeadstockError | None = None
         self.heartbeat = time.monotonic()
         self.closing = False
+        self.has_told = False
         self.has_ended = False
         self.is_abandoned = False
         # Held by `submit`. `close` takes no lock: a signal handler may call it inside `submit`.
@@ -127,7 +129,10 @@ class Loop:
         """
         try:
             while self._wait_for_work():
-                self._tell(self.engine.step(self._tell))
+                self.has_told = False
+                updates = self.engine.step(self._tell)
+                if updates or not self.has_told:
+                    self._tell(updates)
             self._emit(self.engine.final_updates())
         except BaseException as error:
             # Even SystemExit, from a plugin: the callers wait for updates of this thread alone.
@@ -169,6 +174,7 @@ class Loop:
         """Call the sinks, and report it: tokens are passed on before the next step is planned."""
         if updates:
             self._emit(updates)
+        self.has_told = True
         self._report_step()
 
     def _report_step(self) -> None:
