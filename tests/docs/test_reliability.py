@@ -38,6 +38,6 @@ def test_every_broken_engine_is_in_the_table_and_nothing_else() -> None:
 def test_a_test_that_notices_nothing_has_no_place_in_the_table() -> None:
     with pytest.raises(
         ValueError,
-        match=r"C9: wanted a link to a test and the broken engines it notices, got '\[test_x",
+        match=r"C9: expected a link to a test and the broken engines it detects, got '\[test_x",
     ):
         list(catches("| C9 | it stops | [test_x](../tests/core/test_x.py) |\n"))

@@ -33,7 +33,7 @@ def catches(page: str) -> Iterator[Catch]:
             link, _, mutants = line.partition(": ")
             if not (found := LINK.fullmatch(link)) or not mutants:
                 raise ValueError(
-                    f"{bug}: wanted a link to a test and the broken engines it notices, got "
+                    f"{bug}: expected a link to a test and the broken engines it detects, got "
                     f"{line!r}"
                 )
             for mutant in mutants.split(", "):
