@@ -159,7 +159,7 @@ PARAMS = [
     case(
         "SamplingParams()",
         "SamplingParams().max_tokens == 100",
-        differs="`max_tokens` is 100, where vLLM has 16",
+        differs="`max_tokens` is 100, not 16 as in vLLM",
     ),
     case("params = SamplingParams(); params.stop = 'x'", "params.stop == ('x',)"),
     *(
@@ -208,7 +208,7 @@ TEMPLATE = (
 
 
 def make_names(llm: LLM) -> dict[str, Any]:
-    """What the lines find."""
+    """The names that the lines use."""
     messages = [{"role": "user", "content": "What is 2 + 3?"}]
     function = {"name": "add", "parameters": {"type": "object"}}
     asked = SamplingParams(max_tokens=2, logprobs=1, prompt_logprobs=1)
@@ -239,7 +239,7 @@ def make_names(llm: LLM) -> dict[str, Any]:
 
 
 def run_case(one: Case, names: Mapping[str, Any]) -> tuple[str, str]:
-    """The status of a line, and what is to be said of it."""
+    """The status of a line, and the text of its right column."""
     scope = dict(names)
     try:
         exec(one.here or one.vllm, scope)
@@ -280,7 +280,7 @@ def read_notes(notes: tuple[str, ...]) -> tuple[str, str]:
 
 
 def make_page(llm: LLM) -> str:
-    """The page, from what the lines do."""
+    """The page, with what each line does."""
     names = make_names(llm)
     parts = [
         ("Imports", [(one.vllm, run_case(one, names)) for one in IMPORTS]),
@@ -305,20 +305,20 @@ def list_lines(title: str, rows: list[tuple[str, tuple[str, str]]]) -> Iterator[
 HEAD = """# Coming from vLLM
 
 Change the import, and most scripts run: names and meanings are vLLM's. `headstock serve --model
-NAME` takes the place of `vllm serve NAME`. Each line below was run, and the right column is what
-headstock says of it.
+NAME` replaces `vllm serve NAME`. Each line below was run, and the right column shows headstock's
+response.
 
-| status | means |
+| status | meaning |
 | --- | --- |
 | works | the same line does the same; a value that is the default here is accepted with a note |
 | renamed | the same under another name |
-| different | the same line works, and means something else |
-| refused | an error that says what to do: `NotSupported` for what headstock has not yet |
+| different | the same line works, but means something else |
+| refused | an error that says what to do: `NotSupported` for features that headstock lacks |
 
 Two defaults differ: `use_tqdm` is off, and `max_tokens` is 100; `LLM.chat` without parameters may
-fill the context. `LLM.generate_async`, `LLM.stream`, `LLM.stream_chat` and their `a...` forms take
-the place of `AsyncLLM`. Fields of HTTP requests are in [serving](serving.md#fields).
-[Configuration](configuration.md) lists the other names of each flag, which `--help` leaves out."""
+fill the context. `LLM.generate_async`, `LLM.stream`, `LLM.stream_chat` and their `a...` forms
+replace `AsyncLLM`. Fields of HTTP requests are described in [serving](serving.md#fields).
+[Configuration](configuration.md) lists the other names of each flag, which `--help` omits."""
 
 
 def main() -> None:

@@ -26,12 +26,12 @@ from headstock.errors import NotSupported, UsageError
             "CUDA graphs are replayed where the backend allows it; runner (--runner) eager runs "
             "without",
         ),
-        ("trust_remote_code", True, "code out of a model's directory is never run"),
+        ("trust_remote_code", True, "code in a model's directory is never run"),
         (
             "quantization",
             "awq",
             (
-                "config.json says how weights are quantized, and nothing quantizes them here; "
+                "config.json decides how weights are quantized; headstock quantizes none; "
                 "kv_dtype (--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
             ),
         ),

@@ -118,7 +118,9 @@ def test_an_adapter_names_its_model_and_says_how_to_merge(tmp_path: Path) -> Non
     directory = write(tmp_path / "lora", "adapter_config.json", "adapter_model.safetensors")
     for function in (read_config, weight_files):
         message = refuse(function, directory)
-        assert " holds an adapter of owner/base, and adapters are not served; merge it" in message
+        assert (
+            " holds an adapter of owner/base, and adapters are not supported; merge it" in message
+        )
         assert "pip install peft && python -c" in message
         assert command_of(message) == [str(directory), "owner/base", "./lora-safetensors"]
         write(directory, "config.json")

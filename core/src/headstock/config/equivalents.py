@@ -15,15 +15,15 @@ PREFIXES = "prefixes are reused by default; cache_type (--cache-type) naive turn
 NO_SWAP = "no pages are swapped to the host; a preempted request is recomputed"
 NO_OFFLOAD = "weights are not offloaded to the host; a smaller dtype (--dtype) halves them"
 QUANTIZED = (
-    "config.json says how weights are quantized, and nothing quantizes them here; kv_dtype "
+    "config.json decides how weights are quantized; headstock quantizes none; kv_dtype "
     "(--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
 )
 CHUNKED = "long prompts are always cut into chunks of max_batch_tokens (--max-batch-tokens)"
 ONE_DEVICE = "this version runs on one device"
-ADAPTERS = "adapters are not served; merge one into its model"
+ADAPTERS = "LoRA adapters are not supported; merge one into its model"
 SPECULATION = (
-    "proposer (--proposer) ngram guesses tokens by what followed them before; drafts of a "
-    "model are not there"
+    "proposer (--proposer) ngram proposes the tokens that followed the latest ones earlier; draft "
+    "models are not supported"
 )
 OVERLAP = "steps are scheduled ahead by default; overlap (--overlap) off turns that off"
 OWN_TOKENIZER = "the tokenizer is the one in the model's directory"
@@ -35,7 +35,7 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(("quantization", "quantization_config"), QUANTIZED),
         **dict.fromkeys(("swap_space", "kv_offloading_size"), NO_SWAP),
         "cpu_offload_gb": NO_OFFLOAD,
-        "trust_remote_code": "code out of a model's directory is never run",
+        "trust_remote_code": "code in a model's directory is never run",
         "enable_chunked_prefill": CHUNKED,
         "chunked_prefill_size": "max_batch_tokens (--max-batch-tokens) is the maximum number of "
         "tokens computed in one step",

@@ -12,7 +12,7 @@ from headstock.text.conversation import CONVERSATION_OPTIONS
 METHODS: Mapping[str, str] = MappingProxyType(
     {
         "beam_search": "sample n answers with logprobs, and choose by cumulative_logprob",
-        "encode": "LLM.embed makes a vector of each prompt",
+        "encode": "LLM.embed returns a vector for each prompt",
         **dict.fromkeys(("classify", "reward"), "LLM generates text and embeds it"),
         "score": "give prompt_logprobs to SamplingParams, and add those of the text",
         **dict.fromkeys(("sleep", "wake_up"), "close the LLM, and make a new one"),
@@ -31,8 +31,8 @@ METHODS: Mapping[str, str] = MappingProxyType(
 
 OPTIONS: Mapping[str, tuple[tuple[object, ...], str]] = MappingProxyType(
     {
-        "lora_request": ((None,), "adapters are not served; merge one into its model"),
-        "prompt_adapter_request": ((None,), "adapters are not served"),
+        "lora_request": ((None,), "LoRA adapters are not supported; merge one into its model"),
+        "prompt_adapter_request": ((None,), "prompt adapters are not supported"),
         "mm_processor_kwargs": ((None,), "prompts are text or token ids"),
         "tokenization_kwargs": ((None, {}), "give token ids to tokenize otherwise"),
         "prompt_token_ids": ((None,), 'a prompt of ids is {"prompt_token_ids": [...]}'),
