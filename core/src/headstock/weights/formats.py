@@ -95,8 +95,8 @@ def _explain_adapter(directory: Path) -> str:
     base = _find_adapter_base(directory)
     command = _python_command(_MERGE_ADAPTER, directory, base, _conversion_directory(directory))
     return (
-        f"{shorten(directory)} holds an adapter of {shorten(base)}, and adapters are not supported; "
-        f"merge it into that model: pip install peft && {command}"
+        f"{shorten(directory)} holds an adapter of {shorten(base)}, and adapters are not "
+        f"supported; merge it into that model: pip install peft && {command}"
     )
 
 
