@@ -366,7 +366,7 @@ def test_keywords_of_vllm_are_taken_as_far_as_they_change_nothing(scripted: Make
         lambda: llm.generate("a", SHORT, lora_request=5),
         lambda: llm.chat(talk, SHORT, lora_request=5),  # type: ignore[call-arg]
     ):
-        with pytest.raises(NotSupported, match="lora_request=5 is not supported; adapters are"):
+        with pytest.raises(NotSupported, match="lora_request=5 is not supported; LoRA adapters"):
             call()
     with pytest.raises(RequestError, match=r"generate has no keyword tools; give it to LLM.chat"):
         llm.generate("a", SHORT, tools=[])
