@@ -15,6 +15,11 @@ from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
 from headstock.engine.drafting import make_drafting
+from headstock.engine.failure_texts import (
+    LINE,
+    drop_unknown_tokens,
+    log_failed_step,
+)
 from headstock.engine.in_flight import InFlightStep
 from headstock.engine.late_planning import LatePlanner
 from headstock.engine.output_tracker import OutputTracker
@@ -26,11 +31,6 @@ from headstock.engine.stall_check import StallCheck
 from headstock.engine.stats import EngineStats, collect_stats
 from headstock.engine.step_clock import StepClock
 from headstock.engine.step_events import make_step_events
-from headstock.engine.step_failures import (
-    LINE,
-    drop_unknown_tokens,
-    log_failed_step,
-)
 from headstock.engine.tracked_request import TrackedRequest
 from headstock.errors import (
     PLUGIN_FAILURES,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from headstock.engine.step_failures import explain_contradiction, explain_scheduling_error
+from headstock.engine.failure_texts import explain_contradiction, explain_scheduling_error
 from headstock.errors import PLUGIN_FAILURES, HeadstockError
 from headstock.record import Recorder
 from headstock.scheduler import (

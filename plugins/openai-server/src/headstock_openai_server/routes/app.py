@@ -14,7 +14,7 @@ from starlette.types import ASGIApp
 from headstock import HeadstockError
 from headstock_openai_server.api.errors import ApiError, translate_error
 from headstock_openai_server.engine.service import Service
-from headstock_openai_server.http.gate import Gate, error_response
+from headstock_openai_server.http.middleware import Gate, error_response
 from headstock_openai_server.observe.access_log import AccessLog
 from headstock_openai_server.observe.tracing import RequestTracer
 from headstock_openai_server.routes.chat import answer_chat

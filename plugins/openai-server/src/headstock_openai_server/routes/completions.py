@@ -26,7 +26,7 @@ from headstock_openai_server.engine.generation import Piece
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.http.decoding import read_body
 from headstock_openai_server.http.event_stream import run_for_client
-from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.http.middleware import RECORD
 from headstock_openai_server.routes.answering import (
     ChunkStream,
     Identity,

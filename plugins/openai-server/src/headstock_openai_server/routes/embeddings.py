@@ -20,7 +20,7 @@ from headstock_openai_server.engine.generation import Generation
 from headstock_openai_server.engine.service import Service
 from headstock_openai_server.http.decoding import read_body
 from headstock_openai_server.http.event_stream import run_for_client
-from headstock_openai_server.http.gate import RECORD
+from headstock_openai_server.http.middleware import RECORD
 from headstock_openai_server.routes.answering import json_response, note_generation
 from headstock_openai_server.routes.completions import list_prompts
 
