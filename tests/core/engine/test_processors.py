@@ -238,3 +238,20 @@ def test_a_processor_that_no_graph_can_have_costs_the_others_no_graph(
     assert counts.replayed_steps > 10
     assert outputs == {"shifted": shifted_answer(shifted)}
     assert "not captured" in caplog.text and "test_processors.py" in caplog.text
+
+
+def test_a_smaller_graph_is_captured_right_after_a_step_with_a_processed_row_past_its_end(
+    toys: Toys, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = toys.engine(
+        logits_processors=("shift",), runner="rerun", debug_invariants=False, overlap=False
+    )
+    # The last of five rows is processed, and goes on alone when the others end.
+    requests = [request(str(i), [2 + 3 * (i == 4), 3, 4], 3 + 3 * (i == 4)) for i in range(5)]
+    harness = UncheckedHarness(engine).run(requests)
+    while not engine.late_captures.is_done:
+        engine.prepare_next()
+    engine.close()
+
+    assert harness.outputs["4"] == shifted_answer(requests[4])
+    assert caplog.text == ""

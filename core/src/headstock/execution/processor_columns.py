@@ -185,8 +185,9 @@ class ProcessorColumns:
                 for columns in self.device
             ]
         else:
-            which, tables = self.chosen[0, : len(row_ids)], self.few
-            count = len(which)
+            # A capture may follow a step of more rows than it has, whose rows are chosen still.
+            which = self.chosen[0, : len(row_ids)].clamp(max=len(row_ids) - 1)
+            tables, count = self.few, len(which)
         return Processing(
             rows=which,
             parts=tuple(
