@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
 from attrs import frozen
 from torch import Tensor
 
@@ -40,7 +39,7 @@ def forward_verification(
     plan = backend.capture_plan(tables.attention_step(rows, longest))
 
     def attend(q: Tensor, index: int) -> Tensor:
-        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        out = layers[index].empty_output(q)
         backend.forward(q, layers[index], plan, out)
         return out
 
