@@ -28,6 +28,7 @@ LIBRARIES = {
         "cache",
         "ops",
         "scheduler",
+        "runner",
         "model",
         "proposer",
         "logits",

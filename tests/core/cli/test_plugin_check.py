@@ -80,7 +80,7 @@ def test_a_plugin_none_of_whose_cases_can_run_gives_exit_code_5(
     ("name", "said"),
     [
         ("fa", "'fa' cannot be checked here: it runs on cuda"),
-        ("eager", "no cases for plugins of the kind 'runner'; there are for: attention, cache"),
+        ("bench", "no cases for plugins of the kind 'command'; there are for: attention, cache"),
     ],
 )
 def test_what_cannot_be_checked_here_is_said_in_a_line(name: str, said: str) -> None:

@@ -22,6 +22,7 @@ CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
             "cache",
             "ops",
             "scheduler",
+            "runner",
             "model",
             "proposer",
             "logits",
