@@ -14,7 +14,8 @@ BLOCK = 1024
 
 @triton.jit
 def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """A program a row and block of columns. silu is rounded before the product, as torch does."""
+    """One program per row and block of columns. silu is rounded before the product, as torch
+    does."""
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)

@@ -16,7 +16,7 @@ BLOCK = 512
 
 @device_function
 def load_gated(projected, token, width, at, mask):
-    """The input of the convolution at a token: the gate before times what is between.
+    """The convolution's input at a token: the first gate times the middle part.
 
     projected: [tokens, 3 * width], the gate before, the one after and what is between
     """
@@ -28,7 +28,7 @@ def load_gated(projected, token, width, at, mask):
 
 @device_function
 def store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS: tl.constexpr):
-    """Write the sum behind the gate after it; each is rounded, as torch does."""
+    """Write the second gate times the sum; each step is rounded, as torch does."""
     if HAS_BIAS:
         total += tl.load(bias + at, mask, other=0.0).to(tl.float32)
     gate = tl.load(projected + token * 3 * width + width + at, mask, other=0.0)
@@ -53,14 +53,14 @@ def step_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Rows of one token each: a program a row and block of channels, which moves its state on."""
+    """Rows of one token: one program per row and block of channels, which advances its state."""
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     wait_for_previous(PDL)
     line = state + tl.load(pages + row) * page_stride + at
-    # What a page held for another sequence may be NaN, and no product with 0 takes that away.
+    # A page may hold NaN of another sequence, which a product with 0 would not remove.
     kept = mask & (tl.load(is_first + row) == 0)
     total = tl.zeros([BLOCK], tl.float32)
     for tap in tl.static_range(TAPS - 1):
@@ -82,7 +82,8 @@ def load_source(
     source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask,
     TAPS: tl.constexpr,
 ):  # fmt: skip
-    """What `ConvInputs` names by a number: 0 for zeros, then the rows' states, then the tokens."""
+    """Load an input by its number in `ConvInputs`: 0 for zeros, then the rows' states, then
+    tokens."""
     index, size = source - 1, rows * (TAPS - 1)
     in_state = (index >= 0) & (index < size)
     page = tl.load(pages + index // (TAPS - 1), in_state, other=0)
@@ -112,7 +113,7 @@ def convolve_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program a token and block of channels; states are only read."""
+    """One program per token and block of channels; states are only read."""
     begin_next(PDL)
     token = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -143,9 +144,9 @@ def keep_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program a row and block of channels, which makes the row's state anew.
+    """One program per row and block of channels, which rewrites the row's state.
 
-    In this order: what a place of the state is made of lies behind it, or is that place.
+    The order is safe: each position of the state is computed from itself or later ones.
     """
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
@@ -170,7 +171,7 @@ def convolve_gated_(
     *,
     pdl: bool = False,
 ) -> Tensor:
-    """As `headstock.nn.short_conv.convolve_`, with the gates before and after it.
+    """Same as `headstock.nn.short_conv.convolve_`, with the gates before and after it.
 
     projected: [tokens, 3 * width], the gate before, the one after and what is between
     weight: [taps, width]    bias: [width] or None    returns: [tokens, width]
@@ -183,7 +184,7 @@ def convolve_gated_(
     assert state.stride(-1) == 1 and projected.is_contiguous() and weight.is_contiguous()
     blocks, pages = triton.cdiv(width, BLOCK), inputs.pages
     strides = (state.stride(0), state.stride(1))
-    # An address that is never read stands for no bias.
+    # Without a bias, pass a pointer that is never read.
     term = weight if bias is None else bias
     fixed = {"TAPS": taps, "BLOCK": BLOCK, "num_warps": 4, **launch_options(pdl)}
     if inputs.sources is None or inputs.kept is None:
@@ -196,7 +197,7 @@ def convolve_gated_(
         projected, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
         *strides, HAS_BIAS=bias is not None, **fixed,
     )  # fmt: skip
-    # A kernel of its own: all tokens must have read the old states first.
+    # A separate kernel: all tokens must have read the old states first.
     keep_kernel[(len(pages), blocks)](
         projected, state, pages, inputs.kept, len(pages), width, *strides, **fixed
     )

@@ -1,4 +1,4 @@
-"""Experts of a few tokens: each pair (token, expert) reads its weights at the memory's speed."""
+"""Experts of a few tokens: each pair (token, expert) reads its weights at memory speed."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ def gate_up_rows_kernel(
 
     Each row is read whole before it is summed, so that no load waits for a sum.
     """
-    # Which weights a pair reads, the kernel before decides: nothing can be loaded ahead. The next
+    # The previous kernel decides which weights a pair reads, so nothing can be preloaded. The next
     # kernel may begin only now, because it reads the pairs' experts before it waits.
     wait_for_previous(PDL)
     begin_next(PDL)
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
-    # The pairs of padding have the number of no expert and read no weight.
+    # Padding pairs have an expert number that does not exist and read no weight.
     if expert < EXPERTS:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         at = tl.arange(0, BLOCK)[None, :]
-        # The weights of all experts may have more numbers than 32 bits count.
+        # The weights of all experts may exceed 32-bit indices.
         source = weight + expert.to(tl.int64) * 2 * inters * width
         # Rows past the end read the last one again, so that loads need no mask for them.
         gates = source + tl.minimum(row, inters - 1)[:, None] * width + at
-        # Evicted first: a token reads no weight twice, and every program reads the token.
+        # Evict weights first: a token reads no weight twice, but every program reads the token.
         gate = tl.load(gates, at < width, other=0.0, eviction_policy="evict_first")
         up = tl.load(gates + inters * width, at < width, other=0.0, eviction_policy="evict_first")
         token = x + (pair // CHOSEN).to(tl.int64) * width
@@ -82,8 +82,7 @@ def down_rows_kernel(
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     at = tl.arange(0, BLOCK)[None, :]
     inside = tl.minimum(row, width - 1)[:, None] * inters + at
-    # The weights of all slots are asked for first, before the values that they are multiplied by
-    # are there.
+    # Request the weights of all slots before the values that they are multiplied by have arrived.
     factors, shares = (), ()
     for slot in tl.static_range(CHOSEN):
         expert = tl.load(ids + token * CHOSEN + slot)
@@ -95,10 +94,10 @@ def down_rows_kernel(
         shares = shares + (share,)  # type: ignore[assignment]  # noqa: RUF005
     wait_for_previous(PDL)
     sums = tl.zeros((ROWS, BLOCK), tl.float32)
-    # One program for all of a token's experts: no atomics, and a sum whose order never changes.
+    # One program for all experts of a token: no atomics, and a fixed order of the sum.
     for slot in tl.static_range(CHOSEN):
         pair = token * CHOSEN + slot
-        # Nothing was written for the pairs of padding, whose share is 0.
+        # Nothing was written for padding pairs, whose weight is 0.
         mask = (tl.load(ids + pair) < EXPERTS) & (at < inters)
         value = tl.load(inner + pair.to(tl.int64) * inters + at, mask, other=0.0)
         sums += factors[slot].to(tl.float32) * (value.to(tl.float32) * shares[slot])
@@ -109,7 +108,7 @@ def down_rows_kernel(
 def mix_rows(
     x: Tensor, routes: Routes, gate_up: Tensor, down: Tensor, tile: RowTile, *, pdl: bool = False
 ) -> Tensor:
-    """The weighted sum of what each token's experts make of it; 0 for padding.
+    """The weighted sum of the outputs of each token's experts; 0 for padding.
 
     x, result: [tokens, hidden]
     gate_up: [experts, 2 * intermediate, hidden]
@@ -132,7 +131,7 @@ def mix_rows(
         num_warps=tile.warps,
     )
     _launch_rows(
-        # A launch of its own: a sum needs all inner values of its pairs, and programs of one launch
+        # A separate launch: a sum needs all inner values of its pairs, and programs of one launch
         # cannot wait for each other.
         down_rows_kernel,
         (inner, routes.ids, routes.weights, down, out, width, inters),
@@ -156,7 +155,7 @@ def _launch_rows(
     pdl: bool,
     **constants: int,
 ) -> None:
-    """Launch a product whose sums have `depth` numbers each."""
+    """Launch a product whose sums have `depth` terms."""
     kernel[grid](
         *arguments,
         BLOCK=triton.next_power_of_2(depth),

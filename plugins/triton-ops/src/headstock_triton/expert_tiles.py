@@ -56,12 +56,12 @@ def gate_up_tiles_kernel(
 ):
     """silu(gate) * up of a block's tokens and BN columns.
 
-    Rows of gate and up alternate in the tile of weights, so that both halves of a column end in the
-    same thread.
+    Rows of gate and up alternate in the tile of weights, so that both halves of a column end up in
+    the same thread.
     """
     block, column = _locate_block(blocks, tl.cdiv(INTERS, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
-    # The host launches as many blocks as there may be; those past the last have no rows.
+    # The host launches the maximum number of blocks; those past the last have no rows.
     if rows > 0:
         expert = tl.load(table + 2 * block)
         row = tl.arange(0, BM)
@@ -79,8 +79,8 @@ def gate_up_tiles_kernel(
                 + source[:, None] * WIDTH
                 + k[None, :]
             )
-        # Swapped, the weight fills the 64 rows that a Hopper's tensor cores take of the left
-        # factor; a few tokens would be padded to them.
+        # Swapped, the weight fills the 64 rows of the left factor of Hopper's tensor cores; a few
+        # tokens would be padded to 64.
         sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
         for start in range(0, WIDTH, BK):
             if EVEN:
@@ -126,7 +126,7 @@ def down_tiles_kernel(
 ):
     """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
     block, column = _locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
-    # All that the end needs is asked for at the beginning: sums of `INTERS` numbers are short.
+    # Request everything that the end needs at the start: sums of `INTERS` terms are short.
     expert, rows = tl.load(table + 2 * block), tl.load(table + 2 * block + 1)
     row = tl.arange(0, BM)
     pair = tl.load(order + block * BM + row)
@@ -171,7 +171,8 @@ def combine_kernel(
     terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
 ):
     """Some columns of one token: its terms are summed in the order of its slots."""
-    # Not added where the products are made: several programs would add to one row, in any order.
+    # The terms are not added by the product kernels: several programs would add to one row in any
+    # order.
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     routed = tl.load(ids + token * CHOSEN) < EXPERTS
@@ -185,7 +186,7 @@ def combine_kernel(
 
 
 def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
-    """The weighted sum of what each token's experts make of it; 0 for padding.
+    """The weighted sum of the outputs of each token's experts; 0 for padding.
 
     x, result: [tokens, hidden]
     gate_up: [experts, 2 * intermediate, hidden]
@@ -196,7 +197,7 @@ def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: T
 
 
 def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
-    """silu(gate) * up of every pair, in the blocks' places.
+    """silu(gate) * up of every pair, in block order.
 
     returns: [blocks * rows, intermediate]
     """
@@ -206,8 +207,7 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
     if tma:
-        # A view in which rows of gate and up alternate, as the kernel wants them, without moving
-        # any.
+        # A view in which rows of gate and up alternate, as the kernel expects, without copying.
         strides = [double * width, width, inters * width, 1]
         source = TensorDescriptor(
             weight, [count, inters, 2, width], strides, [1, tile.n, 2, tile.k]
@@ -228,13 +228,13 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
 
 
 def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
-    """What each pair adds to its token; padding's rows are undefined.
+    """Each pair's term of its token; rows of padding are undefined.
 
     returns: [tokens * per_token, hidden]
     """
     count, width, inters = weight.shape
-    # A row for each pair, summed by a kernel of its own: adding to a token's row here would need
-    # atomics, whose order is open.
+    # One row per pair, summed by a separate kernel: adding to a token's row here would need
+    # atomics, whose order is undefined.
     terms = inner.new_empty(blocks.routes.ids.numel(), width)
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
@@ -264,13 +264,13 @@ def _launch_tiles(
     depth: int,
     **constants: Any,
 ) -> None:
-    """Launch a product of all blocks: a program for each block and each `tile.n` of `columns`.
+    """Launch a product of all blocks: one program per block and `tile.n` of `columns`.
 
     pointers: the kernel's arguments before the number of blocks
-    depth: how many numbers each sum has, which is cut into steps of `tile.k`
+    depth: number of terms of each sum, which is cut into steps of `tile.k`
     """
-    # As many blocks as there may be: how many there are is known on the device, and a graph cannot
-    # wait for the host to read it.
+    # The maximum number of blocks: the actual number is only known on the device, and a graph
+    # cannot wait for the host to read it.
     total = len(blocks.table)
     kernel[(total * triton.cdiv(columns, tile.n),)](
         *pointers,
@@ -288,12 +288,12 @@ def _launch_tiles(
 
 
 def _is_describable(weight: Tensor) -> bool:
-    """Whether the tensor memory accelerator can load `weight`: rows begin at whole 16 bytes."""
+    """Whether the tensor memory accelerator can load `weight`: rows are aligned to 16 bytes."""
     return weight.shape[-1] * weight.element_size() % 16 == 0
 
 
 def combine_terms(terms: Tensor, blocks: Blocks) -> Tensor:
-    """Each token's terms summed.
+    """The sum of each token's terms.
 
     terms: [tokens * per_token, hidden]
     returns: [tokens, hidden]

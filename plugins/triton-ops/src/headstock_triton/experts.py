@@ -1,4 +1,4 @@
-"""Mixtures of experts whose routes stay on the device, so that graphs can hold them."""
+"""Mixtures of experts whose routes stay on the device, so that graphs can capture them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def fused_mix_experts(
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts.
 
-    Its order is that of the token's slots, which no other token changes.
+    The order of the sum is that of the token's slots, independent of other tokens.
 
     x, result: [tokens, hidden]    scores: [tokens, experts]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
     slots: [tokens] int64, where keys and values go. Tokens in the dummy page, below `page_size`,
-    are padding: no expert takes them, and their result is 0.
-    tiles: how the work is cut up; by default as the tables say, or as `choose_tiles` without them
+    are padding: they get no expert, and their result is 0.
+    tiles: the tile sizes; by default from the tables, else from `choose_tiles`
     """
     tokens, hidden = x.shape
     if not tokens:
@@ -44,7 +44,7 @@ def fused_mix_experts(
     if tiles is None:
         shape = (experts.count, experts.per_token, hidden, experts.intermediate)
         tiles = choose_tiles(tokens, shape, x.device, tables)
-    # Pairs one by one need no blocks, so none are laid out for them.
+    # Pairs that are processed one by one need no blocks.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)
     if isinstance(tiles, RowTile):

@@ -1,6 +1,6 @@
 """The product of gate and up for many tokens, with the activation in its epilogue (Hopper).
 
-Without it the product is written, read by the activation and written again, half as wide.
+Otherwise the product is written, read by the activation and written again at half the width.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from headstock_triton.device_function import device_function
 from headstock_triton.portable import INTERPRETED, add_product, round_to
 
 LEAST_TOKENS = 1024
-"""Tokens from which large products take in what follows them: they fill the device with tiles."""
+"""Minimum number of tokens to fuse following operations into large products, which fill the
+device."""
 LEAST_FULL_TOKENS = 256
-"""Tokens from which gate and up do so where their tiles fill the device to the end."""
+"""The same minimum for gate and up if their tiles fill the device until the end."""
 FULL = 0.9
-"""How full: of the time that all processors have until the last is done, the share with work.
+"""Minimum utilization: the share of processor time with work until the last processor is done.
 
 On an H100 256 and 512 tokens take 0.90 to 0.94 of the time of torch's product and a kernel above
 it, and 0.96 to 1.37 below.
@@ -31,7 +32,7 @@ it, and 0.96 to 1.37 below.
 
 @frozen(kw_only=True)
 class GatedTile:
-    """Tokens, rows of gate (and of up) and depth of a tile, and tiles of tokens a group of them."""
+    """Tokens, rows of gate (and of up) and depth of a tile, and token tiles per group."""
 
     tokens: int = 128
     rows: int = 128
@@ -57,8 +58,8 @@ def _multiply_tile(
 ):
     """A tile of silu(gate) * up, each rounded as the torch operations round it.
 
-    Rows of gate and up alternate in a tile of the weight, so that one product makes both, and both
-    halves of a number end in the same thread.
+    Rows of gate and up alternate in a tile of the weight, so that one product computes both, and
+    both halves of a value end up in the same thread.
     """
     columns: tl.constexpr = (INTERS + BN - 1) // BN
     dtype: tl.constexpr = out.dtype
@@ -93,10 +94,10 @@ def gated_kernel(
     BK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """All tiles, several for each program, which loads the next one while it ends one."""
+    """All tiles, several per program, which loads the next tile while it finishes one."""
     blocks = tl.cdiv(tokens, BM)
     tiles = blocks * ((INTERS + BN - 1) // BN)
-    if INTERPRETED:  # which knows no loops over what a program computes: a program for each tile
+    if INTERPRETED:  # which does not support computed loop bounds: one program per tile
         _multiply_tile(tl.program_id(0), blocks, x, weight, out, INTERS, WIDTH, BM, BN, BK, GROUP)
     else:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
@@ -104,12 +105,12 @@ def gated_kernel(
 
 
 def choose_large_tile(tokens: int, width: int, inters: int, *, processors: int) -> GatedTile | None:
-    """The tile for so many tokens; None where torch's product and a kernel are as fast.
+    """The tile for this number of tokens; None if torch's product and a kernel are as fast.
 
-    Measured with clocks held down by the limit of power, as in prompts of thousands of tokens.
+    Measured at power-limited clocks, as with prompts of thousands of tokens.
     """
     tile = GatedTile(group=8 if width <= 1024 else 16)
-    # Rows begin at whole 16 bytes, as the tensor memory accelerator wants them.
+    # Rows are aligned to 16 bytes, as the tensor memory accelerator requires.
     if tokens < LEAST_FULL_TOKENS or inters % tile.rows or width % tile.depth:
         return None
     tiles = triton.cdiv(tokens, tile.tokens) * (inters // tile.rows)
@@ -125,7 +126,7 @@ def multiply_gated_tiles(x: Tensor, weight: Tensor, tile: GatedTile) -> Tensor:
     """
     (tokens, width), inters = x.shape, len(weight) // 2
     out = x.new_empty(tokens, inters)
-    # A view in which rows of gate and up alternate, without moving any.
+    # A view in which rows of gate and up alternate, without copying.
     pairs = TensorDescriptor(
         weight, [inters, 2, width], [width, inters * width, 1], [tile.rows, 2, tile.depth]
     )
@@ -150,7 +151,7 @@ def multiply_gated_tiles(x: Tensor, weight: Tensor, tile: GatedTile) -> Tensor:
 
 @cache
 def count_processors(device: torch.device) -> int:
-    """The device's multiprocessors; 1 where there are none, and kernels are compiled alone."""
+    """The device's multiprocessors; 1 without a device, where kernels are only compiled."""
     if device.type != "cuda":
         return 1
     return int(torch.cuda.get_device_properties(device).multi_processor_count)

@@ -1,4 +1,4 @@
-"""What happens to a layer's heads between their projection and attention, in one kernel."""
+"""The operations on a layer's heads between projection and attention, in one kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 FEW_TOKENS = 64
-"""Up to here more and smaller programs make use of the device."""
+"""Up to this number of tokens, more and smaller programs use the device better."""
 
 
 @device_function
 def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
-    """Store queries to `q` and keys and values to the pool; 8-bit floats saturate, and keep NaN.
+    """Store queries to `q` and keys and values to the pool; 8-bit floats saturate and keep NaN.
 
     x: [heads, n]
     """
@@ -29,7 +29,7 @@ def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
     tl.store(pool[:, None] + at, round_to(kv, pool.dtype.element_ty), kv_mask)
 
 
-# Positions and slots are parts of one upload and may begin anywhere: one kernel serves all places.
+# Positions and slots are parts of one upload at any alignment: one kernel serves all.
 @triton.jit(do_not_specialize_on_alignment=("positions", "slots"))
 def heads_kernel(
     qkv,
@@ -58,7 +58,7 @@ def heads_kernel(
 ):
     """A token and `BLOCK` of its heads: optional norm, rope, and the store of q, k and v.
 
-    A head is held as the two halves that rotate together and the rest that does not.
+    A head is split into the two halves that rotate together and the rest that does not rotate.
 
     Every step is rounded as the torch operations round it.
     """
@@ -76,9 +76,9 @@ def heads_kernel(
         rest = 2 * HALF + tl.arange(0, REST_BLOCK)[None, :]
         in_rest = exists[:, None] & (rest < HEAD_DIM)
 
-    # All that the kernels right before this one do not write.
+    # Everything here is not written by the kernels just before this one.
     angle = table + tl.load(positions + token) * (2 * HALF) + half
-    # Rounded first, because the torch operations take them in the type of the heads.
+    # Rounded first, because the torch operations use them in the type of the heads.
     cos = round_to(tl.load(angle, half < HALF, other=0.0), dtype).to(tl.float32)
     sin = round_to(tl.load(angle + HALF, half < HALF, other=0.0), dtype).to(tl.float32)
     slot = tl.load(slots + token)
@@ -114,11 +114,11 @@ def heads_kernel(
 
     cell = pool + (slot // PAGE_SIZE) * page_stride + (slot % PAGE_SIZE) * slot_stride
     cell = cell + is_value.to(tl.int64) * side_stride
-    # Before the pool for queries, whose stores there are masked.
+    # Negative offsets for queries, whose stores to the pool are masked.
     cell = cell + (head - HEADS - is_value.to(tl.int32) * KV_HEADS) * head_stride
     query = q_out + (token * HEADS + head) * HEAD_DIM
-    # Tokens that pad a graph all write to the first slot of the dummy page. Which of them wins is
-    # open, and no row's answer depends on it. Other slots have one token each.
+    # Tokens that pad a graph all write to the first slot of the dummy page. Which one wins is
+    # undefined, and no row's answer depends on it. Other slots have one token each.
     to_q, to_pool = is_query[:, None], (~is_query)[:, None]
     _store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
     _store_q_and_kv(
@@ -142,7 +142,7 @@ def rope_and_store_kv(
     eps: float,
     pdl: bool = False,
 ) -> Tensor:
-    """Queries after norm and rope; keys, likewise, and values go to the pool.
+    """Queries after norm and rope; keys, treated likewise, and values go to the pool.
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
     table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64

@@ -1,7 +1,7 @@
-"""Products of a few tokens with a weight, which is read once: the step takes as long as that.
+"""Products of a few tokens with a weight, which is read once; reading it dominates the time.
 
 The norm before a product and the activation or the sum after it are parts of its kernel, and the
-weight is asked for before the kernel waits for its tokens (see `pdl`).
+weight is loaded before the kernel waits for its tokens (see `pdl`).
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import add_product, round_to
 
 MOST_FUSED_WIDTH = 1024
-"""Numbers of a token up to which several tokens are normalized inside a product.
+"""Width of a token up to which several tokens are normalized inside a product.
 
-Each program normalizes all of them anew. On an H200 a layer of the 0.6B shape takes 29 us for 47 of
-8 rows, and one as wide as the 30B-A3B shape (2,048) 71 for 69.
+Each program normalizes all of them again. On an H200 with 8 rows, this cut a layer of the 0.6B
+shape from 47 to 29 us, but a layer as wide as the 30B-A3B shape (2,048) took 71 us instead of 69.
 """
 MOST_PART_WIDTH = 6144
-"""Numbers of a row of the weight up to which `tokens_kernel` holds 16 rows in shared memory."""
+"""Width of the weight's rows up to which `tokens_kernel` holds 16 of them in shared memory."""
 LEAST_SHARED_MEMORY = 227 * 1024
-"""Bytes of shared memory of a program that `tokens_kernel` counts on, from Hopper on."""
+"""Bytes of shared memory per program that `tokens_kernel` needs, available from Hopper on."""
 
 
 @frozen(kw_only=True)
@@ -40,13 +40,13 @@ class ProductTile:
 
 
 def choose_product_tile(tokens: int, width: int, *, gated: bool = False) -> ProductTile:
-    """The tile for so many tokens and numbers a row; `gated`: of gate, and as many of up."""
+    """The tile for this number of tokens and width; `gated`: rows of gate, and as many of up."""
     if tokens == 1:
-        # On an H200 the best of seven, or near it, for each product of the shapes 0.6B and 8B.
+        # On an H200 the best of seven, or close to it, for each product of the shapes 0.6B and 8B.
         block = triton.next_power_of_2(width)
         rows = max(min(4, 32_768 // block) // (2 if gated else 1), 1)
         return ProductTile(rows=rows, warps=min(max(block // 512, 1), 8))
-    # The least rows that tensor cores take, so that there are programs for all processors.
+    # The minimum rows of tensor cores, so that there are programs for all processors.
     return ProductTile(rows=16, warps=4 if width <= 3072 else 8, dot=True)
 
 
@@ -96,7 +96,7 @@ def rows_kernel(
         if GATED:
             up_shift = tl.load(bias + outs + row, exists, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    # All loads first: what is summed below would hold up those that come after it.
+    # All loads first: the sums below would delay loads after them.
     values, olds = (), ()
     for token in tl.static_range(TOKENS):
         values = values + (tl.load(x + token * WIDTH + k, inside, other=0.0),)  # type: ignore[assignment]  # noqa: RUF005
@@ -124,7 +124,7 @@ def rows_kernel(
         tl.store(out + token * outs + row, result, exists)
 
 
-# The number of tokens differs from step to step.
+# The number of tokens changes between steps.
 @triton.jit(do_not_specialize=("tokens",))
 def tokens_kernel(
     x,
@@ -148,10 +148,10 @@ def tokens_kernel(
     SEATS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """What `rows_kernel` does, in tensor cores: each of `PARTS` warps sums a part of each row.
+    """The same as `rows_kernel`, in tensor cores: each of `PARTS` warps sums a part of each row.
 
     The weight is the left factor, whose tile has 16 rows; tokens are padded to `SEATS`. A norm
-    needs the whole of a token at once, one step.
+    needs the whole token at once, in one step.
     """
     begin_next(PDL)
     dtype: tl.constexpr = x.dtype.element_ty
@@ -264,14 +264,14 @@ def _has_room(device: torch.device) -> bool:
 
 
 def can_fuse(tokens: int, width: int, device: torch.device) -> bool:
-    """Whether so many tokens of `width` numbers are normalized inside a product, fast."""
+    """Whether normalizing this number of tokens of this width inside a product is fast."""
     return tokens == 1 or (
         tokens <= MOST_TOKENS and width <= MOST_FUSED_WIDTH and _has_room(device)
     )
 
 
 def can_add(tokens: int, width: int, device: torch.device) -> bool:
-    """Whether a product of tokens of `width` numbers can be added to a stream in its kernel."""
+    """Whether a product of tokens of this width can be added to a stream in its kernel."""
     return tokens == 1 or (tokens <= MOST_TOKENS and width <= MOST_PART_WIDTH and _has_room(device))
 
 
@@ -298,7 +298,7 @@ def small_linear(
     (tokens, width), outs = x.shape, weight.shape[0] // (2 if gated else 1)
     out = x.new_empty(tokens, outs) if total is None else total
     x = x.contiguous()
-    # A pointer that the kernel, as it is compiled, does not read.
+    # A pointer that this variant of the kernel does not read.
     bias_or_weight = weight if bias is None else bias
     if tokens > 1 and not can_add(tokens, width, x.device):
         assert norm is None and not gated and total is None, "see can_fuse and can_add"
@@ -337,7 +337,7 @@ def small_linear(
     if not tile.dot:
         rows_kernel[grid](*pointers, outs, eps, TOKENS=tokens, BLOCK=block, **constants)
         return out
-    # A norm needs the whole of a token at once. The least that tensor cores sum is 16 numbers.
+    # A norm needs the whole token at once. Tensor cores sum at least 16 terms.
     step = max(block if norm is not None else min(block, 128 * tile.warps), 16)
     parts = min(tile.warps, step // 16)
     tokens_kernel[grid](

@@ -1,4 +1,4 @@
-"""Root-mean-square norms together with what feeds them: a sum, or a look-up of embeddings."""
+"""Root-mean-square norms fused with their input: a sum, or an embedding look-up."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from headstock_triton.portable import round_to
 
 @device_function
 def _rms_normalize(x, gain, width, eps, dtype: tl.constexpr):
-    """One row over the root of its mean square, times the weight.
+    """One row divided by its root mean square, times the weight.
 
     x, gain: [block] float32, x 0 outside the row
     """
@@ -35,9 +35,9 @@ def add_norm_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One row. The sum is rounded before the norm, as it is when torch adds in place.
+    """One row. The sum is rounded before the norm, as by torch's in-place addition.
 
-    PARTS: how many parts of the term, float32 if there are several, are summed in their order; 0
+    PARTS: number of parts of the term, float32 if several, summed in order; 0
     without a term.
     """
     begin_next(PDL)
@@ -59,15 +59,15 @@ def add_norm_kernel(
     tl.store(out + row + at, _rms_normalize(x.to(tl.float32), gain, width, eps, dtype), mask)
 
 
-# Tokens are a part of one upload and may begin anywhere: one kernel serves all places.
+# Tokens are part of one upload at any alignment: one kernel serves all.
 @triton.jit(do_not_specialize_on_alignment=("tokens",))
 def embed_norm_kernel(
     tokens, table, weight, total, out, width, eps, BLOCK: tl.constexpr, PDL: tl.constexpr
 ):
-    """One program a token.
+    """One program per token.
 
-    The first kernel of a step waits before the next may begin: what follows reads the step's page
-    tables, positions and slots before it waits, and these were written just now.
+    The first kernel of a step waits before the next may begin: later kernels read the step's page
+    tables, positions and slots before they wait, and these were just written.
     """
     row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
@@ -119,7 +119,7 @@ def add_norm(
 def embed_norm(
     tokens: Tensor, table: Tensor, weight: Tensor, eps: float, *, pdl: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """The tokens' embeddings, and the same normalized.
+    """The tokens' embeddings, and the normalized embeddings.
 
     tokens: [tokens] int64
     table: [vocab, hidden]
@@ -147,5 +147,5 @@ def embed_norm(
 
 
 def _count_warps(block: int) -> int:
-    """Warps for a row: eight numbers a thread, which 16-bit types load at once."""
+    """Warps for a row: eight values per thread, one load in 16-bit types."""
     return min(max(block // 256, 1), 16)

@@ -48,7 +48,7 @@ from headstock_triton.tiles import is_hopper, read_tables
 from headstock_triton.tune_experts import tune_experts
 
 COMMON = frozenset((Variant.WIDE_NORM,))
-"""What all fused operations do: the kernels widen what they load."""
+"""Variants that all fused operations support: the kernels widen their inputs."""
 
 FUSED: Mapping[str, frozenset[Variant]] = {
     "embed": COMMON,
@@ -60,14 +60,14 @@ FUSED: Mapping[str, frozenset[Variant]] = {
     "final_norm": COMMON,
     "lm_head_sample": frozenset(),
 }
-"""Operations with kernels of their own -> what they do beyond a plain decoder."""
+"""Operations with separate kernels -> the variants that they support."""
 
 
 def _normalize(x: Stream, weight: Weight, eps: float, *, pdl: bool) -> Tensor:
-    """The stream normalized, in one kernel with the addition of what is pending.
+    """The normalized stream, in one kernel with the addition of the pending term.
 
     returns: [tokens, hidden]
-    writes: x, which has nothing pending then
+    writes: x, which then has nothing pending
     """
     normed = x.normed
     if normed is None:
@@ -84,7 +84,8 @@ def _add_pending(x: Stream, term: Tensor) -> Stream:
 
 
 class TritonOps(TorchOps):
-    """`TorchOps` with all that lies between matrix products fused; options replace products too."""
+    """`TorchOps` with all operations between matrix products fused; options replace products
+    too."""
 
     def __init__(self, options: TritonOptions | None = None) -> None:
         options = options or TritonOptions()
@@ -112,16 +113,16 @@ class TritonOps(TorchOps):
         return tune_experts(mixtures, model.hidden, dtype, torch.device(env.device))
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
-        """Whether a kernel does all that the configuration asks of the operation."""
+        """Whether a kernel supports all variants of the operation in this configuration."""
         return operation in FUSED and find_variants(operation, config, layer) <= FUSED[operation]
 
     def overlaps(self, x: Tensor) -> bool:
         """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""
-        # Larger steps are torch's products for the most part, which wait for all before them.
+        # Larger steps are mostly torch's products, which wait for all kernels before them.
         return self.pdl and len(x) <= max(MOST_TOKENS, self.split_linear) and has_pdl(x.device)
 
     def is_fused(self, x: Stream) -> bool:
-        """Whether products take in the norm before them and the sum after them."""
+        """Whether products include the norm before them and the sum after them."""
         (tokens, hidden), total = x.total.shape, x.total
         return (
             0 < tokens <= self.fused_linear
@@ -139,12 +140,12 @@ class TritonOps(TorchOps):
         *,
         gated: bool = False,
     ) -> Tensor:
-        """The normalized stream times the weight; `gated`: and the activation of it.
+        """The normalized stream times the weight; `gated`: with the activation.
 
         returns: [tokens, out], or half of it
         """
         pdl = self.overlaps(x.total)
-        # What an operation without a kernel for it has left pending, a norm of its own adds.
+        # A term left pending by an operation that is not fused is added by a separate norm.
         if self.is_fused(x) and x.pending is None:
             x.normed = None
             return small_linear(
@@ -192,7 +193,7 @@ class TritonOps(TorchOps):
         return _add_pending(x, self.all_reduce(self.linear(term, weight, batch)))
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """See `headstock_triton.norm.add_norm`, which adds nothing here."""
+        """See `headstock_triton.norm.add_norm`, here without a term."""
         return add_norm(x.contiguous(), None, weight.tensor, eps)
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
@@ -202,7 +203,7 @@ class TritonOps(TorchOps):
         return super().linear(x, weight, batch)
 
     def embed(self, batch: Batch) -> Stream:
-        """The stream at the batch's tokens, and what the first layer's norm makes of it."""
+        """The stream at the batch's tokens, and its first layer's norm."""
         weight = self.params[f"{self.config.layers[0].prefix}attn_norm"].tensor
         total, normed = embed_norm(
             batch.tokens,
@@ -262,7 +263,7 @@ class TritonOps(TorchOps):
         """
         assert layer.conv is not None
         prefix, weight = layer.prefix, self.params[f"{layer.prefix}conv"]
-        # Before the product, which may take what is pending into `x`.
+        # Before the product, which may add the pending term to `x`.
         inputs = find_conv_inputs(x, layer, layer.conv.taps, batch)
         projected = self.multiply_normed(
             x,
@@ -306,8 +307,8 @@ class TritonOps(TorchOps):
             self.params[f"{layer.prefix}experts_down"],
         )
         if self.fused_experts and normed.dtype.itemsize == 2:
-            # Padding goes to no expert: else each padding row of a graph would read the weights
-            # of as many experts as a row uses.
+            # Padding gets no expert: otherwise each padding row of a graph would read the weights
+            # of a row's experts.
             slots, page_size = batch.slots[layer.group], batch.kv[layer.index].page_slots
             mixed = fused_mix_experts(
                 normed,
@@ -338,6 +339,6 @@ class TritonOps(TorchOps):
     def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
         head = self.params["embed" if self.config.tied_embeddings else "lm_head"]
-        # No copy in float32: the kernels widen what they load.
+        # No copy in float32: the kernels widen their inputs.
         logits = self.all_gather(self.linear(hidden, head, None))
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))

@@ -17,29 +17,30 @@ def _check_tables(options: object, attribute: Attribute[str], text: str) -> None
 
 @frozen(kw_only=True)
 class TritonOptions:
-    """Which products this plugin's kernels make, and how kernels follow each other.
+    """Which products this plugin's kernels compute, and how kernels overlap.
 
-    `small_linear`: those of up to so many tokens; 0: none.
-    `fused_linear`: steps of up to so many tokens have norms, activations and sums inside their
-    products, where that is faster: one token of any model, several of narrow ones; 0: none.
-    `split_linear`: products of up to so many tokens, and more than `fused_linear`, are cut into
-    parts where they are narrow, and have the activation inside where that is faster; 0: none.
-    `large_linear`: products of many tokens have activations and sums inside them.
+    `small_linear`: those of up to this number of tokens; 0: none.
+    `fused_linear`: steps of up to this number of tokens have norms, activations and sums inside
+    their products, where that is faster: one token of any model, several of narrow ones; 0: none.
+    `split_linear`: products of up to this number of tokens, and more than `fused_linear`, are cut
+    into parts if they are narrow, and include the activation where that is faster; 0: none.
+    `large_linear`: products of many tokens include activations and sums.
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
     `fused_experts`: mixtures of experts, in 16-bit types.
-    `expert_tiles`: how their work is cut up, by shape and tokens, as `headstock tune` measured it;
-    empty: as measured elsewhere, or by rule.
+    `expert_tiles`: their tile sizes, by shape and tokens, as `headstock tune` measured them; empty:
+    built-in measurements, or a rule.
     """
 
-    # 1 token is where they are always as fast, on an H200: a layer's four products take 19.5 us for
-    # torch's 31 at the 0.6B shape and 106 for 107 at 8B. At 2 to 8 tokens torch is faster in part.
+    # On an H200, only 1 token is never slower than torch: a layer's four products take 19.5 us
+    # instead of 31 at the 0.6B shape, and 106 instead of 107 at 8B. At 2 to 8 tokens torch is
+    # sometimes faster.
     small_linear: int = field(default=1, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
-    # On an H200 a layer of the 30B-A3B shape takes 25.6 / 124 / 255 / 1,193 us for torch's 107 /
-    # 268 / 475 / 2,701, at 1 / 8 / 32 / 8,192 tokens.
+    # On an H200 a layer of the 30B-A3B shape takes 25.6 / 124 / 255 / 1,193 us at 1 / 8 / 32 /
+    # 8,192 tokens; torch takes 107 / 268 / 475 / 2,701.
     fused_experts: bool = field(default=True, validator=instance_of(bool))
     # On an H200 a layer of the 0.6B shape takes 22 / 23 / 25 / 29 / 40 us at 1 / 2 / 4 / 8 / 16
-    # rows in place of 35 / 50 / 52 / 50 / 56, attention included.
+    # rows, including attention; 35 / 50 / 52 / 50 / 56 without this.
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
     split_linear: int = field(default=128, validator=[instance_of(int), ge(0), le(128)])
     large_linear: bool = field(default=True, validator=instance_of(bool))

@@ -1,9 +1,9 @@
-"""Programmatic dependent launch (PDL): a kernel begins while the one before it still works.
+"""Programmatic dependent launch (PDL): a kernel starts while the previous one is still running.
 
-A kernel lets the next one begin at once and, before it touches what earlier kernels write or read,
-waits for them. What no kernel of the step writes (weights, tables) it loads before the wait, while
-the device's memory would idle. A wait ends when all of the kernel before has ended, which waited
-for its own; so every kernel of a chain waits, in each program.
+A kernel lets the next one start at once, and waits for earlier kernels before it touches data that
+they read or write. It loads data that no kernel of the step writes (weights, tables) before the
+wait, while the memory would otherwise idle. A wait ends when the previous kernel has ended, which
+itself waited for its predecessor; so every kernel of a chain must wait, in each program.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ LEAST_CAPABILITY = (9, 0)
 
 @device_function
 def begin_next(PDL: tl.constexpr):
-    """Let the next kernel begin once all programs of this one came here or ended."""
+    """Let the next kernel begin once all programs of this one have reached this point or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 
@@ -46,8 +46,9 @@ def wait_for_previous(PDL: tl.constexpr):
 
 
 def launch_options(pdl: bool) -> dict[str, Any]:
-    """What a launch of a kernel with the constant `PDL` is given."""
-    # Triton's interpreter runs one kernel after the other and knows neither option nor instruction.
+    """The launch options of a kernel with the constant `PDL`."""
+    # Triton's interpreter runs kernels one after another and supports neither the option nor the
+    # instruction.
     return {"PDL": True, "launch_pdl": True} if pdl and not INTERPRETED else {"PDL": False}
 
 

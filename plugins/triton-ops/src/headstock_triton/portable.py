@@ -1,4 +1,4 @@
-"""What Triton's interpreter does otherwise than its compiler, put right."""
+"""Corrections for differences between Triton's interpreter and its compiler."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _eight_bits(x):
 def round_to(x, dtype: tl.constexpr):
     """`x` in the dtype, rounded to nearest even.
 
-    The interpreter by itself truncates, mistakes carries and loses NaN.
+    The interpreter's own conversion truncates, gets carries wrong and loses NaN.
     """
     if INTERPRETED and x.dtype == tl.float32:
         if dtype == tl.bfloat16:
@@ -42,7 +42,7 @@ def round_to(x, dtype: tl.constexpr):
 
 @device_function
 def log1p(x):
-    """ln(1 + x) as torch has it on the device; the interpreter has float64 in its place."""
+    """ln(1 + x) as torch computes it on the device; the interpreter uses float64 instead."""
     if INTERPRETED:
         return tl.log(1.0 + x.to(tl.float64)).to(tl.float32)
     return libdevice.log1p(x)
@@ -50,8 +50,8 @@ def log1p(x):
 
 @device_function
 def fast_log2(x):
-    """log2(x) of normal numbers by the device's own instruction: within 2^-22, of the result where
-    that is above 1.
+    """log2(x) of normal numbers by a device instruction: within 2^-22, relative if the result is
+    above 1.
     """
     if INTERPRETED:
         return tl.log2(x)
@@ -78,7 +78,7 @@ def max_or_nan(x):
 
 @device_function
 def add_product(lhs, rhs, sums):
-    """sums + lhs @ rhs, in float32; the interpreter takes bfloat16 for whole numbers there."""
+    """sums + lhs @ rhs, in float32; the interpreter treats bfloat16 as integers there."""
     if INTERPRETED:
         return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), sums)
     return tl.dot(lhs, rhs, sums)

@@ -1,4 +1,4 @@
-"""The experts of each token, and the tokens in the order in which experts multiply them."""
+"""The experts of each token, and the tokens grouped by expert."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 
 _CELLS = 4096
-"""Cells (token, expert) that a program of many looks at."""
+"""Cells (token, expert) per program if there are many programs."""
 _FEW_PROGRAMS = 128
-"""Programs up to which each has a multiprocessor of its own on a large GPU."""
+"""Number of programs up to which each gets its own multiprocessor on a large GPU."""
 _ALONE_CELLS = 8192
-"""Cells up to which one program routes and places: one launch, which waits for no other."""
+"""Number of cells up to which one program routes and places, in one launch."""
 _TABLE_ROWS = 32
-"""Entries of the block table, and rows of counts, that are worked on at once."""
+"""Entries of the block table, and rows of counts, that are processed at once."""
 
 
 @frozen(kw_only=True, eq=False)
 class Routes:
-    """The experts of each token, best first; padding tokens have the number `count`, which is none.
+    """The experts of each token, best first; padding tokens have the number `count`, which is no
+    expert.
 
     ids: [tokens, per_token] int32    weights: [tokens, per_token] float32
     """
@@ -38,8 +39,8 @@ class Routes:
 class Blocks:
     """Pairs (token, slot) in blocks of `rows` that share an expert; its last block may have fewer.
 
-    order: [blocks * rows] int32, the pair `token * per_token + slot` at each place;
-        undefined where a block has fewer
+    order: [blocks * rows] int32, the pair `token * per_token + slot` at each position; undefined
+        where a block has fewer
     table: [blocks, 2] int32, each block's expert and how many pairs it has; 0 for blocks past the
         last
     """
@@ -52,7 +53,7 @@ class Blocks:
 
 @device_function
 def _sortable_bits(bits):
-    """float32 bits as integers that sort as the numbers do, and such integers as bits again."""
+    """Map float32 bits to integers in the same order as the numbers, and back."""
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
 
 
@@ -85,7 +86,7 @@ def _place_pairs(
     needed = (total + ROWS - 1) // ROWS
     end = tl.cumsum(needed, 0)
     begin = end - needed
-    # By prefix sums and not by atomics, which would order pairs by chance.
+    # By prefix sums rather than atomics, whose order is undefined.
     place = (begin * ROWS + before)[None, :] + tl.cumsum(chosen, 0) - chosen
     tl.store(order + place, token[:, None] * CHOSEN + slot, chosen > 0)
     for step in range(STEPS):
@@ -98,8 +99,7 @@ def _place_pairs(
         tl.store(table + 2 * block + 1, tl.minimum(remaining, ROWS), there)
 
 
-# Both differ from step to step: a kernel for each kind of number would be compiled while requests
-# wait.
+# Both change between steps: specialized kernels would be compiled while requests wait.
 @triton.jit(do_not_specialize=("tokens", "blocks"))
 def route_kernel(
     scores,
@@ -142,7 +142,7 @@ def route_kernel(
     )
     score = tl.where((expert < EXPERTS)[None, :], score.to(tl.float32), -float("inf"))
     broken = tl.max((score != score).to(tl.int32), 1) > 0
-    # one zero; broken rows choose anyhow
+    # one zero; invalid rows choose arbitrarily
     score = tl.where((score != score) | (score == 0.0), 0.0, score)
     top = tl.max(score, 1)
     mass = tl.sum(tl.exp(score - top[:, None]), 1)
@@ -177,15 +177,15 @@ def route_kernel(
         best = tl.where(slot_index == index, (tl.exp(value - top) / mass)[:, None], best)
     if RENORMALIZE:
         best = best / tl.sum(best, 1)[:, None]
-    # A row with NaN gets weights of NaN, so that its logits show that it is not sound.
+    # A row with NaN gets weights of NaN, so that its logits show that it is invalid.
     best = tl.where(broken[:, None], float("nan"), best)
     routed = here
     if PADDED:
         routed = here & (tl.load(slots + token, here, other=0) >= page_size)
     there = here[:, None] & (slot_index < CHOSEN)
     at = token[:, None] * CHOSEN + slot_index
-    # Padding goes to no expert: else the padding rows of a graph would read the weights of experts
-    # that no row uses.
+    # Padding gets no expert: otherwise padding rows of a graph would read the weights of unused
+    # experts.
     tl.store(ids + at, tl.where(routed[:, None], best_ids, EXPERTS), there)
     tl.store(weights + at, best, there)
     chosen = (routed[:, None] & (slot >= 0)).to(tl.int32)
@@ -228,11 +228,12 @@ def place_kernel(
     TABLE: tl.constexpr,
     COUNTS: tl.constexpr,
 ):
-    """A program the tokens that one of `route_kernel` has counted, and a part of the table."""
+    """Each program places the tokens that one program of `route_kernel` counted, and fills a part
+    of the table."""
     program = tl.program_id(0)
     token = program * TOKENS + tl.arange(0, TOKENS)
     expert = tl.arange(0, WIDTH)
-    # Summed over rows once, at the end: that takes all threads of the program, and a step none.
+    # Summed over rows once, at the end: only that sum needs all threads of the program.
     all_counts = tl.zeros((TABLE, WIDTH), tl.int32)
     earlier = tl.zeros((TABLE, WIDTH), tl.int32)
     for step in range(COUNTS):
@@ -245,8 +246,8 @@ def place_kernel(
     slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
     for index in tl.static_range(CHOSEN):
         chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
-        # The expert that does not exist may be a column, if their number is no power of two:
-        # nothing counts it.
+        # Unless the number of experts is a power of two, there is a column for an expert that does
+        # not exist: it is not counted.
         slot = tl.where(expert[None, :] == chosen_id[:, None], index, slot)
     real = (tl.load(counts + program * WIDTH + expert, program < programs, other=0) > 0)[None, :]
     chosen = (real & (slot >= 0)).to(tl.int32)
@@ -277,7 +278,8 @@ def route_tokens(
     *,
     pdl: bool = False,
 ) -> tuple[Routes, Blocks | None]:
-    """Each token's experts, and its pairs in blocks of `rows` if that is not 0; no host reads.
+    """Each token's experts, and its pairs in blocks of `rows` unless that is 0; the host reads
+    nothing.
 
     scores: [tokens, experts]
     slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
@@ -285,7 +287,8 @@ def route_tokens(
     tokens, count, device = len(scores), experts.count, scores.device
     width = max(triton.next_power_of_2(count), 16)
     alone = triton.next_power_of_2(tokens) * width <= _ALONE_CELLS
-    # Every program of `place_kernel` reads the counts of all: of twice the cells there are half.
+    # Every program of `place_kernel` reads the counts of all programs: twice the cells mean half
+    # the counts.
     cells = _CELLS if tokens * width <= _CELLS * _FEW_PROGRAMS else 2 * _CELLS
     part = triton.next_power_of_2(tokens) if alone else max(cells // width, 1)
     programs = triton.cdiv(tokens, part)
@@ -300,7 +303,7 @@ def route_tokens(
     table = torch.empty(blocks, 2, dtype=torch.int32, device=device)
     route_kernel[(programs,)](
         scores.contiguous(),
-        # A pointer that the kernel, as it is compiled, does not read.
+        # A pointer that this variant of the kernel does not read.
         routes.ids if slots is None else slots,
         routes.ids,
         routes.weights,
@@ -328,8 +331,8 @@ def route_tokens(
     )
     if rows == 0:
         return routes, None
-    # A second launch: a pair's place depends on the counts of all programs before its own, and
-    # programs of one launch cannot wait for each other. Atomics would order pairs by chance.
+    # A second launch: a pair's position depends on the counts of all earlier programs, and programs
+    # of one launch cannot wait for each other. The order of atomics is undefined.
     if not alone:
         place_kernel[(max(programs, triton.cdiv(blocks, _TABLE_ROWS)),)](
             routes.ids,
@@ -351,5 +354,6 @@ def route_tokens(
 
 
 def count_blocks(pairs: int, experts: int, rows: int) -> int:
-    """The most blocks of `rows` that so many pairs fill: each used expert may leave one partial."""
+    """The maximum number of blocks of `rows` for these pairs: each used expert may have a partial
+    one."""
     return (pairs + min(pairs, experts) * (rows - 1)) // rows

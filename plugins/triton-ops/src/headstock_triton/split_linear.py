@@ -1,8 +1,8 @@
 """Products of tens of tokens whose sums are cut into parts, so that they fill the device.
 
 A narrow product has too few tiles for all processors, and each of them reads its whole depth. Here
-several programs share a tile, each with a part of the depth, and what adds the product to the
-stream sums the parts, in their order.
+several programs share a tile, each with a part of the depth, and the kernel that adds the product
+to the stream sums the parts in order.
 """
 
 from __future__ import annotations
@@ -17,21 +17,22 @@ from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import add_product, round_to
 
 MOST_SPLIT_TOKENS = 128
-"""Tokens up to which splitting gains more than reading the parts costs, on an H200."""
+"""Number of tokens up to which splitting gains more than reading the parts costs, on an H200."""
 MOST_GATED_TOKENS = 64
-"""Tokens up to which a narrow product of gate and up is faster with the activation inside."""
+"""Number of tokens up to which a narrow product of gate and up is faster with the activation."""
 MOST_OUTS = 2048
-"""Rows of a weight up to which torch's product is slower: more of them fill the device."""
+"""Rows of a weight up to which torch's product is slower: with more, it fills the device."""
 MOST_PARTS = 8
 MOST_PROGRAMS = 132
-"""One for each processor of an H200. More read parts for longer than they gain."""
+"""One for each processor of an H200. With more, reading the parts costs more than it gains."""
 
 
 @frozen(kw_only=True)
 class SplitTile:
-    """Tokens, rows of the weight and depth of a tile, and how many programs share its depth.
+    """Tokens, rows of the weight and depth of a tile, and the number of programs that share its
+    depth.
 
-    swap: the weight is the left factor, whose tile a Hopper takes in 64 rows
+    swap: the weight is the left factor, whose tile has 64 rows on Hopper
     """
 
     tokens: int
@@ -44,7 +45,7 @@ class SplitTile:
 
 
 def choose_split_tile(tokens: int, width: int, outs: int) -> SplitTile | None:
-    """The tile of a product whose parts are summed later; None where torch's is as fast."""
+    """The tile of a product whose parts are summed later; None if torch's is as fast."""
     if not 0 < tokens <= MOST_SPLIT_TOKENS or outs > MOST_OUTS:
         return None
     if tokens <= 64:
@@ -71,7 +72,7 @@ def choose_split_tile(tokens: int, width: int, outs: int) -> SplitTile | None:
 
 
 def choose_gated_tile(tokens: int, width: int, outs: int) -> SplitTile | None:
-    """The tile of a product of gate and up, `outs` rows each; None where torch's is as fast."""
+    """The tile of a product of gate and up, `outs` rows each; None if torch's is as fast."""
     if not 0 < tokens <= MOST_GATED_TOKENS or width % 128 or width > 1024:
         return None
     if tokens <= 32:
@@ -79,7 +80,7 @@ def choose_gated_tile(tokens: int, width: int, outs: int) -> SplitTile | None:
     return SplitTile(tokens=64, rows=32, depth=128)
 
 
-# The number of tokens differs from step to step.
+# The number of tokens changes between steps.
 @triton.jit(do_not_specialize=("tokens",))
 def split_kernel(
     x,
@@ -162,7 +163,7 @@ def multiply_gated(x: Tensor, weight: Tensor, tile: SplitTile, *, pdl: bool = Fa
 def _launch(
     x: Tensor, weight: Tensor, out: Tensor, outs: int, tile: SplitTile, *, gated: bool, pdl: bool
 ) -> None:
-    """Launch a program for each tile of rows, of tokens, and part.   writes: out"""
+    """Launch one program per tile of rows, tile of tokens, and part.   writes: out"""
     tokens, width = x.shape
     split_kernel[(triton.cdiv(outs, tile.rows), triton.cdiv(tokens, tile.tokens), tile.parts)](
         x.contiguous(),

@@ -1,4 +1,4 @@
-"""How the work of experts is cut up: as measured for this GPU and shape, else by rule."""
+"""Tile sizes of experts: as measured for this GPU and shape, else by rule."""
 
 from __future__ import annotations
 
@@ -15,14 +15,15 @@ from triton import next_power_of_2
 
 
 def _is_power_of_two(record: object, attribute: Attribute[int], value: int) -> None:
-    # Tables are a user's to give, and other sizes are none that a kernel can be compiled for.
+    # Users may pass tables, and kernels cannot be compiled for other sizes.
     if type(value) is not int or value < 1 or value & (value - 1):
-        raise ValueError(f"{attribute.name} is no power of two")
+        raise ValueError(f"{attribute.name} is not a power of two")
 
 
 @frozen(kw_only=True)
 class RowTile:
-    """Pairs (token, expert) one by one: rows of gate (and as many of up) and of down a program."""
+    """Pairs (token, expert) one by one: rows of gate (and as many of up) and of down per
+    program."""
 
     gate_up: int = field(default=4, validator=_is_power_of_two)
     down: int = field(default=4, validator=_is_power_of_two)
@@ -31,11 +32,12 @@ class RowTile:
 
 @frozen(kw_only=True)
 class Tile:
-    """A product of blocks: columns and depth of a tile, and how many blocks share a column in turn.
+    """A product of blocks: columns and depth of a tile, and the number of consecutive blocks per
+    column.
 
-    swap: the weight is the left factor, whose tile a Hopper takes in 64 rows where the tokens'
-        would be padded to that
-    tma: weights come by the tensor memory accelerator, from sm_90
+    swap: the weight is the left factor, whose tile has 64 rows on Hopper, to which tokens would be
+        padded
+    tma: weights are loaded by the tensor memory accelerator, from sm_90 on
     """
 
     n: int = field(validator=_is_power_of_two)
@@ -63,9 +65,9 @@ ROW_TILES = (
     RowTile(gate_up=4, down=1, warps=8),
     RowTile(gate_up=2, down=1, warps=16),
 )
-"""Ways to take pairs one by one, the best of what fits first."""
+"""Tiles for pairs one by one, best first; the first that fits is used."""
 _MOST_REGISTERS = 160
-"""Registers of a thread that may hold numbers of pairs one by one; it has 255 in all."""
+"""Registers of a thread available for the data of pairs one by one, out of 255."""
 _RULES: tuple[tuple[float, Tiles], ...] = (
     (16, Tiles(rows=16, gate_up=Tile(n=32, k=128, stages=3), down=Tile(n=64, k=128, stages=3))),
     (32, Tiles(rows=32, gate_up=Tile(n=64, k=64, stages=3), down=Tile(n=128, k=64, stages=3))),
@@ -78,7 +80,7 @@ _RULES: tuple[tuple[float, Tiles], ...] = (
         ),
     ),
 )
-"""The most pairs that an expert has on average -> the tiles, for any GPU."""
+"""The maximum average number of pairs per expert -> the tiles, for any GPU."""
 _HOPPER_RULES: tuple[tuple[float, Tiles], ...] = (
     (
         4,
@@ -129,11 +131,11 @@ _HOPPER_RULES: tuple[tuple[float, Tiles], ...] = (
         ),
     ),
 )
-"""The same for GPUs of sm_90: what was best on an H200 at the 30B-A3B shape, by its averages."""
+"""The same for GPUs of sm_90: the best on an H200 at the 30B-A3B shape, by its averages."""
 
 
 Table = tuple[tuple[int, RowTile | Tiles], ...]
-"""Tiles by the most tokens that they are for, ascending."""
+"""Tiles by the maximum number of tokens, ascending."""
 Shape = tuple[int, int, int, int]
 """Experts, experts per token, hidden, intermediate."""
 
@@ -141,9 +143,10 @@ Shape = tuple[int, int, int, int]
 def choose_tiles(
     tokens: int, shape: Shape, device: torch.device, tables: Mapping[Shape, Table] | None = None
 ) -> RowTile | Tiles:
-    """The tiles for so many tokens: by one of the tables, else as measured before, else by rule."""
-    # A table first: on an H200 at the 30B-A3B shape pairs one by one are faster at 1 token only,
-    # where the rules take more so.
+    """The tiles for this number of tokens: from a table, else built-in measurements, else by
+    rule."""
+    # A table first: on an H200 at the 30B-A3B shape pairs one by one are only faster at 1 token,
+    # while the rules use them for more.
     measured = (tables or {}).get(shape) or _read_measured(_name_gpu(device), shape)
     if measured:
         return next((tiles for most, tiles in measured if tokens <= most), measured[-1][1])
@@ -151,10 +154,10 @@ def choose_tiles(
 
 
 def choose_by_rule(tokens: int, shape: Shape, *, hopper: bool) -> RowTile | Tiles:
-    """The tiles for so many tokens of a shape that was not measured, on GPUs of sm_90 or others."""
+    """The tiles for this number of tokens and an unmeasured shape, on GPUs of sm_90 or others."""
     most_tokens, rules = (2, _HOPPER_RULES) if hopper else (4, _RULES)
     row_tile = fit_row_tile(*shape[1:])
-    # Experts so wide that a row takes more warps are worth reading once for two tokens.
+    # Experts whose rows are wide enough for more warps are worth reading once for two tokens.
     if row_tile is not None and tokens <= (most_tokens if row_tile.warps == 4 else 1):
         return row_tile
     mean = tokens * shape[1] / shape[0]
@@ -183,13 +186,13 @@ def is_hopper(device: torch.device) -> bool:
 
 @cache
 def _name_gpu(device: torch.device) -> str:
-    """What the driver calls the GPU; "" for another device."""
+    """The driver's name of the GPU; "" for another device."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else ""
 
 
 @cache
 def _read_measured(gpu: str, shape: Shape) -> Table:
-    """What was measured on that GPU for that shape."""
+    """The measured tiles for that GPU and shape."""
     name = "-".join([gpu.replace(" ", "_"), *map(str, shape)])
     path = files("headstock_triton") / "measured" / f"{name}.json"
     if not gpu or not path.is_file():
@@ -198,7 +201,7 @@ def _read_measured(gpu: str, shape: Shape) -> Table:
 
 
 def read_tables(text: str) -> dict[Shape, Table]:
-    """Tables by shape, of the text that `tune_experts` makes of them; none of an empty text.
+    """Tables by shape, parsed from the text of `tune_experts`; none for an empty text.
 
     raises: ValueError
     """
@@ -207,7 +210,7 @@ def read_tables(text: str) -> dict[Shape, Table]:
     try:
         return {_read_shape(name): _read_table(each) for name, each in json.loads(text).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("expert_tiles: expected what 'headstock tune' keeps") from error
+        raise ValueError("expert_tiles: expected a table made by 'headstock tune'") from error
 
 
 def _read_shape(name: str) -> Shape:

@@ -17,25 +17,25 @@ from headstock_triton.routing import Blocks, route_tokens
 from headstock_triton.tiles import ROW_TILES, RowTile, Tile, Tiles, choose_tiles, fits_registers
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
-"""Tokens of a step that are measured; a step takes the tiles of the next larger number."""
+"""Measured numbers of tokens; a step uses the tiles of the next larger number."""
 MARGIN = 0.03
-"""How much faster tiles must be than those that are chosen without measuring."""
+"""How much faster tiles must be than those chosen without measuring."""
 MOST_ROW_TOKENS = 8
-"""Tokens up to which pairs are tried one by one."""
+"""Number of tokens up to which pairs are tried one by one."""
 MOST_STEPS = 8
-"""Steps of different tokens that take turns: the weights of few tokens come from memory so, as in
-an engine, and not from a cache.
+"""Number of steps with different tokens that alternate, so that the weights of few tokens come from
+memory, as in an engine, and not from a cache.
 """
 RUNS = 5
-"""Times that all of these are measured; the figure is the median."""
+"""Number of measurements of all of these; the figure is the median."""
 
 Works = Sequence[Callable[[], object]]
 Timer = Callable[[Works], float]
-"""Gives the microseconds of one of the works."""
+"""Returns the microseconds of one work item."""
 
 
 def _vary(*cuts: tuple[int, int, int, int], group: int = 1, swap: bool = False) -> list[Tile]:
-    """Tiles of these columns, depths, warps and stages, with weights by either way."""
+    """Tiles of these columns, depths, warps and stages, with weights loaded either way."""
     return [
         Tile(n=n, k=k, warps=warps, stages=stages, group=group, swap=swap, tma=tma)
         for n, k, warps, stages in cuts
@@ -63,13 +63,13 @@ _CANDIDATES: dict[int, tuple[list[Tile], list[Tile]]] = {
 }
 """Rows of a block -> the tiles of gate and up, and of down, that are tried.
 
-They are what was best somewhere in the sweeps of docs/benchmarks/log.md, and their neighbours.
+These were the best in some sweep of docs/benchmarks/log.md, and their neighbours.
 """
 
 
 @frozen(eq=False, kw_only=True)
 class Layer:
-    """A layer's experts with random weights, and what times them."""
+    """A layer's experts with random weights, and the function that times them."""
 
     experts: Experts
     gate_up: Tensor
@@ -90,10 +90,10 @@ def tune_experts(
     device: torch.device,
     time_us: Timer | None = None,
 ) -> dict[str, str]:
-    """The option `expert_tiles` for layers with these experts; nothing where what is chosen without
-    measuring is the fastest for all of them.
+    """The option `expert_tiles` for layers with these experts; empty if the tiles chosen without
+    measuring are the fastest for all of them.
 
-    A layer of each shape is made of random weights and freed again.
+    A layer of each shape is made with random weights and freed again.
     """
     tables: dict[str, dict[str, object]] = {}
     for experts in mixtures:
@@ -108,7 +108,7 @@ def tune_experts(
 
 
 def _has_room(experts: Experts, hidden: int, dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether the device has room for such a layer, and as much again for its tokens."""
+    """Whether the device has room for such a layer, and the same amount for its tokens."""
     if device.type != "cuda":
         return True
     needed = 3 * experts.count * experts.intermediate * hidden * dtype.itemsize
@@ -118,7 +118,7 @@ def _has_room(experts: Experts, hidden: int, dtype: torch.dtype, device: torch.d
 def make_layer(
     experts: Experts, hidden: int, dtype: torch.dtype, device: torch.device, time_us: Timer
 ) -> Layer:
-    """A layer of random weights of the size that keeps numbers near 1."""
+    """A layer of random weights, scaled to keep values near 1."""
     count, inters = experts.count, experts.intermediate
     gate_up = torch.empty(count, 2 * inters, hidden, dtype=dtype, device=device)
     down = torch.empty(count, hidden, inters, dtype=dtype, device=device)
@@ -131,15 +131,13 @@ def make_layer(
 
 
 def tune_layer(layer: Layer, tokens: Sequence[int] = TOKENS) -> dict[int, RowTile | Tiles]:
-    """The fastest tiles by the most tokens that they are for; empty where nothing is faster than
-    what is chosen without measuring.
-    """
+    """The fastest tiles by maximum number of tokens; empty if none is faster than the default."""
     device = layer.down.device
     chosen = [choose_tiles(count, layer.shape, device) for count in tokens]
     fastest = [_find_fastest(layer, *pair) for pair in zip(tokens, chosen, strict=True)]
     if fastest == chosen:
         return {}
-    # The last of equal neighbours says it for all of them.
+    # Of equal neighbours, the last entry covers all.
     return {
         count: tiles
         for count, tiles, after in zip(tokens, fastest, [*fastest[1:], None], strict=True)
@@ -148,7 +146,8 @@ def tune_layer(layer: Layer, tokens: Sequence[int] = TOKENS) -> dict[int, RowTil
 
 
 def _find_fastest(layer: Layer, tokens: int, chosen: RowTile | Tiles) -> RowTile | Tiles:
-    """The fastest tiles for so many tokens: `chosen`, unless others are faster by the margin."""
+    """The fastest tiles for this number of tokens: `chosen`, unless others are faster by the
+    margin."""
     steps = _draw_steps(layer, tokens)
     times = {chosen: _time_whole(layer, steps, chosen)}
     for tiles in _list_tiles(layer, steps, tokens):
@@ -159,7 +158,7 @@ def _find_fastest(layer: Layer, tokens: int, chosen: RowTile | Tiles) -> RowTile
 
 
 def _draw_steps(layer: Layer, tokens: int) -> list[tuple[Tensor, Tensor]]:
-    """Random tokens and the scores of their experts, as often as small steps need them."""
+    """Random tokens and the scores of their experts, as many sets as small steps need."""
     count, _, hidden, _ = layer.shape
     return [
         (
@@ -173,7 +172,7 @@ def _draw_steps(layer: Layer, tokens: int) -> list[tuple[Tensor, Tensor]]:
 def _list_tiles(
     layer: Layer, steps: list[tuple[Tensor, Tensor]], tokens: int
 ) -> Iterator[RowTile | Tiles]:
-    """Tiles worth measuring as a whole: of each block size the fastest of both products."""
+    """Tiles worth measuring together: for each block size, the fastest of both products."""
     count, per_token, *sizes = layer.shape
     if tokens <= MOST_ROW_TOKENS:
         yield from (tile for tile in ROW_TILES if fits_registers(tile, per_token, *sizes))
@@ -217,7 +216,7 @@ def _gate_up_works(layer: Layer, routed: Routed, tile: Tile) -> Works:
 
 def _down_works(layer: Layer, routed: Routed, tile: Tile) -> Works:
     inters = layer.shape[3]
-    # Any numbers do in place of what gate and up make.
+    # Any numbers will do instead of the output of gate and up.
     inner = [x.new_empty(len(blocks.order), inters).normal_() for x, blocks in routed]
     return [
         lambda x=x, blocks=blocks: multiply_down(x, blocks, layer.down, tile)  # type: ignore[misc]
@@ -226,7 +225,7 @@ def _down_works(layer: Layer, routed: Routed, tile: Tile) -> Works:
 
 
 def _time_whole(layer: Layer, steps: list[tuple[Tensor, Tensor]], tiles: RowTile | Tiles) -> float:
-    """Microseconds from scores to sums; infinity where the tiles cannot run."""
+    """Microseconds from scores to sums; infinity if the tiles cannot run."""
     weights = layer.gate_up, layer.down
     return _time_or_infinity(
         layer,
@@ -240,19 +239,19 @@ def _time_whole(layer: Layer, steps: list[tuple[Tensor, Tensor]], tiles: RowTile
 
 
 def _time_or_infinity(layer: Layer, works: Works) -> float:
-    """Microseconds; infinity where a kernel asks for more than the GPU has, or is not compiled."""
+    """Microseconds; infinity if a kernel exceeds the GPU's resources or does not compile."""
     try:
         return layer.time_us(works)
-    except Exception:  # of many classes, by the version of Triton
+    except Exception:  # the exception class depends on the version of Triton
         return float("inf")
 
 
 def time_graph(works: Works) -> float:
-    """The median microseconds of one work, in a graph of all: the host launches nothing."""
+    """The median microseconds of one work item, in a graph of all: the host launches nothing."""
     side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
-        for work in works:  # what is compiled at a first launch cannot be captured
+        for work in works:  # compilation at a first launch cannot be captured
             work()
         side.synchronize()
         # `torch.cuda.graph` would empty torch's cache of memory each time.

@@ -152,7 +152,7 @@ def test_nothing_is_found_without_experts_or_where_nothing_is_faster() -> None:
     ],
 )
 def test_a_table_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="expert_tiles: expected what 'headstock tune' keeps"):
+    with pytest.raises(UsageError, match="expert_tiles: expected a table made by 'headstock tune'"):
         make_options(spec(), [f"triton.expert_tiles={text}"])
 
 

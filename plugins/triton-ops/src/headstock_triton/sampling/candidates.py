@@ -1,13 +1,14 @@
-"""Tokens of rows whose top-k, top-p and min-p keep few, without reading all of a row twice.
+"""Sampling from rows whose top-k, top-p and min-p keep few tokens, without reading a row twice.
 
-`survey.py` reads each row once: the highest logit of each group of 128 tokens and, for top-p, what
-each group weighs. Of k groups the maxima are k tokens, so the k-th highest maximum bounds the
+`survey.py` reads each row once: the highest logit of each group of 128 tokens and, for top-p, the
+weight of each group. The maxima of k groups are k tokens, so the k-th highest maximum bounds the
 k-th best token from below, and the maxima of some groups weigh no more than their tokens. That
 bounds the edge of a cut, and `choose_kernel` reads those groups again whose maximum reaches the
-bound. Their tokens down to it are the candidates: each one's rank, and what the better ones weigh,
-are sums over pairs. The best of score and Gumbel noise among those kept is the row's token.
+bound. Their tokens down to the bound are the candidates: the rank of each, and the weight of better
+ones, are sums over pairs. The row's token has the best sum of score and Gumbel noise among those
+kept.
 
-Rows with too many candidates are left to the search of `truncation.py`.
+Rows with too many candidates use the search of `truncation.py`.
 """
 
 from __future__ import annotations
@@ -36,22 +37,22 @@ from headstock_triton.sampling.temperature import apply_temperature
 INFINITY = tl.constexpr(math.inf)
 LEAST_MASS = tl.constexpr(1e-300)
 NEGLIGIBLE = tl.constexpr(-60.0)
-"""Scores whose exp() a float64 sum with 1 in it does not notice, for any vocabulary."""
+"""Score below which exp() does not change a float64 sum that includes 1, for any vocabulary."""
 
 CAPACITY = tl.constexpr(512)
-"""Candidates, and groups with one, up to which comparing them in pairs beats a search."""
+"""Number of candidates, and of their groups, up to which comparing pairs beats a search."""
 MIN_P_GROUPS = tl.constexpr(128)
-"""The same for rows that min-p alone cuts: their edge is known, so what is read again is lost."""
+"""The same for rows that only min-p cuts: their edge is known, so reading again is wasted."""
 TILE = tl.constexpr(128)
 OTHERS = tl.constexpr(32)
-"""Candidates that are compared at a time, and with how many."""
+"""Number of candidates compared at a time, and with how many."""
 HIGHEST_KEY = tl.constexpr(0x7F7FFFFF)
 """The key of the lowest finite score."""
 
 WHOLE = tl.constexpr(-1)
-"""In place of a token: the row's is still to be sampled from what its cut leaves."""
+"""Instead of a token: it must still be sampled from the rest of the cut row."""
 UNDECIDED = tl.constexpr(-2)
-"""In place of a token: where the row is cut is still to be searched for."""
+"""Instead of a token: the row's edge must still be searched for."""
 
 UNALIGNED = (
     "temperature",
@@ -102,15 +103,15 @@ def _collect(
 ):
     """Write scores and ids of the tokens whose key is the bound or lower.
 
-    returns: how many there are, above the capacity if they or their groups are too many; and, if
-        asked for, what all tokens of these groups weigh
+    returns: their number, above the capacity if they or their groups are too many; and, if
+        requested, the weight of all tokens of these groups
     """
     group = tl.arange(0, BLOCK)
     is_read = keys <= bound
     num_groups = tl.sum(is_read.to(tl.int32), 0)
     order = tl.cumsum(is_read.to(tl.int32), 0) - 1
     tl.store(listed + order, group, is_read & (order < CAPACITY))
-    # What other threads of the program wrote is read from here on.
+    # Values written by other threads of the program are read from here on.
     tl.debug_barrier()
     mass = tl.zeros((), tl.float64)
     count = tl.where(num_groups > most_groups, CAPACITY + 1, 0)
@@ -137,7 +138,7 @@ def _collect(
 
 @device_function
 def _load_codes(scores, ids, at, count):
-    """Scores of candidates, and numbers that order them: the lower, the better."""
+    """Scores of candidates, and their sort keys: lower is better."""
     exists = at < count
     s = tl.load(scores + at, exists, other=-INFINITY)
     token = tl.load(ids + at, exists, other=0)
@@ -146,9 +147,9 @@ def _load_codes(scores, ids, at, count):
 
 @device_function
 def _compare(scores, ids, ranks, befores, count, k, TOP_P: tl.constexpr):
-    """Write how many candidates are better than each, and what these weigh.
+    """Write how many candidates are better than each, and their weight.
 
-    returns: what the k best weigh
+    returns: the weight of the k best
     """
     mass = tl.zeros((), tl.float64)
     start = tl.zeros((), tl.int32)
@@ -203,10 +204,10 @@ def choose_kernel(
     READ: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a row: where it is cut, and its token; or what is left to do.
+    """One program per row: its edge and its token, or the work that remains.
 
-    Rows that nothing cuts, that are greedy or not sound keep everything.
-    READ: groups that are read at a time
+    Rows that are not cut, greedy or invalid keep everything.
+    READ: number of groups read at a time
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -217,7 +218,7 @@ def choose_kernel(
     ranks, listed = ids + CAPACITY, ids + 2 * CAPACITY
     befores += index * CAPACITY
     group = tl.arange(0, BLOCK)
-    # All is read before the first sum, for which the threads wait.
+    # Everything is loaded before the first sum, for which the threads wait.
     highest = tl.load(maxima + source + group, group < GROUPS, other=-INFINITY)
     heat = tl.load(temperature + index)
     k, p = tl.full((), VOCAB, tl.int32), tl.full((), 1.0, tl.float32)
@@ -240,7 +241,7 @@ def choose_kernel(
         keys = order_keys(tops)
         limit = tl.minimum(order_keys(floor), HIGHEST_KEY)
         bound = limit
-        # With top-k or min-p the candidates are all that top-p weighs.
+        # With top-k or min-p, top-p only weighs the candidates.
         is_weighed = (p < 1) & (k == VOCAB) & (floor == -INFINITY)
         rest = tl.zeros((), tl.float64)
         mass = tl.zeros((BLOCK,), tl.float64)
@@ -293,7 +294,7 @@ def choose_kernel(
                             least = _sum_mass(row, peak, heat, VOCAB)
                             most = least
                         is_enough = mass_kept >= share * most
-                    # Above 0, so that the best token stays even where top_p is too small for
+                    # Above 0, so that the best token is kept even if top_p is too small for
                     # float32.
                     stays = stays & (before < tl.maximum(p.to(tl.float64) * most, LEAST_MASS))
             if is_enough:
@@ -330,11 +331,11 @@ def choose_tokens_(
     pdl: bool,
     sharing: bool,
 ) -> None:
-    """Where rows with few candidates are cut, and their tokens.
+    """The edges of rows with few candidates, and their tokens.
 
-    logits: [n, vocab] of any float type, minus infinity for what the mask forbids
+    logits: [n, vocab] of any float type, minus infinity for forbidden tokens
     floors: [n] float32, the lowest scores that min-p keeps
-    sharing: whether kernels of another stream run meanwhile
+    sharing: whether kernels of another stream run at the same time
     writes: peaks, edges [n] float32; last_ids, picks [n] int32; a pick is the token, `WHOLE` or
         `UNDECIDED`
     """
@@ -349,8 +350,7 @@ def choose_tokens_(
         if has_top_p
         else numbers
     )
-    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
-    # missing.
+    # Each missing pointer is replaced by one that this variant of the kernel does not read.
     temperature, top_k, top_p, low, seeds, positions = (
         maxima if column is None else column
         for column in (
@@ -386,7 +386,7 @@ def choose_tokens_(
         MIN_P=floors is not None,
         GROUPS=groups,
         BLOCK=triton.next_power_of_2(groups),
-        # Few rows, and many beside others, are sooner done so; many by themselves are not.
+        # This is faster for few rows, and for many next to others, but not for many alone.
         READ=8 if few or sharing else 16,
         num_warps=8,
         **launch_options(pdl),

@@ -10,7 +10,7 @@ from headstock_triton.device_function import device_function
 
 INFINITY = tl.constexpr(math.inf)
 FEW_ROWS = 16
-"""Up to here a row is shared out among more programs."""
+"""Up to this number of rows, a row is split among more programs."""
 
 
 @device_function
@@ -23,7 +23,7 @@ def forbid(x, mask, start, vocab, words, BLOCK: tl.constexpr):
     at = start + tl.arange(0, BLOCK)
     own = start // 32 + tl.arange(0, num_words)
     free = tl.load(mask + own, own < words, other=-1) == -1
-    # Most rows have no rule, and every bit set: one word for each 32 tokens tells.
+    # Most rows have no rule, so every bit is set: check one word per 32 tokens.
     if tl.min(free.to(tl.int32), 0) == 0:
         word = tl.load(mask + at // 32, at < vocab, other=-1)
         x = tl.where(((word >> (at % 32)) & 1) == 0, -INFINITY, x)

@@ -17,8 +17,8 @@ WEYL_1 = tl.constexpr(noise.WEYL[1])
 ROUNDS = tl.constexpr(noise.ROUNDS)
 LN_2 = tl.constexpr(math.log(2))
 SLACK = tl.constexpr(2e-4)
-"""How far apart guesses of two scores are at most, where the higher score has the lower guess: four
-times what `guess_gumbel` (3e-5) and a quotient by a product with the inverse (1e-5) are off.
+"""Maximum distance of two approximate scores in the wrong order: four times the error of
+`guess_gumbel` (3e-5) and of division by the inverse (1e-5).
 """
 
 
@@ -32,7 +32,7 @@ def _philox(c0, c1, c2, c3, k0, k1):
         c2 = (product_0 >> 32).to(tl.uint32) ^ c3 ^ k1
         c1 = product_1.to(tl.uint32)
         c3 = product_0.to(tl.uint32)
-        # In 64 bits, because the interpreter warns of additions that wrap.
+        # In 64 bits, because the interpreter warns about additions that wrap.
         k0 = (k0.to(tl.uint64) + WEYL_0).to(tl.uint32)
         k1 = (k1.to(tl.uint64) + WEYL_1).to(tl.uint32)
     return c0, c1, c2, c3
@@ -83,8 +83,8 @@ def gumbel_of(words):
 def guess_gumbel(words):
     """`gumbel_of` within `SLACK` / 4, in a fifth of its instructions.   returns: float32"""
     u = tl.minimum(words.to(tl.float32) * 2.0**-32 + 2.0**-33, 1.0 - 2.0**-24)
-    # -log(1 - u): where u is small, as it is for the noise that wins, 1 - u would lose its digits.
-    # Four terms are 3e-6 short at 1/16.
+    # -log(1 - u): if u is small, as for winning noise, 1 - u would lose digits. Four terms are 3e-6
+    # short at 1/16.
     series = u * (1.0 + u * (0.5 + u * (1.0 / 3.0 + u * 0.25)))
     waited = tl.where(u < 0.0625, series, fast_log2(1.0 - u) * -LN_2)
     return fast_log2(waited) * -LN_2

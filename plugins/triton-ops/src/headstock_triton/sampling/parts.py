@@ -1,4 +1,4 @@
-"""The kernels that sample from parts of rows, and join what the parts found."""
+"""The kernels that sample from parts of rows, and combine the results of the parts."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ UNALIGNED = (
     "ids",
     "some",
 )
-"""Arrays that may begin anywhere, and are not compiled anew for each place."""
+"""Arrays of any alignment, without recompiling for each."""
 
 
 @device_function
 def _load_part(row, mask, start, vocab, words, MASK: tl.constexpr, BLOCK: tl.constexpr):
-    """Logits of the tokens start, start + 1, ... in float32; minus infinity where there is none."""
+    """Logits of the tokens start, start + 1, ... in float32; minus infinity past the vocabulary."""
     at = start + tl.arange(0, BLOCK)
     x = tl.load(row + at, at < vocab, other=-INFINITY).to(tl.float32)
     return forbid(x, mask, start, vocab, words, BLOCK) if MASK else x
@@ -51,7 +51,7 @@ def _load_part(row, mask, start, vocab, words, MASK: tl.constexpr, BLOCK: tl.con
 
 @device_function
 def _cut_off(scores, start, edge, last, BLOCK: tl.constexpr):
-    """Scores, with minus infinity for what a cut drops."""
+    """Scores, with minus infinity for tokens that the cut drops."""
     at = start + tl.arange(0, BLOCK)
     return tl.where((scores > edge) | ((scores == edge) & (at <= last)), scores, -INFINITY)
 
@@ -74,7 +74,7 @@ def _draw_exactly(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """The best sum of score and noise of a part of a row, and its place."""
+    """The best sum of score and noise in a part of a row, and its position."""
     value = tl.full((), -INFINITY, tl.float32)
     place = tl.zeros((), tl.int32)
     for done in range(0, BLOCK, STEP):
@@ -116,7 +116,7 @@ def _sample_part(
     BLOCK: tl.constexpr,
     STEP: tl.constexpr,
 ):
-    """Write what a part of a row has, as `part_kernel`."""
+    """Write the results of a part of a row, see `part_kernel`."""
     row, start = logits + index * stride, part * BLOCK
     x = _load_part(row, mask + index * words, start, vocab, words, MASK, BLOCK)
     peak = max_or_nan(x)
@@ -135,7 +135,7 @@ def _sample_part(
         guess = scores if CUT else scores * (1.0 / tl.maximum(heat, LOWEST_HEAT))
         guess += guess_gumbel(philox_words(seed, position, start, BLOCK))
         near = guess >= tl.max(guess, 0) - SLACK
-        # How many there are, and the sum of their places, which is the place of a single one.
+        # Their number, and the sum of their positions, which is the position if there is only one.
         found = tl.sum(tl.where(near, 65536 + tl.arange(0, BLOCK), 0), 0)
         place = found % 65536
         if found // 65536 == 1:
@@ -200,9 +200,9 @@ def part_kernel(
     """Parts of a row: the best score and token of each, its highest logit, and its sum of
     exp(logit - highest).
 
-    Where there is NaN, infinity is the highest. Scores are less the part's highest logit, or the
-    row's where it is cut. Guesses of sums of score and noise leave one token, whose sum alone is
-    computed; only where two are nearly equal, or all are infinite, all sums are.
+    With NaN, the highest logit is infinity. Scores are relative to the part's highest logit, or to
+    the row's if it is cut. Approximate sums of score and noise select one token, and only its exact
+    sum is computed; all sums are computed if two are nearly equal or all are infinite.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -210,7 +210,7 @@ def part_kernel(
     if CUT and not SUM:
         if tl.load(picks + index) >= 0:
             return  # The row has its token already.
-        # The call below is not in this loop: it would take 128 registers in place of 62.
+        # The call below is not in this loop: it would take 128 registers instead of 62.
         while part < parts:
             _sample_part(
                 logits,
@@ -294,9 +294,9 @@ def join_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A program a row: the best part's token, and its log-probability or the target's.
+    """One program per row: the best part's token, and its log-probability or the target's.
 
-    SOME, OTHERS: whether the rows are those that `some` lists, and whether these are left out
+    SOME, OTHERS: whether the rows are those in `some`, and whether these are excluded
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -309,7 +309,7 @@ def join_kernel(
         healthy += place - row
     if CUT:
         pick = tl.load(picks + row).to(tl.int64)
-        # Only sound rows have a token by now. Without sums, nothing looked at their parts.
+        # Only valid rows have a token by now. Without sums, their parts were not read.
         if not SUM and pick >= 0:
             tl.store(tokens + row, pick)
             tl.store(healthy + row, 1)

@@ -1,4 +1,4 @@
-"""Rows that logits processors change: taken out of a step's logits, and sampled beside the others.
+"""Rows with logits processors: taken out of a step's logits, and sampled next to the others.
 
 In a captured step they are sampled on a second stream while the first samples the others.
 """
@@ -29,10 +29,10 @@ INFINITY = tl.constexpr(math.inf)
 
 @frozen(kw_only=True, eq=False)
 class TakenRows:
-    """Some rows of a step's logits, without what their masks forbid.
+    """Some rows of a step's logits, without forbidden tokens.
 
     scores: [m, vocab] float32    sampling: their settings
-    is_scaled: whether the temperature, as it was, is applied
+    is_scaled: whether the original temperature is applied
     """
 
     scores: Tensor
@@ -82,8 +82,8 @@ def take_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A part of a row in float32 without what its mask forbids, and its highest score, which is NaN
-    where there is any; and the row's settings and mask.
+    """A part of a row in float32 without forbidden tokens, and its highest score, which is NaN if
+    there is any NaN; and the row's settings and mask.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -100,7 +100,7 @@ def take_kernel(
     tl.store(scores + index * vocab + at, x, at < vocab)
     tl.store(peaks + index * tl.num_programs(1) + part, max_or_nan(x))
     if part == 0:
-        # One launch takes all that torch would take by one for each column.
+        # One launch copies what torch would copy with one launch per column.
         count = tl.num_programs(0)
         if TEMPERATURE:
             tl.store(floats + index, tl.load(temperature + row))
@@ -126,8 +126,8 @@ def scale_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """A part of a taken row less the row's highest score, by the temperature; and the temperature
-    that is left: 1, or 0 as before.
+    """A part of a taken row less the row's highest score, divided by the temperature; and the
+    remaining temperature: 1, or still 0.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -157,12 +157,10 @@ def can_process(sampling: Sampling) -> bool:
 
 
 class SamplePlain(Protocol):
-    """Samples a part of a step, by settings without processing; it may write to the logits."""
+    """Samples a part of a step, with settings without processing; it may write to the logits."""
 
     def __call__(self, logits: Tensor, sampling: Sampling, *, pdl: bool, part: StepPart) -> object:
-        """Writes the part's tokens; kernels wait for each other where `pdl` lets them begin
-        early.
-        """
+        """Writes the part's tokens; kernels wait for each other if `pdl` lets them begin early."""
 
 
 def sample_with_processed(
@@ -173,7 +171,7 @@ def sample_with_processed(
     *,
     pdl: bool,
 ) -> Sample:
-    """`headstock.nn.sampler.sample_processed` where `can_process` holds.
+    """`headstock.nn.sampler.sample_processed`, if `can_process` holds.
 
     logits: [n, vocab] of any float type
     writes: logits
@@ -196,8 +194,8 @@ def sample_with_processed(
         )
         for is_some in (True, False)
     )
-    # What takes longer goes first: where rows are cut, these. Their logits may be taken while all
-    # rows are sampled, which writes minus infinity at most, where a mask forbids tokens.
+    # The longer work goes first: these rows, if rows are cut. Their logits may be read while all
+    # rows are sampled, which at most writes minus infinity for forbidden tokens.
     taken = _take_rows(logits, plain, processing, pdl=pdl) if has_limits(plain) else None
     with beside:
         if taken is None:
@@ -268,15 +266,15 @@ def _take_rows(
         settings["temperature"] = _scale_rows_(scores, peaks, temperature, pdl=pdl)
     return TakenRows(
         scores=scores,
-        # With the mask once more, since processors may move scores to tokens that it forbids;
-        # without targets, which only log-probabilities need.
+        # With the mask again, since processors may raise scores of forbidden tokens; without
+        # targets, which only log-probabilities need.
         sampling=evolve(sampling, mask=masks, targets=None, positions=integers[2], **settings),
         is_scaled=is_scaled,
     )
 
 
 def _process_rows(taken: TakenRows, processing: Processing) -> tuple[Tensor, Sampling]:
-    """Scores of rows after processors, and the settings that are still to be applied to them."""
+    """Scores of rows after processors, and the settings still to be applied."""
     scores, temperature, at = taken.scores, taken.sampling.temperature, taken.sampling.positions
     assert at is not None
     first = [pair for pair in processing.parts if pair[0].changes_argmax]
@@ -292,7 +290,7 @@ def _process_rows(taken: TakenRows, processing: Processing) -> tuple[Tensor, Sam
 
 
 def _scale_rows_(scores: Tensor, peaks: Tensor, temperature: Tensor, *, pdl: bool) -> Tensor:
-    """Divide rows, less their peaks, by the temperature; return what is left of it.
+    """Divide rows, less their peaks, by the temperature; return the remaining temperature.
 
     writes: scores
     """
@@ -314,8 +312,8 @@ def _scale_rows_(scores: Tensor, peaks: Tensor, temperature: Tensor, *, pdl: boo
 
 
 def _share_out(vocab: int) -> tuple[int, int]:
-    """The tokens of a part, and the parts of a row: few rows in large parts would leave most of the
-    device idle.
+    """Tokens per part, and parts per row: few rows in large parts would leave most of the device
+    idle.
     """
     block = min(1024, triton.next_power_of_2(max(vocab, 16)))
     return block, triton.cdiv(vocab, block)

@@ -1,4 +1,4 @@
-"""`headstock.nn.sampler` in two kernels; three more where rows are truncated."""
+"""`headstock.nn.sampler` in two kernels; three more if rows are truncated."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def _sample_tokens(
     pdl: bool,
     part: StepPart | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """A token a row, which rows are healthy, and the log-probabilities of the tokens or targets.
+    """A token per row, which rows are healthy, and the log-probabilities of the tokens or targets.
 
-    As in torch: temperature 0 takes the best, the lowest id of equals; a row is healthy if its
-        maximum is a number.
+    As in torch: temperature 0 selects the best token, the lowest id among equals; a row is healthy
+        if its maximum is a number.
     logits: [n, vocab] of any float type
     returns: [n] int64, [n] bool, [n] float32 or None
-    writes: logits where there is a mask and rows are truncated
+    writes: logits, if there is a mask and rows are truncated
     """
     rows, vocab = logits.shape
     if part is None:
@@ -47,8 +47,8 @@ def _sample_tokens(
     )
     if not rows:
         return tokens, healthy.bool(), logprobs
-    # Small parts for few rows: one row of 151,936 in parts of 4,096 is 38 programs, in parts of
-    # 1,024 it is 149.
+    # Small parts for few rows: one row of 151,936 is 38 programs in parts of 4,096, 149 in parts of
+    # 1,024.
     block = min(1024 if rows <= FEW_ROWS else 4096, triton.next_power_of_2(max(vocab, 16)))
     count = triton.cdiv(vocab, block)
     numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
@@ -57,8 +57,7 @@ def _sample_tokens(
     edges = find_cut(logits, sampling, pdl=pdl, part=part) if warm else None
     # Logits that were cut are masked by now.
     mask = None if sampling.mask is None or edges is not None else sampling.mask.contiguous()
-    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
-    # missing.
+    # Each missing pointer is replaced by one that this variant of the kernel does not read.
     where = edges or Cut(peaks=best, edges=best, last_ids=ids, picks=ids)
     # Most rows that are cut have their tokens by now, and 10,000 programs take 10 us to do nothing.
     programs = count if edges is None or with_logprob else min(count, max(512 // rows, 1))
@@ -90,7 +89,7 @@ def _sample_tokens(
         num_warps=4 if block < 4096 else 8,
         **launch_options(pdl),
     )
-    # A kernel of its own: the parts of a row are programs, which cannot wait for each other.
+    # A separate kernel: the parts of a row are programs, which cannot wait for each other.
     join_kernel[(rows,)](
         logits,
         *(
@@ -125,10 +124,10 @@ def _sample_tokens(
 def fused_sample(
     logits: Tensor, sampling: Sampling, *, pdl: bool = False, part: StepPart | None = None
 ) -> Sample:
-    """`headstock.nn.sampler.sample`; torch applies rules and finds alternatives, which are rare.
+    """`headstock.nn.sampler.sample`; torch applies rules and computes alternatives, which are rare.
 
     logits: [n, vocab] of any float type
-    part: which part of a step's rows these are, if they are not all
+    part: the part of a step's rows, if not all
     writes: logits, and the tokens of the part
     """
     processing = sampling.processing
@@ -162,7 +161,7 @@ def fused_sample(
             logprobs=logprobs,
             top_ids=nothing.long(),
             top_logprobs=nothing,
-            # Of the logits as given: without a mask nothing is written to them.
+            # From the original logits: without a mask nothing is written to them.
             ranks=rank_tokens(logits, find_targets(tokens, sampling)),
         )
     logits = logits.to(torch.float32)

@@ -10,23 +10,24 @@ from headstock_triton.device_function import device_function
 from headstock_triton.sampling.streams import Beside
 
 MOST_ROWS = tl.constexpr(8)
-"""Rows up to which some are sampled apart: with more, torch's operations do as well."""
+"""Number of rows up to which some are sampled separately: with more, torch is as fast."""
 
 
 @device_function
 def is_listed(row, some, count):
-    """Whether the row is among those that are sampled apart.   some: `count` row numbers"""
+    """Whether the row is among those sampled separately.   some: `count` row numbers"""
     each = tl.arange(0, MOST_ROWS)
     return tl.max((tl.load(some + each, each < count, other=-1) == row).to(tl.int32), 0) > 0
 
 
 @frozen(kw_only=True, eq=False)
 class StepPart:
-    """Some rows of a step, or the others, which are sampled beside them.
+    """Some rows of a step, or the others, which are sampled next to them.
 
     tokens, healthy: [n] int64, [n] uint8, of all rows; those of the part are written
-    some: [m] int64, the rows of the one part, a row perhaps several times
-    is_some: whether the logits are those of `some`; else they are all rows', and `some` is left out
+    some: [m] int64, the rows of the first part, possibly repeated
+    is_some: whether the logits are those of `some`; else they are those of all rows, and `some` is
+        excluded
     beside: where those of `some` are sampled
     """
 

@@ -1,4 +1,4 @@
-"""Work on another stream of the device, beside what the current one does."""
+"""Work on another stream of the device, next to the current one."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from torch import Tensor
 
 @cache
 def _make_stream(device: int) -> torch.cuda.Stream:
-    """The other stream of a device, whose few blocks go before the many that wait for the first
-    one's kernels.
+    """The other stream of a device, whose few blocks run before the many queued blocks of the
+    first.
     """
     return torch.cuda.Stream(device, priority=-1)
 
 
 @define
 class Beside:
-    """A context whose launches a capture records on another stream, after what the current one has
-    done so far; without a capture, where launches take the time, they stay where they are.
+    """A context whose launches a capture records on another stream, after the current one's work so
+    far; without a capture, where launches dominate, they stay on the current stream.
 
-    Whoever enters it keeps what the work reads until `wait`: memory that the current stream lets go
-    it would use again at once. What the work allocates, its own stream alone uses again, after
-    another wait for the current one.
+    Callers must keep the inputs of the work until `wait`: the current stream would reuse freed
+    memory at once. Memory that the work allocates is only reused by its own stream, after another
+    wait for the current one.
 
     current, other: the two streams; None where there is one
     """
@@ -59,7 +59,7 @@ class Beside:
         return self.other is not None
 
     def mark(self) -> None:
-        """Let `wait_for_mark` wait for the work until here."""
+        """Let `wait_for_mark` wait for the work up to this point."""
         if self.other is not None:
             self.marked = self.other.record_event()
 

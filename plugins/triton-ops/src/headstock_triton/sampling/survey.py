@@ -1,4 +1,4 @@
-"""What groups of 128 tokens of a row have: their highest logit and, for top-p, their weight."""
+"""Summaries of groups of 128 tokens of a row: the highest logit and, for top-p, the weight."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ INFINITY = tl.constexpr(math.inf)
 LOG2_E = tl.constexpr(math.log2(math.e))
 GROUP = tl.constexpr(128)
 FEW_GROUPS = tl.constexpr(8)
-"""How many a program has of few rows."""
+"""Number of groups per program with few rows."""
 PIVOTS = tl.constexpr(16)
 MASS_ERROR = tl.constexpr(1e-5)
-"""How far off, relatively, what a group weighs may be: sums and exp() of it are in float32."""
+"""Relative error of a group's weight: its sums and exp() are in float32."""
 
 
 @frozen(kw_only=True, eq=False)
 class Survey:
-    """What the groups of rows have.
+    """The summaries of the groups of rows.
 
-    maxima: [n, groups] float32, the highest logit of each, infinity where there is NaN
+    maxima: [n, groups] float32, the highest logit of each, infinity with NaN
     masses: [n, groups] float32, where top-p cuts a row that top-k does not, the sum of
         exp((logit - highest) / temperature) of each
     """
@@ -42,7 +42,7 @@ class Survey:
 
 @device_function
 def _forbid(x, mask, source, at, vocab):
-    """Scores, minus infinity where the mask forbids their tokens; so are the logits from now on."""
+    """Scores, minus infinity for forbidden tokens, which is also written to the logits."""
     word = tl.load(mask + at // 32, at < vocab, other=-1)
     banned = ((word >> (at % 32)) & 1) == 0
     x = tl.where(banned, -INFINITY, x)
@@ -83,9 +83,9 @@ def survey_kernel(
     GROUPS: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """The highest logit of each group, infinity where there is NaN; and, where top-p cuts a row
-    that top-k does not, its sum of exp((logit - highest) / temperature). What a mask forbids
-    becomes minus infinity in the logits before that, except in rows that are sampled apart.
+    """The highest logit of each group, infinity with NaN; and, if top-p but not top-k cuts a row,
+    its sum of exp((logit - highest) / temperature). Forbidden tokens first become minus infinity in
+    the logits, except in rows that are sampled separately.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -97,7 +97,7 @@ def survey_kernel(
     if MASK:
         word = tl.program_id(1) * (GROUPS * GROUP // 32) + tl.arange(0, GROUPS * GROUP // 32)
         free = tl.load(mask + row * words + word, word < words, other=-1) == -1
-        # Most rows have no rule, and every bit set: one word for each 32 tokens tells.
+        # Most rows have no rule, so every bit is set: check one word per 32 tokens.
         is_masked = tl.min(free.to(tl.int32), 0) == 0
         if OTHERS and is_masked:
             is_masked = not is_listed(row, some, num_some)
@@ -105,13 +105,13 @@ def survey_kernel(
             if GROUPS <= FEW_GROUPS:
                 x = _forbid(x, mask + row * words, source, at, vocab)
             else:
-                # Written part by part and read again: faster than a mask beside all logits.
+                # Written part by part and read again: faster than a mask over all logits.
                 for start in range(0, GROUPS * GROUP, GROUP):
                     token = tl.program_id(1) * (GROUPS * GROUP) + start + tl.arange(0, GROUP)
                     nothing = tl.full((GROUP,), -INFINITY, tl.float32)
                     own = logits + row * stride + token
                     _forbid(nothing, mask + row * words, own, token, vocab)
-                # What other threads of the program wrote is read from here on.
+                # Values written by other threads of the program are read from here on.
                 tl.debug_barrier()
                 x = tl.load(source, at < vocab, other=-INFINITY).to(tl.float32)
     broken = tl.max((x != x).to(tl.int32), 1)
@@ -132,19 +132,19 @@ def survey_kernel(
 
 @device_function
 def order_keys(scores):
-    """Whole numbers that rise as scores, which are 0 or less, fall."""
+    """Integers that increase as scores, which are 0 or less, decrease."""
     return tl.abs(scores).to(tl.int32, bitcast=True)
 
 
 @device_function
 def find_bound(keys, weights, target):
-    """A key such that what has it or a lower one weighs at least the target.
+    """A key such that the groups with it or a lower key weigh at least the target.
 
-    It is near the lowest such key; if all weighs less, it is above all keys.
+    It is near the lowest such key; if all groups weigh less, it is above all keys.
     """
     steps = tl.arange(0, PIVOTS)
     bound = tl.zeros((), tl.int32)
-    # Four bits a pass. Lower ones would only spare the reading of a few groups.
+    # Four bits per pass. Lower bits would only save reading a few groups.
     for digit in range(4):
         shift = 27 - 4 * digit
         pivots = bound + (steps << shift) + ((1 << shift) - 1)
@@ -157,18 +157,17 @@ def find_bound(keys, weights, target):
 def survey_groups_(
     logits: Tensor, sampling: Sampling, *, pdl: bool, part: StepPart | None = None
 ) -> Survey:
-    """What the groups of rows have without what the mask forbids.
+    """The summaries of the groups of rows, without forbidden tokens.
 
     logits: [n, vocab] of any float type
-    part: which part of a step's rows these are; what it leaves out need not be right
-    writes: logits, minus infinity for what the mask forbids
+    part: the part of a step's rows; results of other rows may be wrong
+    writes: logits, minus infinity for forbidden tokens
     """
     rows, vocab = logits.shape
     groups = triton.cdiv(vocab, GROUP.value)
     found = torch.empty(2, rows, groups, dtype=torch.float32, device=logits.device)
     maxima, masses = found[0], found[1]
-    # A pointer that the kernel, as it is compiled, does not read stands in for each that is
-    # missing.
+    # Each missing pointer is replaced by one that this variant of the kernel does not read.
     columns = (sampling.temperature, sampling.top_k, sampling.top_p)
     mask = None if sampling.mask is None else sampling.mask.contiguous()
     own = FEW_GROUPS.value if rows <= FEW_ROWS else 32
@@ -190,7 +189,7 @@ def survey_groups_(
         TOP_K=sampling.top_k is not None,
         TOP_P=sampling.top_p is not None,
         GROUPS=own,
-        # Beside another stream more threads a program take less time.
+        # With another stream running, more threads per program are faster.
         num_warps=8 if part is not None and not part.is_some else 4,
         **launch_options(pdl),
     )

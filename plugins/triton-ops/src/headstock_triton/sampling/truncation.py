@@ -1,12 +1,12 @@
-"""Where top-k, top-p and min-p cut each row, as in `headstock.nn.truncation`, without a sort.
+"""The edges of top-k, top-p and min-p in each row, as in `headstock.nn.truncation`, without a sort.
 
-Most rows keep few tokens, and `candidates.py` finds these. The search is for the others.
+Most rows keep few tokens, which `candidates.py` handles. The search is for the others.
 
-A token stays if the tokens better than it weigh too little. They are fewer than top_k, or have less
-probability than top_p of what top_k leaves. That weight only grows as scores fall, so a bracket is
-narrowed down to the lowest score that stays: each pass over the row weighs the tokens above several
-pivots. Of tokens at that score the lower ids stay, as many as still fit. Probabilities are summed
-in float64, as torch's are.
+A token is kept if the better tokens weigh too little: they are fewer than top_k, or have less
+probability than top_p among those that top_k keeps. That weight only grows as scores fall, so a
+bracket is narrowed down to the lowest score that is kept: each pass over the row weighs the tokens
+above several pivots. Of tokens at that score, as many as fit are kept, lower ids first.
+Probabilities are summed in float64, as torch's are.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ PIVOTS = tl.constexpr(8)
 
 @frozen(kw_only=True, eq=False)
 class Cut:
-    """What of each row stays: scores above the edge, and those at the edge up to the last id.
+    """The part of each row that is kept: scores above the edge, and those at the edge up to the
+    last id.
 
     peaks: [rows] float32, the highest logit    edges: [rows] float32    last_ids: [rows] int32
-    picks: [rows] int32, the token where it was sampled with the cut, `WHOLE` elsewhere
+    picks: [rows] int32, the token if it was sampled with the cut, else `WHOLE`
     """
 
     peaks: Tensor
@@ -59,7 +60,7 @@ def _scores_at(row, at, peak, heat, VOCAB: tl.constexpr):
 
 @device_function
 def _ends_of(row, VOCAB: tl.constexpr, BLOCK: tl.constexpr):
-    """The lowest finite logit and the highest logit, which is infinity where there is NaN."""
+    """The lowest finite logit and the highest logit, which is infinity with NaN."""
     least = tl.full((BLOCK,), INFINITY, tl.float32)
     peak = tl.full((BLOCK,), -INFINITY, tl.float32)
     for start in range(0, VOCAB, BLOCK):
@@ -119,13 +120,13 @@ def _search_edge(
     WEIGH: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """The lowest score, from `lowest` up, whose better ones weigh less than the target.
+    """The lowest score, from `lowest` up, such that better scores weigh less than the target.
 
     A token weighs 1, or exp(score).
 
-    `lowest` must be one of the row's scores. The bracket is: low < edge <= high. What is above
-    `high` weighs less than the target, and what is above `low` does not. `least` and `most` are
-    the scores at its ends.
+    `lowest` must be one of the row's scores. The bracket is: low < edge <= high. Scores above
+    `high` weigh less than the target, and those above `low` do not. `least` and `most` are the
+    scores at its ends.
     returns: the edge, the weight above it, how many tokens are at it
     """
     dtype: tl.constexpr = tl.float64 if WEIGH else tl.int32
@@ -162,8 +163,8 @@ def _search_edge(
             low = tl.maximum(low, tl.max(tl.where(stays, -INFINITY, pivots), 0))
             high = tl.min(tl.where(stays, pivots, top), 0)
             above = tl.max(tl.where(stays, better, above), 0)
-    # The bracket is empty if sums in another order fell on the other side of the target: what is
-    # above it stays.
+    # The bracket is empty if sums in another order fell on the other side of the target: everything
+    # above it is kept.
     return tl.where(least <= most, least, high), above, count
 
 
@@ -234,9 +235,9 @@ def _cut_row(
             p = tl.load(top_p + index)
             if p < 1:
                 mass = _mass_of(row, peak, heat, lowest, VOCAB, BLOCK)
-                # Of the tokens at the edge of top_k, those that it drops have no part in the mass.
+                # Tokens at the edge of top_k that it drops do not count for the mass.
                 mass -= tl.exp(lowest.to(tl.float64)) * (num_ties - num_kept)
-                # Above 0, so that the best token stays even where top_p is too small for float32.
+                # Above 0, so that the best token is kept even if top_p is too small for float32.
                 target = tl.maximum(p.to(tl.float64) * mass, LEAST_MASS)
                 edge, before, ties = _search_edge(
                     row, peak, heat, lowest, target, VOCAB, True, BLOCK
@@ -279,9 +280,9 @@ def cut_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program a row that is undecided.
+    """One program per undecided row.
 
-    Rows that nothing cuts, that are greedy or not sound keep everything.
+    Rows that are not cut, greedy or invalid keep everything.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -316,20 +317,19 @@ def has_limits(sampling: Sampling) -> bool:
 def find_cut(
     logits: Tensor, sampling: Sampling, *, pdl: bool = False, part: StepPart | None = None
 ) -> Cut | None:
-    """Where the rows are cut off, and tokens of those with few candidates; None where no row asks
-    for it.
+    """The edges of rows, and tokens of those with few candidates; None if no row is cut.
 
     logits: [n, vocab] of any float type
-    part: which part of a step's rows these are, if they are not all
-    writes: logits, minus infinity for what the mask forbids, which has no part in what is cut
+    part: the part of a step's rows, if not all
+    writes: logits, minus infinity for forbidden tokens, which are not part of the cut
     """
     if not has_limits(sampling):
         return None
     cut, floors = _allocate_cut(logits), _take_floors(sampling)
     where = (cut.peaks, cut.edges, cut.last_ids, cut.picks)
     sharing = part is not None and part.beside.is_active
-    # Kernels that begin early hold registers while they wait, and those of a cut so many that the
-    # other stream's stand still.
+    # Kernels that begin early hold registers while they wait; those of a cut hold enough to block
+    # the other stream.
     early = pdl and not sharing
     survey = survey_groups_(logits, sampling, pdl=early, part=part)
     if part is not None and not part.is_some:
@@ -357,7 +357,7 @@ def _allocate_cut(logits: Tensor) -> Cut:
 
 def _take_floors(sampling: Sampling) -> Tensor | None:
     """The lowest scores that min-p keeps.   returns: [n] float32"""
-    # By torch, so that a token just likely enough stays here if it stays there.
+    # By torch, so that borderline tokens are kept in both implementations.
     return None if sampling.min_p is None else sampling.min_p.log()
 
 
