@@ -291,7 +291,7 @@ MUTANTS = {
     ),
     "youngest first": Mutant(
         around(step, "sort_rows", youngest_first),
-        "the oldest was preempted|for a younger one|first in priority order was preempted",
+        "the older one was preempted|for a younger one|first in priority order was preempted",
     ),
     "lowest priority never gives way": Mutant(
         around(selection, "preempt_until_fits", waits_for_pages), "still busy|does not end"

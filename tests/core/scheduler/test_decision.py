@@ -92,7 +92,7 @@ def test_victims_are_of_lower_priority_and_the_oldest_is_never_preempted() -> No
             if entry is not None
         ]
         assert not any(entry.preemptions for entry in entries if entry.request.id == "0"), (
-            "the oldest was preempted"
+            "the older one was preempted"
         )
 
     assert drive.state.num_preempted > 0

@@ -243,7 +243,7 @@ SIZED: dict[type[Plain], tuple[str, str]] = {
     ScaleOrSoftcap: ("every two claims together", "off by up to"),
     MaximumForgotten: ("large scores", "subtract the maximum"),
     CallsCounted: ("1030 calls", "call 701: off by up to 0.01"),
-    PlansKept: ("1030 calls", "the backend keeps what it should let go"),
+    PlansKept: ("1030 calls", "the backend keeps what it should free"),
     CloseClears: ("an engine ends", "a backend is wrong after another one was closed"),
     CloseResets: ("an engine ends", "a backend is wrong after another one was closed"),
 }

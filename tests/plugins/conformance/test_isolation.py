@@ -167,7 +167,7 @@ def test_options_of_the_command_are_read_as_run_reads_them(
     for text, said in (
         ("ngram.max_drafts=no", "expected an integer"),
         ("ngram.most=2", "no such option"),
-        ("radix.max_prefixes=4", "it is not of the plugin that is checked; wanted ngram.FIELD"),
+        ("radix.max_prefixes=4", "not an option of the checked plugin; expected ngram.FIELD"),
     ):
         with pytest.raises(UsageError, match=said):
             main(["check", "proposer:ngram", "--opt", text])

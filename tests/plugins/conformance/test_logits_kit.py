@@ -166,17 +166,17 @@ BROKEN = {
     ReadsList: "it reads the device by Tensor.tolist",
     ReadsMask: "it reads the device by an index of bools",
     ReadsNumpy: "it reads the device by Tensor.numpy",
-    NeighbourChanged: "rows with neutral values change beside rows that have others",
-    Noisy: "the same rows get other scores when they come again",
-    Remembering: "the same rows get other scores when they come again",
+    NeighbourChanged: "rows with neutral values change next to rows with other values",
+    Noisy: "the same rows get other scores the second time",
+    Remembering: "the same rows get other scores the second time",
     PlaceCounted: "a row's scores depend on its place: rows [4, 3, 2, 1, 0] of a batch get others",
     FewRows: "rows get other scores among 64",
     ColumnsWritten: "apply writes to the column 'shift'",
     BestLost: "changes_argmax is False, and another token becomes the best",
     NeutralChanged: "5 of 5 rows with neutral values change",
-    RowsMixed: "a row's scores depend on the rows beside it",
-    Halved: "apply returns torch.bfloat16, wanted float32",
-    Unknown: "row gives values of ['other'], which are no columns",
+    RowsMixed: "a row's scores depend on the other rows",
+    Halved: "apply: expected float32, got torch.bfloat16",
+    Unknown: "row gives values of ['other'], which are not columns",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a check of a plugin consists of, and what came of it."""
+"""The cases of a plugin check, and their results."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from headstock.errors import (
 )
 
 MAX_REASON = 400
-"""Characters of the line that says why a case failed."""
+"""Maximum length of the reason of a failed case."""
 
 
 @frozen
 class Case:
-    """One thing that a plugin must do right.
+    """One requirement on a plugin.
 
     name: what it is
-    run: raises AssertionError that says what is wrong, whatever the plugin raises, or CannotRun
-        where this machine cannot show it
+    run: raises AssertionError with the fault, any exception of the plugin, or CannotRun if this
+        machine cannot run it
     """
 
     name: str
@@ -38,7 +38,7 @@ class Case:
 
 
 class Outcome(Enum):
-    """What came of a case. NOT_HERE: the plugin says that it cannot do this here."""
+    """The status of a case. NOT_HERE: the plugin refuses it on this machine."""
 
     PASSED = "passed"
     FAILED = "failed"
@@ -47,7 +47,7 @@ class Outcome(Enum):
 
 @frozen(kw_only=True)
 class CaseResult:
-    """What came of a case; the reason is one line, empty where it passed."""
+    """The result of a case; the reason is one line, empty if it passed."""
 
     case: str
     outcome: Outcome
@@ -57,7 +57,7 @@ class CaseResult:
 
 @frozen(kw_only=True)
 class CheckReport:
-    """What came of all cases of a plugin, in their order."""
+    """The results of all cases of a plugin, in order."""
 
     kind: str
     name: str
@@ -65,18 +65,18 @@ class CheckReport:
     results: tuple[CaseResult, ...]
 
     def count(self, outcome: Outcome) -> int:
-        """How many cases ended so."""
+        """The number of cases with this status."""
         return sum(result.outcome is outcome for result in self.results)
 
     @property
     def exit_code(self) -> int:
-        """0 when all that can run here passed, 3 when something failed, 5 when nothing can run."""
+        """0 if all cases that can run here passed, 3 if one failed, 5 if none can run."""
         if self.count(Outcome.FAILED):
             return PluginBroken.exit_code
         return 0 if self.count(Outcome.PASSED) else CannotRun.exit_code
 
     def to_plain(self) -> dict[str, Any]:
-        """The report as JSON has it."""
+        """The report as JSON."""
         return {
             "kind": self.kind,
             "name": self.name,
@@ -97,7 +97,7 @@ class CheckReport:
 
 
 def run_cases(cases: Iterable[Case]) -> tuple[CaseResult, ...]:
-    """Run the cases in turn; a case that fails does not keep the next ones from running."""
+    """Run the cases in turn; a failed case does not stop the next ones."""
     return tuple(run_case(case) for case in cases)
 
 

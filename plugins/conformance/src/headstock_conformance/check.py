@@ -33,7 +33,7 @@ CHECKED_KINDS: Mapping[str, str] = MappingProxyType(
 )
 """Kind -> the module that lists its cases by `list_cases(spec, env, opt=...)`.
 
-Where it has `import_first(name)`, that imports what the cases of this plugin import late.
+If it has `import_first(name)`, that imports the late imports of this plugin's cases.
 """
 
 LIGHT_SECONDS = 60
@@ -43,11 +43,11 @@ _IMPORTED_FIRST = ("headstock.startup.device", "headstock.selection.capabilities
 def check_plugin(
     kind: str, name: str, device: str = "auto", *, opt: Sequence[str] = ()
 ) -> CheckReport:
-    """Run all cases of an installed plugin, each in a process of its own.
+    """Run all cases of an installed plugin, each in its own process.
 
-    They run in this process where it has used CUDA already.
+    They run in this process if it has used CUDA already.
 
-    device: `cpu`, `cuda`, or `auto` for a GPU where there is one
+    device: `cpu`, `cuda`, or `auto` for a GPU if there is one
     opt: options of the plugin, `NAME.FIELD=VALUE` each
     raises: CannotRun when nothing of the plugin can be checked here; UnknownPlugin,
         AmbiguousPlugin, PluginBroken, SpiMismatch, UsageError as when it is chosen
@@ -75,9 +75,9 @@ def check_plugin(
 def list_cases(
     kind: str, name: str, device: str = "auto", *, opt: Sequence[str] = ()
 ) -> tuple[Case, ...]:
-    """The cases of an installed plugin, which `pytest.mark.parametrize` takes.
+    """The cases of an installed plugin, for `pytest.mark.parametrize`.
 
-    They follow from what its spec claims. `Case.run` raises where the plugin is wrong.
+    They follow from the claims of its spec. `Case.run` raises if the plugin is wrong.
 
     opt: options of the plugin, `NAME.FIELD=VALUE` each
     raises: as `check_plugin`
@@ -99,9 +99,7 @@ def _list_cases(kind: str, name: str, env: DeviceEnv, opt: Sequence[str]) -> tup
             f"{', '.join(CHECKED_KINDS)}"
         )
     if not __debug__:
-        raise CannotRun(
-            "python -O leaves out the assertions that the checks consist of; run it without -O"
-        )
+        raise CannotRun("python -O removes the assertions of the checks; run it without -O")
     from headstock.selection.capabilities import find_obstacles
 
     spec: PluginSpec = registry.load_spec(kind, name)
@@ -114,7 +112,7 @@ def _list_cases(kind: str, name: str, env: DeviceEnv, opt: Sequence[str]) -> tup
     plugin = registry.find_plugin(kind, name)
     for assignment in registry.find_unclaimed(opt, [spec]):
         raise UsageError(
-            f"--opt {shorten(assignment)}: it is not of the plugin that is checked; wanted "
+            f"--opt {shorten(assignment)}: not an option of the checked plugin; expected "
             f"{spec.name}.FIELD=VALUE"
         )
     registry.make_options(spec, opt)
@@ -127,7 +125,7 @@ def _list_cases(kind: str, name: str, env: DeviceEnv, opt: Sequence[str]) -> tup
 
 
 def check_light(target: str) -> None:
-    """Check that the spec of an entry point is made without torch, in a process of its own."""
+    """Check that the spec of an entry point is made without torch, in a separate process."""
     module, _, function = target.partition(":")
     script = (
         f"import sys; from {module} import {function} as spec; spec(); "

@@ -1,4 +1,4 @@
-"""Reads of a device that a CPU lets pass: a GPU would wait for them, and a graph lack them."""
+"""Detect device reads on a CPU: on a GPU the host would wait, and a graph would not repeat them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ READS = frozenset(
         "bincount",
     }
 )
-"""Functions of torch whose result, or its shape, the host has to know."""
+"""Functions of torch whose result, or its shape, the host must know."""
 DISPATCHED = frozenset(
     {
         "_local_scalar_dense",
@@ -48,7 +48,7 @@ DISPATCHED = frozenset(
         "is_nonzero",
     }
 )
-"""The same as operators, by which torch's own functions get there."""
+"""The same as operators, which torch's own functions call."""
 
 
 class DeviceRead(AssertionError):
@@ -76,7 +76,7 @@ class _Functions(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         if name in READS:
             _refuse(f"Tensor.{name}")
-        # A write of one value to places that bools name needs no count of them.
+        # Writing one value at a bool index needs no count.
         is_read = name == "__getitem__" or (
             name == "__setitem__" and isinstance(args[2], Tensor) and args[2].dim() > 0
         )

@@ -1,4 +1,4 @@
-"""Cases in processes of their own, so that what one leaves behind reaches no other."""
+"""Run cases in separate processes, so that they cannot affect each other."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from headstock.errors import CannotRun, HeadstockError, PluginBroken, describe_e
 from headstock_conformance.case import Case, CaseResult, Outcome, run_case
 
 ListCases = Callable[[], tuple[str, Sequence[Case]]]
-"""Describes the device and lists the cases; called anew in each process."""
+"""Describes the device and lists the cases; called again in each process."""
 
 
 @frozen(eq=False)
 class _Running:
-    """A process that runs a case, and what it answers by."""
+    """A process that runs a case, and its connection."""
 
     number: int
     process: ForkProcess
@@ -34,7 +34,7 @@ class _Running:
 
 
 def can_fork() -> bool:
-    """Whether a process of its own can run a case: CUDA does not work behind a fork."""
+    """Whether a separate process can run a case: CUDA does not work after a fork."""
     torch = sys.modules.get("torch")
     in_use = torch is not None and torch.cuda.is_initialized()
     return "fork" in multiprocessing.get_all_start_methods() and not in_use
@@ -43,15 +43,15 @@ def can_fork() -> bool:
 def run_in_processes(
     list_cases: ListCases, plugin: str = "the plugin"
 ) -> tuple[str, tuple[CaseResult, ...]]:
-    """Run each case in a process that is forked for it; several at a time on a CPU.
+    """Run each case in a forked process; several at a time on a CPU.
 
-    plugin: what errors call it
+    plugin: its name in errors
     returns: the device, and the results in the cases' order
     raises: HeadstockError of `list_cases`, PluginBroken when its process ends
     """
     with tempfile.TemporaryDirectory(prefix="headstock-check-") as folder:
         device, names = _list_names(list_cases, plugin, Path(folder))
-        # A CPU is shared by processes of one thread each. A GPU has room for one engine.
+        # Processes with one thread each share a CPU. A GPU has room for one engine.
         most = len(os.sched_getaffinity(0)) if device == "cpu" else 1
         results: dict[int, CaseResult] = {}
         running: list[_Running] = []
@@ -72,7 +72,7 @@ def run_in_processes(
 
 
 def _list_names(list_cases: ListCases, plugin: str, folder: Path) -> tuple[str, list[str]]:
-    """The device, and the names of the cases, listed in a process of its own.
+    """The device, and the names of the cases, listed in a separate process.
 
     raises: HeadstockError of `list_cases`, PluginBroken when its process ends
     """
@@ -109,7 +109,7 @@ def _start(list_cases: ListCases, number: int, folder: Path) -> _Running:
 
 
 def _collect(running: _Running, name: str) -> CaseResult:
-    """What came of a case; one whose process ended without an answer has failed."""
+    """The result of a case; if its process ended without an answer, it failed."""
     result: CaseResult | None = _receive(running)
     if result is None:
         end = _describe_end(running.process)
@@ -118,7 +118,7 @@ def _collect(running: _Running, name: str) -> CaseResult:
 
 
 def _receive(running: _Running) -> Any:
-    """What a process answers; None when it ends without an answer."""
+    """The answer of a process; None if it ends without one."""
     try:
         return running.answer.recv()
     except EOFError:
@@ -129,7 +129,7 @@ def _receive(running: _Running) -> Any:
 
 
 def _describe_end(process: ForkProcess) -> str:
-    """How a process ended that gave no answer."""
+    """How a process without an answer ended."""
     code = process.exitcode or 0
     if code < 0:
         return f"the plugin ended its process by signal {-code} ({signal.Signals(-code).name})"
@@ -137,7 +137,7 @@ def _describe_end(process: ForkProcess) -> str:
 
 
 def _fork(work: Callable[[], object], number: int, folder: Path) -> _Running:
-    """Start a process that does the work and answers with what it returns."""
+    """Start a process that does the work and sends back its result."""
     context: ForkContext = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
 
@@ -154,10 +154,10 @@ def _fork(work: Callable[[], object], number: int, folder: Path) -> _Running:
 
 @contextmanager
 def _child_settings(folder: Path) -> Iterator[None]:
-    """What a child sets for itself.
+    """Set up a child process.
 
-    What a plugin prints goes to standard error, files that outlive a case to `folder`, and an
-    interrupt to the parent alone, which ends its children.
+    Output of a plugin goes to standard error, files that outlive a case to `folder`, and an
+    interrupt only to the parent, which ends its children.
     """
     import torch  # late: `headstock plugins` imports this package without it
 
@@ -166,8 +166,8 @@ def _child_settings(folder: Path) -> Iterator[None]:
     os.dup2(2, 1)
     tempfile.tempdir = str(folder)
     os.environ["HYPOTHESIS_STORAGE_DIRECTORY"] = str(folder)
-    # A collection would write to each object of the parent, and so copy all of its memory.
+    # A collection would write to each object of the parent, and so copy all its memory.
     gc.freeze()
-    # The parent's threads did not come along, and those that start here would wait for them.
+    # A fork does not copy the parent's threads, and new threads here would wait for them.
     torch.set_num_threads(1)
     yield

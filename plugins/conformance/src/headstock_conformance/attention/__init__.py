@@ -1,4 +1,4 @@
-"""Attention backends: cases, the attention that they must give, and what is compared."""
+"""Attention backends: cases, their reference attention, and comparisons."""
 
 from headstock_conformance.attention.cases import (
     MAX_ROWS,

@@ -1,6 +1,4 @@
-"""Steps over a pool in which only what rows own is a number, and the attention that a backend must
-give for them.
-"""
+"""Steps over a pool with numbers only where rows own them, and the attention expected for them."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from headstock.spi import (
 )
 
 MAX_SEQ_LEN = 2048
-"""What backends are built for."""
+"""The model query that backends are built for."""
 MAX_ROWS = 64
 
 QUERY = AttentionQuery(
@@ -47,8 +45,7 @@ QUERY = AttentionQuery(
     max_rows=8,
     max_seq_len=100,
 )
-"""What a decoder in the shape of Qwen3-0.6B asks in bfloat16, of all phases and with pages of any
-size.
+"""The query of a decoder in the shape of Qwen3-0.6B in bfloat16, for all phases and page sizes.
 """
 
 
@@ -113,16 +110,16 @@ def make(
     unused: float = math.nan,
     tail: float | None = None,
 ) -> AttentionCase:
-    """A case whose pages lie about the pool in random order.
+    """A case whose pages are in random order in the pool.
 
-    Pages that no row owns hold `unused`; what is left over of a row's last page holds `tail` (None:
-    the same).
+    Pages that no row owns hold `unused`; the rest of a row's last page holds `tail` (None: the
+    same).
     """
     noise = torch.Generator().manual_seed(seed)
     counts = [-(-context // page_size) for _, context in lens]
     order = (torch.randperm(sum(counts) + 3, generator=noise) + 1).to(torch.int32)
     pool = torch.full((len(order) + 1, 2, page_size, kv_heads, head_dim), unused)
-    pool[0] = 1000.0  # the dummy page holds anything finite
+    pool[0] = 1000.0  # the dummy page may hold any finite numbers
     table = torch.zeros(len(lens), max(counts) + 1, dtype=torch.int32)
     rows = []
     first = 0
@@ -145,7 +142,7 @@ def make(
 
 
 def make_latent(case: AttentionCase, rope_dim: int) -> AttentionCase:
-    """The case over latent vectors: its first KV head's keys, whose last part values lack."""
+    """The case over latent vectors: its first KV head's keys; values lack their last part."""
     keys = tuple(row[:, :1] for row in case.keys)
     return evolve(
         case,
@@ -156,9 +153,7 @@ def make_latent(case: AttentionCase, rope_dim: int) -> AttentionCase:
 
 
 def in_8_bits(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionCase:
-    """The case over 8-bit floats, with the keys and values that are read from these with the
-    scales.
-    """
+    """The case over 8-bit floats, with the keys and values that these represent with the scales."""
     narrow = torch.float8_e4m3fn
     keys, values = (
         tuple(each.to(narrow).float() * scale for each in side)
@@ -168,7 +163,7 @@ def in_8_bits(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionC
 
 
 def in_second_group(case: AttentionCase) -> AttentionCase:
-    """The case with its page table as that of KV group 1; group 0 has dummy pages alone."""
+    """The case with its page table as that of KV group 1; group 0 only has dummy pages."""
     (table,) = case.step.page_tables
     return evolve(case, step=evolve(case.step, page_tables=(torch.zeros_like(table), table)))
 
@@ -189,7 +184,7 @@ def context_of(
     max_rows: int = MAX_ROWS,
     max_seq_len: int = MAX_SEQ_LEN,
 ) -> AttentionContext:
-    """What a backend for the case is built from; every layer has the case's pool."""
+    """The context of a backend for the case; every layer has the case's pool."""
     layout, part = describe_pool(case)
     page_size = part.page_slots
     attention_query = query(
@@ -227,7 +222,7 @@ def describe_pool(case: AttentionCase) -> tuple[Layout, KVLayer]:
 
 
 def out_dim_of(case: AttentionCase) -> int | None:
-    """How wide a head of the case's answer is; None for as wide as its queries."""
+    """The width of an output head of the case; None for the width of its queries."""
     return case.values[0].shape[-1] if case.pool.dim() == 3 else None
 
 

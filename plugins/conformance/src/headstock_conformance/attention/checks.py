@@ -1,4 +1,4 @@
-"""The cases of an attention backend, as its claims ask for them."""
+"""The cases of an attention backend, by its claims."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ def list_cases(
     *,
     opt: Sequence[str] = (),
 ) -> tuple[Case, ...]:
-    """All cases of what the spec claims, for this machine.
+    """All cases for the claims of the spec, on this machine.
 
-    device: of tensors; the machine's by default
-    make_backend: makes the backend, where kernels are replaced by stand-ins
+    device: of tensors; by default the machine's
+    make_backend: makes the backend, if kernels are replaced by stand-ins
     """
     subject = Subject(spec=spec, env=env, device=device or env.device, make=make_backend, opt=opt)
     shapes = list_shapes(subject)
@@ -70,7 +70,7 @@ def list_cases(
 
 
 def list_shapes(subject: Subject) -> dict[LayoutKind, Shape]:
-    """The plainest shape of each layout that the spec claims and that is served here."""
+    """The simplest shape of each layout that the spec claims and that is supported here."""
     claims = subject.claims
     types = [q for q, kv, out in claims.dtypes if q == kv == out]
     dtype = next((name for name in DTYPES if name in types), min(types, default="bfloat16"))
@@ -119,7 +119,7 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
     for text, work in list_state_cases(subject, shape.make, LAYER, contiguous=contiguous):
         yield f"{head}{text}", work
     yield from list_pairs(subject, shape, head)
-    # Sizes that backends know of are those of tokens: few heads make them cheap.
+    # Backends depend on numbers of tokens: few heads make these cases cheap.
     few = evolve(shape, kv_heads=1)
     fewest = evolve(few, ratio=2)
     if shape.layout is LayoutKind.LATENT and is_served(subject, fewest):
@@ -165,7 +165,7 @@ def list_layers(features: frozenset[Feature]) -> Iterator[tuple[str, LayerInfo]]
 def list_variants(
     subject: Subject, shape: Shape, phase: Phase
 ) -> Iterator[tuple[str, Shape, CaseOptions]]:
-    """A name, a shape and options of each case, one thing of the claims after the other."""
+    """Name, shape and options of each case, one claim after another."""
     claims = subject.claims
     if claims.paged:
         for page_size in sample_set(claims.page_sizes, PAGE_SIZES, 4):
@@ -199,7 +199,7 @@ def list_variants(
 
 
 def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, CaseOptions]]:
-    """What each case asks for of the features."""
+    """The features that each case uses."""
     features = subject.claims.features
     if Feature.SLIDING_WINDOW in features:
         for window in (1, 9, shape.page_size + 1, 300):
@@ -217,7 +217,7 @@ def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, 
 
 
 def compare_shared(subject: Subject, shape: Shape, layout: Any, layer: LayerInfo) -> None:
-    """Compare a step whose rows share pages with attention of each row by itself."""
+    """Compare a step whose rows share pages with separate attention of each row."""
     case = make_shared(subject, shape, layout)
     backend = subject.open(case, [layer], features=frozenset({Feature.SHARED_PREFIX}))
     check(backend, case, layer)
@@ -225,7 +225,7 @@ def compare_shared(subject: Subject, shape: Shape, layout: Any, layer: LayerInfo
 
 
 def replay_mixed(subject: Subject, shape: Shape) -> None:
-    """One captured plan serves steps with prompts behind rows that share pages, or share none."""
+    """One captured plan serves steps with prompts after rows that share pages, or share none."""
     made = [
         make_shared(subject, shape, layout, prompts=prompts)
         for layout, prompts in shared_prefix_cases.MIXED_LAYOUTS

@@ -1,4 +1,4 @@
-"""What a backend writes for a case, compared with what it must give."""
+"""Compare the output of a backend for a case with the expected output."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ from headstock_conformance.attention.faults import name_fault
 from headstock_conformance.attention.reference import expected
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
-"""How far an element may be off, absolute and relative, by type."""
+"""Tolerance of an element, absolute and relative, by type."""
 TOLERANCE_8_BITS = 0.1
-"""The same over KV of 8 bits: a kernel may round its probabilities to 8 bits too, three of which
-are the fraction.
+"""The same for 8-bit KV: a kernel may round its probabilities to 8 bits too, with 3 bits of
+fraction.
 """
 GUARD_TOKENS = 2
-"""Tokens before and behind the output that must stay as they are."""
+"""Tokens before and after the output that must stay unchanged."""
 GUARD = 7.0
 
 
 def attend(
     backend: AttentionBackend, case: AttentionCase, layer: LayerInfo, with_lse: bool = False
 ) -> tuple[Tensor, Tensor | None]:
-    """What the backend writes for the case.
+    """The backend's output for the case.
 
-    raises: AssertionError when it writes anything else: the pool, the queries, the step, or next to
-        the output
+    raises: AssertionError when it writes to the pool, the queries, the step, or next to the output
     """
     before = {name: array.copy() for name, array in list_inputs(case)}
     layer = evolve(layer, out_dim=out_dim_of(case))
@@ -48,7 +47,7 @@ def attend(
 
 
 def make_guarded_output(q: Tensor, layer: LayerInfo) -> tuple[Tensor, Tensor]:
-    """An output of NaN for these queries, and the tensor that it lies in with its guards."""
+    """An output of NaN for these queries, and the surrounding tensor with its guards."""
     empty = layer.empty_output(q)
     whole = empty.new_full((len(q) + 2 * GUARD_TOKENS, *empty.shape[1:]), GUARD)
     return whole[GUARD_TOKENS:-GUARD_TOKENS].fill_(math.nan), whole
@@ -61,7 +60,7 @@ def check_guards(whole: Tensor) -> None:
 
 
 def list_inputs(case: AttentionCase) -> Iterator[tuple[str, np.ndarray]]:
-    """Everything that a backend is given to read, as bytes on the host."""
+    """All inputs of a backend, as bytes on the host."""
     yield "the pool", to_bytes(case.pool)
     yield "the queries", to_bytes(case.q)
     yield from list_arrays("step", case.step)
@@ -83,7 +82,7 @@ def list_arrays(name: str, value: Any) -> Iterator[tuple[str, np.ndarray]]:
 
 def to_bytes(tensor: Tensor) -> np.ndarray:
     """The tensor's bytes on the host: NaN is equal to itself there."""
-    # contiguous: a view of queries has strides, and bytes need none
+    # contiguous: queries may be a strided view, which cannot be viewed as bytes
     raw: np.ndarray = tensor.contiguous().view(torch.uint8).cpu().numpy()
     return raw
 
@@ -98,8 +97,8 @@ def check(
 ) -> float:
     """The largest error of the backend's answer.
 
-    raises: AssertionError that names the fault where the answer is that of a known one, and the
-        place and size of the error otherwise; also when inputs were written
+    raises: AssertionError that names the fault if the answer matches a known one, else the place
+        and size of the error; also if inputs were written
     """
     out, lse = attend(backend, case, layer, with_lse)
     answer, sums = expected(case, layer)
@@ -116,7 +115,7 @@ def check(
 
 
 def find_wrong(out: Tensor, answer: Tensor, atol: float, rtol: float) -> Tensor:
-    """Which elements are further off than allowed; NaN always is."""
+    """The elements that exceed the tolerance; NaN always does."""
     assert out.shape == answer.shape, f"shape {tuple(out.shape)}, wanted {tuple(answer.shape)}"
     return ~torch.isclose(out.float(), answer.float(), atol=atol, rtol=rtol)
 
@@ -130,10 +129,10 @@ def explain_error(
     wrong: Tensor,
     tolerance: float,
 ) -> str:
-    """What is wrong with an answer: the known fault that gives it, and where it is off."""
+    """The error of an answer: the known fault that gives it, and where it is wrong."""
     text = describe_error(out, answer, wrong, case)
     if not bool(find_wrong(out, answer, 2 * tolerance, 2 * tolerance).any()):
-        return f"inexact: {text}, allowed {tolerance:.2g}"  # a fault is further off
+        return f"inexact: {text}, allowed {tolerance:.2g}"  # a known fault deviates more
 
     def attend_again() -> Tensor:
         again, _ = make_guarded_output(case.q, evolve(layer, out_dim=out_dim_of(case)))

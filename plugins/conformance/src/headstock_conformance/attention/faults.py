@@ -1,4 +1,4 @@
-"""What known faults of a backend would give, so that a wrong answer is named after its cause."""
+"""The answers of known faults, so that the error names the cause of a wrong answer."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from headstock.spi import LayerInfo
 from headstock_conformance.attention.cases import AttentionCase
 
 Pairing = Callable[[int, int], list[int]]
-"""Gives each of so many query heads its KV head, of so many."""
+"""Maps each query head to its KV head, given the numbers of both."""
 
 
 def pair_in_groups(heads: int, kv_heads: int) -> list[int]:
-    """As the contract has it: a KV head serves query heads that follow each other."""
+    """As in the contract: a KV head serves consecutive query heads."""
     return [head * kv_heads // heads for head in range(heads)]
 
 
@@ -32,7 +32,7 @@ def pair_backwards(heads: int, kv_heads: int) -> list[int]:
 
 
 def pair_next(heads: int, kv_heads: int) -> list[int]:
-    """Each query head with the KV head behind its own."""
+    """Each query head with the KV head after its own."""
     return [(each + 1) % kv_heads for each in pair_in_groups(heads, kv_heads)]
 
 
@@ -43,10 +43,10 @@ def pair_first(heads: int, kv_heads: int) -> list[int]:
 
 @frozen(kw_only=True)
 class KnownFault:
-    """A way to be wrong.
+    """A fault.
 
-    ahead: how many tokens behind its own a query sees; None for all
-    is_past_end: whether it sees one behind the row's last
+    ahead: how many tokens after its own a query sees; None for all
+    is_past_end: whether it sees one after the row's last
     columns, slots, rows: how far the page-table column, the slot in its page and the row of the
         page table are off
     is_table_zeroed: whether all pages are the dummy page
@@ -118,9 +118,9 @@ FAULTS = (
 def name_fault(
     attend_again: Callable[[], Tensor], case: AttentionCase, layer: LayerInfo, tolerance: float
 ) -> str:
-    """The name of a known fault that gives what the backend writes; empty without one.
+    """The name of a known fault with the backend's output; empty if none.
 
-    Noise replaces NaN in the pool first, so that reads of what no row owns differ by place.
+    Noise first replaces NaN in the pool, so that reads of unowned slots differ by place.
     writes: the case's pool
     """
     if case.step.shared is not None:

@@ -1,4 +1,4 @@
-"""The cases of a backend whose steps a CUDA graph replays. On a CPU the work is done again
+"""The cases of a backend whose steps a CUDA graph replays. On a CPU the work is repeated
 instead."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ BUCKET = 4
 def list_graph_cases(
     subject: Subject, make_case: MakeCase, layer: LayerInfo
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The cases of what the spec claims of graphs, for one layout."""
+    """The cases for the graph claims of the spec, for one layout."""
     graph, phases = subject.claims.graph, subject.claims.phases
     if not subject.claims.paged:
         return
@@ -38,12 +38,12 @@ def list_graph_cases(
 
 
 def capture(subject: Subject, work: Callable[[], None]) -> Callable[[], object]:
-    """What does the work again: on CUDA the replay of a graph of it.
+    """The function that repeats the work: on CUDA the replay of its graph.
 
-    raises: DeviceRead on a CPU, where a graph would repeat what the work reads
+    raises: DeviceRead on a CPU, if a graph would repeat a value that the work reads
     """
     if subject.device != "cuda":
-        # Stand-ins for kernels read what a kernel has on the device.
+        # Stand-ins for kernels read values that a kernel has on the device.
         is_real = subject.device == subject.env.device
 
         def work_again() -> None:
@@ -90,7 +90,7 @@ def check_decode(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> Non
     is_planned = subject.claims.planning is Planning.PER_STEP
 
     def work() -> None:
-        # as the runner does: without planning the update is part of the graph
+        # like the runner: without planning, the update is part of the graph
         if not is_planned:
             backend.graph_update(plan, static)
         backend.forward(q, layer, plan, out)
@@ -117,7 +117,7 @@ def check_decode(subject: Subject, make_case: MakeCase, layer: LayerInfo) -> Non
 
 
 def make_static_step(case: AttentionCase, columns: int) -> AttentionStep:
-    """A decode step of padding rows, whose tensors are written anew before each replay."""
+    """A decode step of padding rows, whose tensors are rewritten before each replay."""
     device = case.q.device
     return AttentionStep(
         phase=Phase.DECODE,
@@ -125,7 +125,7 @@ def make_static_step(case: AttentionCase, columns: int) -> AttentionStep:
         context_lens=torch.ones(BUCKET, dtype=torch.int32, device=device),
         page_tables=(torch.zeros(BUCKET, columns, dtype=torch.int32, device=device),),
         host_query_lens=np.ones(BUCKET, np.int32),
-        # without planning: the most that a row may have
+        # without planning: the maximum of a row
         host_context_lens=np.full(BUCKET, MAX_SEQ_LEN, np.int32),
     )
 

@@ -1,4 +1,4 @@
-"""Steps in which every two claims of a backend meet once at least."""
+"""Steps in which every pair of claims of a backend occurs at least once."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Choice = tuple[str, int]
 
 
 def cover_pairs(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
-    """Few combinations of a value of each axis: every two values of two axes are in one of them."""
+    """A small set of combinations that contains every pair of values of two axes."""
     choices = [(name, place) for name, values in axes.items() for place in range(len(values))]
     missing = {
         frozenset((one, other)) for one, other in combinations(choices, 2) if one[0] != other[0]
@@ -52,7 +52,7 @@ def cover_pairs(axes: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
 def _choose_place(
     name: str, count: int, chosen: Mapping[str, int], missing: set[frozenset[Choice]]
 ) -> int:
-    """The value of an axis that is in most missing pairs with those that are chosen."""
+    """The value of an axis that covers the most missing pairs with the chosen values."""
 
     def count_missing(place: int) -> int:
         return sum(frozenset(((name, place), each)) in missing for each in chosen.items())
@@ -61,7 +61,7 @@ def _choose_place(
 
 
 def list_pairs(subject: Subject, shape: Shape, head: str) -> Iterator[Named]:
-    """Steps of every two claims together, for one layout."""
+    """Steps of every pair of claims, for one layout."""
     claims, is_full = subject.claims, shape.layout is LayoutKind.FULL
     sizes = sample_set(claims.page_sizes, PAGE_SIZES, 3) if claims.paged else []
     features = claims.features
@@ -90,7 +90,7 @@ def list_pairs(subject: Subject, shape: Shape, head: str) -> Iterator[Named]:
 def compare_pairs(
     subject: Subject, shape: Shape, phase: Phase, chosen: Sequence[Mapping[str, Any]]
 ) -> None:
-    """Compare steps of several claims at once; those that the plugin refuses here are left out.
+    """Compare steps of several claims at once, except those that the plugin refuses here.
 
     raises: CannotRun when it refuses all
     """

@@ -1,4 +1,4 @@
-"""The attention that a backend must give for a case, written out in float64."""
+"""The reference attention of a case, in plain float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headstock.spi import LayerInfo
 from headstock_conformance.attention.cases import AttentionCase
 
 MAX_QUERIES = 256
-"""Queries of a row that are computed at once."""
+"""Number of queries of a row that are computed at once."""
 
 
 def row_attention(
@@ -23,8 +23,8 @@ def row_attention(
     window: int | None = None,
     softcap: float = 0.0,
 ) -> tuple[Tensor, Tensor]:
-    """Causal attention of a row's last tokens written out in float64, and the logarithm of each
-    query's sum.
+    """Causal attention of a row's last tokens in plain float64, and the logarithm of each query's
+    sum.
 
     q: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
     returns: [queries, heads, head_dim], [queries, heads] float64
@@ -56,7 +56,7 @@ def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
 
 
 def split_queries(q: Tensor, context: int) -> Iterator[tuple[Tensor, int]]:
-    """A row's queries in parts, which bounds the scores held at once, and what each part sees."""
+    """A row's queries in parts, to bound the scores in memory, and the keys that each part sees."""
     stop = context - len(q)
     for part in torch.split(q, MAX_QUERIES):
         stop += len(part)

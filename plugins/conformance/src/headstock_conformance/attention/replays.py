@@ -1,4 +1,4 @@
-"""Plans that a graph captures once and that serve many steps, compared with what each must give."""
+"""Plans that a graph captures once for many steps, compared with the answer of each."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def check_replays(
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
     held: Callable[[Any], Sequence[Tensor]] = lambda plan: (),
 ) -> float:
-    """The largest error of a bucket's plan that serves these decode cases in turn, fewer rows than
-    it has among them.
+    """The largest error of a bucket's plan over these decode cases, some with fewer rows than the
+    bucket.
 
-    made: the first is what the backend was built over, and has the most pages: its pool takes in
-        the others' numbers
+    made: the backend was built over the first, which has the most pages: its pool takes the others'
+        numbers
     record: what does the work again; on a GPU, the replay of a graph
-    held: the tensors of the plan, which are to stay where they are
+    held: the tensors of the plan, whose addresses must stay
     """
     first, errors = cases[0], []
     backend.graph_init([bucket, 1], MAX_SEQ_LEN)
@@ -66,7 +66,7 @@ def replayed_prompts(
     turn: each has at most `tokens` query tokens, and three rows pad it.
 
     record: as in `check_replays`
-    longest: the most tokens of a context that the plan is made for
+    longest: the maximum tokens of a context of the plan
     """
     first = cases[0]
     rows = max(case.step.num_rows for case in cases) + 3

@@ -1,4 +1,4 @@
-"""The shapes of an attention backend's cases, and what a case asks for beyond its shape."""
+"""The shapes of an attention backend's cases, and the options of a case."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from headstock_conformance.attention.subject import Subject
 
 Named = tuple[str, Callable[[], object]]
 SCALE = 0.3
-"""Of scores: no function of a head dimension, so that a scale of the backend's own shows."""
+"""Scale of scores: not derived from a head dimension, to detect a backend with its own scale."""
 LAYER = LayerInfo(index=0, group=0, scale=SCALE)
 PAGE_SIZES = (16, 1, 3, 64, 128, 256)
 HEAD_DIMS = (64, 16, 128, 80, 256)
 RATIOS = (2, 1, 7, 4, 8)
 DTYPES = ("float32", "bfloat16", "float16")
 TAIL = 100.0
-"""What a row's last page holds past its end: the contract says that it is finite."""
+"""The contents of a row's last page past its end, finite by the contract."""
 REGION = 1024
 """Tokens of a region: a page that holds the longest row of a case."""
 CONTEXTS = (1, 2, 15, 16, 17, 33, 150)
-"""Lengths of rows where pages are not what is looked at."""
+"""Lengths of rows in cases that do not test pages."""
 REGION_CONTEXTS = (7, 90, 600)
 
 
@@ -71,14 +71,14 @@ class Shape:
             return make_latent(case, self.rope_dim)
         if self.kv_dtype in ("", self.dtype):
             return case
-        # A kernel of 8 bits may round queries too; these it leaves as they are.
+        # An 8-bit kernel may round queries too; these are exact in 8 bits.
         narrow = case.q.to(getattr(torch, self.kv_dtype)).to(case.q.dtype)
         return in_8_bits(evolve(case, q=narrow), 1.0, 1.0)
 
 
 @frozen(kw_only=True)
 class CaseOptions:
-    """What a case asks of a backend beyond its shape.
+    """The options of a case besides its shape.
 
     at_page_ends: whether rows end around the ends of pages, some of them long
     """

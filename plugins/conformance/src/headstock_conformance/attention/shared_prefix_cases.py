@@ -1,4 +1,4 @@
-"""Steps whose decode rows share leading pages, cut in two as core does it."""
+"""Steps whose decode rows share leading pages, split in two like core does."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from headstock_conformance.attention.comparison import compare
 from headstock_conformance.attention.reference import expected
 
 GROUPS = 4
-"""Groups of a captured step, those without rows included."""
+"""Groups of a captured step, including those without rows."""
 
 LAYOUTS: tuple[tuple[list[tuple[int, int]], list[int], list[int]], ...] = (
     ([(3, 2)], [], [5, 1, 17]),
     ([(2, 1), (3, 4), (2, 3)], [9, 30], [1, 2, 40, 16, 15, 17, 33]),
     ([(5, 3)], [1, 64, 3], [16, 1, 8, 31, 5]),
 )
-"""Groups of (rows, pages that they share); the lengths of rows of no group; what follows the shared
-pages in each row of a group, in tokens.
+"""Groups of (rows, pages that they share); the lengths of rows without a group; the tokens after
+the shared pages in each row of a group.
 """
 
 
@@ -38,7 +38,7 @@ MIXED_LAYOUTS: tuple[tuple[Any, list[tuple[int, int]]], ...] = (
     (([], [], []), [(31, 31), (1, 7)]),
     (LAYOUTS[2], [(2, 2), (17, 70), (5, 16)]),
 )
-"""The same, and rows (query tokens, context tokens) with prompts behind them."""
+"""The same, and rows (query tokens, context tokens) with prompts after them."""
 MIXED_ROWS, MIXED_TOKENS = 14, 40
 """Rows and tokens of the step that a graph is captured for."""
 
@@ -52,9 +52,9 @@ def make(
     page_size: int = 16,
     **more: Any,
 ) -> AttentionCase:
-    """A step of rows that decode, group by group, then alone; pages of no row hold NaN.
+    """A step of decode rows, group by group, then without a group; unowned pages hold NaN.
 
-    prompts: rows (query tokens, context tokens) behind these
+    prompts: rows (query tokens, context tokens) after these
     """
     counts = [rows for rows, _ in groups]
     pages = [pages for rows, pages in groups for _ in range(rows)]
@@ -67,7 +67,7 @@ def make(
     for first, last, (_, shared) in zip(ends, ends[1:], groups, strict=False):
         tokens = shared * page_size
         for row in range(first + 1, last):
-            # What the row had there is nobody's now.
+            # No row owns the row's old pages there now.
             case.pool[table[row, :shared].long()] = math.nan
             table[row, :shared] = table[first, :shared]
             for side in (keys, values):
@@ -91,7 +91,7 @@ def make(
 
 
 def in_second_group(case: AttentionCase) -> AttentionCase:
-    """The case with its page tables as those of KV group 1; group 0 has dummy pages alone."""
+    """The case with its page tables as those of KV group 1; group 0 only has dummy pages."""
 
     def behind(step: AttentionStep) -> AttentionStep:
         return evolve(step, page_tables=(torch.zeros_like(step.page_tables[0]), *step.page_tables))
@@ -112,7 +112,7 @@ def check_replays(
 ) -> float:
     """The largest error of a captured plan of `rows` rows that serves these cases in turn.
 
-    made: the first is what the backend was built over, and has the most pages
+    made: the backend was built over the first, which has the most pages
     record: what does the work again; on a GPU, the replay of a graph
     """
     return _check_replays(backend, layer, made, _allocate(made, Phase.DECODE, rows, rows), record)
@@ -127,7 +127,7 @@ def check_mixed_replays(
     tokens: int = MIXED_TOKENS,
     record: Callable[[Callable[[], None]], Callable[[], object]] = lambda work: work,
 ) -> float:
-    """The same of a plan of prompts, of at most so many tokens, behind rows that decode.
+    """The same for a plan of prompts, of at most `tokens` tokens, after decode rows.
 
     Rows that pad such a step have no token, and nothing is written for tokens that pad it.
 
@@ -138,7 +138,7 @@ def check_mixed_replays(
 
 @frozen(eq=False)
 class _StaticStep:
-    """A step of padding at addresses that stay, and the groups of its rows.
+    """A step of padding at fixed addresses, and the groups of its rows.
 
     q: [tokens, heads, head_dim]
     """
@@ -169,7 +169,7 @@ def _allocate(made: Sequence[AttentionCase], phase: Phase, rows: int, tokens: in
 
 
 def _fill(static: _StaticStep, case: AttentionCase) -> None:
-    """Bring the step up to date with a case.   writes: its tensors"""
+    """Write a case to the step.   writes: its tensors"""
     step, count, shared = static.step, case.step.num_rows, case.step.shared
     assert shared is not None
     static.q[: len(case.q)].copy_(case.q)

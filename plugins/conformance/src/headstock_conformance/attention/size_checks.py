@@ -66,7 +66,7 @@ def list_size_cases(
 def list_features(
     subject: Subject, layer: LayerInfo
 ) -> Iterator[tuple[str, frozenset[Feature], LayerInfo]]:
-    """Without any feature, and with all that are claimed of the window, the softcap and the LSE."""
+    """Without any feature, and with all claimed ones of window, softcap and LSE."""
     yield "", frozenset(), layer
     values: dict[Feature, dict[str, Any]] = {
         Feature.SLIDING_WINDOW: {"window": 1100},
@@ -145,9 +145,9 @@ def check_large(
 
 
 def make_layers(case: AttentionCase, layer: LayerInfo) -> list[tuple[LayerInfo, AttentionCase]]:
-    """Layers with pools of their own, whose vectors are those of the case rolled and multiplied.
+    """Layers with separate pools, whose vectors are those of the case rolled and multiplied.
 
-    The indices have gaps, as where layers without attention are among them.
+    The indices have gaps, as in models with layers without attention.
     """
     layers = []
     for number in range(NUM_LAYERS):
@@ -178,7 +178,7 @@ def check_pools(
         case, [info for info, _ in layers], contiguous=contiguous, layer_pools=pools
     )
     plan = backend.plan(case.step)
-    # The last first: a backend that keeps what the first call read is found out too.
+    # Last layer first, to detect a backend that keeps data of the first call too.
     for info, own in [*reversed(layers), *layers]:
         out = attend_with(backend, own, info, plan)
         try:
@@ -213,7 +213,7 @@ def is_answer_of(out: Tensor, own: AttentionCase, pool: Tensor, layer: LayerInfo
 def check_calls(
     subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase, contiguous: bool
 ) -> None:
-    """A thousand steps and more give what the first ones gave, and leave nothing behind."""
+    """Over a thousand steps give the same results as the first ones, and leak nothing."""
     # Of one shape, so that one pool and one backend serve them in turn.
     case = make_case(phase, subject.device, row_lens(phase, 9, 4, 30))
     backend = subject.open(case, [layer], contiguous=contiguous)
@@ -233,7 +233,7 @@ def check_calls(
     more = count_tensors() - num_tensors
     assert more <= MOST_KEPT, (
         f"{more} tensors more are alive after {NUM_CALLS} calls than after half of them: the "
-        "backend keeps what it should let go"
+        "backend keeps what it should free"
     )
     backend.close()
 
@@ -247,7 +247,8 @@ def count_tensors() -> int:
 def check_close(
     subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase, contiguous: bool
 ) -> None:
-    """A backend serves on when another one closes, whichever was made first; so does a new one."""
+    """A backend keeps working when another one closes, whichever was made first; so does a new
+    one."""
 
     def open_one(*contexts: int) -> tuple[Any, AttentionCase, Any]:
         case = make_case(phase, subject.device, row_lens(phase, *contexts))

@@ -1,4 +1,4 @@
-"""The cases of what a backend keeps between calls: plans, layers, engines."""
+"""The cases of state between calls: plans, layers, engines."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def take_rows(case: AttentionCase, rows: slice) -> AttentionCase:
 
 
 def attend_with(backend: object, case: AttentionCase, layer: LayerInfo, plan: object) -> Tensor:
-    """The output of a case by a plan that was made before."""
+    """The output of a case by an earlier plan."""
     out = evolve(layer, out_dim=None if case.pool.dim() == 5 else case.values[0].shape[-1])
     written = out.empty_output(case.q).fill_(float("nan"))
     backend.forward(case.q, layer, plan, written)  # type: ignore[attr-defined]
@@ -96,7 +96,7 @@ def check_two_plans(
 def check_view(
     subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase, contiguous: bool
 ) -> None:
-    """Queries have strides, beside keys and values."""
+    """Queries are a strided view next to keys and values."""
     case = make_case(phase, subject.device, row_lens(phase, 40, 3))
     backend = subject.open(case, [layer], contiguous=contiguous)
     wide = torch.cat([case.q, torch.full_like(case.q, 9.0)], 1)
@@ -164,7 +164,7 @@ def check_unlike_layers(
 def check_engines(
     subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase, contiguous: bool
 ) -> None:
-    """Two backends of different pools work in turns."""
+    """Two backends with different pools run alternately."""
     cases = [
         make_case(phase, subject.device, row_lens(phase, *contexts))
         for contexts in ((40, 3), (5, 90, 17))
@@ -183,7 +183,7 @@ def check_engines(
 
 
 def check_gone_pages(subject: Subject, make_case: MakeCase, layer: LayerInfo, phase: Phase) -> None:
-    """Pages behind the window belong to others by now, and the page table has 0 in their place."""
+    """Pages behind the window belong to other rows by now, and the page table has 0 instead."""
     contexts = (60, 33, 16)
     case = make_case(phase, subject.device, [(1, context) for context in contexts])
     windowed = evolve(layer, window=9)

@@ -38,9 +38,9 @@ MakeBackend = Callable[[AttentionSpec, AttentionContext], AttentionBackend]
 
 @frozen(kw_only=True)
 class Subject:
-    """An attention plugin, the machine that it is asked about, and where its tensors are.
+    """An attention plugin, the machine in its query, and the device of its tensors.
 
-    device: of tensors; another one than the machine's where kernels are replaced by stand-ins
+    device: of tensors; differs from the machine's if kernels are replaced by stand-ins
     make: makes the backend; by default what the spec names
     opt: options, `NAME.FIELD=VALUE` each
     """
@@ -53,11 +53,11 @@ class Subject:
 
     @property
     def claims(self) -> AttentionCapabilities:
-        """What the spec claims."""
+        """The claims of the spec."""
         return self.spec.capabilities
 
     def resolve(self, query: AttentionQuery) -> AttentionCapabilities:
-        """What the plugin can do here for such a model.   raises: CannotRun, PluginBroken"""
+        """The plugin's capabilities here for such a model.   raises: CannotRun, PluginBroken"""
         return resolve_capabilities(self.spec, query, self.env)
 
     def serves(self, case: AttentionCase, *, contiguous: bool) -> bool:
@@ -76,9 +76,9 @@ class Subject:
         features: frozenset[Feature] = frozenset(),
         contiguous: bool = False,
     ) -> AttentionQuery:
-        """What an engine with the context's shape asks for.
+        """The query of an engine with the context's shape.
 
-        windows: one a KV group
+        windows: one per KV group
         """
         (group,) = context.query.groups
         return evolve(
@@ -100,11 +100,11 @@ class Subject:
         groups: int = 1,
         **terms: Any,
     ) -> AttentionBackend:
-        """A backend for the case's pool, asked first whether it serves such a model here.
+        """A backend for the case's pool, after its `resolve` for such a model.
 
         graph: what the case needs
-        layer_pools: by layer, where each has a pool of its own
-        groups: how many KV groups there are
+        layer_pools: by layer, if each has its own pool
+        groups: the number of KV groups
         terms: as in `make_query`
         raises: CannotRun, PluginBroken
         """
@@ -120,7 +120,7 @@ class Subject:
         query = self.make_query(context, windows=windows, features=features, **terms)
         resolved = self.resolve(query)
         if resolved.graph < graph:
-            raise CannotRun(f"graphs are {resolved.graph.name} here, and {graph.name} is wanted")
+            raise CannotRun(f"graphs: expected {graph.name}, got {resolved.graph.name} here")
         pools = layer_pools or dict.fromkeys(infos, case.pool)
         parts = {index: describe_pool(evolve(case, pool=pool))[1] for index, pool in pools.items()}
         made = evolve(
@@ -134,7 +134,7 @@ class Subject:
 
 
 def find_window(layers: Iterable[LayerInfo], group: int) -> int | None:
-    """How many latest tokens the pages of a group keep: all that some layer sees."""
+    """How many latest tokens the pages of a group keep: as many as any of its layers sees."""
     windows = [layer.window for layer in layers if layer.group == group]
     known = [window for window in windows if window is not None]
     return max(known) if known and len(known) == len(windows) else None
@@ -150,7 +150,7 @@ def find_features(layers: Iterable[LayerInfo]) -> frozenset[Feature]:
 
 
 def sample_set(numbers: IntSet, candidates: Iterable[int], most: int) -> list[int]:
-    """Some numbers of a set: those that are wanted, else its first ones."""
+    """Some numbers of a set: the preferred ones, else its first ones."""
     chosen_numbers = [number for number in candidates if number in numbers]
     if not chosen_numbers:
         chosen_numbers = list(numbers.values) or [numbers.step]

@@ -1,1 +1,1 @@
-"""Cache policies: rows that use one as core does."""
+"""Cache policies: rows that use one like core."""

@@ -1,4 +1,4 @@
-"""The cases of a cache policy, as its claims ask for them."""
+"""The cases of a cache policy, by its claims."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 LATENT = KVGroup(layers=(1,), layout=LatentKV(dim=2, rope_dim=1))
 PAGE_SIZES = (2, 3, 1, 16)
 LONG_NAME = "0123456789abcdef" * 20
-"""A namespace like those of digests, but longer."""
+"""A namespace like a digest, but longer."""
 EXAMPLES = 60
 STEPS = 30
-"""Sequences of steps that are drawn for each model, and the steps of one."""
+"""Number of step sequences drawn for each model, and steps of one."""
 
 
 def window(length: int) -> KVGroup:
@@ -66,13 +66,13 @@ class Subject:
 
     @property
     def page_size(self) -> int:
-        """A size of pages that it claims."""
+        """A page size that it claims."""
         sizes = self.spec.capabilities.page_sizes
         return next((size for size in PAGE_SIZES if size in sizes), (*sizes.values, sizes.step)[0])
 
 
 def list_cases(spec: CacheSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of what the spec claims; the machine does not matter."""
+    """All cases for the claims of the spec; independent of the machine."""
     subject = Subject(spec=spec, opt=opt)
     if not spec.capabilities.reuse:
         return (Case("nothing is shared", partial(check_nothing_shared, subject)),)
@@ -119,7 +119,7 @@ def run_sized(
 
 
 def ints(values: object) -> np.ndarray:
-    """The values as the contract wants them."""
+    """The values as the contract requires them."""
     return np.array(values, np.int32)
 
 
@@ -155,7 +155,7 @@ def check_namespaces(subject: Subject, groups: Sequence[KVGroup]) -> None:
 
 
 def check_keys(subject: Subject, groups: Sequence[KVGroup]) -> None:
-    """A match is a prefix of the very keys."""
+    """A match is a prefix of exactly the given keys."""
     size = subject.page_size
     policy = subject.make(size, groups)
     index = insert_pages(policy, groups, size, 4)
@@ -166,12 +166,12 @@ def check_keys(subject: Subject, groups: Sequence[KVGroup]) -> None:
         most = changed // size
         assert matched <= most, (
             f"match_prefix finds {matched} pages though the key at {changed} is another: "
-            f"wanted at most {most}"
+            f"expected at most {most}"
         )
 
 
 def check_order(subject: Subject, groups: Sequence[KVGroup]) -> None:
-    """A match gives the very pages of its keys, in their order, and 0 behind a window."""
+    """A match gives exactly the pages of its keys, in order, and 0 behind a window."""
     size = subject.page_size
     policy = subject.make(size, groups)
     index = insert_pages(policy, groups, size, 4)
@@ -180,12 +180,12 @@ def check_order(subject: Subject, groups: Sequence[KVGroup]) -> None:
         firsts = [group.first_kept_page(count * size, size) for group in groups]
         expected = [[0] * first + list(range(first + 1, count + 1)) for first in firsts]
         assert matched == expected, (
-            f"match_prefix gives a page of other keys: pages {matched}, wanted {expected}"
+            f"match_prefix gives a page of other keys: expected pages {expected}, got {matched}"
         )
 
 
 def check_evicted(subject: Subject, groups: Sequence[KVGroup]) -> None:
-    """What a row holds stays; what none holds is evicted, and every page comes back once."""
+    """Held pages stay; others are evicted, and every page is returned once."""
     size, numbers = subject.page_size, range(len(groups))
     policy = subject.make(size, groups)
     index = policy.new_index()
@@ -219,17 +219,17 @@ def check_evicted(subject: Subject, groups: Sequence[KVGroup]) -> None:
 
 
 def check_counts(policy: CachePolicy, index: object, num_held: list[int]) -> None:
-    """Raise AssertionError unless each group has 4 pages and so many of them are held."""
+    """Raise AssertionError unless each group has 4 pages and `count` of them are held."""
     stats = policy.stats(index)
     for group, count in enumerate(num_held):
         counts = stats.pages[group], stats.held[group]
         assert counts == (4, count), (
-            f"stats count {counts} indexed and held pages, and there are {(4, count)}"
+            f"stats: expected {(4, count)} indexed and held pages, got {counts}"
         )
 
 
 def check_nothing_shared(subject: Subject) -> None:
-    """A policy that claims no reuse never finds a page, and keeps none."""
+    """A policy that claims no reuse never matches or keeps a page."""
     size, groups = subject.page_size, (FULL, FULL)
     policy = subject.make(size, groups)
     index = policy.new_index()
@@ -244,12 +244,12 @@ def check_nothing_shared(subject: Subject) -> None:
 
 
 def check_rows(subject: Subject, groups: tuple[KVGroup, ...]) -> None:
-    """Rows match, hold, insert, end and evict in any order; drawn by Hypothesis.
+    """Rows match, hold, insert, end and evict in random order, drawn by Hypothesis.
 
-    The seed is fixed. Hypothesis mixes in constants of the modules that are loaded, though, so a
-    fault that every policy must be free of has a check of its own that draws nothing.
+    The seed is fixed, but Hypothesis also uses constants of loaded modules. Faults that no policy
+    may have therefore have a separate check without drawing.
     """
-    # late: Hypothesis is slow to import, and the other cases need none of it
+    # late: Hypothesis is slow to import, and only this case needs it
     from hypothesis import HealthCheck, Phase, settings
     from hypothesis.stateful import run_state_machine_as_test
 
@@ -268,7 +268,7 @@ def check_rows(subject: Subject, groups: tuple[KVGroup, ...]) -> None:
         derandomize=True,
         database=None,
         deadline=None,
-        # The reason of a case is one line: a shorter example would cost minutes and not show.
+        # The reason of a case is one line: shrinking would cost minutes and not be visible.
         phases=(Phase.generate,),
         report_multiple_bugs=False,
         suppress_health_check=list(HealthCheck),

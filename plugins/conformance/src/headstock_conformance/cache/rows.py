@@ -1,4 +1,4 @@
-"""Rows that use a cache policy as core does, and what the contract promises them."""
+"""Rows that use a cache policy like core, and the contract's guarantees for them."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ NAMESPACES = st.sampled_from(["", "tenant"])
 
 
 def ints(values: Any) -> np.ndarray:
-    """The values as the contract wants them."""
+    """The values as the contract requires them."""
     return np.array(values, np.int32)
 
 
 def check_pages(call: str, pages: np.ndarray, shape: tuple[int, ...]) -> None:
-    """Raise AssertionError unless pages are as the contract has them."""
-    assert isinstance(pages, np.ndarray), f"{call} gives a {type(pages).__name__}, wanted an array"
-    assert pages.dtype == np.int32, f"{call} gives pages of {pages.dtype}, wanted int32"
-    assert pages.shape == shape, f"{call} gives pages {pages.shape}, wanted {shape}"
+    """Raise AssertionError unless pages are as the contract requires."""
+    assert isinstance(pages, np.ndarray), f"{call}: expected an array, got a {type(pages).__name__}"
+    assert pages.dtype == np.int32, f"{call}: expected int32 pages, got {pages.dtype}"
+    assert pages.shape == shape, f"{call}: expected pages of shape {shape}, got {pages.shape}"
 
 
 @define
 class Row:
-    """A row: what it stands for, and its page of each group and column, 0 where it let it go."""
+    """A row: its path, and its page of each group and column, 0 if it was freed."""
 
     path: Path
     handle: Any
@@ -43,8 +43,8 @@ class Row:
 class CacheRows(RuleBasedStateMachine):
     """Rows that match, hold, insert, move windows on, end and evict; for a policy and its groups.
 
-    What each page stands for is known from its insertion. So what a policy may match is what its
-    own pages say, whatever it evicts first.
+    The path of each page is known from its insertion. The pages therefore determine what a policy
+    may match, whatever it evicts first.
     """
 
     groups: ClassVar[tuple[KVGroup, ...]]
@@ -57,13 +57,13 @@ class CacheRows(RuleBasedStateMachine):
         self.policy = type(self).make(page_size, self.groups)
         self.index = self.policy.new_index()
         self.rows: list[Row] = []
-        # By group: the free pages, how many rows hold each page, and the path that each stands for.
+        # By group: the free pages, how many rows hold each page, and the path of each page.
         self.free = [list(range(1, PAGES + 1)) for _ in self.groups]
         self.refs = [dict.fromkeys(range(1, PAGES + 1), 0) for _ in self.groups]
         self.paths: list[dict[int, Path]] = [{} for _ in self.groups]
 
     def find_kept(self, path: Path) -> int:
-        """How many pages of the path a new row can go on behind, by what the index has."""
+        """The number of pages of the path after which a new row can continue, given the index."""
         has = [
             {self.paths[group][page] for page in self.indexed(group)}
             for group in range(len(self.groups))
@@ -97,7 +97,7 @@ class CacheRows(RuleBasedStateMachine):
         num_indexed = self.find_kept((namespace, keys))
         again = self.policy.match_prefix(self.index, ints(keys), namespace)
         assert again.handle is match.handle and np.array_equal(again.pages, match.pages), (
-            "match_prefix gives another answer when it is asked again"
+            "match_prefix gives another result when called again"
         )
         self.policy.hold(self.index, match.handle)
         row = Row((namespace, keys[: count * self.size]), match.handle, match.pages.tolist())
@@ -128,7 +128,7 @@ class CacheRows(RuleBasedStateMachine):
         )
 
     def hold_all(self, group: int, pages: list[int]) -> None:
-        """One row more holds the pages."""
+        """One more row holds the pages."""
         unheld = [page for page in pages if not self.refs[group][page]]
         if self.groups[group].window is not None and unheld:
             self.policy.hold_pages(self.index, group, ints(unheld))
@@ -136,7 +136,7 @@ class CacheRows(RuleBasedStateMachine):
             self.refs[group][page] += 1
 
     def let_go(self, row: Row, group: int, end: int) -> None:
-        """The row holds no page of the group before column `end` any more."""
+        """The row no longer holds pages of the group before column `end`."""
         pages = [page for page in row.pages[group][:end] if page]
         row.pages[group][:end] = [0] * end
         for page in pages:
@@ -188,7 +188,7 @@ class CacheRows(RuleBasedStateMachine):
             self.rows.append(row)
 
     def take(self, row: Row, group: int, own: int, canonical: int) -> None:
-        """The row has the canonical page of its path, and its own one back if that is another."""
+        """The row gets the canonical page of its path, and frees its own page if that differs."""
         row.pages[group].append(canonical)
         if not own:
             return
@@ -235,7 +235,7 @@ class CacheRows(RuleBasedStateMachine):
             )
 
     def free_all(self, evicted: Sequence[np.ndarray]) -> None:
-        """Take back what was evicted of each group; no row holds it."""
+        """Free the evicted pages of each group; no row holds them."""
         assert len(evicted) == len(self.groups), "evict answers for another number of groups"
         for group, pages in enumerate(evicted):
             check_pages("evict", pages, pages.shape[-1:])
@@ -259,11 +259,11 @@ class CacheRows(RuleBasedStateMachine):
                 "a page is lost, or indexed and free at once"
             )
             held_pages = {page for page, count in refs.items() if count}
-            assert held_pages <= set(pages), "a page that a row holds is no more indexed"
+            assert held_pages <= set(pages), "a page that a row holds is no longer indexed"
             counts = stats.pages[group], stats.held[group]
             assert counts == (len(pages), len(held_pages)), (
-                f"stats count {counts} indexed and held pages, and there are "
-                f"{(len(pages), len(held_pages))}"
+                f"stats: expected {(len(pages), len(held_pages))} indexed and held pages, got "
+                f"{counts}"
             )
             unheld = len(pages) - len(held_pages)
             evictable = self.policy.count_evictable(self.index, group)

@@ -1,4 +1,4 @@
-"""Cases of many pages, rows and calls, drawn by no one, so that each policy gets the same."""
+"""Cases of many pages, rows and calls, not random, so that each policy gets the same."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from headstock.spi.arrays import Ints
 
 NUM_PAGES = 400
 FIRST_PAGE = 70_000
-"""A pool of a large GPU has more pages than 16 bits count."""
+"""The pool of a large GPU has more pages than 16 bits can count."""
 NUM_PATHS = 300
 NUM_NAMESPACES = 130
 NUM_CALLS = 600
 LENGTHS = (*range(1, 41), 63, 64, 65, 127, 128, 129, 255, 256, 257, NUM_PAGES)
-"""Pages of a prefix that is asked for."""
+"""Pages of a requested prefix."""
 
 
 def make_keys(count: int, seed: int = 0) -> Ints:
-    """Keys, of which few are alike."""
+    """Keys, mostly distinct."""
     keys: Ints = np.random.default_rng(seed).integers(0, 50_000, count).astype(np.int32)
     return keys
 
@@ -41,7 +41,7 @@ def insert_path(
     namespace: str = "",
     step: int = 1 << 30,
 ) -> None:
-    """Index pages as a row does that fills `step` of them at a time, and then ends."""
+    """Index pages like a row that fills `step` of them at a time, and then ends."""
     size = len(keys) // pages.shape[1]
     match = policy.match_prefix(index, keys[:0], namespace)
     handle, ends = match.handle, list(range(0, pages.shape[1], step))
@@ -73,7 +73,7 @@ def check_match(
     pages: Ints,
     namespace: str = "",
 ) -> None:
-    """Raise AssertionError unless the whole path is matched with its very pages."""
+    """Raise AssertionError unless the whole path is matched with exactly its pages."""
     count = pages.shape[1]
     size = len(keys) // count
     matched = policy.match_prefix(index, keys, namespace).pages
@@ -89,7 +89,7 @@ def check_match(
 
 
 def check_empty(policy: CachePolicy, index: Any, groups: Sequence[KVGroup], pages: Ints) -> None:
-    """Raise AssertionError unless `evict_all` gives back all of these pages, and none stays."""
+    """Raise AssertionError unless `evict_all` returns all of these pages, and none stays."""
     stats = policy.stats(index)
     assert not any(stats.held), f"stats count {stats.held} held pages, and no row holds one"
     for number in range(len(groups)):
@@ -118,19 +118,19 @@ def check_long(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> Non
             check_match(policy, index, groups, keys[: count * size], pages[:, :count])
         for changed in () if has_windows else LENGTHS:
             other = keys.copy()
-            # Another number of 32 bits whose last 16 are the same.
+            # Another 32-bit number with the same last 16 bits.
             other[changed * size - 1] += 1 << 16
             matched = policy.match_prefix(index, other, "").pages.shape[1]
             assert matched == changed - 1, (
                 f"match_prefix finds {matched} pages, and a key of page {changed} is another: "
-                f"wanted {changed - 1}"
+                f"expected {changed - 1}"
             )
         policy.check_index(index)
         check_empty(policy, index, groups, pages)
 
 
 def check_wide(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> None:
-    """Hundreds of paths, some of which begin alike, in several namespaces."""
+    """Hundreds of paths, some with common prefixes, in several namespaces."""
     index, taken = policy.new_index(), 1
     paths = []
     common = make_keys(2 * size)
@@ -157,7 +157,7 @@ def check_wide(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> Non
 
 
 def check_calls(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> None:
-    """Matches without a hold keep nothing, however many; holds end with their releases."""
+    """Any number of matches without a hold keep nothing; holds end with their releases."""
     index, count = policy.new_index(), 12
     keys, pages = make_keys(count * size), number_pages(groups, 1, count)
     insert_path(policy, index, groups, keys, pages)
@@ -165,7 +165,7 @@ def check_calls(policy: CachePolicy, groups: Sequence[KVGroup], size: int) -> No
         check_match(policy, index, groups, keys, pages)
     check_empty(policy, index, groups, pages)
     for number in range(NUM_CALLS):
-        # What was evicted is inserted again, by a row that some others match.
+        # Evicted pages are inserted again, by a row that others match.
         insert_path(policy, index, groups, keys, pages)
         handles = []
         for _ in range(number % 4):

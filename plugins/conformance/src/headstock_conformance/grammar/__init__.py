@@ -1,1 +1,1 @@
-"""Grammar engines: what they may allow."""
+"""Grammar engines: which tokens they may allow."""

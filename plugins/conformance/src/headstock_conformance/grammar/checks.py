@@ -1,4 +1,4 @@
-"""The cases of a grammar engine: masks, what is followed, ways back, and texts that are refused."""
+"""The cases of a grammar engine: masks, advances, rollbacks, and refused texts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from headstock_conformance.grammar.vocabulary import (
 
 WORDS = -(-SIZE // 32)
 LONGEST = 200
-"""Tokens of an answer that is drawn; after some, it ends where it may."""
+"""Tokens of a drawn answer; after some, it ends where it may."""
 SCHEMA = {
     "type": "object",
     "properties": {"ab": {"enum": [12, "nul", None]}, "b": {"type": "boolean"}},
@@ -60,8 +60,8 @@ def is_of_schema(text: str) -> bool:
 class ExampleGrammar:
     """A grammar and some answers.
 
-    right, wrong: answers that follow it and do not, whatever the engine's options
-    contains: whether any text is one
+    right, wrong: answers that follow it or do not, whatever the engine's options
+    contains: whether a text is an answer
     """
 
     kind: GrammarKind
@@ -107,7 +107,7 @@ REFUSED = {
 
 
 def list_cases(spec: GrammarSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of an engine; the machine does not matter. Kinds that it refuses are not here."""
+    """All cases of an engine; independent of the machine. Kinds that it refuses are not run."""
     checks: dict[str, Callable[[GrammarEngine, ExampleGrammar], object]] = {
         "a mask allows what `advance` does": check_masks,
         "answers of the grammar and others": check_answers,
@@ -161,7 +161,7 @@ def fill(matcher: Matcher) -> tuple[set[int], bool]:
     bits[:, END] = 0
     assert (bits[0] == bits[1]).all(), "fill_mask leaves bits of the mask as they were"
     assert ends[0] == ends[1] and isinstance(ends[0], bool), (
-        f"fill_mask returns {ends[0]!r} and then {ends[1]!r}, wanted the same bool"
+        f"fill_mask: expected the same bool twice, got {ends[0]!r} and then {ends[1]!r}"
     )
     allowed = set(bits[0].nonzero()[0].tolist())
     assert max(allowed, default=0) < len(TOKENS), "a mask allows an id that is no token"
@@ -169,14 +169,14 @@ def fill(matcher: Matcher) -> tuple[set[int], bool]:
 
 
 def advance(matcher: Matcher, tokens: Sequence[int]) -> int:
-    """Follow tokens; how many are allowed."""
+    """Follow tokens and return how many are allowed."""
     array = np.array(tokens, np.int32)
     array.setflags(write=False)
     return matcher.advance(array)
 
 
 def start_at(engine: GrammarEngine, example: ExampleGrammar, tokens: Sequence[int]) -> Matcher:
-    """A new matcher behind these tokens, which are allowed."""
+    """A new matcher after these tokens, which are allowed."""
     matcher = engine.compile(example.kind, example.text).start()
     count = advance(matcher, tokens)
     assert count == len(tokens), (
@@ -186,7 +186,7 @@ def start_at(engine: GrammarEngine, example: ExampleGrammar, tokens: Sequence[in
 
 
 def draw(matcher: Matcher, seed: int) -> list[int]:
-    """Draw an answer by masks; tokens of one byte and longer ones."""
+    """Draw an answer by masks, with tokens of one byte and longer ones."""
     chance = random.Random(seed)
     tokens: list[int] = []
     while True:
@@ -204,7 +204,7 @@ def draw(matcher: Matcher, seed: int) -> list[int]:
 
 
 def check_masks(engine: GrammarEngine, example: ExampleGrammar) -> None:
-    """What a step samples by the mask must be followed, and no way on may be closed."""
+    """Tokens sampled by the mask must be accepted, and no continuation may be blocked."""
     tokens = draw(start_at(engine, example, []), seed=1)
     for length in range(min(len(tokens), 6) + 1):
         matcher = start_at(engine, example, tokens[:length])
@@ -217,7 +217,7 @@ def check_masks(engine: GrammarEngine, example: ExampleGrammar) -> None:
         place = f"after {decode_tokens(tokens[:length])!r}"
         wrong = sorted(TOKENS[token] for token in allowed - followed)
         assert not wrong, f"{place} the mask allows {wrong[:3]}, and advance does not follow"
-        # Of tokens that spell the same text a mask may allow one alone.
+        # Of tokens that spell the same text, a mask may allow only one.
         closed = {TOKENS[token][0] for token in followed} - {TOKENS[token][0] for token in allowed}
         assert not closed, (
             f"{place} advance follows text that begins with {sorted(closed)[:3]}, and the mask "
@@ -237,7 +237,7 @@ def check_answers(engine: GrammarEngine, example: ExampleGrammar) -> None:
 
 
 def check_drawn(engine: GrammarEngine, example: ExampleGrammar) -> None:
-    """What masks allow is of the grammar, however its tokens are cut."""
+    """Texts that masks allow follow the grammar, however they are split into tokens."""
     for seed in range(8):
         tokens = draw(start_at(engine, example, []), seed)
         text = decode_tokens(tokens)
@@ -245,7 +245,7 @@ def check_drawn(engine: GrammarEngine, example: ExampleGrammar) -> None:
 
 
 def check_rollback(engine: GrammarEngine, example: ExampleGrammar) -> None:
-    """Drafts that are rejected are taken back; what follows is as if they had never been."""
+    """Rejected drafts are rolled back, as if they had never been advanced over."""
     tokens = draw(start_at(engine, example, []), seed=2)
     expected = [
         fill(start_at(engine, example, tokens[:length])) for length in range(len(tokens) + 1)
@@ -254,16 +254,14 @@ def check_rollback(engine: GrammarEngine, example: ExampleGrammar) -> None:
     for count in range(1, len(tokens) + 1):
         length_left = len(tokens) - count
         matcher.rollback(count)
-        assert fill(matcher) == expected[length_left], (
-            f"rollback({count}) leaves another mask behind"
-        )
+        assert fill(matcher) == expected[length_left], f"rollback({count}) leaves a different mask"
         assert advance(matcher, tokens[length_left:]) == count, (
-            f"what rollback({count}) took back is not followed again"
+            f"tokens undone by rollback({count}) are not followed again"
         )
 
 
 def check_two(engine: GrammarEngine, example: ExampleGrammar) -> None:
-    """Any number of answers follow one grammar."""
+    """Any number of answers may share one grammar."""
     grammar = engine.compile(example.kind, example.text)
     first, second = grammar.start(), grammar.start()
     expected = fill(second)
@@ -273,7 +271,7 @@ def check_two(engine: GrammarEngine, example: ExampleGrammar) -> None:
 
 
 def check_drafts(engine: GrammarEngine, example: ExampleGrammar) -> None:
-    """Masks of several answers with drafts are those of each one."""
+    """Masks of several answers with drafts equal those of each alone."""
     tokens = draw(start_at(engine, example, []), seed=4)
     forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, example, []))[0])
     drafts: list[list[int]] = [[], tokens[:2], [forbidden], [tokens[0], *[forbidden] * 2], []]
@@ -289,7 +287,9 @@ def check_drafts(engine: GrammarEngine, example: ExampleGrammar) -> None:
         for length, may_end in enumerate(ends):
             behind = start_at(engine, example, each[:length])
             mask = np.zeros(WORDS, np.int32)
-            assert behind.fill_mask(mask) == may_end, "fill_masks says otherwise of the text's end"
+            assert behind.fill_mask(mask) == may_end, (
+                "fill_masks disagrees about the end of the text"
+            )
             assert (mask == masks[first + length]).all(), "fill_masks fills other masks"
         assert fill(matcher) == fill(start_at(engine, example, [])), "fill_masks moves a matcher on"
         first += len(each) + 1
@@ -300,12 +300,12 @@ def check_refused(engine: GrammarEngine) -> None:
     for kind, texts in REFUSED.items():
         for text in texts:
             reason = find_refusal(engine, kind, text)
-            assert reason is not None, f"compile takes {text!r}, which is no {kind.value}"
-            assert reason, f"compile gives no reason why {text!r} is no {kind.value}"
+            assert reason is not None, f"compile accepts {text!r}, which is not valid {kind.value}"
+            assert reason, f"compile gives no reason why {text!r} is not valid {kind.value}"
 
 
 def find_refusal(engine: GrammarEngine, kind: GrammarKind, text: str) -> str | None:
-    """Why the engine refuses a grammar; None when it takes it."""
+    """Why the engine refuses a grammar; None if it accepts it."""
     try:
         engine.compile(kind, text).start()
     except ValueError as error:
@@ -314,12 +314,12 @@ def find_refusal(engine: GrammarEngine, kind: GrammarKind, text: str) -> str | N
 
 
 def check_rules(engine: GrammarEngine) -> None:
-    """A rule that is left out in silence gives answers of another grammar."""
+    """A silently ignored rule gives answers of another grammar."""
     example = ExampleGrammar(GrammarKind.JSON_SCHEMA, json.dumps(UNIQUE), (), (), lambda text: True)
     if find_refusal(engine, example.kind, example.text) is not None:
         return
     for seed in range(8):
         text = decode_tokens(draw(start_at(engine, example, []), seed))
         assert sorted(json.loads(text)) == [1, 2], (
-            f"compile takes the rule 'uniqueItems', and masks allow {text!r}"
+            f"compile accepts the rule 'uniqueItems', and masks allow {text!r}"
         )

@@ -1,4 +1,4 @@
-"""A small tokenizer: every byte, and some words that lie across the parts of an answer."""
+"""A small tokenizer: every byte, and some words that span parts of an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PADDING = 7
 
 
 def list_byte_characters() -> list[str]:
-    """By byte, the character that stands for it in byte-level vocabularies, as GPT-2 has them."""
+    """By byte, its character in byte-level vocabularies like GPT-2's."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in plain]
     codes = dict(zip(plain, plain, strict=True)) | {b: 256 + i for i, b in enumerate(others)}
@@ -77,7 +77,7 @@ def write_tokenizer(folder: Path) -> Vocabulary:
 
 
 def encode_bytes(text: str) -> list[int]:
-    """The tokens of a text, one a byte."""
+    """The tokens of a text, one per byte."""
     return [1 + byte for byte in text.encode()]
 
 

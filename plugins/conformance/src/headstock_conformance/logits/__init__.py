@@ -1,1 +1,1 @@
-"""Logits processors: what they may change."""
+"""Logits processors: which scores they may change."""

@@ -1,7 +1,7 @@
-"""The cases of a logits processor: neutral rows, rows by themselves, and the best token.
+"""The cases of a logits processor: neutral rows, independent rows, and the best token.
 
-What the values of columns mean is its author's. So they are drawn, and rows are compared with
-themselves: beside other rows, in another order, and again.
+Only the author knows the meaning of column values. They are therefore random, and rows are compared
+with themselves: with other rows, in another order, and repeated.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from headstock_conformance.ops.cases import noise
 ROWS, VOCAB = 5, 90
 MANY_ROWS = 70
 VALUES = (0, 1, 2, 3, 5, -1, -3, 0.01, 0.5, 0.99, 1.5, 10, 50, 89, 1000, -1000)
-"""Numbers that all rows of a step have."""
+"""Column values that all rows of a step share."""
 ARGUMENTS: tuple[Any, ...] = (
     0,
     1,
@@ -44,23 +44,23 @@ ARGUMENTS: tuple[Any, ...] = (
     {},
     {"1": 2.0},
 )
-"""Values that requests may give; a class of arguments refuses what it does not take."""
+"""Values that requests may give; a class of arguments refuses invalid ones."""
 
 
 @frozen(kw_only=True)
 class Subject:
-    """A processor, made with its default options, and where its tensors are."""
+    """A processor, made with its default options, and the device of its tensors."""
 
     spec: LogitsSpec
     processor: LogitsProcessor
     device: str
 
     def neutral_columns(self) -> dict[str, Tensor]:
-        """The columns of rows that ask for nothing."""
+        """The columns of rows without arguments."""
         return {name: fill(column, self.device) for name, column in self.processor.columns.items()}
 
     def draw(self) -> tuple[Tensor, Tensor]:
-        """Logits and positions; some tokens are ruled out."""
+        """Logits and positions; some tokens are forbidden."""
         logits = noise(ROWS, VOCAB, dtype=torch.float32, device=self.device, scale=3.0)
         logits[1, ::7] = -torch.inf
         if not self.processor.changes_argmax:
@@ -68,14 +68,14 @@ class Subject:
         return logits, torch.arange(ROWS, device=self.device) * 11 + 3
 
     def draw_columns(self) -> dict[str, Tensor]:
-        """Columns in which every second row has values of its own, the others neutral ones."""
+        """Columns in which every second row has its own values, the others neutral ones."""
         return {
             name: draw_values(column, self.device, seed)
             for seed, (name, column) in enumerate(self.processor.columns.items())
         }
 
     def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
-        """What the processor makes of drawn values, which it may write nowhere but in the logits.
+        """The processor's scores for random values; it may only write to the logits.
 
         raises: CannotRun when it raises
         """
@@ -84,7 +84,7 @@ class Subject:
             scores = self.processor.apply(logits.clone(), inputs["at"], dict(columns))
         except (IndexError, ValueError, RuntimeError) as error:
             raise CannotRun(
-                f"it raised {describe_error(error)} for values that the kit drew; they may be none "
+                f"it raised {describe_error(error)} for random values of the kit; they may be none "
                 "that requests can have"
             ) from error
         assert torch.equal(inputs.pop("at"), at), "apply writes to the positions"
@@ -152,24 +152,24 @@ def run_with(
 def check_columns(subject: Subject) -> None:
     """Memory and graphs are planned for them."""
     first, second = dict(subject.processor.columns), dict(subject.processor.columns)
-    assert first == second, "columns give other arguments when they are asked again"
+    assert first == second, "columns gives other arguments when read again"
     for name, column in first.items():
-        assert isinstance(column, LogitColumn), f"the column {name!r} is no LogitColumn"
-    assert isinstance(subject.processor.changes_argmax, bool), "changes_argmax is no bool"
+        assert isinstance(column, LogitColumn), f"the column {name!r} is not a LogitColumn"
+    assert isinstance(subject.processor.changes_argmax, bool), "changes_argmax is not a bool"
 
 
 def check_row(subject: Subject) -> None:
-    """A request that says nothing gets neutral values."""
+    """A request without arguments gets neutral values."""
     prompt = np.arange(12, dtype=np.int32)
     prompt.setflags(write=False)
     values: Mapping[str, Any] | None = subject.processor.row(None, prompt, VOCAB)
     unknown = set(values or {}) - set(subject.processor.columns)
-    assert not unknown, f"row gives values of {sorted(unknown)}, which are no columns"
+    assert not unknown, f"row gives values of {sorted(unknown)}, which are not columns"
     assert np.array_equal(prompt, np.arange(12)), "row writes to the prompt"
 
 
 def check_neutral(subject: Subject) -> None:
-    """Rows beside one that asks must not change."""
+    """Rows next to one with arguments must not change."""
     logits, at = subject.draw()
     scores = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
     wrong = (scores != logits).any(-1)
@@ -181,42 +181,42 @@ def check_shape(subject: Subject) -> None:
     logits, at = subject.draw()
     scores = subject.processor.apply(logits.clone(), at, subject.neutral_columns())
     assert scores.shape == logits.shape, f"apply returns {tuple(scores.shape)} for {(ROWS, VOCAB)}"
-    assert scores.dtype == torch.float32, f"apply returns {scores.dtype}, wanted float32"
+    assert scores.dtype == torch.float32, f"apply: expected float32, got {scores.dtype}"
 
 
 def check_rows_alone(subject: Subject) -> None:
-    """The same row gives the same scores beside any others, and more often than once."""
+    """The same row gives the same scores next to any others, and when repeated."""
     logits, at = subject.draw()
     columns = subject.neutral_columns()
     together = subject.processor.apply(logits.clone(), at, columns)
     picked = torch.tensor([3, 1, 3], device=subject.device)
     some = {name: column[picked] for name, column in columns.items()}
     alone = subject.processor.apply(logits[picked].clone(), at[picked], some)
-    assert torch.equal(alone, together[picked]), "a row's scores depend on the rows beside it"
+    assert torch.equal(alone, together[picked]), "a row's scores depend on the other rows"
 
 
 def check_beside(subject: Subject) -> None:
-    """A batch has rows that ask and rows that do not."""
+    """A batch has rows with arguments and rows without."""
     logits, at = subject.draw()
     scores = subject.apply(logits, at, subject.draw_columns())
     assert torch.equal(scores[1::2], logits[1::2]), (
-        "rows with neutral values change beside rows that have others"
+        "rows with neutral values change next to rows with other values"
     )
 
 
 def check_again(subject: Subject) -> None:
-    """Nothing is kept of a row: a request that is resumed gets the same scores."""
+    """No state is kept of a row: a resumed request gets the same scores."""
     logits, at = subject.draw()
     columns = subject.draw_columns()
     first = subject.apply(logits, at, columns).clone()
     subject.apply(*pick([4, 0], logits * 0.5, at + 1, columns))
     assert is_same(subject.apply(logits, at, columns), first), (
-        "the same rows get other scores when they come again"
+        "the same rows get other scores the second time"
     )
 
 
 def check_moved(subject: Subject) -> None:
-    """Rows stand in another order when some have left."""
+    """Rows change their order when some have left."""
     logits, at = subject.draw()
     columns = subject.draw_columns()
     together = subject.apply(logits, at, columns)
@@ -242,7 +242,7 @@ def check_counts(subject: Subject) -> None:
 
 
 def check_best(subject: Subject) -> None:
-    """Greedy rows do without a processor that keeps the best token."""
+    """Greedy rows skip a processor that keeps the best token."""
     if subject.processor.changes_argmax:
         return
     for name, logits, at, columns in list_steps(subject):
@@ -263,9 +263,9 @@ def check_best(subject: Subject) -> None:
 def list_steps(
     subject: Subject,
 ) -> Iterator[tuple[str, Tensor, Tensor, dict[str, Tensor]]]:
-    """Steps whose columns have values of many kinds: what makes them, logits, positions, columns.
+    """Steps whose columns have many kinds of values: a description, logits, positions, columns.
 
-    Ids among them name each row's best token, its second one and others.
+    Ids among them are each row's best token, its second one and others.
     """
     logits, at = subject.draw()
     yield "drawn", logits, at, subject.draw_columns()
@@ -319,7 +319,7 @@ def fill_columns(
 
 
 def list_arguments(subject: Subject) -> list[Any]:
-    """What requests may give, as far as the class of arguments takes it; None where none is."""
+    """Arguments of requests, as far as the class accepts them; None without a class."""
     if subject.spec.request_args is None:
         return [None]
     kind: Any = registry.import_object(subject.spec, subject.spec.request_args)
@@ -335,9 +335,9 @@ def list_arguments(subject: Subject) -> list[Any]:
 
 
 def request_values(subject: Subject) -> Iterator[dict[str, np.ndarray]]:
-    """What `row` gives for the arguments, as columns have it.
+    """The values of `row` for the arguments, as columns.
 
-    raises: AssertionError when it gives what no column holds
+    raises: AssertionError when columns cannot hold the values
     """
     selected = SelectedProcessor(
         spec=subject.spec, processor=subject.processor, columns=subject.processor.columns
@@ -360,7 +360,7 @@ def request_values(subject: Subject) -> Iterator[dict[str, np.ndarray]]:
 
 
 def check_values(subject: Subject) -> None:
-    """What `row` gives fits the columns, whatever requests give it."""
+    """The values of `row` fit the columns for all arguments."""
     for values in request_values(subject):
         assert values.keys() <= subject.processor.columns.keys()
 
@@ -375,7 +375,7 @@ def check_reads(subject: Subject) -> None:
             raise
         except (IndexError, ValueError, RuntimeError) as error:
             if name == "drawn":
-                raise CannotRun(f"it raised {describe_error(error)} for drawn values") from error
+                raise CannotRun(f"it raised {describe_error(error)} for random values") from error
 
 
 def is_same(first: Tensor, second: Tensor) -> bool:
@@ -384,5 +384,5 @@ def is_same(first: Tensor, second: Tensor) -> bool:
 
 
 def is_close(first: Tensor, second: Tensor) -> bool:
-    """Whether scores are equal but for the order of sums, which the number of rows may change."""
+    """Whether scores are equal up to the order of sums, which may depend on the number of rows."""
     return torch.allclose(first, second, rtol=1e-5, atol=1e-5, equal_nan=True)

@@ -1,1 +1,1 @@
-"""Model families: small checkpoints, and what transformers makes of them."""
+"""Model families: small checkpoints, compared with transformers."""

@@ -1,7 +1,6 @@
-"""Models beside themselves: a prompt in chunks and beside others gives what it gives at once.
+"""Models compared with themselves: a prompt in chunks and in batches, and the prompt in one step.
 
-Beside some fields of config.json it is all that can be tried of a family whose architecture
-transformers lacks.
+For an architecture that transformers lacks, only this and some fields of config.json can be tested.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from headstock_conformance.ops.models import Weights, draw_weights
 LENGTH = 40
 NUM_SEQUENCES = 34
 TOLERANCE = 1e-4
-"""How far a log-probability may be off, in float32."""
+"""Tolerance of a log-probability, in float32."""
 EXPERT_FIELDS = ("experts", "moe", "group", "dense_replace")
 LATENT_FIELDS = ("lora", "qk_", "v_head_dim")
 
@@ -39,7 +38,7 @@ class Lone:
     weights: Weights
 
     def open(self, page_size: int, sequences: int = 2) -> Paged:
-        """The model over pages of its own."""
+        """The model with its own pages."""
         ops = TorchOps()
         params = self.weights.prepare(ops)
         return Paged.new(
@@ -59,9 +58,9 @@ class Lone:
 
 
 def make_lone(family: Model, name: str, sizes: Mapping[str, Any]) -> Lone:
-    """A small model of the family, by those of the sizes that it takes.
+    """A small model of the family, with the first sizes that it accepts.
 
-    raises: CannotRun when it takes none of them
+    raises: CannotRun when it accepts none
     """
     reasons: list[str] = []
     for left_out in ((*EXPERT_FIELDS, *LATENT_FIELDS), LATENT_FIELDS, ()):
@@ -83,7 +82,7 @@ def make_lone(family: Model, name: str, sizes: Mapping[str, Any]) -> Lone:
 def list_lone_cases(
     make: Callable[[], Lone],
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """What config.json says, and the cases of a model beside itself."""
+    """The cases of config.json, and of a model compared with itself."""
     checks: dict[str, Callable[[Lone], object]] = {
         "tokens that end a text": lambda lone: check_eos(lone.family, lone.hf),
         "positions and the vocabulary": lambda lone: check_sizes(
@@ -102,7 +101,7 @@ def list_lone_cases(
 
 
 def compare(actual: Tensor, right: Tensor, text: str) -> None:
-    """Raise AssertionError unless log-probabilities are those of the prompt at once."""
+    """Raise AssertionError unless log-probabilities are those of the prompt in one step."""
     off = (actual.log_softmax(-1) - right.log_softmax(-1)).abs().amax(-1)
     wrong = ~(off <= TOLERANCE)
     assert not bool(wrong.any()), (

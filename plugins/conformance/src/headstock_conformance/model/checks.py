@@ -1,4 +1,5 @@
-"""The cases of a model family: small checkpoints of its architecture, beside transformers."""
+"""The cases of a model family: small checkpoints of its architecture, compared with
+transformers."""
 
 from __future__ import annotations
 
@@ -29,9 +30,9 @@ from headstock_conformance.model.paged import Paged
 from headstock_conformance.model.parity import expected, round_norms, tokens, write
 
 LENGTH = 40
-"""Tokens of the prompt: longer than the windows that are tried."""
+"""Tokens of the prompt: longer than the tested windows."""
 TOLERANCE = 1e-4
-"""How far a log-probability may be off, in float32."""
+"""Tolerance of a log-probability, in float32."""
 
 SMALL: Mapping[str, Any] = MappingProxyType(
     {
@@ -63,7 +64,7 @@ SMALL: Mapping[str, Any] = MappingProxyType(
         "v_head_dim": 10,
     }
 )
-"""Sizes by their names in config.json; a family gets those that its class in transformers knows."""
+"""Sizes by their names in config.json; a family gets those that its transformers class has."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -85,12 +86,12 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "wide heads": {"head_dim": 64},
     }
 )
-"""Changes of config.json, each of which a family gets as far as its class knows their names."""
+"""Changes of config.json; a family gets those that its transformers class has."""
 
 
 @frozen(kw_only=True)
 class Subject:
-    """A model family, and the fields of its class in transformers with their defaults."""
+    """A model family, and the fields of its transformers class with their defaults."""
 
     spec: ModelSpec
     family: Model
@@ -98,7 +99,7 @@ class Subject:
     fields: Mapping[str, Any]
 
     def make_config(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json of a small model, with those of the changes that it knows."""
+        """config.json of a small model, with those changes that its class has."""
         small = {name: value for name, value in SMALL.items() if name in self.fields}
         if "kv_lora_rank" in self.fields:
             # one latent vector serves all heads
@@ -110,9 +111,9 @@ class Subject:
 
 
 def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of a family, on the CPU and in float32 whatever the machine.
+    """All cases of a family, on the CPU and in float32 on any machine.
 
-    One whose architecture transformers lacks is compared with itself alone; a case says so.
+    If transformers lacks its architecture, it is only compared with itself; a case says so.
 
     raises: PluginBroken
     """
@@ -133,14 +134,14 @@ def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> t
 
 
 def import_first(name: str) -> None:
-    """Import what transformers has of the architecture, which takes seconds."""
-    # A case says what it fails by.
+    """Import transformers' modules of the architecture, which takes seconds."""
+    # A case reports the failure.
     with suppress(Exception):
         getattr(transformers, name, None)
 
 
 def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
-    """The family with its class in transformers.   raises: CannotRun, PluginBroken"""
+    """The family with its transformers class.   raises: CannotRun, PluginBroken"""
     kind: Any = getattr(transformers, spec.name, None)
     if kind is None or getattr(kind, "config_class", None) is None:
         raise CannotRun(
@@ -170,13 +171,13 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
 
 
 def check_norms(subject: Subject) -> None:
-    """Norms multiply by their weights before they round, or after, as transformers' do."""
+    """Norms multiply by their weights before or after rounding, as transformers' do."""
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(subject, {}, Path(folder))
         wide = round_norms(Path(folder))
         config = subject.family.config(read_config(Path(folder)))
     if wide is None:
-        raise CannotRun("the norm of the class in transformers is none that rounds once")
+        raise CannotRun("the norm of the transformers class does not round once")
     is_wide = config.wide_norms or config.norm_offset
     assert is_wide == wide, (
         f"ModelConfig.wide_norms is {config.wide_norms} and norm_offset {config.norm_offset}; "
@@ -233,7 +234,7 @@ def load(subject: Subject, directory: Path, page_size: int) -> Paged:
 def compare(actual: Tensor, expected_scores: Tensor, text: str) -> None:
     """Raise AssertionError unless the log-probabilities are those of transformers."""
     assert actual.shape == expected_scores.shape, (
-        f"scores {tuple(actual.shape)}, wanted {tuple(expected_scores.shape)}"
+        f"scores: expected {tuple(expected_scores.shape)}, got {tuple(actual.shape)}"
     )
     off = (actual.log_softmax(-1) - expected_scores).abs().amax(-1)
     wrong = ~(off <= TOLERANCE)

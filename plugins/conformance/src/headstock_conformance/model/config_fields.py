@@ -1,4 +1,4 @@
-"""What a family must read of config.json that no scores show."""
+"""Fields of config.json that a family must read but that do not affect scores."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ def check_eos(family: Model, hf: Mapping[str, Any]) -> None:
     for value, ids in ((7, (7,)), ([3, 9, 11], (3, 9, 11)), (0, (0,))):
         read = family.config({**hf, "eos_token_id": value}).eos_ids
         assert set(read) == set(ids), (
-            f"ModelConfig.eos_ids is {read} for an eos_token_id of {value}, wanted {ids}"
+            f"ModelConfig.eos_ids is {read} for an eos_token_id of {value}; expected {ids}"
         )
 
 
 def check_sizes(family: Model, hf: Mapping[str, Any], *, may_rename: bool = False) -> None:
-    """A prompt may be as long as config.json says, and each of its tokens is one.
+    """A prompt may have the length and the token ids that config.json allows.
 
-    may_rename: the architecture may have other names for these, which shows by sizes that stay
+    may_rename: the architecture may use other names for these, so that the sizes do not change
     """
     for name, attribute, sizes in (
         ("max_position_embeddings", "max_position", (64, 640, 4096)),

@@ -46,7 +46,7 @@ def make_pool(group: KVGroup, num_pages: int, page_size: int) -> Tensor:
 
 @frozen(eq=False)
 class Seated:
-    """One sequence: how many of its tokens are computed, and its pages in each KV group."""
+    """One sequence: the number of computed tokens, and its pages in each KV group."""
 
     computed: int
     pages: tuple[Tensor, ...]
@@ -54,9 +54,7 @@ class Seated:
 
 @frozen(kw_only=True, eq=False)
 class Paged:
-    """A model over a pool whose pages are handed out in random order. `live` is written by
-    `step`.
-    """
+    """A model over a pool with pages allocated in random order. `live` is written by `step`."""
 
     model: Model
     config: ModelConfig
@@ -82,9 +80,7 @@ class Paged:
         length: int = 64,
         seed: int = 0,
     ) -> Paged:
-        """Room for some sequences of up to `length` tokens; free pages hold NaN, which shows when
-        one is read.
-        """
+        """Room for some sequences of up to `length` tokens; free pages hold NaN to detect reads."""
         max_pages = -(-length // page_size)
         total = 1 + sequences * max_pages
         order = 1 + torch.randperm(total - 1, generator=torch.Generator().manual_seed(seed))
@@ -109,9 +105,7 @@ class Paged:
         )
 
     def sequence(self, number: int) -> Seated:
-        """The sequence of that number; a new one gets pages of its own, other ones in each
-        group.
-        """
+        """The sequence of that number; a new one gets its own pages, others in each group."""
         if number not in self.live:
             taken = self.order.view(-1, self.max_pages)[number]
             groups = len(self.config.kv_groups)

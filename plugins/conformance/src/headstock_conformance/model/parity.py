@@ -30,7 +30,7 @@ ARCHITECTURES = {
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
 }
-"""`model_type`, by which transformers chooses -> the architecture, by which headstock does."""
+"""`model_type`, the key in transformers -> the architecture, the key in headstock."""
 
 SHAPE: Mapping[str, Any] = {
     "vocab_size": 96,
@@ -46,7 +46,7 @@ SHAPE: Mapping[str, Any] = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 20,
 }
-"""A small model of any family; those without experts are not given any."""
+"""A small model of any family; fields of experts only for families with experts."""
 
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
 
@@ -67,7 +67,7 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
     """A checkpoint of `hf` in `directory`, config.json as given; weights, norms and biases all
     random.
 
-    raises: what transformers raises when it cannot make the model
+    raises: any exception of transformers when it cannot make the model
     """
     path = directory / "config.json"
     path.write_text(json.dumps(hf))
@@ -89,13 +89,13 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
 
 
 def add_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Store `tensors` beside or in place of those of the checkpoint."""
+    """Add `tensors` to the checkpoint, or replace those of the same name."""
     path = directory / "model.safetensors"
     save_file({**load_file(path), **tensors}, path, metadata={"format": "pt"})
 
 
 def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
-    """What transformers makes of the prompt.   returns: [tokens, vocab] log-probabilities"""
+    """The prompt's scores by transformers.   returns: [tokens, vocab] log-probabilities"""
     with _silenced(), torch.inference_mode():
         family: Any = AutoModelForCausalLM  # has no types
         model = family.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
@@ -104,7 +104,7 @@ def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
 
 
 def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -> Tensor:
-    """What headstock makes of the prompt, `chunk` tokens a step.
+    """The prompt's scores by headstock, `chunk` tokens per step.
 
     returns: [tokens, vocab] log-probabilities
     """
@@ -129,7 +129,7 @@ def computed(directory: Path, prompt: Sequence[int], chunk: int | None = None) -
 def round_norms(directory: Path) -> bool | None:
     """Whether the last norm of transformers' model multiplies before it rounds to bfloat16.
 
-    returns: None where it does neither, bit by bit
+    returns: None if neither gives the same bits
     """
     with _silenced(), torch.inference_mode():
         family: Any = AutoModelForCausalLM  # has no types
@@ -169,7 +169,8 @@ def assert_parity(directory: Path, prompt: Sequence[int]) -> None:
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Without what transformers prints of configurations that are odd on purpose, and its bars."""
+    """Silence transformers' warnings about deliberately odd configurations, and its progress
+    bars."""
     level = transformers.logging.get_verbosity()
     bars: Any = transformers.logging  # has no types
     has_bars = bars.is_progress_bar_enabled()

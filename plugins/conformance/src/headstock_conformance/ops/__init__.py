@@ -1,1 +1,1 @@
-"""Sets of operations: small models, and what torch's operations make of them."""
+"""Sets of operations: small models, compared with torch's operations."""

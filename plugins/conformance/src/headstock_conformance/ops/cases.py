@@ -1,6 +1,6 @@
 """Small models with random parameters, and a step of them by one set of operations or another.
 
-Errors are shares of the largest number that is right.
+Errors are relative to the largest expected number.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LIMITS = {
 
 @frozen(kw_only=True)
 class Shape:
-    """The numbers of a model that its kernels see."""
+    """The sizes of a model that its kernels depend on."""
 
     hidden: int
     heads: int
@@ -93,7 +93,7 @@ def config_of(shape: Shape) -> ModelConfig:
 def noise(
     *shape: int, dtype: torch.dtype, device: str, seed: int = 0, scale: float = 1.0
 ) -> Tensor:
-    """Normal numbers that depend on the seed alone."""
+    """Normal numbers that only depend on the seed."""
     generator = torch.Generator(device).manual_seed(seed)
     return torch.randn(shape, generator=generator, device=device).mul_(scale).to(dtype)
 
@@ -120,8 +120,8 @@ def params_of(config: ModelConfig, dtype: torch.dtype, device: str) -> Params:
 
 
 def places(tokens: int, page_size: int, device: str, seed: int = 0) -> tuple[Tensor, int]:
-    """A slot of its own for each token but the last two, which go to the dummy page, and how many
-    pages there are.
+    """A separate slot for each token except the last two, which go to the dummy page, and the
+    number of pages.
     """
     pages = 2 + -(-tokens // page_size)
     generator = torch.Generator().manual_seed(seed)
@@ -132,12 +132,12 @@ def places(tokens: int, page_size: int, device: str, seed: int = 0) -> tuple[Ten
 
 
 def positions_of(tokens: int, device: str) -> Tensor:
-    """Positions from 0 to 40,959, in no order."""
+    """Random positions from 0 to 40,959."""
     return (torch.arange(tokens, device=device) * 7919 + 40_959) % 40_960
 
 
 def error(actual: Tensor, expected: Tensor) -> float:
-    """The largest difference as a share of the largest number expected."""
+    """The largest difference, relative to the largest expected number."""
     assert actual.shape == expected.shape and actual.dtype == expected.dtype
     actual, expected = actual.float(), expected.float()
     assert bool((actual.isnan() == expected.isnan()).all()), "NaN in other places"
@@ -148,7 +148,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 
 def within(worst: float, dtype: torch.dtype) -> float:
-    """The error, if the type allows it."""
+    """The error, if within the tolerance of the type."""
     assert worst <= LIMITS[dtype], (
         f"off by {worst:.2e} of the largest, {LIMITS[dtype]:.2e} is allowed"
     )
@@ -156,11 +156,11 @@ def within(worst: float, dtype: torch.dtype) -> float:
 
 
 def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str, ops: Ops) -> float:
-    """All layers, attention left out: hidden states and pools of `ops` and of torch.
+    """All layers without attention: hidden states and pools of `ops` and of torch.
 
-    Errors of layers add up: what float32 says is the measure. From it `ops` may be as far as
-    `torch` on the whole (root of the mean square, which no single number decides), and its worst
-    number twice as far as torch's worst.
+    Errors of layers add up, so both are compared with float32. The error of `ops` may be as large
+    as that of `torch` overall (root mean square, which no single number decides), and its worst
+    number twice as far off as torch's.
     """
     config = config_of(shape)
     params = params_of(config, dtype, device)
@@ -194,7 +194,7 @@ def model_case(shape: Shape, tokens: int, dtype: torch.dtype, device: str, ops: 
 def run_model(
     ops: Ops, config: ModelConfig, params: Params, tokens: int, dtype: torch.dtype, device: str
 ) -> tuple[Tensor, ...]:
-    """Hidden states and pools of one step in which attention gives back the queries."""
+    """Hidden states and pools of one step in which attention returns the queries."""
     batch = batch_of(config, tokens, dtype, device)
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
@@ -202,8 +202,7 @@ def run_model(
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
     if config.layers[0].experts is None:
         return hidden, *batch.pools
-    # Padding lies in the dummy page. What comes of it is left to each set, which may spare it the
-    # experts.
+    # Padding is in the dummy page. Its results are up to each set, which may skip its experts.
     page_size = batch.pools[0].shape[2]
     return hidden[batch.slots[0] >= page_size], *(pool[1:] for pool in batch.pools)
 
@@ -211,7 +210,7 @@ def run_model(
 def batch_of(
     config: ModelConfig, tokens: int, dtype: torch.dtype, device: str, page_size: int = 16
 ) -> Batch:
-    """A step of tokens in slots of their own."""
+    """A step of tokens in separate slots."""
     slots, pages = places(max(tokens, 1), page_size, device)
     group = config.kv_groups[0]
     pools = tuple(

@@ -1,4 +1,4 @@
-"""The cases of a set of operations: whole models beside torch's operations in float32."""
+"""The cases of a set of operations: whole models compared with torch's operations in float32."""
 
 from __future__ import annotations
 
@@ -70,17 +70,17 @@ MANY_TOKENS = (310, 2100)
 NUM_SEQUENCES = 270
 MAX_SEQ_LEN = 64
 NORM_GAIN = 32.0
-"""By how much the norms of a case multiply; residuals grow to thousands by it."""
+"""Factor of the norms in a case; residuals grow to thousands."""
 ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-"""What every set may be off by, as a share of the largest number, beside twice what torch is off
-by in this type.
+"""Tolerance of every set, relative to the largest number, in addition to twice torch's error in
+this type.
 """
 EPS_MISTAKES = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 
 @frozen(kw_only=True)
 class Subject:
-    """A set of operations, and where it runs."""
+    """A set of operations, and its device."""
 
     spec: OpsSpec
     env: DeviceEnv
@@ -93,7 +93,7 @@ class Subject:
 
     @property
     def loss(self) -> float:
-        """What the set may be off by because of its weights, as it declares."""
+        """The declared tolerance for the set's weights."""
         return self.spec.capabilities.weight_loss
 
     def make(self, config: ModelConfig, dtype: str) -> Ops:
@@ -120,9 +120,9 @@ class Subject:
 class StepResult:
     """Hidden states, pools and scores of one step.
 
-    written: one a layer, which slots of its pool hold a number
+    written: per layer, which slots of its pool hold a number
 
-    hidden: [tokens, hidden]    scores: [tokens, vocab]    pools: one a layer
+    hidden: [tokens, hidden]    scores: [tokens, vocab]    pools: one per layer
     """
 
     hidden: Tensor
@@ -132,7 +132,7 @@ class StepResult:
 
 
 def list_cases(spec: OpsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of what the spec claims."""
+    """All cases for the claims of the spec."""
     subject = Subject(spec=spec, env=env, opt=opt)
     return tuple(Case(name, run) for name, run in list_named(subject))
 
@@ -159,7 +159,7 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
         )
         if subject.device == "cpu" and "float32" in claims.dtypes:
             yield "many sequences", partial(check_sequences, subject, make_plain())
-        # What runs on a CPU alone is never captured.
+        # A set that only runs on a CPU is never captured.
         if any(each.device == "cuda" for each in claims.devices):
             yield "the device is not read", partial(check_reads, subject, types[0])
         yield "nothing else is written", partial(check_inputs, subject, types[0])
@@ -226,7 +226,7 @@ def make_batch(config: ModelConfig, tokens: int, dtype: torch.dtype, device: str
 
 
 def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> StepResult:
-    """A step in which attention gives back the queries."""
+    """A step in which attention returns the queries."""
     params = weights.prepare(ops)
     with torch.inference_mode():
         bound = BoundOps(type(ops).__name__, ops, config)
@@ -234,7 +234,7 @@ def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> S
         hidden = forward(params, config, batch, lambda q, layer: q, bound)
         scores = bound.lm_head(hidden)
     page_size = batch.pools[0].shape[2]
-    # what comes of padding is left to each set
+    # results of padding are up to each set
     real = batch.slots[0] >= page_size
     pools = tuple(pool[1:] for pool in batch.pools)
     written = tuple(~pool.isnan().flatten(3).any(-1).any(1) for pool in pools)
@@ -248,21 +248,21 @@ def run_exactly(config: ModelConfig, weights: Weights, tokens: int, device: str)
 
 
 def check_places(ours: StepResult, truth: StepResult) -> None:
-    """Raise AssertionError unless keys and values lie where the batch says."""
+    """Raise AssertionError unless keys and values are in the batch's slots."""
     for index, (actual, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
         missing, stray = int((expected & ~actual).sum()), int((actual & ~expected).sum())
         assert not missing and not stray, (
             f"keys and values of layer {index} are misplaced: {missing} slots of Batch.slots are "
-            f"not written, and {stray} others are"
+            f"not written, but {stray} others are"
         )
 
 
 def compare_steps(
     ours: StepResult, theirs: StepResult, truth: StepResult, tolerance: float
 ) -> None:
-    """Raise AssertionError where `ours` is further from the truth than torch's.
+    """Raise AssertionError if `ours` has a larger error than torch's.
 
-    tolerance: what it may be off by beside that
+    tolerance: additional allowed error
     """
     for (name, actual), (_, torchs), (_, exact) in zip(
         list_parts(ours), list_parts(theirs), list_parts(truth), strict=True
@@ -274,7 +274,7 @@ def compare_steps(
 
 
 def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
-    """What is compared of a step, in the order in which it is computed."""
+    """The compared results of a step, in the order of computation."""
     for index, pool in enumerate(step.pools):
         yield f"keys of layer {index}", pool[:, 0]
         yield f"values of layer {index}", pool[:, 1]
@@ -283,7 +283,8 @@ def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
 
 
 def share_off(actual: Tensor, exact: Tensor) -> float:
-    """The largest difference, as a share of the largest number; infinite for NaN elsewhere."""
+    """The largest difference, relative to the largest number; infinite if NaN is in other
+    places."""
     actual, exact = actual.float(), exact.float()
     if not torch.equal(actual.isnan(), exact.isnan()):
         return float("inf")
@@ -299,7 +300,7 @@ def name_cause(
     dtype: torch.dtype,
     device: str,
 ) -> str:
-    """The known fault that gives the same numbers; empty without one."""
+    """The known fault that gives the same numbers; empty if none."""
     off = {
         eps: share_off(
             ours.hidden, run_exactly(evolve(config, norm_eps=eps), weights, tokens, device).hidden
@@ -318,7 +319,7 @@ def name_cause(
 
 
 def check_inputs(subject: Subject, dtype_name: str) -> None:
-    """The step's tensors and the parameters are only read; pools are written at slots alone."""
+    """The step's tensors and the parameters are only read; pools are only written at slots."""
     dtype: torch.dtype = getattr(torch, dtype_name)
     config = make_plain()
     ops = subject.make(config, dtype_name)
@@ -342,11 +343,11 @@ def check_inputs(subject: Subject, dtype_name: str) -> None:
         bound.lm_head_sample(hidden, Sampling())
     assert torch.equal(hidden, original), "lm_head_sample writes to the hidden states"
     for name, array in snapshot().items():
-        assert np.array_equal(array, before[name]), f"{name} is written, and may only be read"
+        assert np.array_equal(array, before[name]), f"{name} is written, but is read-only"
 
 
 def check_reads(subject: Subject, dtype_name: str) -> None:
-    """No number is read from the device: a graph would repeat what was read at its capture."""
+    """No number is read from the device: a graph would repeat the value read at its capture."""
     dtype: torch.dtype = getattr(torch, dtype_name)
     config = make_plain()
     ops = subject.make(config, dtype_name)
@@ -369,9 +370,9 @@ def check_reads(subject: Subject, dtype_name: str) -> None:
 
 
 def check_chunks(subject: Subject, config: ModelConfig) -> None:
-    """A model over pages, its prompt in chunks and beside another sequence, agrees with torch's.
+    """A model over pages, its prompt in chunks and with another sequence, agrees with torch's.
 
-    raises: CannotRun on a GPU: what drives it is on the CPU
+    raises: CannotRun on a GPU: its driver runs on the CPU
     """
     if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
         raise CannotRun("it is checked on a CPU and in float32 alone")
@@ -396,7 +397,7 @@ def check_chunks(subject: Subject, config: ModelConfig) -> None:
 def check_sequences(subject: Subject, config: ModelConfig) -> None:
     """Steps of many rows, of any lengths, agree with torch's.
 
-    raises: CannotRun on a GPU: what drives it is on the CPU
+    raises: CannotRun on a GPU: its driver runs on the CPU
     """
     if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
         raise CannotRun("it is checked on a CPU and in float32 alone")
@@ -421,6 +422,6 @@ def check_sequences(subject: Subject, config: ModelConfig) -> None:
 
 
 def run_check(subject: Subject, vocab: int, check: Callable[[Ops, str], object]) -> None:
-    """Sampling by a set as the engine makes it for a model of so many tokens."""
+    """Sampling by a set as the engine makes it for a model with this vocabulary size."""
     config = evolve(make_plain(), vocab=vocab)
     check(subject.make(config, "float32"), subject.device)

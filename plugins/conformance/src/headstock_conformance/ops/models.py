@@ -1,4 +1,4 @@
-"""Configurations that ask something of operations, one by one, and a step of such a model."""
+"""Configurations that each use one variant of operations, and a step of such a model."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ SHAPE = Shape(
     hidden=64, heads=4, kv_heads=2, head_dim=32, intermediate=96, vocab=160, qk_norm=False, layers=3
 )
 WIDE = evolve(SHAPE, hidden=512, intermediate=600, layers=1)
-"""Matrices as large as those that some sets pack."""
+"""Matrices large enough for sets that pack them."""
 EPS = 0.3
-"""Of norms: so large that another one shows in every type."""
+"""Eps of norms: large enough that another one shows in every type."""
 EXPERTS = Experts(count=6, per_token=2, intermediate=40, renormalize=True)
 
 
@@ -57,7 +57,7 @@ def with_experts(config: ModelConfig, experts: Experts) -> ModelConfig:
 
 
 def list_configs() -> Mapping[str, ModelConfig]:
-    """What a model may ask of operations over keys and values, by name."""
+    """Variants of models with keys and values, by name."""
     plain = make_plain()
     layers = plain.layers
     ropes = (plain.ropes[0], Rope(theta=50.0, dim=plain.head_dim))
@@ -132,20 +132,20 @@ def make_state_config() -> ModelConfig:
 
 @frozen(eq=False)
 class Weights:
-    """The parameters of a model as they are loaded, before `Ops.prepare`."""
+    """The parameters of a model as loaded, before `Ops.prepare`."""
 
     specs: Mapping[str, ParamSpec]
     params: Params
 
     def prepare(self, ops: Ops) -> Params:
-        """As the set of operations keeps them; it gets copies."""
+        """The parameters as prepared by the set of operations from copies."""
         return {
             name: ops.prepare(self.specs[name], copy_weight(weight))
             for name, weight in self.params.items()
         }
 
     def multiply_norms(self, gain: float) -> Weights:
-        """The same weights, but for those of norms."""
+        """The same weights, except those of norms."""
         return Weights(
             self.specs,
             {
@@ -162,7 +162,7 @@ class Weights:
 
 
 def copy_weight(weight: Weight) -> Weight:
-    """A weight of tensors of its own."""
+    """A weight with copies of the tensors."""
     bias = None if weight.bias is None else weight.bias.clone()
     return evolve(weight, tensor=weight.tensor.clone(), bias=bias)
 
@@ -197,7 +197,7 @@ def draw_weights(
 def draw_tensor(
     config: ModelConfig, spec: ParamSpec, dtype: torch.dtype, device: str, seed: int
 ) -> Tensor:
-    """One parameter, of its own type where it has one."""
+    """One parameter, of its own type if it has one."""
     if spec.compute is not None:
         return spec.compute(config, config.max_position).to(device)
     own = dtype if spec.dtype is None else getattr(torch, spec.dtype)

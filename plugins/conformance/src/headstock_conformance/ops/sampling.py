@@ -1,4 +1,4 @@
-"""Scores with ties and rows that are not sound, and what is sampled from them."""
+"""Scores with ties and invalid rows, and the tokens sampled from them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "all": {"temperature": 1.2, "top_k": 200, "top_p": 0.95, "min_p": 1e-4},
     }
 )
-"""What rows of a sampling case ask for."""
+"""The settings of rows of a sampling case."""
 
 
 VOCAB, MASK_VOCAB = 700, 70
@@ -35,8 +35,8 @@ VOCAB, MASK_VOCAB = 700, 70
 
 
 def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
-    """Logits with ties (every second row has few different ones), and from 6 rows on two rows that
-    are not sound.
+    """Logits with ties (every second row has few distinct values), and from 6 rows on two invalid
+    rows.
     """
     logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=3.0)
     logits[1::2] = logits[1::2].mul(2).round().div(2)
@@ -47,9 +47,7 @@ def logits_of(rows: int, vocab: int, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def sampling_of(rows: int, device: str, settings: Mapping[str, Any], **more: Any) -> Sampling:
-    """Every row with the same settings, but for one greedy row, and a seed and a position of its
-    own.
-    """
+    """Every row has the same settings, except one greedy row, and its own seed and position."""
     if not settings:
         return Sampling(**more)
     columns: dict[str, Any] = {
@@ -64,8 +62,8 @@ def sampling_of(rows: int, device: str, settings: Mapping[str, Any], **more: Any
 
 
 def compare_samples(actual: Sample, expected: Sample, logits: Tensor, sampling: Sampling) -> float:
-    """Tokens and log-probabilities. Where another token is taken, torch's scores of the two differ
-    by a rounding.
+    """Tokens and log-probabilities. If another token is sampled, torch's scores of the two differ
+    by rounding only.
 
     returns: the share of rows with another token
     """
@@ -93,18 +91,18 @@ def compare_samples(actual: Sample, expected: Sample, logits: Tensor, sampling: 
 def check_logprobs(actual: Sample, expected: Sample, rows: Tensor) -> None:
     """Log-probabilities and alternatives are the same."""
     assert (actual.logprobs is None) == (expected.logprobs is None), (
-        "log-probabilities are there without being asked for, or the other way round"
+        "log-probabilities are returned without a request, or missing"
     )
     if actual.logprobs is None or expected.logprobs is None:
         return
     assert actual.top_logprobs is not None and expected.top_logprobs is not None
     assert actual.top_ids is not None and expected.top_ids is not None
-    # a ban may have made a row with NaN sound
+    # a ban may have removed the NaN of a row
     close: dict[str, Any] = {"atol": 2e-5, "rtol": 1e-5, "equal_nan": True}
     torch.testing.assert_close(actual.logprobs[rows], expected.logprobs[rows], **close)
     torch.testing.assert_close(actual.top_logprobs[rows], expected.top_logprobs[rows], **close)
     assert torch.equal(actual.top_ids[rows], expected.top_ids[rows]), "other alternatives"
-    # Those of operations that give none are computed by headstock.
+    # If operations return none, headstock computes them.
     if actual.ranks is not None and expected.ranks is not None:
         assert torch.equal(actual.ranks[rows], expected.ranks[rows]), "other ranks"
 
@@ -133,7 +131,7 @@ def check_mask(ops: Ops, device: str) -> None:
             sampling_of(rows, device, settings), mask=packed.expand(rows, -1).contiguous()
         )
         tokens = ops.sample(logits.clone(), sampling).tokens
-        assert bool(allowed[tokens].all()), "tokens that the mask rules out are sampled"
+        assert bool(allowed[tokens].all()), "forbidden tokens are sampled"
 
 
 class KeepFew(LogitsProcessor):
@@ -181,7 +179,7 @@ class LiftSome(LogitsProcessor):
 
 
 def check_processors(ops: Ops, device: str) -> None:
-    """Rows that processors change have torch's tokens, and so have the others beside them."""
+    """Rows with processors have torch's tokens, and so have the other rows."""
     rows, vocab = 9, VOCAB
     for which in (None, [7], [1, 8, 3, 3]):
         picked = torch.tensor(range(rows) if which is None else which, device=device)
@@ -209,7 +207,7 @@ def check_rules(ops: Ops, device: str) -> None:
             "repetition": 1.1 + row_ids / 10,
             "presence": row_ids / 4,
             "frequency": row_ids / 8,
-            # The likeliest tokens, which are sampled if nothing is held against them.
+            # The likeliest tokens, which are sampled unless penalized.
             "history": logits_of(rows, vocab, torch.float32, device).topk(20, -1).indices,
             "history_lens": row_ids + 11,
             "prompt_lens": row_ids // 2 + 1,
@@ -227,7 +225,7 @@ def check_rules(ops: Ops, device: str) -> None:
 def check_same(
     ops: Ops, rows: int, vocab: int, device: str, settings: Mapping[str, Any], **more: Any
 ) -> None:
-    """Raise AssertionError where a set samples something else than torch."""
+    """Raise AssertionError if a set samples other tokens than torch."""
     logits = logits_of(rows, vocab, torch.float32, device)
     sampling = sampling_of(rows, device, settings, **more)
     expected = TorchOps().sample(logits.clone(), sampling)

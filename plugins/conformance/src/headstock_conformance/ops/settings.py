@@ -1,4 +1,4 @@
-"""Each setting of sampling alone and beside others, for few rows and hundreds."""
+"""Each sampling setting alone and combined with others, for few rows and hundreds."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from headstock_conformance.ops.models import draw_weights, make_plain
 from headstock_conformance.ops.sampling import check_logprobs
 
 SIZES = ((300, 150, -1), (1, 300, -1), (67, 600, 20), (2, 152_000, -1))
-"""Rows, tokens of a vocabulary, and alternatives whose log-probabilities are asked for."""
+"""Rows, vocabulary size, and number of alternatives with log-probabilities."""
 HISTORY = 24
 REPEATS = 20
-"""How often a row's prompt has some of its tokens, so that it has hundreds."""
+"""How often a row's prompt repeats some tokens, so that it has hundreds."""
 NUM_CALLS = 600
 CALLS_VOCAB = 64
 RANDOM = ("temperature", "top_k", "top_p", "min_p", "seeds", "positions")
 SCORE_OFF = 1e-4
-"""How far a score may be below the best one, which roundings decide between."""
+"""How far a score may be below the best one because of rounding."""
 
 
 def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, Any]]:
-    """What each setting is by name, with the other settings that it needs.
+    """Each setting by name, with the other settings that it needs.
 
-    Values are such that each changes the tokens of many rows. Penalties lift tokens in every second
-    row, where those that come most often are not the best.
+    Every value changes the tokens of many rows. Penalties lift tokens in every second row, where
+    the most frequent ones are not the best.
     """
     device = logits.device
     row_ids = torch.arange(rows, device=device)
@@ -43,7 +43,7 @@ def draw_settings(rows: int, vocab: int, logits: Tensor) -> dict[str, dict[str, 
         "positions": row_ids * 31 % 97,
     }
     best = logits.topk(min(HISTORY, vocab), -1).indices
-    # Three times the best, twice the second one, and so on; those behind the length do not count.
+    # Three times the best, twice the second one, and so on; tokens past the length do not count.
     repeats = torch.tensor([0, 0, 0, 1, 1, 2, 3, 4, 5, 6, 7, 8], device=device)
     is_lifted = row_ids[:, None] % 2 == 1
     answer = best.gather(1, torch.where(is_lifted, 8 - repeats, repeats))
@@ -92,7 +92,7 @@ def list_samplings(rows: int, vocab: int, logits: Tensor) -> Iterator[tuple[str,
         yield f"{name} beside penalties and bans", Sampling(**{**rules, **settings[name]})
     yield "every setting", Sampling(**{**random, **rules})
     warm = Sampling(**settings["temperature"])
-    # Rows alike in all but one of these get other tokens.
+    # Rows that differ in only one of these get other tokens.
     row_ids = torch.arange(rows, device=logits.device)
     for name in ("seeds", "positions"):
         changed: dict[str, Any] = {name: row_ids * 5 + 1}
@@ -118,7 +118,7 @@ def compare_scored(
     text: str,
     allowed: float = SCORE_OFF,
 ) -> None:
-    """Raise AssertionError where a token is sampled that torch's scores put lower."""
+    """Raise AssertionError if a sampled token has a lower score in torch."""
     assert torch.equal(actual.healthy, expected.healthy), f"{text}other rows are healthy"
     others = expected.healthy & (actual.tokens != expected.tokens)
     if bool(others.any()):
@@ -138,7 +138,7 @@ def compare_scored(
 
 
 def check_head(ops: Ops, device: str) -> None:
-    """Scores and samples in one call are those of torch, under every setting."""
+    """Scores and samples of one call are torch's under every setting."""
     rows, config = 67, make_plain()
     weights = draw_weights(config, torch.float32, device)
     hidden = noise(rows, config.hidden, dtype=torch.float32, device=device, scale=1.0)
@@ -155,7 +155,7 @@ def check_head(ops: Ops, device: str) -> None:
 
 
 def check_many_calls(ops: Ops, device: str) -> None:
-    """Hundreds of calls give what the first ones gave."""
+    """Hundreds of calls give the same results as the first ones."""
     rows, vocab = 3, CALLS_VOCAB
     logits = noise(rows, vocab, dtype=torch.float32, device=device, scale=1.5)
     samplings = [sampling for _, sampling in list_samplings(rows, vocab, logits)]

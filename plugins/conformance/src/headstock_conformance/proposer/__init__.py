@@ -1,1 +1,1 @@
-"""Proposers: what they may answer."""
+"""Proposers: the rules of their drafts."""

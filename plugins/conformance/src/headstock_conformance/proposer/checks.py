@@ -1,4 +1,4 @@
-"""The cases of a proposer: what it may answer, and what it may not touch."""
+"""The cases of a proposer: its drafts, and read-only inputs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from headstock_conformance.case import Case
 from headstock_conformance.ops.models import make_plain
 
 VOCAB = 1000
-"""Tokens of the model; `resolve` is asked about a model that has so many."""
+"""Vocabulary size of the model, also in the query of `resolve`."""
 LONG = 5_000
 """Tokens of a long row."""
 
 
 def list_cases(spec: ProposerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of a proposer; the machine does not matter."""
+    """All cases of a proposer; independent of the machine."""
     named: dict[str, Callable[[Proposer], object]] = {
         "max_drafts is a number from 1 to 15 and stays": check_max_drafts,
         "rows that repeat themselves": check_repeating,
@@ -40,7 +40,8 @@ def list_cases(spec: ProposerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -
 def run_with(
     spec: ProposerSpec, env: DeviceEnv, opt: Sequence[str], run: Callable[[Proposer], object]
 ) -> None:
-    """Ask the plugin about the vocabulary, make its proposer as the engine does, and run a case.
+    """Call the plugin's `resolve` for the vocabulary, make its proposer like the engine, and run a
+    case.
 
     raises: CannotRun when it refuses a model of that vocabulary; PluginBroken, ValueError
     """
@@ -50,7 +51,7 @@ def run_with(
 
 
 def make_query() -> PartQuery:
-    """What an engine asks whose model has the vocabulary that drafts are checked against."""
+    """The query of an engine whose model has the vocabulary that drafts are checked against."""
     return PartQuery(
         model=evolve(make_plain(), vocab=VOCAB, max_position=2 * LONG),
         dtype="float32",
@@ -66,9 +67,9 @@ def make_query() -> PartQuery:
 def propose(
     proposer: Proposer, rows: list[np.ndarray], room: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Ask for drafts as the engine does; what is given is read-only.
+    """Call `propose` like the engine, with read-only inputs.
 
-    raises: AssertionError when the answer breaks a rule
+    raises: AssertionError when the result breaks a rule
     """
     tokens, rooms = [row.astype(np.int32) for row in rows], np.array(room, np.int32)
     copies = [row.copy() for row in (*tokens, rooms)]
@@ -81,7 +82,7 @@ def propose(
         assert np.array_equal(array, copy), "propose writes to the tokens or the room that it reads"
     counts, drafts = answer
     assert counts.dtype == drafts.dtype == np.int32, (
-        f"propose returns {counts.dtype} counts and {drafts.dtype} drafts, wanted int32"
+        f"propose: expected int32, got {counts.dtype} counts and {drafts.dtype} drafts"
     )
     assert int(counts.max(initial=0)) <= proposer.max_drafts, "a row gets more than max_drafts"
     return counts, drafts
@@ -91,7 +92,7 @@ def check_max_drafts(proposer: Proposer) -> None:
     """Memory and graphs are planned for it."""
     count: object = proposer.max_drafts
     assert isinstance(count, int) and 1 <= count <= MAX_DRAFTS, (
-        f"max_drafts is {count!r}, wanted 1 to {MAX_DRAFTS}"
+        f"max_drafts: expected 1 to {MAX_DRAFTS}, got {count!r}"
     )
     propose(proposer, [np.arange(20) % 4], [count])
     assert proposer.max_drafts == count, "max_drafts changes"
@@ -106,7 +107,7 @@ def check_repeating(proposer: Proposer) -> None:
 
 
 def check_random(proposer: Proposer) -> None:
-    """Rows that say nothing of what follows."""
+    """Rows without a pattern."""
     rng = np.random.default_rng(0)
     propose(proposer, [rng.integers(0, VOCAB, 60) for _ in range(8)], [proposer.max_drafts] * 8)
 
@@ -125,7 +126,7 @@ def check_long(proposer: Proposer) -> None:
 
 
 def check_many(proposer: Proposer) -> None:
-    """Room differs from row to row."""
+    """Rows have different room."""
     rng = np.random.default_rng(2)
     for _ in range(20):
         count = int(rng.integers(1, 30))
@@ -135,16 +136,16 @@ def check_many(proposer: Proposer) -> None:
 
 
 def check_growing(proposer: Proposer) -> None:
-    """Each token of a row is asked about in turn, as under decode."""
+    """`propose` is called after each token of a row, as in decode."""
     row = np.tile(np.array([3, 1, 4, 1, 5]), 8)
     for length in range(1, len(row)):
         propose(proposer, [row[:length]], [min(proposer.max_drafts, len(row) - length)])
 
 
 def check_kept(proposer: Proposer) -> None:
-    """The engine still reads an answer when it asks again."""
+    """The engine still reads a result when it calls again."""
     first = propose(proposer, [np.tile([1, 2, 3], 9)], [proposer.max_drafts])
     copies = [array.copy() for array in first]
     propose(proposer, [np.tile([7, 8], 9), np.tile([9], 9)], [1, proposer.max_drafts])
     for array, copy in zip(first, copies, strict=True):
-        assert np.array_equal(array, copy), "the next answer overwrites the last one"
+        assert np.array_equal(array, copy), "the next result overwrites the last one"

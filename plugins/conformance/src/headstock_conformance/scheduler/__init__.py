@@ -1,1 +1,1 @@
-"""Schedulers: a toy model whose tokens show every mistake, and what must hold after each step."""
+"""Schedulers: a toy model whose tokens show every mistake, and invariants of each step."""

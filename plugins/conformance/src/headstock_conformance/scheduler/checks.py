@@ -1,4 +1,4 @@
-"""The cases of a scheduler: the toy model's tokens, invariants, and an end for every request."""
+"""The cases of a scheduler: the toy model's tokens, invariants, and no starvation."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from headstock_conformance.scheduler.workloads import (
 SEEDS_A_CASE = 5
 RANDOM_CASES = 6
 MOST_STEPS = 5_000
-"""Steps after which a scheduler that has not ended all requests starves some."""
+"""Number of steps after which unfinished requests count as starved."""
 
 
 def list_cases(spec: SchedulerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
-    """All cases of a scheduler; the machine does not matter."""
+    """All cases of a scheduler; independent of the machine."""
     schedule: ScheduleFunction = registry.make_schedule(spec, opt)
     named: dict[str, Callable[..., object]] = {
         "one request": check_one,
@@ -57,7 +57,7 @@ def list_cases(spec: SchedulerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) 
 def run_to_end(limits: Limits, *requests: Request, steps_between: int = 0) -> Drive:
     """Run requests that arrive `steps_between` steps after each other, and compare their tokens.
 
-    raises: AssertionError when a request has other tokens than alone, or has not ended
+    raises: AssertionError when a request has other tokens than alone, or does not finish
     """
     drive = Drive(limits)
     for one in requests:
@@ -84,26 +84,27 @@ def make_requests(count: int, length: int, seed: int = 0, **changes: object) -> 
 
 
 def check_one(name: str, schedule: ScheduleFunction) -> None:
-    """A request alone ends, in about as many steps as it has tokens."""
+    """A single request finishes in about as many steps as it has tokens."""
     drive = run_to_end(make_limits(schedule, scheduler=name), *make_requests(1, 20))
     assert len(drive.plans) <= 40, f"a request of 12 tokens takes {len(drive.plans)} steps"
 
 
 def check_empty(name: str, schedule: ScheduleFunction) -> None:
-    """Nothing to run gives a decision that runs nothing."""
+    """With nothing to run, the decision runs nothing."""
     drive = Drive(make_limits(schedule, scheduler=name))
     plan = drive.step()
-    assert not len(plan.rows), "rows run though none is in use"
+    assert not len(plan.rows), "rows run although none is in use"
 
 
 def check_pure(name: str, schedule: ScheduleFunction) -> None:
-    """The scheduler is a function: asked twice it decides alike, and what it sees stays."""
+    """The scheduler is a function: the same view gives the same decision, and the view stays
+    unchanged."""
 
     def ask_twice(view: View, budget: Budget) -> ScheduleDecision:
         first, second = schedule(view, budget), schedule(view, budget)
         for field in ("rows", "counts", "admit", "victims", "ask_again_ms"):
             assert np.array_equal(getattr(first, field), getattr(second, field)), (
-                f"the same view gives other {field} when it is asked again"
+                f"the same view gives other {field} when called again"
             )
         return second
 
@@ -119,13 +120,13 @@ def check_chunks(name: str, schedule: ScheduleFunction) -> None:
 
 
 def check_pressure(name: str, schedule: ScheduleFunction) -> None:
-    """Rows are preempted and computed again."""
+    """Rows are preempted and recomputed."""
     limits = make_limits(schedule, scheduler=name, num_pages=40, max_rows=6)
     run_to_end(limits, *make_requests(12, 90))
 
 
 def check_priorities(name: str, schedule: ScheduleFunction) -> None:
-    """Newcomers of higher priority do not keep earlier requests from ending."""
+    """New requests of higher priority do not starve earlier ones."""
     low, high = make_requests(6, 60), make_requests(6, 30, seed=1, priority=1)
     both = [*low, *(request(f"high {one.id}", one.prompt, 12, priority=1) for one in high)]
     run_to_end(

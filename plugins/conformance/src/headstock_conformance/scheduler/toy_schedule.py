@@ -1,6 +1,6 @@
 """A toy model for the scheduler's tests: the next token is a hash of the whole history.
 
-Any mistake of the scheduler shows as a wrong token, which can be worked out by hand.
+Any mistake of the scheduler shows as a wrong token, which can be computed by hand.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def hash_prefixes(tokens: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def alone(request: Request) -> list[int]:
-    """Return the output of a request that runs by itself, or the sum that it pools."""
+    """Return the output of a request that runs alone, or the sum that it pools."""
     if request.pooling:
         hashes = hash_prefixes(request.prompt)
         return [sum(hashes) if request.pooling == "mean" else hashes[-1]]
@@ -83,17 +83,17 @@ def alone(request: Request) -> list[int]:
 
 @define
 class ToyDevice:
-    """Runs plans against a pool of tokens in place of keys and values, and checks what it reads.
+    """Runs plans against a pool of tokens instead of keys and values, and checks its reads.
 
     It keeps a token table of its own, as a device does: sampled tokens are in it before the
-    scheduler has seen them.
+    scheduler sees them.
 
     A token's slot holds the token and its position; "attention" gathers the row's context through
-    the page table. A page that was handed out twice or freed too early yields a wrong history. A
+    the page table. A page that was allocated twice or freed too early yields a wrong history. A
     state page holds the hash of the row's tokens and their number.
 
     sums: by row, of the hidden states that a mean is made of
-    pooled: by admission id, what a request pooled
+    pooled: by admission id, the pooled sum of a request
     pooled_event: of the plan that ran last
     """
 
@@ -118,7 +118,7 @@ class ToyDevice:
         self.tokens = np.zeros((self.limits.max_rows, self.limits.max_len + 8), np.int32)
 
     def run(self, plan: Plan, new_requests: dict[int, RequestState]) -> Sampled:
-        """Return the tokens that the plan samples, those that verification accepts among them."""
+        """Return the tokens that the plan samples, including those that verification accepts."""
         self.apply_plan(plan, new_requests)
         rows, counts, tokens = [], [], []
         done = plan.pooling == 2 if len(plan.pooling) else np.zeros(len(plan.rows), bool)
@@ -150,7 +150,7 @@ class ToyDevice:
         return Sampled(plan.rows[rows], plan.admission_ids[rows], *arrays)
 
     def pool(self, row: int, start: int, stop: int, admission_id: int) -> None:
-        """Pool the row's tokens; what counts is that of the last step."""
+        """Pool the row's tokens; the result of the last step counts."""
         hashes = hash_prefixes(self.history(row, stop))
         mean = self.requests[row].pooling == "mean"
         # A prefix hit leaves a row of another kind without the sum before it.
@@ -197,7 +197,7 @@ class ToyDevice:
     def history(self, row: int, length: int) -> np.ndarray:
         """Return the row's context, read back through the page tables.
 
-        Positions behind a group's window are not read there.
+        Positions outside a group's window are not read there.
         """
         size = self.limits.page_size
         result = np.zeros(0, np.int64)
@@ -220,7 +220,7 @@ class ToyDevice:
         return result
 
     def accept(self, row: int, first: int, stop: int) -> list[int]:
-        """Return the tokens that verification accepts: right drafts, then one of the model's."""
+        """Return the tokens that verification accepts: correct drafts, then one of the model."""
         accepted = []
         for position in range(first, stop):
             token = next_token(self.history(row, position + 1))
@@ -235,12 +235,12 @@ class Drive:
     """Runs a state to its end and keeps every request's output.
 
     Under `limits.overlap` the samples of a plan reach the scheduler one step late, and the next
-    plan is made without them. With `rng`, rows also get up to three drafts, right and wrong at
-    random, and some rows are held back for them.
+    plan is made without them. With `rng`, rows also get up to three drafts, randomly right or
+    wrong, and some rows are held for them.
 
     tick: milliseconds from one step to the next; 0 for no clock
-    waited: milliseconds for which the scheduler asked not to be asked, which pass at once
-    picks_victims: the scheduler preempts rows by rules of its own, which no check can know
+    waited: milliseconds that the scheduler asked to wait, which pass at once
+    picks_victims: the scheduler preempts rows by its own rules, which checks cannot know
     """
 
     limits: Limits
@@ -271,9 +271,9 @@ class Drive:
         self.device = ToyDevice(self.limits)
 
     def schedule(self, choose: ScheduleFunction, view: View, budget: Budget) -> ScheduleDecision:
-        """What the scheduler chooses; its victims are allowed."""
+        """The scheduler's decision; its victims are allowed."""
         decision = choose(view, budget)
-        # What is no decision is for the scheduler that runs it to refuse.
+        # The scheduler's caller refuses results that are not decisions.
         victims = getattr(decision, "victims", None)
         if isinstance(victims, np.ndarray) and victims.dtype.kind in "iu":
             for row in victims[np.isin(victims, view.rows_by_priority)].tolist():
@@ -325,16 +325,16 @@ class Drive:
         return arrived if arrived is None or self.rng is None else self.propose(arrived, self.rng)
 
     def propose(self, arrived: Sampled, rng: np.random.Generator) -> Sampled:
-        """Return the samples with guesses at the tokens that follow them.
+        """Return the samples with drafts of the tokens after them.
 
-        Rows of the step in flight get none. Some of these are held back instead.
+        Rows of the step in flight get none. Some of these are held instead.
         """
         state, stop = self.state, 0
         drafts: list[list[int]] = []
         is_in_flight = np.zeros(len(arrived.rows), bool)
         if self.in_flight is not None:
             is_in_flight = np.isin(arrived.admission_ids, self.in_flight.admission_ids)
-        # with drafts, events say how many tokens each row has
+        # with drafts, events have the number of tokens of each row
         counts = np.ones_like(arrived.rows) if arrived.counts is None else arrived.counts
         for i, (row, count) in enumerate(zip(arrived.rows, counts, strict=True)):
             start, stop = stop, stop + count
@@ -377,11 +377,11 @@ class Drive:
 
     @property
     def busy(self) -> bool:
-        """Whether anything is left to do."""
+        """Whether any work remains."""
         return bool(self.events or self.in_flight or self.state.waiting or self.state.num_running)
 
     def drain(self, most: int = 20_000) -> None:
-        """Step until nothing is left."""
+        """Step until no work remains."""
         for _ in range(most):
             if not self.busy:
                 return
@@ -393,7 +393,7 @@ class Drive:
 
 
 def run(drive: Drive, *requests: Request) -> Drive:
-    """Submit the requests and step until nothing is left."""
+    """Submit the requests and step until no work remains."""
     for one in requests:
         drive.submit(one)
     drive.drain()

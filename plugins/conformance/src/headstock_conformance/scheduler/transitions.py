@@ -1,4 +1,4 @@
-"""What must hold from one state of a scheduler to the next, in an engine or a test's drive."""
+"""Invariants between consecutive states of a scheduler, in an engine or a test's drive."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class TransitionChecker:
     - A request is preempted at most once for each request of higher priority that it met. It may be
       preempted once more for each that came later, which may take a row before it lacks pages.
     - Pages that a row starts on were computed for its own namespace.
-    - Rows of a namespace that begin alike are on the same pages, as far as these are indexed.
+    - Rows of a namespace with a common prefix share its pages, as far as these are indexed.
 
-    Why the bound holds: a preempted request waits for room for all its tokens and for what the
-    running rows lack. Once its pages are taken there is less. There is no more before a request of
+    Why the bound holds: a preempted request waits for room for all its tokens and for the needs of
+    running rows. Once its pages are taken there is less. There is no more before a request of
     higher priority ends: requests are admitted by priority, and running ones only grow. Where
     drafts are rejected, rows shrink too: each token of a request of higher priority may then cost
     a preemption.
@@ -102,19 +102,19 @@ class TransitionChecker:
                 for other in stay
                 if other.priority_key > request_state.priority_key and not is_picked
             ]
-            assert not younger, f"of {name} and {younger[0]} the oldest was preempted"
+            assert not younger, f"of {name} and {younger[0]}, the older one was preempted"
             assert request_state.preemptions <= self.max_preemptions[arrival], (
-                f"{name} was preempted over and over: {request_state.preemptions} times of "
+                f"{name} was preempted too often: {request_state.preemptions} times of "
                 f"{self.max_preemptions[arrival]}"
             )
 
     def allow_preemption(self, request_state: RequestState) -> None:
-        """Leave the request's next preemption out: its scheduler chose it."""
+        """Ignore the request's next preemption: its scheduler chose it."""
         self.max_preemptions[request_state.arrival] += 1
         self.picked_arrivals.add(request_state.arrival)
 
     def check_namespaces(self, state: State) -> None:
-        """Check that what a row had computed before this step was for its namespace."""
+        """Check that a row's cached tokens were computed for its namespace."""
         before = -(-state.row_counters[RowCounter.NUM_COMPUTED_BEFORE] // self.limits.page_size)
         for row in state.rows_by_priority.tolist():
             request_state, start = state.requests_by_row[row], int(before[row])
@@ -126,13 +126,13 @@ class TransitionChecker:
                 pages = state.table[group, row, first : state.spans[group, row]]
                 end = max(start - first, 0)
                 assert (owners[pages[:end]] == namespace).all(), (
-                    f"{request_state.request.id} reads what another tenant computed"
+                    f"{request_state.request.id} reads pages of another tenant"
                 )
                 owners[pages[end:]] = namespace
 
 
 def check_beginnings(state: State, group: int, size: int) -> None:
-    """Check that rows that begin alike share their pages, as far as both are indexed and held."""
+    """Check that rows with a common prefix share its pages, as far as both are indexed and held."""
     indexed = state.row_counters[RowCounter.NUM_INDEXED]
     rows = np.flatnonzero(indexed).tolist()
     for at, row in enumerate(rows):
@@ -149,4 +149,4 @@ def check_beginnings(state: State, group: int, size: int) -> None:
             first = int(state.first_pages[group, [row, other]].max())
             own, others = (state.table[group, at, first:pages] for at in (row, other))
             same = own == others
-            assert same.all(), f"{one.id} and {two.id} begin alike on pages of their own"
+            assert same.all(), f"{one.id} and {two.id} have a common prefix on separate pages"

@@ -24,7 +24,7 @@ from headstock.spi import (
 from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
 
 PolicyMaker = Callable[[int, tuple[KVGroup, ...]], CachePolicy]
-"""Makes a cache policy for pages of so many tokens and these groups."""
+"""Makes a cache policy for this page size and these groups."""
 
 LONGEST = 160
 """Tokens of a request at most."""
@@ -37,7 +37,7 @@ def window(length: int) -> KVGroup:
 
 
 STATE = KVGroup(layers=(2,), layout=StateKV(tensors=(StateTensor("history", (1,)),)))
-"""A group that keeps what it needs of all tokens in one page."""
+"""A group that keeps a state of all tokens in one page."""
 
 
 def run_nothing(view: View, budget: Budget) -> ScheduleDecision:
@@ -46,7 +46,7 @@ def run_nothing(view: View, budget: Budget) -> ScheduleDecision:
 
 
 def fewest_pages(group: KVGroup, **sizes: int) -> int:
-    """Return the fewest pages of the group with which each request of `LONGEST` tokens fits."""
+    """Return the minimum pages of the group that fit each request of `LONGEST` tokens."""
     bounds = make_limits(run_nothing, groups=(group,), **sizes)
     return bounds.max_pages(0, LONGEST)
 
@@ -95,7 +95,7 @@ def random_limits(
 ) -> Limits:
     """Return limits of any shape that can serve every request of `random_requests`.
 
-    Some requests fit only by themselves. Prefixes are reused where there is a policy for them.
+    Some requests fit only by themselves. Prefixes are reused if there is a policy.
     """
     size = int(rng.choice([1, 4, 16]))
     groups = random_groups(rng)
@@ -124,7 +124,7 @@ def random_limits(
 
 
 def random_groups(rng: np.random.Generator) -> tuple[KVGroup, ...]:
-    """Return one full group, and sometimes a window or a state beside it."""
+    """Return one full group, and sometimes a window or a state."""
     windows = (window(int(rng.integers(1, 40))),) if rng.random() < 0.3 else ()
     return (FULL, *windows, *((STATE,) if rng.random() < 0.2 else ()))
 
@@ -152,7 +152,7 @@ def to_pooling(one: Request, kind: PoolingKind) -> Request:
 
 
 def random_requests(rng: np.random.Generator) -> list[Request]:
-    """Return up to 30 requests, many of which share a prefix; some come several times over."""
+    """Return up to 30 requests, many of which share a prefix; some are repeated."""
     shared, most_requests = prompt(rng, 60), int(rng.integers(1, 30))
     requests: list[Request] = []
     while len(requests) < most_requests:
@@ -196,7 +196,7 @@ def simulate(
     requests = [
         *random_requests(rng),
         request("whole", prompt(rng, LONGEST - 1), 1),
-        # No token follows, so that it may be as long as any sequence.
+        # No token follows, so it may be as long as any sequence.
         request("pooled", prompt(rng, LONGEST), 0, pooling="mean"),
     ]
     todo = [*requests, request("never", prompt(rng, LONGEST), 1)]

@@ -1,1 +1,1 @@
-"""Tool parsers: what they may make of an answer."""
+"""Tool parsers: the events that they may return for an answer."""

@@ -1,4 +1,4 @@
-"""Answers that are tried on a tool parser, and what it makes of them."""
+"""Test answers for a tool parser, and its events for them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ PLAIN = (
 
 PROSE = "It rains in the north, and the wind blows from the west.\nSo it does all day. " * 250
 AROUND = 'So: a < b, {x} and "é 🌧", [1].'
-"""Text beside a call."""
+"""Text next to a call."""
 
 
 def write_answers(t: str, u: str = "") -> tuple[str, ...]:
@@ -72,7 +72,7 @@ CALLS = write_answers('x < y }]<" é')
 
 @frozen
 class FoundCall:
-    """A call that a parser found, its arguments as text."""
+    """A call found by a parser, its arguments as text."""
 
     name: str
     arguments: str = ""
@@ -81,13 +81,13 @@ class FoundCall:
 
 @frozen
 class Found:
-    """What a parser found in an answer, or in the beginning of one."""
+    """The result of a parser for an answer, or its beginning."""
 
     content: str = ""
     calls: tuple[FoundCall, ...] = ()
 
     def add(self, events: Iterable[ToolEvent]) -> Found:
-        """What was found with these events too."""
+        """The result with these events added."""
         content, calls = self.content, list(self.calls)
         for event in events:
             match event.kind:
@@ -104,7 +104,7 @@ class Found:
 
 @frozen
 class Subject:
-    """A parser's spec, and the answers that are tried.
+    """A parser's spec, and the test answers.
 
     answers: with calls, at least one in the parser's own format
     """
@@ -118,12 +118,12 @@ class Subject:
         return parser
 
     def read(self, pieces: Iterable[str]) -> list[ToolEvent]:
-        """What a new parser finds; texts of one kind that follow each other are joined."""
+        """The result of a new parser; consecutive texts of one kind are joined."""
         parser = self.make()
         joined: list[ToolEvent] = []
         for events in (*map(parser.feed, pieces), parser.finish()):
             for event in events:
-                assert isinstance(event, ToolEvent), f"an event is {event!r}, wanted a ToolEvent"
+                assert isinstance(event, ToolEvent), f"event: expected a ToolEvent, got {event!r}"
                 last = joined[-1] if joined else None
                 if last and last.kind is event.kind and event.kind in (CONTENT, ARGUMENTS):
                     joined[-1] = ToolEvent(event.kind, last.text + event.text)
@@ -132,7 +132,7 @@ class Subject:
         return joined
 
     def read_steps(self, pieces: Iterable[str]) -> Iterator[Found]:
-        """What a new parser has found after each piece, and last at the end of the answer."""
+        """The results of a new parser after each piece, and at the end of the answer."""
         parser, found = self.make(), Found()
         for piece in pieces:
             found = found.add(parser.feed(piece))
@@ -140,23 +140,23 @@ class Subject:
         yield found.add(parser.finish())
 
     def find(self, text: str) -> Found:
-        """What a new parser finds in an answer that comes as one."""
+        """The result of a new parser for an answer in one piece."""
         return Found().add(self.read([text]))
 
     def list_answers(self) -> list[str]:
-        """Answers with calls, answers without, and answers with what looks like a call."""
+        """Answers with calls, answers without, and answers with text that resembles a call."""
         torn = [answer.replace(":", ";", 1) for answer in self.answers]
         marks = [f"The mark {mark} is no call." for mark in self.spec.special_tokens]
         return list(dict.fromkeys((*self.answers, *PLAIN, *torn, *marks)))
 
 
 def describe(events: Sequence[ToolEvent]) -> str:
-    """Events as errors show them."""
+    """Format events for errors."""
     return ", ".join(f"{event.kind.name} {event.text!r}" for event in events) or "nothing"
 
 
 def load(text: str) -> object:
-    """The value that JSON spells; None when it spells none."""
+    """The value of JSON text; None if it is invalid."""
     try:
         return json.loads(text)
     except ValueError:

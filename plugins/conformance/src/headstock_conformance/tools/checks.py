@@ -1,4 +1,4 @@
-"""The cases of a tool parser: answers with calls and without, cut into pieces and broken off."""
+"""The cases of a tool parser: answers with calls and without, cut into pieces and cut short."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from headstock_conformance.tools.answers import (
 )
 
 MAX_HELD = 32
-"""Characters of text that a parser may hold back, as they may begin a call."""
+"""Maximum characters of text that a parser may hold back because they may begin a call."""
 
 
 def list_cases(
@@ -34,9 +34,9 @@ def list_cases(
     *,
     opt: Sequence[str] = (),
 ) -> tuple[Case, ...]:
-    """All cases of a parser; the machine does not matter, and parsers take no options.
+    """All cases of a parser; independent of the machine. Parsers have no options.
 
-    answers: with calls, where the parser's format is none of those in `CALLS`
+    answers: with calls, if the parser's format is not in `CALLS`
     """
     checks: dict[str, Callable[[Subject], object]] = {
         "an answer without a call": check_plain,
@@ -55,28 +55,28 @@ def list_cases(
 
 
 def check_plain(subject: Subject) -> None:
-    """All of it is for the reader."""
+    """All of it is content."""
     for text in PLAIN:
         events = subject.read([text])
         assert events == [ToolEvent(CONTENT, text)], (
-            f"the answer {text!r} has no call, and comes as {describe(events)}"
+            f"the answer {text!r} has no call, but is parsed as {describe(events)}"
         )
     assert subject.read([]) == [], "an empty answer has events"
 
 
 def check_calls(subject: Subject) -> None:
-    """Whole calls of tools that the request offers have an object of arguments."""
+    """Complete calls of offered tools have a JSON object of arguments."""
     num_calls = 0
     for text in subject.answers:
         for call in subject.find(text).calls:
             num_calls += 1
             assert call.name in {tool.name for tool in TOOLS}, (
-                f"{text!r} calls {call.name!r}, which is none of its tools"
+                f"{text!r} calls {call.name!r}, which is not one of its tools"
             )
     for text in subject.list_answers():
         for call in subject.find(text).calls:
             assert not call.has_end or isinstance(load(call.arguments), dict), (
-                f"{text!r} gives the arguments {call.arguments!r}, wanted a JSON object"
+                f"{text!r} gives the arguments {call.arguments!r}; expected a JSON object"
             )
     if not num_calls:
         raise CannotRun(
@@ -86,13 +86,13 @@ def check_calls(subject: Subject) -> None:
 
 
 def check_order(subject: Subject) -> None:
-    """CALL, ARGUMENTS and END follow each other."""
+    """CALL, ARGUMENTS and END come in this order."""
     for text in (*subject.answers, *PLAIN):
         assert_order(text, subject.read([text]), is_whole=True)
 
 
 def check_halves(subject: Subject) -> None:
-    """A stream is cut where a token ends."""
+    """A stream may be cut after any token."""
     for text in subject.list_answers():
         whole = subject.read([text])
         for cut in range(len(text) + 1):
@@ -100,7 +100,7 @@ def check_halves(subject: Subject) -> None:
 
 
 def check_pieces(subject: Subject) -> None:
-    """Of one character, and of some."""
+    """Pieces of one character, and of several."""
     for text in subject.list_answers():
         whole = subject.read([text])
         for size in (1, 2, 3, 7):
@@ -110,14 +110,14 @@ def check_pieces(subject: Subject) -> None:
 
 
 def check_broken_off(subject: Subject) -> None:
-    """The limit of tokens ends an answer anywhere."""
+    """A token limit may cut an answer anywhere."""
     for text in subject.answers:
         whole = subject.find(text)
         for length in range(len(text)):
             assert_order(text[:length], subject.read([text[:length]]), is_whole=False)
             for call, other in zip(subject.find(text[:length]).calls, whole.calls, strict=False):
                 assert not call.has_end or call == other, (
-                    f"{text[:length]!r} breaks off, and ends the call {call.name} with "
+                    f"{text[:length]!r} is cut off, but ends the call {call.name} with "
                     f"{call.arguments!r}, which is not all of it"
                 )
                 assert other.arguments.startswith(call.arguments), (
@@ -127,7 +127,7 @@ def check_broken_off(subject: Subject) -> None:
 
 
 def check_text_around(subject: Subject) -> None:
-    """What is no part of a call is for the reader, before calls, between them and behind them."""
+    """Text outside calls is content: before, between and after them."""
     for text in subject.answers:
         for around in (f"{AROUND}\n{text}", f"{text}\n{AROUND}", f"{text}\n{AROUND}\n{text}"):
             content = subject.find(around).content
@@ -137,7 +137,7 @@ def check_text_around(subject: Subject) -> None:
 
 
 def check_streamed_text(subject: Subject) -> None:
-    """A reader sees text as it is made, whatever its length, also behind a call."""
+    """Text is passed on as it arrives, whatever its length, also after a call."""
     for before in ("", *subject.answers):
         size = 1 if before else 5
         prose = PROSE[: len(PROSE) // 20] if before else PROSE
@@ -153,7 +153,7 @@ def check_streamed_text(subject: Subject) -> None:
 
 
 def check_streamed_arguments(subject: Subject) -> None:
-    """Of a call's arguments at most one value is held back, whatever its length."""
+    """At most one value of a call's arguments is held back, whatever its length."""
     lengths = (1, 40, 2500)
     longer = [
         answer
@@ -168,7 +168,7 @@ def check_streamed_arguments(subject: Subject) -> None:
         for num_read, found in enumerate(subject.read_steps(pieces), start=1):
             for index, (each, begins) in enumerate(zip(values, starts, strict=True)):
                 if len(calls) > 1 and text.count(each[0] if each else "") > 1:
-                    continue  # the same words in two calls do not say which of them has begun
+                    continue  # equal texts in two calls do not show which call has begun
                 begun = [value for value, at in zip(each, begins, strict=True) if at < num_read * 7]
                 given = found.calls[index].arguments if index < len(found.calls) else ""
                 missing = next((value for value in begun[:-1] if value not in given), None)
@@ -179,7 +179,7 @@ def check_streamed_arguments(subject: Subject) -> None:
 
 
 def list_texts(arguments: str) -> list[str]:
-    """The texts among arguments that are spelled as they are, and stand there once."""
+    """Argument texts that appear unescaped and exactly once."""
     values = load(arguments)
     texts = (
         [each for each in values.values() if isinstance(each, str)]
@@ -190,7 +190,7 @@ def list_texts(arguments: str) -> list[str]:
 
 
 def check_two(subject: Subject) -> None:
-    """A process reads many answers at a time."""
+    """A process parses many answers at once."""
     for text in subject.answers:
         whole = subject.read([text])
         first, second = subject.make(), subject.make()
@@ -198,12 +198,12 @@ def check_two(subject: Subject) -> None:
         events = [*second.feed(text), *second.finish()]
         kinds = [event.kind for event in events if event.kind in (CALL, END)]
         assert kinds == [event.kind for event in whole if event.kind in (CALL, END)], (
-            "two parsers of a process disturb each other"
+            "two parsers of a process interfere with each other"
         )
 
 
 def assert_order(text: str, events: Sequence[ToolEvent], *, is_whole: bool) -> None:
-    """Assert that events may follow each other so.
+    """Assert that the order of events is valid.
 
     is_whole: each call that begins must end, too
     """
@@ -214,9 +214,9 @@ def assert_order(text: str, events: Sequence[ToolEvent], *, is_whole: bool) -> N
             assert event.text, f"{text!r}: a call has no name"
             is_open = True
         elif event.kind is CONTENT:
-            assert not is_open, f"{text!r}: content lies between a CALL and its END"
+            assert not is_open, f"{text!r}: content between a CALL and its END"
         else:
-            assert is_open, f"{text!r}: {event.kind.name} comes outside of a call"
+            assert is_open, f"{text!r}: {event.kind.name} outside of a call"
             is_open = is_open and event.kind is not END
     assert not (is_whole and is_open), f"{text!r}: a call has no END"
 
@@ -224,7 +224,7 @@ def assert_order(text: str, events: Sequence[ToolEvent], *, is_whole: bool) -> N
 def assert_same(
     text: str, whole: Sequence[ToolEvent], events: Sequence[ToolEvent], how: str
 ) -> None:
-    """Assert that pieces give what the whole answer gives."""
+    """Assert that pieces give the same result as the whole answer."""
     assert list(events) == list(whole), (
-        f"{text!r} {how} comes as {describe(events)}, and in one piece as {describe(whole)}"
+        f"{text!r} {how} is parsed as {describe(events)}, but in one piece as {describe(whole)}"
     )
