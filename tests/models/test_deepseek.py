@@ -113,7 +113,7 @@ def test_the_published_configuration_of_v3_is_read_whole() -> None:
         (
             V2,
             {"rope_scaling": {"type": "linear", "factor": 2.0, "mscale_all_dim": 0.7}},
-            "mscale_all_dim is 0.7 with rope_type 'linear'; expected it with 'yarn' alone",
+            "mscale_all_dim is 0.7 with rope_type 'linear'; expected it only with 'yarn'",
         ),
         (V3, {"topk_method": "greedy"}, "topk_method is 'greedy', which is not supported"),
         (V3, {"scoring_func": "softmax"}, "scoring_func is 'softmax', which is not supported"),

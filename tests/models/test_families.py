@@ -163,7 +163,7 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
             "conv_dim is 16, but hidden_size is 32; expected the same",
         ),
         (Case("lfm2", {"use_pos_enc": False}), "use_pos_enc is false, which is not supported"),
-        (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act is 'gelu', but LFM2 has 'silu' alone"),
+        (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act is 'gelu', but LFM2 only has 'silu'"),
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""How config.json is read for each family."""
+"""Read config.json for each family."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ NAMES = TensorNames(
     router_bias_shape=(),
     shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_down="mlp.shared_experts.down_proj",
-    # What predicts tokens beyond the next one lies behind the layers, or has a name of its own.
+    # Weights that predict tokens beyond the next one come after the layers, or have their own name.
     left_out=("model.layers.{}.", "mtp."),
 )
 
 LATENT_NORM_EPS = 1e-6
-"""Of the norms of both compressed widths, whatever `rms_norm_eps` is."""
+"""Eps of the norms of both compressed widths, independent of `rms_norm_eps`."""
 
 LEAST_SUM = 1e-20
-"""What published code adds to the sum that weights are divided by; as a lower bound it gives the
-same number for all sums above 1e-13.
+"""Published code adds this to the sum that weights are divided by; as a lower bound it gives the
+same result for all sums above 1e-13.
 """
 
 DEFAULTS: Json = {
@@ -69,7 +69,7 @@ V3_DEFAULTS: Json = {
     "topk_group": 4,
     "norm_topk_prob": True,
 }
-"""Published files leave out what is as in these classes of transformers."""
+"""Published files omit fields with the defaults of these transformers classes."""
 
 FIELDS = (
     *("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "qk_head_dim"),
@@ -77,17 +77,17 @@ FIELDS = (
     *("n_routed_experts", "n_shared_experts", "num_experts_per_tok", "moe_intermediate_size"),
     *("routed_scaling_factor", "n_group", "topk_group", "topk_method", "norm_topk_prob"),
     "scoring_func",
-    # how experts were trained, and on how many devices
+    # training settings of experts, and their number of devices
     *("aux_loss_alpha", "seq_aux", "ep_size"),
 )
 
 
 def deepseek_v2_config(hf: Json) -> ModelConfig:
-    """DeepSeek-V2: experts by a softmax, and groups of them by their best one."""
+    """DeepSeek-V2: experts selected by softmax, and groups by their best expert."""
     hf = complete_fields(hf, V2_DEFAULTS)
     _check_choice(hf, "topk_method", ("greedy", "group_limited_greedy"))
     _check_choice(hf, "scoring_func", ("softmax",))
-    # transformers passes over it; DeepSeek's own code divides by the sum in place of the factor.
+    # transformers ignores it; DeepSeek's own code divides by the sum instead of using the factor.
     _check_choice(hf, "norm_topk_prob", (False,))
     experts = _read_experts(hf)
     if hf["topk_method"] != "greedy":
@@ -99,11 +99,12 @@ def deepseek_v2_config(hf: Json) -> ModelConfig:
 
 
 def deepseek_v3_config(hf: Json) -> ModelConfig:
-    """DeepSeek-V3: experts by sigmoids and a bias, and groups of them by their best two."""
+    """DeepSeek-V3: experts selected by sigmoids and a bias, and groups by their best two
+    experts."""
     hf = complete_fields(hf, V3_DEFAULTS)
     _check_choice(hf, "topk_method", ("noaux_tc",))
     _check_choice(hf, "scoring_func", ("sigmoid",))
-    # It is the part that is turned; transformers makes rotations of this width.
+    # This is the rotated part; transformers makes rotations of this width.
     _check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
     experts = evolve(
         _add_groups(hf, _read_experts(hf), 2),
@@ -132,9 +133,9 @@ def _read_deepseek(
     interleaved: bool = True,
     mlp_bias: bool = False,
 ) -> ModelConfig:
-    """Either family, whose layers beyond the first have these experts.
+    """Either family, with these experts in all but the first layers.
 
-    fields: what it reads beside `FIELDS`
+    fields: the fields it reads besides `FIELDS`
     """
     _check_choice(hf, "moe_layer_freq", (1,))
     _check_heads(hf)
@@ -151,7 +152,7 @@ def _read_deepseek(
     count = read_layer_count(hf)
     dense = read_whole(hf, "first_k_dense_replace")
     config = decoder_config(
-        # All heads read one vector; what transformers stores as `head_dim` is its turned part.
+        # All heads read one vector; transformers' `head_dim` is its rotated part.
         {**hf, "num_key_value_heads": 1, "head_dim": latent.layout.dim},
         architecture,
         model_types=(model_type,),
@@ -171,7 +172,7 @@ def _read_deepseek(
 
 
 def _read_experts(hf: Json) -> Experts:
-    """What both families say alike of their experts: weighed by a softmax, and in one group."""
+    """The fields of experts that both families share: weighed by softmax, in one group."""
     width = read_positive(hf, "moe_intermediate_size")
     shared = read_whole(hf, "n_shared_experts")
     count, per_token = (
@@ -194,7 +195,7 @@ def _read_experts(hf: Json) -> Experts:
 
 
 def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
-    """The experts in groups, which the sum of each one's `best` experts chooses."""
+    """The experts in groups, selected by the sum of their `best` experts."""
     count, per_token = experts.count, experts.per_token
     groups, chosen = read_positive(hf, "n_group"), read_positive(hf, "topk_group")
     if count % groups or count // groups < best:
@@ -212,20 +213,20 @@ def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
 
 
 def _read_rope(hf: Json, dim: int, interleaved: bool) -> Rope:
-    """The rope of the part that is turned.   raises: ValueError"""
+    """The rope of the rotated part.   raises: ValueError"""
     rope = read_rope(hf, dim, interleaved=interleaved, width_field="qk_rope_head_dim")
     table = hf.get("rope_scaling") or hf.get("rope_parameters") or {}
-    # Attention scores are multiplied by it there, too, and by that of YaRN alone here.
+    # There, it multiplies attention scores for any rope type; here, only for YaRN.
     if rope.scaling not in ("default", "yarn") and table.get("mscale_all_dim"):
         raise ValueError(
             f"mscale_all_dim is {quoted(table['mscale_all_dim'])} with rope_type "
-            f"{rope.scaling!r}; expected it with 'yarn' alone"
+            f"{rope.scaling!r}; expected it only with 'yarn'"
         )
     return rope
 
 
 def _read_mscale(rope: Rope) -> float:
-    """What YaRN multiplies queries and keys by beyond the factor of its rotations."""
+    """YaRN's factor of queries and keys in addition to that of its rotations."""
     numbers = rope.parameters
     if "mscale_all_dim" not in numbers or numbers["factor"] <= 1:
         return 1.0
@@ -233,7 +234,7 @@ def _read_mscale(rope: Rope) -> float:
 
 
 def _check_heads(hf: Json) -> None:
-    """Raise ValueError for heads of keys and values, which all heads of queries have here."""
+    """Raise ValueError if the number of KV heads differs from that of query heads."""
     heads, kv_heads = hf.get("num_attention_heads"), hf["num_key_value_heads"]
     if kv_heads != heads:
         raise ValueError(
@@ -243,7 +244,7 @@ def _check_heads(hf: Json) -> None:
 
 
 def _check_choice(hf: Json, name: str, served: tuple[object, ...]) -> None:
-    """Raise ValueError when the field is there and is none of those that are served."""
+    """Raise ValueError if the field is present with an unsupported value."""
     value = without_nulls(hf, name).get(name, served[0])
     if value not in served:
         wanted = " or ".join(map(quoted, served))

@@ -1,4 +1,4 @@
-"""How config.json is read for each family."""
+"""Read config.json for each family."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ GEMMA2_DEFAULTS: Json = {
     "attn_logit_softcapping": 50.0,
 }
 GEMMA3_DEFAULTS: Json = {**DEFAULTS, "vocab_size": 262208, "max_position_embeddings": 131072}
-"""Published files leave out what is as in these classes of transformers."""
+"""Published files omit fields with the defaults of these transformers classes."""
 
 FIELDS = (
     *("hidden_activation", "query_pre_attn_scalar", "sliding_window", "attention_bias"),
@@ -69,11 +69,11 @@ def gemma2_config(hf: Json) -> ModelConfig:
 def gemma3_config(hf: Json) -> ModelConfig:
     """Gemma-3 text: norms of queries and keys, a rope for each kind of layer, and no cap on them.
 
-    `attn_logit_softcapping` is stored and used by nothing, in transformers too.
+    `attn_logit_softcapping` is stored but unused, as in transformers.
     """
     hf = complete_fields(hf, GEMMA3_DEFAULTS)
     if isinstance(hf.get("layer_types"), list) and "attention" in hf["layer_types"]:
-        # No table of rotary positions is for this name.
+        # There is no rope table with this name.
         raise ValueError("layer_types has 'attention'; expected full_attention, sliding_attention")
     pattern = read_positive(hf, "sliding_window_pattern", 6)
     return _read_gemma(
@@ -93,15 +93,15 @@ def _read_gemma(
 ) -> ModelConfig:
     """Either family.
 
-    pattern: the last of each so many layers sees everything, where no `layer_types` say otherwise
-    several: whether each kind of layer has a rope of its own
+    pattern: the last of every `pattern` layers has full attention, unless `layer_types` is given
+    several: whether each kind of layer has its own rope
     """
     check_whole_heads(hf)
     types = read_layer_types(hf) or [
         "sliding_attention" if (index + 1) % pattern else "full_attention"
         for index in range(read_layer_count(hf))
     ]
-    # transformers makes the mask of a window whether or not a layer has one, and fails without.
+    # transformers makes a window mask even if no layer has a window, and fails without one.
     window = read_positive(hf, "sliding_window")
     bias = read_bias(hf, "attention_bias")
     sources = _rope_sources(hf) if several else {}
@@ -134,7 +134,7 @@ def _read_gemma(
 
 
 def _rope_sources(hf: Json) -> Mapping[str, Json]:
-    """What `read_rope` is to read for each kind of layer: full ones, then sliding ones.
+    """The input of `read_rope` for each kind of layer: full, then sliding.
 
     `rope_parameters` has a table for each. Older files have `rope_theta` and `rope_scaling` for
     full layers, and `rope_local_base_freq` for sliding ones.
@@ -158,19 +158,19 @@ def _rope_sources(hf: Json) -> Mapping[str, Json]:
             if not isinstance(scaling, dict):
                 raise ValueError(f"rope_scaling is {quoted(scaling)}, expected a table")
             if hf.get("rope_parameters") is not None and tables.get(kind) is None:
-                # transformers looks for the table that it scales, and fails.
+                # transformers fails without the table to scale.
                 raise ValueError(
                     "rope_scaling has no rope_parameters.full_attention to scale; give that "
                     "table, or leave rope_parameters out"
                 )
             table = {**table, **scaling}
         if "type" in table and "rope_type" not in table:
-            # transformers ignores the older name here, and with it the scaling.
+            # transformers ignores the older name here, and therefore the scaling.
             raise ValueError(
                 f"the rope of {kind.replace('_', ' ')} has 'type' without 'rope_type'; expected "
                 "rope_type"
             )
-        # What stands outside counts for both kinds.
+        # Fields outside the tables apply to both kinds.
         part = hf.get("partial_rotary_factor")
         outside = {} if part is None else {"partial_rotary_factor": part}
         numbers = {"rope_theta": hf.get(theta, default), **outside, **table}

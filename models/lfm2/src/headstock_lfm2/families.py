@@ -1,4 +1,4 @@
-"""How config.json is read."""
+"""Read config.json."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ DEFAULTS: Json = {
     "block_ffn_dim_multiplier": 1.0,
     "block_auto_adjust_ff_dim": True,
 }
-"""Published files leave out what is as in this class of transformers."""
+"""Published files omit fields with the defaults of this transformers class."""
 
 MOST_TAPS = 1024
-"""Beyond any real model, and few enough to be added one after the other."""
+"""More than any real model has, and few enough for sequential addition."""
 
 SAME_AS = {
     "block_dim": "hidden_size",
@@ -65,10 +65,10 @@ SAME_AS = {
     "rms_norm_eps": "norm_eps",
     "theta": "rope_theta",
 }
-"""Fields of published files, which nothing reads -> those that say the same."""
+"""Unused fields of published files -> the fields with the same meaning."""
 
 ALWAYS_TRUE = ("block_use_swiglu", "use_pos_enc")
-"""Fields of published files, which nothing reads either; false would be another model."""
+"""Other unused fields of published files; false would mean another model."""
 
 FIELDS = (
     *("norm_eps", "conv_bias", "conv_L_cache", "full_attn_idxs"),
@@ -108,7 +108,7 @@ def lfm2_config(hf: Json) -> ModelConfig:
 
 
 def _read_types(hf: Json) -> list[str]:
-    """Each layer's type: as `layer_types` has it, else by the layers that `full_attn_idxs` lists.
+    """Each layer's type: from `layer_types`, else from the layers in `full_attn_idxs`.
 
     raises: ValueError
     """
@@ -135,9 +135,10 @@ def _read_types(hf: Json) -> list[str]:
 
 
 def _read_intermediate(hf: Json) -> int:
-    """The width of a feed-forward part, which is not the one that is stated.
+    """The width of a feed-forward part, which differs from the stated one.
 
-    Two thirds of it, as of a gated part with as many parameters, times a factor, rounded up.
+    Two thirds of it, so that the gated part has equally many parameters, times a factor, rounded
+    up.
     raises: ValueError
     """
     name = "block_ff_dim" if "block_ff_dim" in hf else "intermediate_size"
@@ -146,13 +147,13 @@ def _read_intermediate(hf: Json) -> int:
         return stated
     width = int(read_number(hf, "block_ffn_dim_multiplier") * int(2 * stated / 3))
     if width < 1:
-        raise ValueError(f"{name} is {stated}, of which nothing is left; expected more")
+        raise ValueError(f"{name} is {stated}, which gives a width of 0; expected more")
     multiple = read_positive(hf, "block_multiple_of")
     return multiple * -(-width // multiple)
 
 
 def _check_unread_fields(hf: Json) -> None:
-    """Raise ValueError where fields that nothing reads contradict the model that is built."""
+    """Raise ValueError if unused fields contradict the model."""
     for name, other in SAME_AS.items():
         if hf.get(name) is not None and other in hf and hf[name] != hf[other]:
             raise ValueError(
@@ -163,7 +164,7 @@ def _check_unread_fields(hf: Json) -> None:
         if hf.get(name) not in (None, True):
             raise ValueError(f"{name} is {quoted(hf[name])}, which is not supported; expected true")
     if read_activation(hf) is not Activation.SILU:
-        raise ValueError(f"hidden_act is {quoted(hf['hidden_act'])}, but LFM2 has 'silu' alone")
+        raise ValueError(f"hidden_act is {quoted(hf['hidden_act'])}, but LFM2 only has 'silu'")
 
 
 LFM2 = decoder(lfm2_config, NAMES)

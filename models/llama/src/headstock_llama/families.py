@@ -1,4 +1,4 @@
-"""How config.json is read for each family."""
+"""Read config.json for each family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def llama_config(hf: Json) -> ModelConfig:
 
 
 def mistral_config(hf: Json) -> ModelConfig:
-    """Mistral: one window for all layers, 4096 where the field is absent and none where it is null.
+    """Mistral: one window for all layers, 4096 if the field is absent and none if it is null.
 
     A configuration with `layer_types`, even if the field is null, is Ministral, as in
     transformers.
@@ -41,7 +41,7 @@ def mistral_config(hf: Json) -> ModelConfig:
 
 
 def ministral_config(hf: Json) -> ModelConfig:
-    """Ministral as transformers 5 saves it: as `mistral_config` but for `model_type`."""
+    """Ministral as saved by transformers 5: like `mistral_config` except for `model_type`."""
     return _read_mistral(
         without_nulls(hf, "head_dim"),
         "MinistralForCausalLM",
@@ -52,7 +52,7 @@ def ministral_config(hf: Json) -> ModelConfig:
 def _read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig:
     """Mistral under either name.
 
-    by_layer: whether windows go by layer even where no `layer_types` say so
+    by_layer: whether windows are per layer even without `layer_types`
     """
     if by_layer or "layer_types" in hf:
         windows = _ministral_windows(hf)
@@ -74,7 +74,7 @@ def _read_mistral(hf: Json, architecture: str, *, by_layer: bool) -> ModelConfig
 
 
 def _ministral_windows(hf: Json) -> list[int | None]:
-    """Each layer's window. A window and `head_dim` are required even where no layer slides."""
+    """Each layer's window. A window and `head_dim` are required even if no layer has a window."""
     read_positive(hf, "head_dim")
     window, types = read_positive(hf, "sliding_window", 4096), read_layer_types(hf)
     return [window] * read_layer_count(hf) if types is None else windows_by_type(types, window)

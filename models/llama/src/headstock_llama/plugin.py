@@ -1,4 +1,4 @@
-"""What headstock's registry reads; importing it imports neither torch nor a model."""
+"""The entry points that headstock's registry reads; imports neither torch nor a model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def mistral() -> ModelSpec:
 
 
 def ministral() -> ModelSpec:
-    """Ministral, and Mistral with windows by layer as transformers 5 saves it again."""
+    """Ministral, and Mistral with windows by layer as re-saved by transformers 5."""
     return _make_spec(
         "MinistralForCausalLM",
         "families:MINISTRAL",

@@ -1,4 +1,4 @@
-"""How config.json is read for variants of Llama: all but a few numbers or tensors are the same."""
+"""Read config.json for variants of Llama, which only differ in a few numbers or tensors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ERNIE_NAMES = TensorNames(
 ERNIE_EXPERT_FIELDS = (
     *("moe_intermediate_size", "moe_k", "moe_num_experts", "moe_num_shared_experts"),
     *("moe_layer_start_index", "moe_layer_end_index", "moe_layer_interval", "moe_norm_min"),
-    # that there is the bias, without which the weights do not load
+    # the bias must exist for the weights to load
     "moe_use_aux_free",
 )
 
@@ -59,9 +59,7 @@ def mixtral_config(hf: Json) -> ModelConfig:
     count = read_positive(hf, "num_experts" if "num_experts" in hf else "num_local_experts", 8)
     per_token = read_positive(hf, "num_experts_per_tok", 2)
     if per_token > count:
-        raise ValueError(
-            f"num_experts_per_tok is {per_token}, expected at most the {count} experts there are"
-        )
+        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
     experts = Experts(
         count=count,
         per_token=per_token,
@@ -83,7 +81,7 @@ def mixtral_config(hf: Json) -> ModelConfig:
 
 
 def granite_config(hf: Json) -> ModelConfig:
-    """Granite: numbers that embeddings, attention scores, sums and logits are multiplied by."""
+    """Granite: factors of embeddings, attention scores, sums and logits."""
     hf = complete_fields(hf, {"num_key_value_heads": None})
     bias = read_bias(hf, "attention_bias")
     config = decoder_config(
@@ -103,7 +101,7 @@ def granite_config(hf: Json) -> ModelConfig:
         config,
         embedding_scale=read_number(hf, "embedding_multiplier", 1.0),
         residual_scale=read_number(hf, "residual_multiplier", 1.0),
-        # By this number logits are divided.
+        # Logits are divided by this number.
         head=Head(scale=1 / read_number(hf, "logits_scaling", 1.0)),
     )
 
@@ -118,7 +116,7 @@ def smollm3_config(hf: Json) -> ModelConfig:
     is_sliding = read_flag(hf, "use_sliding_window", False) and hf.get("sliding_window") is not None
     window = read_positive(hf, "sliding_window") if is_sliding else None
     types = read_layer_types(hf)
-    # transformers ignores sliding layers where windows are off.
+    # transformers ignores sliding layers if windows are off.
     windows = (
         [None if is_turned else window for is_turned in turned]
         if types is None
@@ -143,7 +141,7 @@ def smollm3_config(hf: Json) -> ModelConfig:
 
 
 def _read_turned_layers(hf: Json) -> list[bool]:
-    """Which layers have rope: all but every fourth, or as `no_rope_layers` lists them."""
+    """Which layers have rope: all but every fourth, or as listed in `no_rope_layers`."""
     count, flags = read_layer_count(hf), hf.get("no_rope_layers")
     if flags is None:
         interval = read_positive(hf, "no_rope_layer_interval", 4)
@@ -154,7 +152,7 @@ def _read_turned_layers(hf: Json) -> list[bool]:
 
 
 def seed_oss_config(hf: Json) -> ModelConfig:
-    """Seed-OSS: biases on queries, keys and values, and heads of 128 unless it says otherwise."""
+    """Seed-OSS: biases on queries, keys and values, and heads of 128 by default."""
     hf = without_nulls(complete_fields(hf, {"num_key_value_heads": 8, "head_dim": 128}), "head_dim")
     return decoder_config(
         hf,
@@ -168,7 +166,7 @@ def seed_oss_config(hf: Json) -> ModelConfig:
 
 
 def ernie_config(hf: Json) -> ModelConfig:
-    """Ernie-4.5, dense: neighbouring elements of a head are turned together."""
+    """Ernie-4.5, dense: neighbouring elements of a head are rotated together."""
     defaults = {
         "num_key_value_heads": 2,
         "head_dim": 128,
@@ -191,7 +189,8 @@ def ernie_config(hf: Json) -> ModelConfig:
 
 
 def ernie_moe_config(hf: Json) -> ModelConfig:
-    """Ernie-4.5, mixture of experts: a bias decides who is chosen, and not how much he counts."""
+    """Ernie-4.5, mixture of experts: a bias affects which experts are selected, not their
+    weights."""
     defaults = {
         "num_key_value_heads": 4,
         "rms_norm_eps": 1e-5,
@@ -199,8 +198,8 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
         "moe_norm_min": 1e-12,
     }
     hf = complete_fields(hf, defaults)
-    # transformers gives attention, dense parts, shared experts and scores a bias then, and routed
-    # experts none, though a checkpoint made so has theirs. No published one is.
+    # transformers then gives a bias to attention, dense parts, shared experts and scores, but not
+    # to routed experts, although such checkpoints have theirs. None is published.
     if read_bias(hf, "use_bias"):
         raise ValueError("use_bias is true, which is not supported; expected false")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
@@ -245,8 +244,8 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
 
 
 def _find_idle_capacity(hf: Json, experts: list[Experts | None]) -> str:
-    """`moe_capacity` where an expert has room for all tokens, so that it changes nothing; or ""."""
-    # An expert takes so many times the mean of all experts, and drops the rest.
+    """`moe_capacity` if an expert has room for all tokens, so that it has no effect; or ""."""
+    # An expert takes up to this multiple of the mean of all experts, and drops the rest.
     most = max((each.count for each in experts if each is not None), default=0)
     shares = hf.get("moe_capacity")
     is_idle = isinstance(shares, list) and all(

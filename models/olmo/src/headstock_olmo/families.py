@@ -1,4 +1,4 @@
-"""How config.json is read."""
+"""Read config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from headstock.spi import ModelConfig, QkNorm
 
 
 def olmo2_config(hf: Json) -> ModelConfig:
-    """OLMo-2: norms after each part in place of before, of queries and of keys as a whole."""
+    """OLMo-2: norms after each part instead of before, and over whole queries and keys."""
     hf = complete_fields(hf, {"num_key_value_heads": None, "rms_norm_eps": 1e-5})
     bias = read_bias(hf, "attention_bias")
     config = decoder_config(

@@ -1,4 +1,4 @@
-"""What headstock's registry reads; importing it imports neither torch nor a model."""
+"""The entry point that headstock's registry reads; imports neither torch nor a model."""
 
 from __future__ import annotations
 

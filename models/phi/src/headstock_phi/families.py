@@ -1,4 +1,4 @@
-"""How config.json is read."""
+"""Read config.json."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ DEFAULTS: Json = {
 }
 
 LONG = ("su", "yarn")
-"""What earlier releases called LongRoPE here. Phi-3 has no YaRN."""
+"""Names of LongRoPE in earlier releases. Phi-3 has no YaRN."""
 
 
 def phi3_config(hf: Json) -> ModelConfig:
-    """Phi-3 and Phi-4: merged projections, and rotations of a part of each head."""
+    """Phi-3 and Phi-4: merged projections, and partial rotation of each head."""
     hf = _rename_scaling(complete_fields(hf, DEFAULTS))
     window = None if hf.get("sliding_window") is None else read_positive(hf, "sliding_window")
     rope = read_rope(hf, read_head_dim(hf), partial=True, scalings=("default", "longrope"))
-    # Every file has it, and plain rope has no use for it.
+    # Every file has it, but plain rope does not use it.
     unused = ORIGINAL if rope.scaling == "default" else ""
     return decoder_config(
         {name: value for name, value in hf.items() if name != unused},
@@ -45,7 +45,7 @@ def phi3_config(hf: Json) -> ModelConfig:
 
 
 def _rename_scaling(hf: Json) -> Json:
-    """`hf` with LongRoPE under its own name."""
+    """`hf` with LongRoPE under its current name."""
     title = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     table = hf.get(title)
     if not isinstance(table, dict) or table.get("rope_type", table.get("type")) not in LONG:

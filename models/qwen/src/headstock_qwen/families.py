@@ -1,4 +1,4 @@
-"""How config.json is read for each family."""
+"""Read config.json for each family."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def qwen2_config(hf: Json) -> ModelConfig:
 
 
 def qwen3_config(hf: Json) -> ModelConfig:
-    """Qwen3: normalized queries and keys, heads of 128 unless it says otherwise."""
+    """Qwen3: normalized queries and keys, heads of 128 by default."""
     hf = complete_fields(hf, {})
     bias = read_bias(hf, "attention_bias")
     return decoder_config(
@@ -63,7 +63,7 @@ def qwen3_config(hf: Json) -> ModelConfig:
 
 
 def qwen3_moe_config(hf: Json) -> ModelConfig:
-    """Qwen3-MoE: as Qwen3, with experts in most layers and one window for all layers."""
+    """Qwen3-MoE: like Qwen3, with experts in most layers and one window for all layers."""
     bias = read_bias(hf, "attention_bias")
     return decoder_config(
         hf,
@@ -80,15 +80,15 @@ def qwen3_moe_config(hf: Json) -> ModelConfig:
 
 
 def qwen2_moe_config(hf: Json) -> ModelConfig:
-    """Qwen2-MoE: experts in most layers and one that every token uses, behind a gate."""
-    # transformers reads num_local_experts for Qwen3-MoE alone.
+    """Qwen2-MoE: experts in most layers, and one shared by all tokens, behind a gate."""
+    # transformers reads num_local_experts for Qwen3-MoE only.
     hf = {name: value for name, value in hf.items() if name != "num_local_experts"}
     window, types = _read_window(hf), read_layer_types(hf)
-    # transformers asks for its width even where no layer has a window.
+    # transformers requires its width even if no layer has a window.
     if window is None and read_flag(hf, "use_sliding_window", False):
-        raise ValueError("sliding_window is null, expected a number where use_sliding_window is on")
+        raise ValueError("sliding_window is null, expected a number with use_sliding_window")
     first = read_whole(hf, "max_window_layers", 28)
-    # Windows in layers 0, 2, 4, ... below `max_window_layers`: not as in Qwen2.
+    # Windows in layers 0, 2, 4, ... below `max_window_layers`, unlike Qwen2.
     windows = (
         [
             window if index % 2 == 0 and index < first else None
@@ -122,7 +122,7 @@ def _read_window(hf: Json) -> int | None:
 
 
 def _read_windows(hf: Json) -> list[int | None]:
-    """Each layer's window: as `layer_types` says, or else from layer `max_window_layers` on."""
+    """Each layer's window: from `layer_types`, or else from layer `max_window_layers` on."""
     window, types = _read_window(hf), read_layer_types(hf)
     if types is not None:
         return windows_by_type(types, window)
@@ -133,16 +133,14 @@ def _read_windows(hf: Json) -> list[int | None]:
 def _layer_experts(
     hf: Json, *, count: int = 128, per_token: int = 8, intermediate: int = 768
 ) -> list[Experts | None]:
-    """Each layer's experts: every `decoder_sparse_step`-th layer but those of `mlp_only_layers`."""
+    """Each layer's experts: every `decoder_sparse_step`-th layer except `mlp_only_layers`."""
     # transformers 5 writes num_local_experts where earlier releases wrote num_experts.
     count = read_positive(
         hf, "num_local_experts" if "num_local_experts" in hf else "num_experts", count
     )
     per_token = read_positive(hf, "num_experts_per_tok", per_token)
     if per_token > count:
-        raise ValueError(
-            f"num_experts_per_tok is {per_token}, expected at most the {count} experts there are"
-        )
+        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
     experts = Experts(
         count=count,
         per_token=per_token,
@@ -152,7 +150,7 @@ def _layer_experts(
     step, dense = read_whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
     if step < 1 or not isinstance(dense, list | tuple):
         raise ValueError(
-            "decoder_sparse_step must be above 0 and mlp_only_layers a list of layer numbers"
+            "expected decoder_sparse_step above 0, and a list of layer numbers as mlp_only_layers"
         )
     return [
         None if (index + 1) % step or index in dense else experts
