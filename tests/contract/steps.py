@@ -202,7 +202,7 @@ def pool_rows(batch: Batch) -> object:
 
 def list_watched(batch: Batch) -> object:
     """The rows that `--debug-invariants` names where a token's numbers are not finite."""
-    watch = DebugWatch("torch", "eager", 24)
+    watch = DebugWatch("torch", "eager", 24, torch.zeros(1, 1))
     watch.note_result(torch.ones(3, 2), batch, "mlp")
     return watch.results
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 import torch
@@ -36,6 +37,30 @@ class MovesRows(EagerRunner):
     def run(self, step: Step) -> Sample:
         sampled = super().run(step)
         return evolve(sampled, tokens=sampled.tokens.roll(1))
+
+
+class StoresNothing(EagerRunner):
+    def __init__(self, program: Program) -> None:
+        tables: Any = copy(program.row_tables)
+        tables.keep = lambda *given: None
+        super().__init__(evolve(program, row_tables=tables))
+
+
+class StoresOthers(EagerRunner):
+    def __init__(self, program: Program) -> None:
+        tables: Any = copy(program.row_tables)
+
+        def keep(rows: Any, positions: Any, sample: Sample, scored: Any = None) -> None:
+            moved = evolve(sample, tokens=sample.tokens.roll(1))
+            program.row_tables.keep(rows, positions, moved, scored)
+
+        tables.keep = keep
+        super().__init__(evolve(program, row_tables=tables))
+
+
+class StoresInPrompts(EagerRunner):
+    def run(self, step: Step) -> Sample:
+        return super().run(evolve(step, is_sampled=step.num_logits > 0))
 
 
 class CallsAllHealthy(EagerRunner):

@@ -12,8 +12,7 @@ from torch import Tensor
 from headstock.errors import PluginBroken, describe_type
 from headstock.execution.step_watch import StepWatch
 from headstock.logs import log_event
-from headstock.scheduler import Plan
-from headstock.spi import Batch, Sample
+from headstock.spi import Batch, Sample, Step
 
 LOG = logging.getLogger(__name__)
 
@@ -25,16 +24,20 @@ class DebugWatch(StepWatch):
 
     ops, runner: names of the plugins
     vocab: how many token ids there are
+    table: the token table, [rows, positions] int64
+    before: as the table was when the step began
     is_on: steps are watched; a profile run over two pages and captures are not
     num_steps: how many steps have begun
     results: in their order, operations and layers with the rows of their results' tokens, and a
         sum of each token's numbers
     """
 
-    def __init__(self, ops: str, runner: str, vocab: int) -> None:
+    def __init__(self, ops: str, runner: str, vocab: int, table: Tensor) -> None:
         self.ops = ops
         self.runner = runner
         self.vocab = vocab
+        self.table = table
+        self.before = table
         self.is_on = False
         self.is_running = False
         self.num_steps = 0
@@ -43,11 +46,13 @@ class DebugWatch(StepWatch):
         self.num_calls = 0
         self.largest_error = 0.0
 
-    def begin(self, plan: Plan) -> None:
+    def begin(self, step: Step) -> None:
         """Forget the step before."""
         self.results, self.sampled = [], []
         self.num_steps += 1
         self.is_running = self.is_on
+        if self.is_on:
+            self.before = self.table.clone()
 
     def note_result(self, result: Tensor, batch: Batch, what: str) -> None:
         """Note the result of an operation.
@@ -72,7 +77,7 @@ class DebugWatch(StepWatch):
                 first.setdefault(row, what)
         return first
 
-    def judge(self, sample: Sample, plan: Plan, *, is_replayed: bool) -> Mapping[int, str]:
+    def judge(self, sample: Sample, step: Step) -> Mapping[int, str]:
         """Check the step's sample.   raises: PluginBroken"""
         if not self.is_running:
             return NONE
@@ -80,9 +85,9 @@ class DebugWatch(StepWatch):
         who = f"the runner {self.runner!r}"
         if not isinstance(sample, Sample):
             raise PluginBroken(f"{who} returned {describe_type(sample)}; expected a Sample")
-        tokens, healthy, count = sample.tokens, sample.healthy, int(plan.num_logits.sum())
+        tokens, healthy, count = sample.tokens, sample.healthy, int(step.num_logits.sum())
         # A replay that verifies drafts is padded to the same count in every row.
-        has_count = len(tokens) >= count if is_replayed else len(tokens) == count
+        has_count = len(tokens) >= count if sample.is_replayed else len(tokens) == count
         if tokens.shape != healthy.shape or tokens.dim() != 1 or not has_count:
             raise PluginBroken(
                 f"{who} returned {list(tokens.shape)} tokens and {list(healthy.shape)} healthy "
@@ -95,6 +100,7 @@ class DebugWatch(StepWatch):
                 f"vocabulary of {self.vocab}"
             )
         self._compare_with_operations(sample, who)
+        self._compare_stored(sample, step, who)
         return {
             row: f"the logits of this request are not finite: first {what} was not"
             for row, what in self._find_first_non_finite().items()
@@ -115,6 +121,31 @@ class DebugWatch(StepWatch):
         if bool(sick.any()):
             raise PluginBroken(
                 f"{who} called logit {int(sick.nonzero()[0])} healthy, which the operations did not"
+            )
+
+    def _compare_stored(self, sample: Sample, step: Step, who: str) -> None:
+        """Raise PluginBroken when the token table has something else than was sampled."""
+        before, after = self.before.cpu().numpy(), self.table.cpu().numpy()
+        rows, positions, which = step.list_stored()
+        sampled = sample.tokens.cpu().numpy()
+        wanted = (sampled if sample.order is None else sampled[sample.order])[which]
+        for at in (after[rows, positions] != wanted).nonzero()[0][:1].tolist():
+            row, position = rows[at], positions[at]
+            raise PluginBroken(
+                f"{who} sampled the token {wanted[at]} for row {row} at position {position}, and "
+                f"the token table has {after[row, position]}; RowTables.keep stores it"
+            )
+        changed = after != before
+        changed[-1] = False  # the padding row
+        # Behind a row's newest token anything may lie: it is written before it is read.
+        ends = step.stops if step.num_drafts is None else step.stops - step.num_drafts
+        for row, end in zip(step.row_ids[step.is_sampled], ends[step.is_sampled], strict=True):
+            changed[row, end:] = False
+        for row, position in zip(*(each[:1] for each in changed.nonzero()), strict=True):
+            raise PluginBroken(
+                f"{who} stored the token {after[row, position]} for row {row} at position "
+                f"{position}, where {before[row, position]} was known; Step.list_stored says which "
+                "samples become tokens"
             )
 
     def close(self) -> None:

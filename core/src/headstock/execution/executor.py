@@ -16,7 +16,7 @@ from headstock.execution.abstract_executor import NO_REASONS, Executor, Pending
 from headstock.execution.buffers import Buffers
 from headstock.execution.pooling import find_pooled_health
 from headstock.execution.readback import Readback
-from headstock.execution.step import StepMaker
+from headstock.execution.step import PlannedStep, StepMaker
 from headstock.execution.step_watch import StepWatch
 from headstock.scheduler import Plan, RequestState
 from headstock.spi import Runner, Sample
@@ -105,8 +105,6 @@ class LocalExecutor(Executor):
     @torch.inference_mode()
     def execute(self, plan: Plan, new_rows: Mapping[int, RequestState]) -> LaunchedStep:
         """Launch `plan`; `new_rows` are the requests that it admits, by row."""
-        if self.watch is not None:
-            self.watch.begin(plan)
         steps = self.steps
         with self._nvtx_range(plan):
             tokens = {row: entry.tokens for row, entry in new_rows.items()}
@@ -117,9 +115,12 @@ class LocalExecutor(Executor):
                 steps.pooling.write_row(row, entry.request)
             steps.sampling.processors.upload_forward_columns(steps.buffers)
             steps.sampling.masks.plan(plan, steps.buffers)
-            sample = self.runner.run(steps.make_step(plan))
+            step = steps.make_step(plan)
+            if self.watch is not None:
+                self.watch.begin(step)
+            sample = self.runner.run(step)
             self._check_sample(sample, plan)
-            return self._launch_readback(sample, plan)
+            return self._launch_readback(sample, step)
 
     def _check_sample(self, sample: object, plan: Plan) -> None:
         """Raise PluginBroken when the runner returned something that is no sample of the plan.
@@ -154,9 +155,9 @@ class LocalExecutor(Executor):
             f"step {plan.number}: {plan.num_decode} decode, {others} prefill"
         )
 
-    def _launch_readback(self, sample: Sample, plan: Plan) -> LaunchedStep:
+    def _launch_readback(self, sample: Sample, step: PlannedStep) -> LaunchedStep:
         """Queue the sample's copies to the host right behind the step."""
-        steps = self.steps
+        steps, plan = self.steps, step.plan
         steps.pooling.check_pooled(plan, sample)
         if steps.sampling.masks.pending is not None:
             raise PluginBroken(
@@ -165,7 +166,7 @@ class LocalExecutor(Executor):
             )
         reasons: Mapping[int, str] = NO_REASONS
         if self.watch is not None:
-            reasons = self.watch.judge(sample, plan, is_replayed=sample.is_replayed)
+            reasons = self.watch.judge(sample, step)
         return LaunchedStep(
             readback=Readback(sample, steps.buffers.device),
             buffers=steps.buffers,

@@ -5,19 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 
-from headstock.scheduler import Plan
-from headstock.spi import Sample
+from headstock.spi import Sample, Step
 
 
 class StepWatch(ABC):
     """Watches the steps of one executor, in their order and on its thread."""
 
     @abstractmethod
-    def begin(self, plan: Plan) -> None:
-        """A step begins."""
+    def begin(self, step: Step) -> None:
+        """A step is about to run; the tables have its plan."""
 
     @abstractmethod
-    def judge(self, sample: Sample, plan: Plan, *, is_replayed: bool) -> Mapping[int, str]:
+    def judge(self, sample: Sample, step: Step) -> Mapping[int, str]:
         """The step has been launched, and samples this.
 
         returns: by row, why its logits are not finite, as far as that is known

@@ -65,7 +65,7 @@ class AssembledExecutor:
 def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> AssembledExecutor:
     """Assemble the executor over these buffers; no graph is captured yet.   raises: CannotRun"""
     model, parts = inputs.model, inputs.parts
-    watch = make_watch(inputs)
+    watch = make_watch(inputs, buffers.tokens)
     router = _make_attention_router(inputs, buffers, watch)
     tracker = _make_tracker(inputs, buffers, router)
     sampling = SamplingTable(

@@ -27,12 +27,15 @@ from headstock.spi import (
 from headstock.startup.build_inputs import BuildInputs
 
 
-def make_watch(inputs: BuildInputs) -> DebugWatch | None:
-    """Make the watch over an executor's steps; None without debug flags that need one."""
+def make_watch(inputs: BuildInputs, tokens: Tensor) -> DebugWatch | None:
+    """Make the watch over an executor's steps; None without debug flags that need one.
+
+    tokens: the token table
+    """
     config, parts = inputs.config, inputs.parts
     if not (config.debug_invariants or config.debug_attention or config.debug_ops):
         return None
-    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab)
+    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab, tokens)
 
 
 def watch_attention(
