@@ -39,19 +39,19 @@ from headstock_fa.triton_decode import TritonDecode, load_triton_decode
 
 EIGHT_BIT = "float8_e4m3fn"
 FEW_QUERIES = 16
-"""Queries of a row under which a step in a graph is planned as one of decode rows is."""
+"""Queries of a row below which a step in a graph is planned like a decode step."""
 
 
 class FlashAttentionBackend(AttentionBackend):
     """One kernel for every phase: ragged queries over pages.
 
-    Nothing outlives a step but the static buffers of graphs.
+    Only the static buffers of graphs outlive a step.
     """
 
     def __init__(self, context: AttentionContext, provider: Provider | None = None) -> None:
         """Load `provider`, by default the first one that serves the device.
 
-        raises: ValueError when none does, or it lacks what the options ask for
+        raises: ValueError when none does, or it lacks a feature that the options require
         """
         provider = provider or find_provider(context.device)
         if context.options.shared_prefix == "on" and Feature.SHARED_PREFIX not in provider.features:
@@ -78,13 +78,13 @@ class FlashAttentionBackend(AttentionBackend):
         self.triton_decode: TritonDecode | None = load_triton_decode(context)
         self.static: StaticRows | None = None
         self.merge = _load_merge(context.device)
-        # For graphs alone: see `attend_shared`.
+        # For graphs only: see `attend_shared`.
         self.side: torch.cuda.Stream | None = None
 
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors."""
-        # Prompts leave the number to the library. It bounds it as if the longest row were the only
-        # one; one split where a step has many tokens was not tried.
+        # For prompts the library chooses the number. It bounds it as if the longest row were the
+        # only one; one split for steps with many tokens was not tested.
         if step.phase is not Phase.DECODE:
             return FlashPlan.of(step, num_splits=0)
         return FlashPlan.of(
@@ -94,7 +94,7 @@ class FlashAttentionBackend(AttentionBackend):
         )
 
     def plan_shared(self, shared: SharedPrefixes) -> SharedPlan:
-        """Both parts of a step; the groups' queries see all that their rows share."""
+        """Both parts of a step; the groups' queries see all shared tokens of their rows."""
         splits = choose_prefix_splits(self.kv_heads, self.processors)
         return SharedPlan(
             prefixes=FlashPlan.of(
@@ -108,7 +108,7 @@ class FlashAttentionBackend(AttentionBackend):
         )
 
     def num_splits_for(self, rows: int) -> int:
-        """In how many parts a decode step of so many rows reads its keys."""
+        """The number of parts in which a decode step of `rows` rows reads its keys."""
         return self.options.num_splits or choose_num_splits(rows, self.kv_heads, self.processors)
 
     @property
@@ -129,8 +129,8 @@ class FlashAttentionBackend(AttentionBackend):
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
         """
         if self.eight_bit:
-            # Scores are linear in the keys and results in the values, so a layer's two scales go
-            # into the scale of scores and into the result.
+            # Scores are linear in the keys and results in the values, so a layer's two scales are
+            # applied to the scale of scores and to the result.
             q, layer = _quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
         if plan.shared is not None and layer.window is None:
             self.attend_shared(q, layer, plan.shared, out, lse)
@@ -149,7 +149,7 @@ class FlashAttentionBackend(AttentionBackend):
         *,
         needs_lse: bool,
     ) -> Tensor | None:
-        """Call this plugin's kernel where it serves the plan, else the library's.
+        """Call this plugin's kernel if it serves the plan, else the library's.
 
         returns: LSE [tokens, heads] if needed, `lse` where that is given, or None
         writes: out, lse
@@ -167,18 +167,18 @@ class FlashAttentionBackend(AttentionBackend):
     def attend_shared(
         self, q: Tensor, layer: LayerInfo, plan: SharedPlan, out: Tensor, lse: Tensor | None
     ) -> None:
-        """Attend to shared prefixes once a group, to the rest row by row, and merge the two.
+        """Attend to shared prefixes once per group, to the rest row by row, and merge the two.
 
-        Rows of groups have one token each and are the first; those behind them are rest alone.
+        Rows of groups have one token each and come first; later rows only have a rest.
 
         writes: out, lse as `forward`
         """
-        # A step may have more rows than tokens: those without any are the last.
+        # A step may have more rows than tokens: rows without tokens come last.
         shared_lens = plan.shared_lens[: len(q)]
         rows = len(shared_lens)
         prefix_out = torch.empty_like(out[:rows])
-        # Side by side in a graph: prefixes are products, the rest is memory. A layer of 128 rows of
-        # 512 shared tokens takes 54 us so for 62 one after the other. Launched one by one, the host
+        # In parallel in a graph: prefixes are compute-bound, the rest is memory-bound. This cut a
+        # layer of 128 rows of 512 shared tokens from 62 us to 54. With separate launches, the host
         # takes longer than the device.
         with self.branch() as join:
             prefix_lse = self.attend(q[:rows], layer, plan.prefixes, prefix_out, needs_lse=True)
@@ -189,7 +189,7 @@ class FlashAttentionBackend(AttentionBackend):
 
     @contextmanager
     def branch(self) -> Iterator[Callable[[], None]]:
-        """While a graph is captured, put what follows on a branch of its own.
+        """While a graph is captured, put the following work on a separate branch.
 
         yields: the function that makes the current stream wait for the branch
         """
@@ -198,8 +198,8 @@ class FlashAttentionBackend(AttentionBackend):
             yield lambda: None
             return
         current = torch.cuda.current_stream()
-        # The next branch begins behind what the current stream reads of this one. So the memory
-        # that the library takes here may be taken again there.
+        # The next branch begins after the current stream's reads of this one, so memory that the
+        # library allocates here may be reused there.
         side.wait_stream(current)
         with torch.cuda.stream(side):
             yield lambda: current.wait_stream(side)
@@ -207,8 +207,8 @@ class FlashAttentionBackend(AttentionBackend):
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Allocate buffers for the largest bucket, which the others share."""
         if self.device.type == "cuda":
-            # Prefixes begin first: a program of theirs needs a whole processor, and would wait
-            # until the rest of the rows has left one.
+            # Prefixes begin first: each of their programs needs a whole processor, and would
+            # otherwise wait for the rest of the rows.
             self.side = torch.cuda.Stream(  # type: ignore[no-untyped-call]
                 self.device, priority=-1
             )
@@ -228,12 +228,12 @@ class FlashAttentionBackend(AttentionBackend):
         plan.update_schedules()
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors; no number of parts is left to the library."""
+        """The step's own tensors; the library chooses no number of parts."""
         if step.phase is Phase.DECODE:
             return self.plan(step)
         shared = None if step.shared is None else self.plan_shared(step.shared)
-        # Rows that verify drafts are decode rows but for a few more queries, which the same blocks
-        # serve. Not measured.
+        # Rows that verify drafts are decode rows with a few more queries, served by the same
+        # blocks. Not measured.
         if step.max_query_len < FEW_QUERIES:
             splits = self.num_splits_for(step.num_rows)
         else:
@@ -241,7 +241,7 @@ class FlashAttentionBackend(AttentionBackend):
         return FlashPlan.of(step, num_splits=splits, shared=shared)
 
     def memory_bytes(self) -> int:
-        """The static buffers of graphs, and what parts of a row's keys leave for their merge."""
+        """The static buffers of graphs, and the partial results to merge."""
         parts = 0 if self.triton_decode is None else self.triton_decode.memory_bytes()
         return parts + (0 if self.static is None else self.static.memory_bytes())
 
@@ -252,26 +252,26 @@ class FlashAttentionBackend(AttentionBackend):
 
 
 def _load_merge(device: torch.device) -> Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]:
-    """What merges shared prefixes: one kernel where there is Triton, else operations of torch."""
+    """The merge of shared prefixes: one kernel if Triton is installed, else torch operations."""
     if device.type != "cuda" or find_spec("triton") is None:
         return merge_in_torch
-    # Not at the import of this module: without a GPU there need be no Triton.
+    # Imported late: without a GPU, Triton may be missing.
     from headstock_fa.merge import merge_prefixes
 
     return merge_prefixes
 
 
 def _quantize_queries(q: Tensor) -> Tensor:
-    """The queries in the 8-bit type of the KV, which the library needs; large ones saturate."""
+    """The queries in the 8-bit type of the KV, as the library requires; large ones saturate."""
     most = torch.finfo(torch.float8_e4m3fn).max
-    # The conversion by itself does not saturate.
+    # The conversion itself does not saturate.
     return q.clamp(-most, most).to(torch.float8_e4m3fn)
 
 
 def find_provider(device: torch.device) -> Provider:
-    """The provider that is used on a device.
+    """The provider for a device.
 
-    raises: ValueError with why there is none and what helps
+    raises: ValueError with the reason and a fix if there is none
     """
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     provider, rejections = choose_provider(

@@ -1,8 +1,8 @@
-"""Attention of decode rows: a row's keys are shared out among programs, merged in place.
+"""Attention of decode rows: a row's keys are split among programs, and merged in place.
 
-A library's kernels for decode take several launches and microseconds before their first load, and
-read short rows at half the memory's speed. Here a program is one KV head of one row and a part of
-its keys. The last program of a row to end merges the parts, so that one launch does all.
+Library kernels for decode need several launches and microseconds before their first load, and read
+short rows at half the memory speed. Here a program is one KV head of one row and a part of its
+keys. The last program of a row to finish merges the parts, so that one launch is enough.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from headstock_fa.pdl import INTERPRETED, begin_next, wait_for_previous
 
 LOG2_E = tl.constexpr(math.log2(math.e))
 MERGED_NUMBERS = 8192
-"""Float32 numbers of parts that a program merges at once: 64 registers a thread of four warps."""
+"""Float32 numbers of parts that a program merges at once: 64 registers per thread of four warps."""
 
 
 @frozen(kw_only=True, eq=False)
 class PartialSums:
-    """What the programs of a row leave for the one that merges; no two launches use it at once.
+    """The partial results of the programs of a row; no two launches use it at once.
 
     sums: float32, [rows, kv_heads, splits, group, head_dim] in a launch, not yet divided
     levels: float32, [2, rows, kv_heads, splits, group]: the highest score and the sum of weights
-    counters: [rows * kv_heads] int32, how many programs have ended; 0 between launches
+    counters: [rows * kv_heads] int32, the number of finished programs; 0 between launches
     """
 
     sums: Tensor
@@ -50,7 +50,7 @@ class PartialSums:
         head_dim: int,
         device: torch.device,
     ) -> PartialSums:
-        """Room for launches of up to so many rows, and `parts`: rows times splits."""
+        """Room for launches of up to `rows` rows, and `parts`: rows times splits."""
         return cls(
             sums=torch.empty(parts * heads * head_dim, device=device),
             levels=torch.empty(2 * parts * heads, device=device),
@@ -72,7 +72,7 @@ def _cap(scores, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _multiply(lhs, rhs):
-    """lhs @ rhs in float32; the interpreter takes bfloat16 for whole numbers there."""
+    """lhs @ rhs in float32; the interpreter treats bfloat16 as integers there."""
     if INTERPRETED:
         return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32))
     return tl.dot(lhs, rhs)
@@ -90,11 +90,11 @@ def _scores(q, k, scale, SOFTCAP: tl.constexpr):
 
 @triton.jit
 def _add_block(q, k, v, seen, peak, mass, sums, scale, SOFTCAP: tl.constexpr):
-    """The running highest score, sum of weights and weighted values, with one block more."""
+    """The running highest score, sum of weights and weighted values, updated by one block."""
     s = tl.where(seen[None, :], _scores(q, k, scale, SOFTCAP), -float("inf"))
     higher = tl.maximum(peak, tl.max(s, 1))
-    # A program without the row's own token starts at minus infinity; a block that shows it nothing
-    # must not make NaN of that.
+    # A program without the row's own token starts at minus infinity; an empty block must not turn
+    # that into NaN.
     level = tl.where(higher == -float("inf"), 0.0, higher)
     p = tl.exp2(s - level[:, None])
     shrink = tl.exp2(peak - level)
@@ -106,7 +106,8 @@ def _add_block(q, k, v, seen, peak, mass, sums, scale, SOFTCAP: tl.constexpr):
 def _locate(
     table, start, n, seen, page_stride, slot_stride, PAGE: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Where the keys of the tokens `n` lie, a block from `start`, which is a multiple of BLOCK."""
+    """Addresses of the keys of the tokens `n`, a block from `start`, which is a multiple of
+    BLOCK."""
     if PAGE % BLOCK == 0:
         # One page for the block, whose first token the row has.
         page = tl.load(table + start // PAGE).to(tl.int64)
@@ -129,7 +130,7 @@ def _load_block(
     PAGE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Keys and values of the tokens from `start` to `stop`, and which of the block these are."""
+    """Keys and values of the tokens from `start` to `stop`, and their mask in the block."""
     n = start + tl.arange(0, BLOCK)
     seen = n < stop
     at = _locate(pages, start, n, seen, page_stride, slot_stride, PAGE, BLOCK)[:, None] + inside
@@ -139,7 +140,7 @@ def _load_block(
     return k, v, seen
 
 
-# How many columns a table has differs from step to step, and its lines begin anywhere.
+# The number of columns of a table changes between steps, and its rows have any alignment.
 @triton.jit(
     do_not_specialize=("columns", "least_blocks"),
     do_not_specialize_on_alignment=("lens", "table"),
@@ -199,14 +200,14 @@ def decode_kernel(
         stop = tl.minimum(past, start + share * BLOCK)
         pages = table + row * columns
         inside = kv_head * head_stride + d[None, :]
-        # What lies beyond the row's tokens may be anything, NaN too: it is never read.
+        # Data past the row's tokens may be anything, even NaN: it is never read.
         k, v, seen = _load_block(
             keys, values, pages, start, stop, inside, in_head, page_stride, slot_stride, PAGE, BLOCK
         )
         seen = seen & (start + tl.arange(0, BLOCK) >= first)
         own_page = tl.load(pages + past // PAGE).to(tl.int64)
-        # So far nothing was read that a kernel of this step has written, but for the tables, which
-        # the first kernels of the step write before the embeddings are looked up.
+        # So far, no data written by kernels of this step was read, except the tables, which the
+        # first kernels of the step write before the embedding look-up.
         wait_for_previous(PDL)
         head = kv_head * heads + group
         there = (group < heads)[:, None] & in_head[None, :]
@@ -224,7 +225,7 @@ def decode_kernel(
         sums = own_value[None, :] + tl.zeros((GROUP, DIM), tl.float32)
         peak, mass, sums = _add_block(x, k, v, seen, peak, mass, sums, scale, SOFTCAP)
         if INTERPRETED:
-            # The interpreter cannot count in a range up to a number on the device.
+            # The interpreter does not support a range up to a number on the device.
             place = start + BLOCK
             while place < stop:
                 k, v, seen = _load_block(
@@ -255,7 +256,7 @@ def decode_kernel(
             tl.store(part_levels + levels + place, mass, group < heads)
             there = (group < heads)[:, None] & in_head[None, :]
             tl.store(part_sums + place[:, None] * HEAD_DIM + d[None, :], sums, there)
-            # All threads have stored before one of them says so.
+            # All threads must have stored before one of them signals it.
             tl.debug_barrier()
             ended = tl.atomic_add(counters + pair, 1, sem="acq_rel", scope="gpu")
             if ended == used - 1:
@@ -293,18 +294,19 @@ def attend_decode_rows(
     tile: DecodeTile,
     pdl: bool = False,
 ) -> None:
-    """Attention of one query a row over the row's pages.
+    """Attention of one query per row over the row's pages.
 
     q: [rows, heads, head_dim]    keys, values: [pages, page_size, kv_heads, head_dim], views alike
     lens: [rows] int32, at least 1    table: [rows, columns] int32
-    pdl: begin while the kernel before still works, and read lengths, tables and the keys of earlier
-        tokens before waiting for it: these must be older
+    pdl: begin while the previous kernel still runs, and read lengths, tables and the keys of
+        earlier tokens before waiting for it: these must be older
     writes: out [rows, heads, head_dim]; lse [rows, heads] float32, natural logarithm; parts
     """
     (rows, heads, head_dim), kv_heads = q.shape, keys.shape[2]
     group, dim = heads // kv_heads, triton.next_power_of_2(head_dim)
     merged_group = triton.next_power_of_2(group)
-    # Triton's interpreter runs one kernel after the other and knows neither option nor instruction.
+    # Triton's interpreter runs kernels one after another and supports neither the option nor the
+    # instruction.
     pdl = pdl and not INTERPRETED
     options: dict[str, Any] = {"launch_pdl": True} if pdl else {}
     decode_kernel[(tile.splits, kv_heads, rows)](

@@ -1,4 +1,4 @@
-"""How the last program of a KV head of a row merges what the others have left."""
+"""The merge of partial results by the last program of a row's KV head."""
 
 from __future__ import annotations
 
@@ -56,12 +56,13 @@ def merge_parts(
     GROUP: tl.constexpr,
     LSE: tl.constexpr,
 ):
-    """The whole of a KV head's parts, in their order; past the first-level cache, as others wrote.
+    """All parts of a KV head, in order; bypassing the first-level cache, as other programs wrote
+    them.
 
     writes: answer, lse
     """
     group, d = tl.arange(0, GROUP), tl.arange(0, DIM)
-    # The first sums are asked for before anything waits for a number.
+    # Request the first sums before waiting for any value.
     sums, peaks = _load_parts(
         part_sums, part_peaks, first, 0, used, group, d, heads, HEAD_DIM, MERGED
     )

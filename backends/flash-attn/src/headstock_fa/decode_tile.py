@@ -1,4 +1,4 @@
-"""How a decode step is shared out among programs, by what was measured."""
+"""How a decode step is split among programs, as measured."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ from attrs import frozen
 
 MOST_SPLITS = 32
 SMALL_GROUP = 4
-"""Query heads of a KV head up to which parts of a row are merged at little cost."""
+"""Query heads per KV head up to which merging parts of a row is cheap."""
 WIDE, NARROW = 128, 64
-"""Tokens that a program reads at once: where there is one a processor or two, and where more."""
+"""Tokens that a program reads at once: with one or two programs per processor, and with more."""
 
 
 @frozen(kw_only=True)
 class DecodeTile:
-    """How a launch shares out the keys of its rows.
+    """How a launch splits the keys of its rows.
 
-    tokens: what a program reads at once
-    splits: a power of two, in how many parts a row's keys are read at most
-    least_tokens: what a part has at least, but for the last
+    tokens: read by a program at once
+    splits: a power of two, the maximum number of parts of a row's keys
+    least_tokens: minimum size of a part, except the last
     warps: of a program
-    stages: loads that run ahead of a sum
+    stages: loads in flight ahead of a sum
     """
 
     tokens: int = 128
@@ -32,7 +32,8 @@ class DecodeTile:
 def choose_tile(
     rows: int, *, heads: int, kv_heads: int, head_dim: int, processors: int
 ) -> DecodeTile:
-    """How a step of so many rows is shared out; by their number alone, so that graphs stay valid.
+    """How a step of `rows` rows is split; it only depends on their number, so that graphs stay
+    valid.
 
     Measured on an H200 at rows of 96 to 16,384 tokens; see docs/benchmarks/log.md.
     """
@@ -44,7 +45,7 @@ def choose_tile(
     if programs > processors and (small or programs > 2 * processors):
         splits = (4 if programs <= 2 * processors else 2) if small else 1
         return DecodeTile(tokens=narrow, splits=splits, least_tokens=512)
-    # Two programs a processor.
+    # Two programs per processor.
     splits = min(MOST_SPLITS, _round_down(2 * processors // programs))
     return DecodeTile(tokens=wide, splits=splits, least_tokens=1 if small else 256)
 

@@ -1,8 +1,8 @@
-"""The providers' functions behind one face: `kernel(q, k, v, plan, layer, out, needs_lse)`.
+"""The providers' functions behind one interface: `kernel(q, k, v, plan, layer, out, needs_lse)`.
 
 q: [tokens, heads, k_dim]    k, v: [pages, page_size, kv_heads, dim], views of the pool
-q_v: [tokens, heads, v_dim], whose products with `v` are added to the scores; FlashAttention-3 alone
-    takes it, with a `k_dim` of 64 and a `v_dim` of 512
+q_v: [tokens, heads, v_dim], whose products with `v` are added to the scores; only FlashAttention-3
+    supports it, with a `k_dim` of 64 and a `v_dim` of 512
 writes: out [tokens, heads, v_dim]
 returns: LSE [tokens, heads] float32, natural logarithm, a view of any strides; it may be None
     unless it is needed
@@ -27,7 +27,7 @@ from headstock_fa.tile_schedule import SharedWork, TileSchedule, choose_schedule
 
 
 class Kernel(Protocol):
-    """What the loaders below return."""
+    """The result of the loaders below."""
 
     def __call__(
         self,
@@ -57,12 +57,12 @@ VLLM_NEUTRAL = {
 
 
 def _window(layer: LayerInfo, plan: FlashPlan) -> tuple[int, int]:
-    """How many tokens before and after itself a query sees, -1 for all."""
+    """Number of tokens before and after itself that a query sees, -1 for all."""
     return (-1 if layer.window is None else layer.window - 1), (0 if plan.is_causal else -1)
 
 
 def load_interface() -> Kernel:
-    """FlashAttention-3 as its own package has it."""
+    """FlashAttention-3 from its own package."""
     attend = import_module("flash_attn_interface").flash_attn_with_kvcache
 
     def kernel(
@@ -75,8 +75,8 @@ def load_interface() -> Kernel:
         needs_lse: bool,
         q_v: Tensor | None = None,
     ) -> Tensor | None:
-        # The package returns a tensor of its own and leaves undefined numbers where no row is.
-        # Hence GraphSupport.DECODE: padding would take them along (decision 0016).
+        # The package returns its own tensor, with undefined numbers outside rows. Hence
+        # GraphSupport.DECODE: padding would copy them (decision 0016).
         answer = attend(
             q,
             k,
@@ -101,7 +101,7 @@ def load_interface() -> Kernel:
 
 
 def load_vllm() -> Kernel:
-    """FlashAttention-3 out of an installed vLLM, which is not imported.
+    """FlashAttention-3 from an installed vLLM, which is not imported.
 
     raises: ValueError when that vLLM was built without it
     """
@@ -120,7 +120,7 @@ def load_vllm() -> Kernel:
 
 
 class PlacedOperator:
-    """An operator, called by the places that its schema gives to the arguments."""
+    """An operator, called with positional arguments in the order of its schema."""
 
     def __init__(self, operator: Any) -> None:
         self.operator = operator
@@ -129,7 +129,7 @@ class PlacedOperator:
         self.neutral: list[Any] = [VLLM_NEUTRAL.get(name) for name in names]
 
     def __call__(self, values: Mapping[str, object]) -> Any:
-        """What the operator returns for these arguments and its neutral ones."""
+        """Call the operator with these arguments and its neutral ones."""
         arguments = self.neutral.copy()
         for name, value in values.items():
             arguments[self.places[name]] = value
@@ -137,8 +137,8 @@ class PlacedOperator:
 
 
 LayerKind = tuple[torch.Size, torch.Size, int, torch.dtype, tuple[int, int], bool]
-"""What schedules tell layers apart by: queries [heads, head_dim], keys [page_size, kv_heads,
-head_dim], numbers of a value, type of queries, window, whether scores have a soft cap."""
+"""The key of schedules: queries [heads, head_dim], keys [page_size, kv_heads, head_dim], numbers of
+a value, type of queries, window, whether scores have a soft cap."""
 
 SCHEDULER_ARGUMENTS = frozenset(
     """batch_size max_seqlen_q max_seqlen_k num_heads num_heads_k headdim headdim_v qkv_dtype
@@ -146,11 +146,12 @@ SCHEDULER_ARGUMENTS = frozenset(
     max_seqlen_k_new is_causal window_size_left window_size_right has_softcap num_splits pack_gqa
     sm_margin""".split()
 )
-"""Of vLLM's scheduler. A schedule by one with others might not be what `fwd` wants."""
+"""The arguments of vLLM's scheduler. With other arguments, `fwd` might not accept its schedule."""
 
 
 class VllmKernel:
-    """vLLM's operator; `scheduler` makes its schedules once a step, or each call makes its own."""
+    """vLLM's operator; `scheduler` makes its schedules once per step, or each call makes its
+    own."""
 
     def __init__(self, operator: Any, scheduler: Any = None) -> None:
         self.attend = PlacedOperator(operator)
@@ -191,8 +192,8 @@ class VllmKernel:
             "softcap": layer.softcap,
             "num_splits": plan.num_splits,
         }
-        # Without parts to merge, the library sets a schedule back by a launch of its own, which
-        # costs what it spares. It makes none for no rows.
+        # Without parts to merge, the library resets a schedule by a separate launch, which costs as
+        # much as it saves. It makes no schedule for an empty step.
         if self.scheduler is not None and plan.num_splits > 1 and plan.num_rows and q_v is None:
             values["scheduler_metadata"] = self.find_schedule(q, k, v, plan, layer)
         lse: Tensor = self.attend(values)[1].t()
@@ -211,9 +212,9 @@ class VllmKernel:
         return schedule.tensor
 
     def make_schedule(self, kind: LayerKind, plan: FlashPlan) -> Tensor:
-        """The schedule of the step that the plan has now, for layers of a kind.
+        """The schedule of the plan's current step, for layers of a kind.
 
-        returns: int32, of the library's own layout
+        returns: int32, in the library's layout
         """
         (heads, head_dim), (page_size, kv_heads, _), v_dim, dtype, window, softcap = kind
         assert self.scheduler is not None
@@ -252,7 +253,7 @@ class VllmKernel:
 
 
 def load_flash_attn() -> Kernel:
-    """FlashAttention-2 of its own package: one function for ragged queries, one for decode."""
+    """FlashAttention-2 from its own package: one function for ragged queries, one for decode."""
     library = import_module("flash_attn")
     ragged, decode = library.flash_attn_varlen_func, library.flash_attn_with_kvcache
 
@@ -266,7 +267,7 @@ def load_flash_attn() -> Kernel:
         needs_lse: bool,
         q_v: Tensor | None = None,
     ) -> Tensor | None:
-        assert q_v is None, "FlashAttention-2 reads no latent vectors"
+        assert q_v is None, "FlashAttention-2 does not support latent vectors"
         sums: Tensor
         page_table = plan.page_tables[layer.group]
         shared: dict[str, Any] = {
@@ -276,7 +277,7 @@ def load_flash_attn() -> Kernel:
             "softcap": layer.softcap,
             "block_table": page_table,
         }
-        # Decode never touches `context_start`: a graph would keep what it was at the capture.
+        # Decode never reads `context_start`: a graph would keep its value from the capture.
         if plan.is_decode:
             answer, sums = decode(
                 q[:, None],
@@ -300,8 +301,8 @@ def load_flash_attn() -> Kernel:
 def load_torch() -> Kernel:
     """FlashAttention-2 inside torch."""
     library = import_module("torch.nn.attention.varlen")
-    # With `seqused_k` and a page table the kernel does not read where contexts start: a graph may
-    # keep an old answer.
+    # With `seqused_k` and a page table, the kernel does not read where contexts start, so a graph
+    # may keep an old value.
     attend, aux = library.varlen_attn_out, library.AuxRequest(lse=True)
 
     def kernel(
@@ -314,7 +315,7 @@ def load_torch() -> Kernel:
         needs_lse: bool,
         q_v: Tensor | None = None,
     ) -> Tensor | None:
-        assert q_v is None, "FlashAttention-2 reads no latent vectors"
+        assert q_v is None, "FlashAttention-2 does not support latent vectors"
         answer = attend(
             out,
             q,

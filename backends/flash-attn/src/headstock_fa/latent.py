@@ -24,14 +24,14 @@ from headstock_fa.providers import Provider
 from headstock_fa.step import FlashPlan, choose_num_splits, choose_prompt_splits
 
 _BLOCK_QUERIES = 64
-"""Query heads that a block of the kernel serves; all of them read the one vector of a token."""
+"""Query heads per block of the kernel; all of them read a token's one vector."""
 
 
 class LatentBackend(AttentionBackend):
     """One kernel for every phase: ragged queries over pages of latent vectors.
 
-    The library takes a vector in two parts. What carries the position is its key; what keys and
-    values are made of is its value, whose products with `q_v` are added to the scores.
+    The library takes a vector in two parts. The position part is its key; the part from which keys
+    and values are computed is its value, whose products with `q_v` are added to the scores.
     """
 
     def __init__(self, context: AttentionContext, provider: Provider | None = None) -> None:
@@ -63,15 +63,15 @@ class LatentBackend(AttentionBackend):
     def plan(self, step: AttentionStep) -> FlashPlan:
         """The step's own tensors; prompts are read in one part.
 
-        What a part leaves for the merge is 256 KiB a token with 128 heads: 2 GiB for a step of
-        8,192 tokens.
+        The partial result of a part is 256 KiB per token with 128 heads: 2 GiB for a step of 8,192
+        tokens.
         """
         is_short = step.phase is Phase.DECODE or step.max_query_len < FEW_QUERIES
         splits = self.num_splits_for(step.num_rows) if is_short else 1
         return FlashPlan.of(step, num_splits=splits)
 
     def num_splits_for(self, rows: int) -> int:
-        """In how many parts a decode step of so many rows reads its vectors."""
+        """The number of parts in which a decode step of `rows` rows reads its vectors."""
         return self.options.num_splits or choose_num_splits(
             rows, self.blocks_per_row, self.processors
         )
@@ -84,7 +84,7 @@ class LatentBackend(AttentionBackend):
         q: [tokens, heads, rank + rope_dim]
         writes: out [tokens, heads, rank]
         """
-        assert lse is None, "no sums are claimed for latent vectors"
+        assert lse is None, "LSE is not supported for latent vectors"
         keys, values = self.keys[layer.index], self.values[layer.index]
         self.kernel(
             q[..., self.rank :], keys, values, plan, layer, out, False, q_v=q[..., : self.rank]
@@ -107,7 +107,7 @@ class LatentBackend(AttentionBackend):
         self.static.write(plan.num_rows, step)
 
     def capture_plan(self, step: AttentionStep) -> FlashPlan:
-        """The step's own tensors, as `plan` takes them, but for prompts with long contexts."""
+        """The step's own tensors, like `plan`, but for prompts with long contexts."""
         plan = self.plan(step)
         if step.max_query_len < FEW_QUERIES or self.options.num_splits:
             return plan

@@ -1,4 +1,4 @@
-"""The two parts of attention over shared prefixes made one, by a kernel of one launch."""
+"""Merge the two parts of attention over shared prefixes, in one launch."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def merge_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """One row and some of its heads; a row that shares nothing is left as it is."""
+    """One row and some of its heads; a row that shares nothing is unchanged."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     at = tl.arange(0, BLOCK_DIM)
-    # As a mask and not a branch: nothing of the prefix is read where a row shares none.
+    # A mask rather than a branch: without sharing, nothing of the prefix is read.
     is_head = (head < heads) & (tl.load(shared_lens + row) > 0)
     here = lse + row * lse_row + head * lse_head
     first = tl.load(prefix_lse + row * prefix_lse_row + head * prefix_lse_head, is_head, other=0.0)
@@ -61,7 +61,7 @@ def merge_prefixes(
 ) -> None:
     """Merge attention over shared prefixes into that over the rest of each row's tokens.
 
-    As `headstock.nn.attention.merge`, in one launch.
+    Same as `headstock.nn.attention.merge`, in one launch.
 
     out, prefix_out: [rows, heads, head_dim], the heads of a row dense
     lse, prefix_lse: [rows, heads] float32, natural logarithm, of any strides

@@ -23,20 +23,20 @@ def _check_triton_rows(
 
 @frozen(kw_only=True)
 class FlashOptions:
-    """How attention is cut up.
+    """How attention is split.
 
     `num_splits`: in how many parts decode steps, and graphs of steps with prompts, read each row's
     keys at the same time. 0: in decode steps as many as fill the device, by the number of rows; in
     graphs of prompts by the contexts that they are for. It never depends on a step's lengths, so
     that a graph stays valid as they grow.
 
-    `shared_prefix`: whether decode rows that share leading pages read these once a step, which
-    needs a FlashAttention-3. auto: where that spares enough; on: wherever it spares anything.
-    Beside prompts they do so where the runner has a graph of such steps.
+    `shared_prefix`: whether decode rows that share leading pages read these once per step, which
+    needs a FlashAttention-3. auto: if that saves enough; on: if it saves anything. In steps with
+    prompts this requires a graph of such steps.
 
-    `triton_rows`: rows up to which decode steps use this plugin's Triton kernel in place of
+    `triton_rows`: rows up to which decode steps use this plugin's Triton kernel instead of
     FlashAttention's. off: none; auto: 256 where that was measured: on GPUs from Hopper on, with
-    keys of 16 bits and up to 8 query heads a KV head; with more than 2, from 64 programs (rows
+    16-bit keys and up to 8 query heads per KV head; with more than 2, from 64 programs (rows
     times KV heads) on.
     """
 

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch (PDL): a kernel begins while the one before it still works."""
+"""Programmatic dependent launch (PDL): a kernel starts while the previous one is still running."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
 
 @triton.jit
 def begin_next(PDL: tl.constexpr):
-    """Let the next kernel begin once all programs of this one came here or ended."""
+    """Let the next kernel begin once all programs of this one have reached this point or ended."""
     if PDL:
         tl.extra.cuda.gdc_launch_dependents()
 

@@ -35,7 +35,8 @@ from headstock_fa.providers import (
 
 
 def spec() -> AttentionSpec:
-    """The spec of `fa`: what any provider can do; `resolve` narrows it to the one that is here."""
+    """The spec of `fa`: the capabilities of all providers; `resolve` narrows them to the installed
+    one."""
     return AttentionSpec(
         name="fa",
         spi=SpiRange(0, 3),
@@ -49,11 +50,11 @@ def spec() -> AttentionSpec:
 
 
 EIGHT_BIT_KV = ("bfloat16", "float8_e4m3fn", "bfloat16")
-"""FlashAttention-3 alone; it computes on queries and probabilities of 8 bits then."""
+"""FlashAttention-3 only; it then computes with 8-bit queries and probabilities."""
 
 LATENT_WIDTHS = (512, 64)
-"""What latent vectors hold that FlashAttention-3 reads: what keys and values are made of, and what
-carries the position.
+"""The latent vectors that FlashAttention-3 reads: widths of the part for keys and values, and of
+the position part.
 """
 
 CAPABILITIES = AttentionCapabilities(
@@ -130,7 +131,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
 def _resolve_latent(
     provider: Provider, label: str, layouts: Sequence[LatentKV]
 ) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """What `fa` can do with latent vectors, or why it cannot read them."""
+    """The capabilities of `fa` for latent vectors, or why it cannot read them."""
     others = [
         widths
         for layout in layouts
@@ -144,7 +145,7 @@ def _resolve_latent(
         return (
             Rejection(
                 code="layout",
-                message=f"{label} reads no latent vectors of {found}; FlashAttention-3 reads "
+                message=f"{label} cannot read latent vectors of {found}; FlashAttention-3 reads "
                 f"{wanted}",
                 hint="Set attn (--attn) to fi or sdpa.",
             ),
@@ -152,7 +153,7 @@ def _resolve_latent(
     return evolve(
         CAPABILITIES,
         layouts=frozenset({LayoutKind.LATENT}),
-        # Its kernels for them were not tried with regions, and give no sums here.
+        # Its kernels for them were not tested with regions, and return no LSE here.
         dtypes=CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         contiguous=False,
         graph=provider.graph,
@@ -161,7 +162,7 @@ def _resolve_latent(
 
 
 def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionCapabilities:
-    """What `fa` can do with this provider for such types: keys of 8 bits are read 16 at a time."""
+    """The capabilities of `fa` with this provider and types: 8-bit keys are read 16 at a time."""
     return evolve(
         CAPABILITIES,
         head_dims=IntSet.multiples(16, 256)
@@ -171,8 +172,8 @@ def narrow_capabilities(provider: Provider, query: AttentionQuery) -> AttentionC
         if provider.generation == 3
         else CAPABILITIES.dtypes - {EIGHT_BIT_KV},
         page_sizes=IntSet.multiples(provider.page_step),
-        # A contiguous region is one page as long as the longest sequence (decision 0008), whatever
-        # multiple that is.
+        # A contiguous region is one page as long as the longest sequence (decision 0008), of any
+        # multiple.
         contiguous=provider.page_step == 1,
         graph=provider.graph,
         features=provider.features,

@@ -12,8 +12,8 @@ from headstock.spi import DeviceEnv, DeviceRange, Feature, GraphSupport, Require
 FA3_HINT = "pip install 'vllm>=0.20'"
 TORCH_HINT = "pip install 'torch>=2.13'"
 FA2_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
-# Only these have been measured: FlashAttention-2 reads pages of multiples of 256 tokens, of which
-# few prompts share any.
+# Only these have been measured: FlashAttention-2 reads pages of multiples of 256 tokens, which few
+# prompts can share.
 ALL_FEATURES = FA2_FEATURES | {Feature.SHARED_PREFIX}
 
 
@@ -22,10 +22,10 @@ class Provider:
     """A library with paged FlashAttention.
 
     - `generation`: 3 reads pages of any size, 2 of multiples of 256 only
-    - `least`: the first version that is known to serve; `require` says the same in words
+    - `least`: the first version known to work; `require` says the same as text
     - `loader`: the function of `kernels` that loads it
     - `graph`: ALWAYS where the library writes to the tensor it is given, and nothing for tokens
-      that no row has. What it left there would reach the tokens that pad a graph.
+      that no row has. Other data there would reach the tokens that pad a graph.
     """
 
     name: str
@@ -39,7 +39,7 @@ class Provider:
 
     @property
     def page_step(self) -> int:
-        """What a page size must be a multiple of."""
+        """Page sizes must be multiples of this."""
         return 1 if self.generation == 3 else 256
 
 
@@ -98,19 +98,19 @@ REQUIRE = Require(
 
 
 def installed_versions() -> dict[str, str]:
-    """Distribution -> version of each installed provider; torch's CPU builds are none."""
+    """Distribution -> version of each installed provider; torch's CPU builds do not count."""
     versions = {}
     for provider in PROVIDERS:
         try:
             versions[provider.require.distribution] = version(provider.require.distribution)
         except PackageNotFoundError:
             continue
-    # torch has FlashAttention in its CUDA builds alone.
+    # Only torch's CUDA builds have FlashAttention.
     return {name: number for name, number in versions.items() if not number.endswith("+cpu")}
 
 
 def choose_provider(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
-    """The provider to use out of what is installed, and why each one before it is passed over."""
+    """The installed provider to use, and the reason why each one before it was skipped."""
     rejections = []
     for provider in PROVIDERS:
         number = env.distributions.get(provider.require.distribution)

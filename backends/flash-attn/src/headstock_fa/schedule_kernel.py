@@ -1,4 +1,4 @@
-"""The choice among schedules, by a kernel of one launch."""
+"""The choice among schedules, in one launch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The library's schedule of a step's tiles, made once for all layers that are alike.
+"""The library's schedule of a step's tiles, made once for all equal layers.
 
-FlashAttention-3 counts the tiles of a step by the lengths on the device, in a launch of its own
-before each call. What it finds depends on no query or key.
+FlashAttention-3 counts the tiles of a step by the lengths on the device, in a separate launch
+before each call. The result does not depend on queries or keys.
 """
 
 from __future__ import annotations
@@ -19,34 +19,35 @@ if TYPE_CHECKING:
     from headstock_fa.step import FlashPlan
 
 TILE_QUERIES = 128
-"""Queries of a KV head that a processor takes at once."""
+"""Queries of a KV head that a processor handles at once."""
 KEYS_MEANWHILE = 80
-"""Keys of a KV head that a device reads while one of its processors does a tile of one key.
+"""Keys of a KV head that a device reads while one of its processors computes one key of a tile.
 
-On an H100 a tile of 2,048 keys took 26 us, in which it reads 168,000 keys of 128 numbers with their
-values. Types and sizes of heads change both times alike.
+On an H100 a tile of 2,048 keys took 26 us, in which the device reads 168,000 keys of 128 numbers
+with their values. Types and sizes of heads scale both times equally.
 """
 SHARES = (4, 2, 1)
-"""Schedules are made for a fourth of the processors, for half and for all of them."""
+"""Schedules are made for a quarter of the processors, for half and for all of them."""
 
 
 @frozen(eq=False)
 class TileSchedule:
-    """The tensor that the library reads, and what makes it from the step that a plan has now."""
+    """The tensor that the library reads, and the function that makes it from a plan's current
+    step."""
 
-    # `make` does not hold the plan, which holds this: a cycle would keep the memory of each step
-    # until a garbage collection, and a server has few.
+    # `make` must not reference the plan, which references this: a cycle would keep the memory of
+    # each step until a garbage collection, which is rare in a server.
     tensor: Tensor
     make: Callable[[FlashPlan], Tensor]
 
     def update(self, plan: FlashPlan) -> None:
-        """Make it anew at the same address.   writes: the tensor"""
+        """Rewrite it at the same address.   writes: the tensor"""
         self.tensor.copy_(self.make(plan))
 
 
 @frozen(kw_only=True, eq=False)
 class SharedWork:
-    """How much attention to shared prefixes computes, and how much is read beside it.
+    """The work of attention to shared prefixes, and the reads next to it.
 
     query_start: [groups + 1] int32, where the rows of each group begin
     prefix_lens: [groups] int32, the tokens that they share    rest_lens: [rows] int32
@@ -60,7 +61,7 @@ class SharedWork:
 
 
 def list_margins(processors: int) -> tuple[int, ...]:
-    """How many processors each of the schedules leaves to others."""
+    """The number of processors that each schedule leaves free."""
     return tuple(processors - processors // share for share in SHARES)
 
 
@@ -68,25 +69,25 @@ Choice = Callable[[Sequence[Tensor], SharedWork, int], Tensor]
 
 
 def choose_schedule(schedules: Sequence[Tensor], work: SharedWork, processors: int) -> Tensor:
-    """The schedule of the fewest processors that end before the rest of the rows is read.
+    """The schedule with the fewest processors that finishes before the rest of the rows is read.
 
-    Prefixes are products, the rest is memory: side by side, the one takes no time from the other
-    while enough processors read.
+    Prefixes are compute-bound, the rest is memory-bound: in parallel, neither slows the other as
+    long as enough processors read.
 
     schedules: int32, all of one size, for as many processors each as `list_margins` leaves
     """
-    # Prefixes that take every processor of an H100 hold up the rest: 256 rows of 2,048 shared
-    # tokens and 160 others took 87 us a layer so, and 79 with a fourth of the processors. With a
-    # fourth of them 32,768 shared tokens took 435 us for 187.
+    # Prefixes on all processors of an H100 delay the rest: 256 rows of 2,048 shared tokens and 160
+    # others took 87 us a layer, and 79 with prefixes on a quarter of the processors. But for 32,768
+    # shared tokens, a quarter took 435 us instead of 187.
     return _load_choice(schedules[0].device.type)(schedules, work, processors)
 
 
 @cache
 def _load_choice(device: str) -> Choice:
-    """One kernel where there is Triton, else operations of torch."""
+    """One kernel if Triton is installed, else torch operations."""
     if device != "cuda" or find_spec("triton") is None:
         return choose_in_torch
-    # Not at the import of this module: without a GPU there need be no Triton.
+    # Imported late: without a GPU, Triton may be missing.
     from headstock_fa.schedule_kernel import choose_in_kernel
 
     return choose_in_kernel

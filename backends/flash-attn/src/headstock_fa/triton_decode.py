@@ -1,4 +1,4 @@
-"""Decode steps by this plugin's own kernel, where it is measured to be faster."""
+"""Decode steps by this plugin's own kernel, where it was measured to be faster."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from headstock_fa.decode_kernel import PartialSums
 
 MEASURED_ROWS = 256
-"""What `auto` means, where the kernel was measured: GPUs from Hopper on."""
+"""Rows of `auto` where the kernel was measured: GPUs from Hopper on."""
 MEASURED_CAPABILITY = (9, 0)
 MEASURED_GROUP = 8
-"""Query heads of a KV head up to which it was measured."""
+"""Query heads per KV head up to which it was measured."""
 ALWAYS_FASTER_GROUP = 2
-"""Query heads of a KV head up to which it is faster at any number of rows."""
+"""Query heads per KV head up to which it is faster at any number of rows."""
 FASTER_PROGRAMS = 64
 """Rows times KV heads from which it is faster with more query heads.
 
-One stream of the 8B shape, with four, has 231 tokens a second by it and 241 by FlashAttention-3; of
-30B-A3B, with eight, 362 and 383. Eight streams of 8B have 1,532 and 1,489.
+One stream of the 8B shape, with four, reaches 231 tokens a second with it and 241 with
+FlashAttention-3; 30B-A3B, with eight, 362 and 383. Eight streams of 8B reach 1,532 and 1,489.
 """
 MOST_GROUP = 64
-"""Query heads of a KV head that a program has registers for."""
+"""Maximum query heads per KV head for the registers of a program."""
 
 
 @frozen(kw_only=True, eq=False)
 class TritonDecode:
-    """The kernel of `decode_kernel` for decode steps of some numbers of rows, and what it keeps.
+    """The kernel of `decode_kernel` for decode steps in a range of rows, and its buffers.
 
-    least_rows, rows: from how many rows to how many
+    least_rows, rows: minimum and maximum number of rows
     tiles: by number of rows
-    pdl: whether launches overlap, which GPUs from Hopper on can do
+    pdl: whether launches overlap, on GPUs from Hopper on
     """
 
     least_rows: int
@@ -50,7 +50,8 @@ class TritonDecode:
     pdl: bool
 
     def serves(self, plan: FlashPlan) -> bool:
-        """Whether the plan is one query each of so many rows, over all that the row has."""
+        """Whether the plan has one query per row, over the whole row, for a number of rows in
+        range."""
         return (
             plan.is_decode
             and plan.is_causal
@@ -91,9 +92,9 @@ class TritonDecode:
 
 
 def load_triton_decode(context: AttentionContext) -> TritonDecode | None:
-    """The kernel for as many rows as the option says; None where FlashAttention serves all steps.
+    """The kernel for the rows of the option; None if FlashAttention serves all steps.
 
-    raises: ValueError with the reason, where the option names a number and the kernel cannot serve
+    raises: ValueError with the reason, if the option is a number and the kernel cannot serve
     """
     rows = context.options.triton_rows
     if rows == "off":
@@ -117,7 +118,7 @@ def load_triton_decode(context: AttentionContext) -> TritonDecode | None:
 def make_triton_decode(
     rows: int, context: AttentionContext, *, least_rows: int = 1
 ) -> TritonDecode:
-    """The kernel for up to so many rows, with room for its partial sums."""
+    """The kernel for up to `rows` rows, with room for its partial sums."""
     from headstock_fa.decode_kernel import PartialSums
 
     device, (heads, kv_heads, head_dim) = context.device, _find_shape(context)
@@ -141,7 +142,7 @@ def make_triton_decode(
 
 
 def _find_obstacle(context: AttentionContext, *, is_measured: bool) -> str | None:
-    """Why the kernel cannot serve here; with `is_measured`, also where it was never measured."""
+    """Why the kernel cannot serve here; with `is_measured`, also if it was never measured here."""
     # One shape and type for all groups: the spec claims no mixed ones.
     asked = context.query.groups[0]
     heads, kv_heads, _ = _find_shape(context)
@@ -150,7 +151,7 @@ def _find_obstacle(context: AttentionContext, *, is_measured: bool) -> str | Non
     if context.device.type != "cuda":
         return f"it needs a GPU, and this is {context.device.type}"
     if is_measured and _capability(context.device) < MEASURED_CAPABILITY:
-        return "it was measured on GPUs from Hopper on alone"
+        return "it was only measured on GPUs from Hopper on"
     if asked.kv_dtype != asked.q_dtype:
         return f"it reads keys of 16 bits, not {asked.kv_dtype}"
     group, most = heads // kv_heads, MEASURED_GROUP if is_measured else MOST_GROUP
@@ -160,12 +161,12 @@ def _find_obstacle(context: AttentionContext, *, is_measured: bool) -> str | Non
 
 
 def _find_shape(context: AttentionContext) -> tuple[int, int, int]:
-    """Query heads, KV heads and numbers of a head."""
+    """Query heads, KV heads and head size."""
     group = context.query.groups[0]
     assert isinstance(group.layout, FullKV), group.layout
     return group.heads, group.layout.kv_heads, group.layout.k_dim
 
 
 def _capability(device: torch.device) -> tuple[int, int]:
-    """The compute capability; (0, 0) of what is no GPU."""
+    """The compute capability; (0, 0) if the device is not a GPU."""
     return torch.cuda.get_device_capability(device) if device.type == "cuda" else (0, 0)

@@ -1,4 +1,4 @@
-"""The arrays that FlashInfer's planner takes, from lengths that the host knows."""
+"""The arrays for FlashInfer's planner, from lengths on the host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headstock.spi.arrays import Ints
 
 @frozen(eq=False)
 class PageArrays:
-    """A step's rows as FlashInfer counts them.
+    """A step's rows in FlashInfer's form.
 
     query_start: [rows + 1] int32, where each row's queries start
     page_start: [rows + 1] int32, likewise its pages
@@ -45,7 +45,7 @@ def _prefix_sums(lens: Ints) -> Ints:
 
 
 def table_places(page_start: Ints, columns: int) -> Ints:
-    """Where each row's pages stand in a flat page table of `columns` columns. [pages] int32"""
+    """The positions of each row's pages in a flat page table of `columns` columns. [pages] int32"""
     counts = np.diff(page_start)
     firsts = np.arange(len(counts), dtype=np.int32) * np.int32(columns) - page_start[:-1]
     places: Ints = np.arange(page_start[-1], dtype=np.int32) + np.repeat(firsts, counts)

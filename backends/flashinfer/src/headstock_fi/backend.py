@@ -24,16 +24,16 @@ from headstock_fi.library import Library, Shape, partial_bytes
 from headstock_fi.staging import TURNS, Ring, StagedWrapper
 
 INT_WORKSPACE = 8 << 20
-"""Bytes that each wrapper takes for its schedule, on the device and pinned on the host."""
+"""Bytes of each wrapper's schedule, on the device and pinned on the host."""
 COMPILER = (
-    "it needs ninja, and nvcc of a CUDA toolkit (CUDA_HOME says where that is), or kernels that "
+    "it needs ninja, and nvcc of a CUDA toolkit (located by CUDA_HOME), or kernels that "
     "come compiled (the package flashinfer-jit-cache); or name another backend by attn (--attn)"
 )
 
 
 @frozen(eq=False)
 class FlashInferPlan:
-    """A planned step: one wrapper a KV group, with the turn in which it was planned."""
+    """A planned step: one wrapper per KV group, with the turn in which it was planned."""
 
     wrappers: tuple[StagedWrapper, ...]
     turns: tuple[int, ...]
@@ -42,15 +42,15 @@ class FlashInferPlan:
 class FlashInferBackend(AttentionBackend):
     """FlashInfer, each step planned on the host.
 
-    Two wrappers a kind of step and KV group take turns, so that a step can be planned while the one
-    before it computes.
+    Two wrappers per kind of step and KV group alternate, so that a step can be planned while the
+    previous one computes.
     """
 
     def __init__(self, context: AttentionContext) -> None:
-        """Allocate the workspace and compile what is not compiled yet.
+        """Allocate the workspace and compile missing kernels.
 
-        raises: ValueError when the device lacks the kernels that the options ask for, or they
-            cannot be compiled
+        raises: ValueError when the device lacks the kernels that the options select, or they cannot
+            be compiled
         """
         query, options = context.query, context.options
         group = query.groups[0]  # one shape for all: no mixed groups are claimed
@@ -71,14 +71,14 @@ class FlashInferBackend(AttentionBackend):
             kv_dtype=getattr(torch, group.kv_dtype),
         )
         self.library = Library.load()
-        # What a graph's partial results take follows from rows and heads: 193 MiB for 256 rows of
-        # 64 heads over 8. With 128 given, the capture of the largest bucket would have failed.
+        # The size of a graph's partial results follows from rows and heads: 193 MiB for 256 rows of
+        # 64 heads over 8. With 128 MiB, the capture of the largest bucket failed.
         room = max(
             options.workspace_mb << 20,
             partial_bytes(self.shape, query.max_rows, count_processors(context.device)),
         )
         # All wrappers share it, since calls of attention run one after the other. Schedules are not
-        # shared: one is planned while the last one is still read.
+        # shared: one is planned while the previous one is still read.
         self.workspace = torch.zeros(room, dtype=torch.uint8, device=context.device)
         self.rings: dict[tuple[bool, int], Ring] = {}
         self.buckets: dict[tuple[int, int], StagedWrapper] = {}
@@ -93,7 +93,7 @@ class FlashInferBackend(AttentionBackend):
         """
         try:
             self.run_once(phases)
-        # A RuntimeError too, but compilers have no part in it.
+        # Also a RuntimeError, but not caused by compilers.
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:
@@ -119,7 +119,7 @@ class FlashInferBackend(AttentionBackend):
             )
 
     def ring(self, is_decode: bool, group: int) -> Ring:
-        """The wrappers for a kind of step and a KV group, made when first asked for."""
+        """The wrappers for a kind of step and a KV group, made at first use."""
         if (is_decode, group) not in self.rings:
             wrappers = [
                 self.library.decode(self.workspace, self.tensor_cores)
@@ -133,16 +133,17 @@ class FlashInferBackend(AttentionBackend):
         return self.rings[is_decode, group]
 
     def stage_wrapper(self, wrapper: object) -> StagedWrapper:
-        """A wrapper with staging buffers and room for as many rows as may run."""
+        """A wrapper with staging buffers and room for the maximum number of rows."""
         return StagedWrapper(wrapper, self.max_rows, self.columns, self.device)
 
     def plan(self, step: AttentionStep) -> FlashInferPlan:
-        """The step planned for each KV group, from the lengths that the host knows."""
+        """The step planned for each KV group, from the lengths on the host."""
         is_decode = step.phase is Phase.DECODE
         arrays = page_arrays(step.host_query_lens, step.host_context_lens, self.page_size)
         wrappers = []
         for group, page_table in enumerate(step.page_tables):
-            # A wrapper a group: groups differ in their pages, and a plan holds one list of pages.
+            # One wrapper per group: groups differ in their pages, and a plan holds one list of
+            # pages.
             staged = self.ring(is_decode, group).next_wrapper()
             self.bind(staged, page_table, arrays, 0 if is_decode else step.max_query_len)
             wrappers.append(staged)
@@ -183,7 +184,7 @@ class FlashInferBackend(AttentionBackend):
 
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
-        raises: RuntimeError when as many later steps have been planned as there are turns
+        raises: RuntimeError when later plans have overwritten this one
         """
         staged = plan.wrappers[layer.group]
         if staged.turn != plan.turns[layer.group]:
@@ -196,7 +197,7 @@ class FlashInferBackend(AttentionBackend):
             self.pools[layer.index],
             out,
             lse,
-            # Scores are linear in the keys: one number does for both scales.
+            # Scores are linear in the keys: one number covers both scales.
             layer.scale * layer.k_scale,
             layer.v_scale,
         )
@@ -214,7 +215,7 @@ class FlashInferBackend(AttentionBackend):
         return plan
 
     def bucket(self, rows: int, group: int) -> StagedWrapper:
-        """The wrapper for graphs of so many rows. Buckets of a group share the list of pages."""
+        """The wrapper for graphs of `bucket` rows. Buckets of a group share the list of pages."""
         if (rows, group) not in self.buckets:
             # Shared, as no two graphs run at the same time: a list for the longest rows is large.
             if group not in self.static_pages:
@@ -261,7 +262,7 @@ class FlashInferBackend(AttentionBackend):
         return self.workspace.nbytes + wrappers * INT_WORKSPACE + static
 
     def close(self) -> None:
-        """Forget the pools, the wrappers and their memory."""
+        """Release the pools, the wrappers and their memory."""
         self.pools, self.rings, self.buckets, self.static_pages = {}, {}, {}, {}
         self.workspace = self.workspace.new_empty(0)
 
@@ -269,8 +270,8 @@ class FlashInferBackend(AttentionBackend):
 def _check_prefill_backend(backend: str, query: AttentionQuery, device: torch.device) -> str:
     """The library's name for the prompt kernels.
 
-    raises: ValueError for fa3 on another GPU than Hopper, or with 8-bit KV, which fa3 reads with
-        8-bit queries only
+    raises: ValueError for fa3 on a GPU other than Hopper, or with 8-bit KV, which fa3 only reads
+        with 8-bit queries
     """
     if (
         backend == "fa3"

@@ -26,7 +26,7 @@ from headstock_fi.staging import TURNS, Ring, StagedWrapper
 
 @frozen(eq=False)
 class LatentPlan:
-    """A planned step: one wrapper a KV group, with the turn in which it was planned."""
+    """A planned step: one wrapper per KV group, with the turn in which it was planned."""
 
     wrappers: tuple[StagedWrapper, ...]
     turns: tuple[int, ...]
@@ -35,12 +35,12 @@ class LatentPlan:
 class LatentBackend(AttentionBackend):
     """One kernel for all phases: ragged queries, each of which sees the tokens up to its own.
 
-    Two wrappers a KV group take turns, so that a step can be planned while the one before it
+    Two wrappers per KV group alternate, so that a step can be planned while the previous one
     computes.
     """
 
     def __init__(self, context: AttentionContext) -> None:
-        """Allocate the workspace and compile what is not compiled yet.
+        """Allocate the workspace and compile missing kernels.
 
         raises: ValueError when layers differ in their scale, or the kernels cannot be compiled
         """
@@ -88,7 +88,7 @@ class LatentBackend(AttentionBackend):
         tables = [torch.zeros((1, 1), dtype=torch.int32, device=self.device)] * (layer.group + 1)
         try:
             self.forward(q, layer, self.bind(tables, one, one), layer.empty_output(q))
-        # A RuntimeError too, but compilers have no part in it.
+        # Also a RuntimeError, but not caused by compilers.
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, OSError) as error:
@@ -98,7 +98,7 @@ class LatentBackend(AttentionBackend):
             ) from error
 
     def ring(self, group: int) -> Ring:
-        """The wrappers of a KV group, made when first asked for."""
+        """The wrappers of a KV group, made at first use."""
         if group not in self.rings:
             self.rings[group] = Ring(
                 [
@@ -111,12 +111,12 @@ class LatentBackend(AttentionBackend):
         return self.rings[group]
 
     def plan(self, step: AttentionStep) -> LatentPlan:
-        """The step planned for each KV group, from the lengths that the host knows."""
+        """The step planned for each KV group, from the lengths on the host."""
         return self.bind(step.page_tables, step.host_query_lens, step.host_context_lens)
 
     def bind(self, tables: Iterable[Tensor], query_lens: Ints, context_lens: Ints) -> LatentPlan:
-        """Plan rows of these lengths, whose pages the tables have."""
-        # Whole lengths where the other kernels take those of the last pages.
+        """Plan rows of these lengths, with their pages in the tables."""
+        # Whole lengths, unlike the other kernels, which take those of the last pages.
         arrays = page_arrays(query_lens, context_lens, self.page_size)
         arrays = evolve(arrays, last_page_lens=context_lens.astype(np.int32))
         wrappers = []
@@ -143,9 +143,9 @@ class LatentBackend(AttentionBackend):
 
         q: [tokens, heads, rank + rope_dim]
         writes: out [tokens, heads, rank]
-        raises: RuntimeError when as many later steps have been planned as there are turns
+        raises: RuntimeError when later plans have overwritten this one
         """
-        assert lse is None, "no sums are claimed for latent vectors"
+        assert lse is None, "LSE is not supported for latent vectors"
         staged = plan.wrappers[layer.group]
         if staged.turn != plan.turns[layer.group]:
             raise RuntimeError(
@@ -173,7 +173,7 @@ class LatentBackend(AttentionBackend):
         return plan
 
     def bucket(self, rows: int, group: int) -> StagedWrapper:
-        """The wrapper for graphs of so many rows. Buckets of a group share the list of pages."""
+        """The wrapper for graphs of `bucket` rows. Buckets of a group share the list of pages."""
         if (rows, group) not in self.buckets:
             # Shared, as no two graphs run at the same time: a list for the longest rows is large.
             if group not in self.static_pages:
@@ -225,13 +225,13 @@ class LatentBackend(AttentionBackend):
         return self.workspace.nbytes + wrappers * INT_WORKSPACE + static
 
     def close(self) -> None:
-        """Forget the pools, the wrappers and their memory."""
+        """Release the pools, the wrappers and their memory."""
         self.pools, self.rings, self.buckets, self.static_pages = {}, {}, {}, {}
         self.workspace = self.workspace.new_empty(0)
 
 
 def _find_scale(layers: Iterable[LayerInfo]) -> float:
-    """The scale of scores, which a plan has for all layers.   raises: ValueError"""
+    """The scale of scores, one for all layers of a plan.   raises: ValueError"""
     scales = sorted({layer.scale for layer in layers})
     if len(scales) > 1:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""FlashInfer's wrappers behind one face for every version that serves."""
+"""FlashInfer's wrappers behind one interface for all supported versions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LAYOUT = "NHD"
 
 @frozen(kw_only=True)
 class Shape:
-    """What all plans of a backend have in common. The types are torch's."""
+    """The settings that all plans of a backend share. The types are torch's."""
 
     heads: int
     kv_heads: int
@@ -40,12 +40,12 @@ class Shape:
 
 
 def partial_bytes(shape: Shape, rows: int, processors: int) -> int:
-    """The most bytes of partial results.
+    """The maximum bytes of partial results.
 
     FlashInfer 0.6 keeps a whole tile of queries, in float32, for each part.
 
-    Rows are cut into two parts a processor at most. In a graph the library takes queries to be
-    ragged, so each of `rows` rows is a tile at least.
+    Rows are cut into at most two parts per processor. In a graph the library treats queries as
+    ragged, so each of `rows` rows is at least one tile.
     """
     ratio, most = shape.heads // shape.kv_heads, 64 if shape.head_dim >= 256 else 128
     tile = next(size for size in (16, 64, most) if ratio <= size or size == most)
@@ -69,7 +69,7 @@ class Library:
 
     @classmethod
     def load(cls) -> Library:
-        """FlashInfer as it is installed; its signature is asked here, once."""
+        """The installed FlashInfer; its signature is inspected here, once."""
         module: Any = import_module("flashinfer")
         decode: Any = import_module("flashinfer.decode")
         prefill = module.BatchPrefillWithPagedKVCacheWrapper
@@ -83,8 +83,8 @@ class Library:
 
     def prefill(self, workspace: Tensor, backend: str) -> Any:
         """A wrapper for prompts."""
-        # On an H200 the fa2 templates take 266 us for 16 prompts of 1,024 tokens where fa3 takes
-        # 184.
+        # On an H200, 16 prompts of 1,024 tokens take 266 us with the fa2 templates and 184 with
+        # fa3.
         return self.prefill_class(workspace, LAYOUT, backend=backend)
 
     def decode(
@@ -110,7 +110,7 @@ class Library:
     ) -> None:
         """Plan another step in a graph's wrapper; its static buffers hold the step already.
 
-        The wrapper's own `plan` copies buffer to buffer and looks for the longest row in a Python
+        The wrapper's own `plan` copies between buffers and searches the longest row in a Python
         loop. For 256 rows that takes 500 us on an H200's host.
         page_start: [rows + 1], last_page_len: [rows] int32, on the host
         pages: [pages] int32, the static buffer's

@@ -1,4 +1,4 @@
-"""The backend for the layout that a model's groups have."""
+"""The backend for the layout of a model's groups."""
 
 from __future__ import annotations
 

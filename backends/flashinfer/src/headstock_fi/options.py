@@ -13,13 +13,13 @@ CUDA_CORE_RATIOS = (1, 2, 3, 4, 6, 8)
 
 @frozen(kw_only=True)
 class FlashInferOptions:
-    """Which of the library's kernels serve.
+    """Which of the library's kernels are used.
 
     `prefill`: FlashAttention-2 or -3 templates for prompts; auto: as the library chooses for the
         device and the types.
-    `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. With a
-    number of heads for which CUDA cores have no kernel they are used in any case.
-    `workspace_mb`: the least room for partial results, MiB; larger shapes take what they need.
+    `tensor_cores`: whether decode uses them; auto: when several query heads share a KV head. They
+    are always used for head ratios without a CUDA-core kernel.
+    `workspace_mb`: minimum room for partial results, MiB; larger shapes take what they need.
     """
 
     prefill: Literal["auto", "fa2", "fa3"] = field(
@@ -31,9 +31,9 @@ class FlashInferOptions:
     workspace_mb: int = field(default=128, validator=[instance_of(int), ge(16)])
 
     def use_tensor_cores(self, ratio: int) -> bool:
-        """Whether decode with so many query heads per KV head uses tensor cores."""
+        """Whether decode with this number of query heads per KV head uses tensor cores."""
         if ratio not in CUDA_CORE_RATIOS:
             return True
-        # With two query heads a KV head on an H200, 256 rows take 211 us by tensor cores and 244 by
-        # CUDA cores; one row takes 8.0 and 7.7.
+        # With two query heads per KV head on an H200, 256 rows take 211 us on tensor cores and 244
+        # on CUDA cores; one row takes 8.0 and 7.7.
         return ratio > 1 if self.tensor_cores == "auto" else self.tensor_cores == "on"

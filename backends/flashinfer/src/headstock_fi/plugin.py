@@ -28,7 +28,7 @@ REQUIRE = Require(
 )
 
 LATENT_WIDTHS = (512, 64)
-"""What latent vectors hold: what keys and values are made of, and what carries the position."""
+"""Widths of latent vectors: the part for keys and values, and the position part."""
 
 CAPABILITIES = AttentionCapabilities(
     phases=frozenset(Phase),
@@ -48,8 +48,8 @@ CAPABILITIES = AttentionCapabilities(
     paged=True,
     contiguous=True,
     graph=GraphSupport.DECODE,
-    # For 256 rows `plan` takes an H200's host 667 us with tensor cores and 170 without; `fa` takes
-    # 4.
+    # For 256 rows, `plan` takes 667 us on an H200's host with tensor cores and 170 without; `fa`
+    # takes 4.
     planning=Planning.PER_STEP,
     features=frozenset({Feature.LSE}),
 )
@@ -87,7 +87,7 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
             ),
         )
     if latent:
-        # Its kernels were not tried in regions or with 8 bits, and give no sums here.
+        # Its kernels were not tested with regions or 8 bits, and return no LSE here.
         return evolve(
             CAPABILITIES,
             dtypes=wide,

@@ -1,9 +1,8 @@
-"""Host memory from which a plan's arrays are copied to the device, and who may write it when.
+"""Host memory from which a plan's arrays are copied to the device, and when it may be written.
 
-A copy from pinned memory runs later than the call that asks for it. A buffer that is written again
-too early would send the wrong step. Each wrapper of the library therefore has buffers of its own,
-and so has the library inside each. Wrappers take turns, and a wrapper's turn begins when its last
-upload is over.
+A copy from pinned memory runs later than its call. A buffer that is rewritten too early would send
+the wrong step. Each wrapper of the library therefore has its own buffers, and so does the library
+inside each. Wrappers alternate, and a wrapper's turn begins when its last upload is done.
 """
 
 from __future__ import annotations
@@ -17,14 +16,14 @@ from headstock.spi.arrays import Ints
 from headstock_fi.arrays import PageArrays
 
 TURNS = 2
-"""Wrappers that take turns: one step computes while the next is planned."""
+"""Alternating wrappers: one step computes while the next is planned."""
 
 
 class Fence(Protocol):
     """A point in the device's work."""
 
     def record(self) -> None:
-        """Set it after all work asked for so far."""
+        """Set it after all work requested so far."""
 
     def synchronize(self) -> None:
         """Wait until the device is past it; nothing to wait for when it was never set."""
@@ -51,8 +50,7 @@ class StagedWrapper:
     """A wrapper with staging buffers for up to `rows` rows of `columns` pages.
 
     `static` are the buffers on the device that a graph's wrapper reads: page_start, pages,
-    last_page_lens. `turn` counts how often the ring came round to it, so that a plan that has been
-    overwritten is found out.
+    last_page_lens. `turn` counts the uses of the wrapper, to detect plans that were overwritten.
     """
 
     def __init__(
@@ -75,11 +73,11 @@ class StagedWrapper:
         )
 
     def begin(self) -> None:
-        """Start a plan: wait until the last one's upload is over."""
+        """Start a plan: wait until the last one's upload is done."""
         self.fence.synchronize()
 
     def end(self) -> None:
-        """All of the plan's uploads have been asked for."""
+        """Mark that all of the plan's uploads were requested."""
         self.fence.record()
 
     def stage(self, arrays: PageArrays) -> tuple[Tensor, Tensor, Tensor]:
@@ -91,19 +89,19 @@ class StagedWrapper:
         )
 
     def pages(self, table: Tensor, places: Ints) -> Tensor:
-        """The pages at these places of the table, row after row. [pages] int32, on the device"""
-        # Page numbers are on the device alone. The host knows only where they stand, which is what
-        # it uploads.
+        """The pages at these positions of the table, row after row. [pages] int32, on the device"""
+        # Page numbers are only on the device. The host only knows their positions, which it
+        # uploads.
         index = _copy_into(self.places, places).to(self.device, non_blocking=True)
         return table.reshape(-1).index_select(0, index)
 
     def upload(self, table: Tensor, places: Ints, padding: int) -> Tensor:
-        """Bring the static buffers up to date.
+        """Update the static buffers.
 
-        They get what is staged, the pages at these places of the table, and the dummy page for
-        each of `padding` rows after them.
+        They get the staged arrays, the pages at these positions of the table, and the dummy page
+        for each of `padding` rows after them.
 
-        returns: [pages] int32, the part of the static list that is in use
+        returns: [pages] int32, the used part of the static list
         """
         page_start, pages, last_page_lens = self.static
         page_start.copy_(self.page_start, non_blocking=True)
@@ -116,14 +114,14 @@ class StagedWrapper:
 
 
 class Ring:
-    """Wrappers that take turns."""
+    """Alternating wrappers."""
 
     def __init__(self, wrappers: list[StagedWrapper]) -> None:
         self.wrappers = wrappers
         self.turns = 0
 
     def next_wrapper(self) -> StagedWrapper:
-        """The wrapper that was planned longest ago."""
+        """The least recently planned wrapper."""
         staged = self.wrappers[self.turns % len(self.wrappers)]
         self.turns += 1
         staged.turn += 1

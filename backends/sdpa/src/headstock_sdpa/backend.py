@@ -29,7 +29,7 @@ class SdpaPlan:
     """A step with an index of its tokens for each (group, window), made when first needed.
 
     prefixes: by KV group, for a step whose rows share pages
-    rest: the plan of what follows those pages
+    rest: the plan of the tokens after those pages
     """
 
     step: AttentionStep
@@ -42,11 +42,11 @@ class SdpaBackend(AttentionBackend):
     """Prefill and extend row by row, decode all rows together. Nothing is kept between steps."""
 
     def __init__(self, context: AttentionContext) -> None:
-        """Nothing is allocated: no buffer outlives a step."""
+        """Allocate nothing: no buffer outlives a step."""
         self.rows = {index: view_tokens(context, index) for index in context.pools}
         self.shares_prefixes = context.options.shared_prefix == "on"
-        # 17 rows of 150 to 600 tokens take 369 us a layer so, and 1,853 when each row's pages are
-        # gathered, which other types and devices still do (decision 0003).
+        # 17 rows of 150 to 600 tokens take 369 us a layer this way, and 1,853 if each row's pages
+        # are gathered, as for other types and devices (decision 0003).
         self.is_sparse = context.device.type == "cpu" and all(
             group.kv_dtype == "float32" for group in context.query.groups
         )
@@ -54,7 +54,7 @@ class SdpaBackend(AttentionBackend):
             allow_csr()
 
     def plan(self, step: AttentionStep) -> SdpaPlan:
-        """The step; its indexes follow as layers ask for them, without reading the device."""
+        """The step; its indexes are made when layers need them, without reading the device."""
         return SdpaPlan(step, None if step.shared is None else SdpaPlan(step.shared.rest))
 
     @property
@@ -95,7 +95,7 @@ class SdpaBackend(AttentionBackend):
         out: Tensor,
         lse: Tensor | None,
     ) -> None:
-        """Attend to shared prefixes once a group, to the rest row by row, and merge the two.
+        """Attend to shared prefixes once per group, to the rest row by row, and merge the two.
 
         writes: out, lse
         """
@@ -112,18 +112,18 @@ class SdpaBackend(AttentionBackend):
     def make_index(
         self, step: AttentionStep, rows: TokenRows, layer: LayerInfo, heads: int
     ) -> Index:
-        """Where the step's rows find the tokens that the layer's window shows."""
+        """The index of the tokens that the step's rows see in the layer's window."""
         page_table = step.page_tables[layer.group]
         if step.phase is not Phase.DECODE:
             return rows_index(step, page_table, rows, layer.window)
         seen = visible_positions(step, layer.window)
-        # All heads share a latent vector: gathered once, it is multiplied by all of them.
+        # All heads share a latent vector: gathered once, it is used by all of them.
         if self.is_sparse and not rows.is_latent:
-            # One row too: 128 tokens take 35 us a layer, gathered and by
-            # `scaled_dot_product_attention` 45.
+            # Also for one row: 128 tokens take 35 us a layer; gathering and
+            # `scaled_dot_product_attention` take 45.
             return sparse_index(page_table, seen, rows, heads)
         return gather_index(page_table, seen, rows)
 
     def close(self) -> None:
-        """Forget the pools."""
+        """Release the pools."""
         self.rows = {}

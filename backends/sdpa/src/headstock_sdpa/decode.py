@@ -11,16 +11,16 @@ from headstock_sdpa.slots import PaddedBucket, Visible, decode_buckets
 from headstock_sdpa.token_rows import TokenRows
 
 MIN_SAVED_PADDING = 4096
-"""Tokens of padding that are worth one more gather."""
+"""Tokens of padding that cost as much as one more gather."""
 MAX_GATHERED_TOKENS = 1 << 17
-"""Tokens gathered at once, which bounds the memory taken."""
+"""Tokens gathered at once, which bounds the memory."""
 
 
 @frozen(eq=False)
 class GatherIndex:
     """The rows of a decode step in buckets.
 
-    order: [rows] batch row of each place in the buckets; None where they are in the batch's order
+    order: [rows] batch row of each position in the buckets; None if in the batch's order
     """
 
     order: Tensor | None
@@ -58,7 +58,7 @@ def gather_decode(
         some = None if index.order is None else index.order[bucket.first : bucket.last]
         args = ((q if some is None else q.index_select(0, some))[:, :, None], k, v, mask)
         # `scaled_dot_product_attention` returns no LSE, bounds no scores, and copies the keys for
-        # each head where values are narrower.
+        # each head if values are narrower.
         if lse is None and not layer.softcap and not rows.is_latent:
             answer = sdpa_attention(*args, scale=layer.scale)
         else:

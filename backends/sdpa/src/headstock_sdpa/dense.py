@@ -1,4 +1,5 @@
-"""Attention of padded rows, by torch's own kernels or, for what those cannot do, written out."""
+"""Attention of padded rows, by torch's kernels or, where those do not apply, in plain
+operations."""
 
 from __future__ import annotations
 
@@ -25,14 +26,14 @@ def sdpa_attention(
 def softmax_in_float32(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, *, scale: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """As `sdpa_attention`, in float32, with scores bounded by `softcap` (0: not) and the LSE.
+    """Same as `sdpa_attention`, in float32, with scores bounded by `softcap` (0: not) and the LSE.
 
     v: [rows, kv_heads, keys, v_dim]
     returns: [rows, heads, queries, v_dim], [rows, heads, queries] float32
     """
     rows, heads, queries, _ = q.shape
     kv_heads, keys = k.shape[1:3]
-    # The query heads of a KV head stand side by side: its keys are not copied for each of them.
+    # The query heads of a KV head are adjacent, so its keys are not copied for each of them.
     grouped = q.float().reshape(rows, kv_heads, heads // kv_heads * queries, -1)
     scores = (grouped @ k.float().transpose(2, 3)).mul_(scale).view(rows, heads, queries, keys)
     if softcap:
@@ -45,7 +46,7 @@ def softmax_in_float32(
 
 
 def write_rows(target: Tensor, order: Tensor | None, rows: Tensor) -> None:
-    """Write `rows` to the rows of `target` that `order` names (None: all, as they stand).
+    """Write `rows` to the rows of `target` in `order` (None: all, in order).
 
     writes: target
     """

@@ -12,8 +12,8 @@ from attrs.validators import in_
 class SdpaOptions:
     """How decode reads pages.
 
-    `shared_prefix`: whether decode rows that share leading pages read these once a step; on:
-    wherever that spares anything, in steps without prompt tokens.
+    `shared_prefix`: whether decode rows that share leading pages read these once per step; on:
+    whenever that saves anything, in steps without prompt tokens.
     """
 
     shared_prefix: Literal["on", "off"] = field(default="off", validator=in_(("on", "off")))

@@ -37,7 +37,7 @@ def spec() -> AttentionSpec:
             mixed_groups=True,
             paged=True,
             contiguous=True,
-            # Shapes follow from the host's lengths, which differ from step to step.
+            # Shapes depend on the host's lengths, which change between steps.
             graph=GraphSupport.NEVER,
             planning=Planning.NONE,
             features=frozenset(

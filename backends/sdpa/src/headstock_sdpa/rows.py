@@ -14,9 +14,10 @@ from headstock_sdpa.slots import ragged_slots, visible_positions
 from headstock_sdpa.token_rows import TokenRows
 
 BLOCK = 256
-"""Queries that share one mask; bounds its size, and no key that only later blocks see is read."""
+"""Queries that share one mask: bounds its size, and keys that only later blocks see are not
+read."""
 MOST_SCORED = 8192
-"""Queries of all heads together whose scores are written out at once."""
+"""Queries of all heads together whose scores are in memory at once."""
 
 
 @frozen
@@ -33,7 +34,7 @@ class Row:
 
 @frozen(eq=False)
 class RowsIndex:
-    """Where each row of a step finds its tokens. slots: [visible tokens]"""
+    """The slots of each row's tokens in a step. slots: [visible tokens]"""
 
     rows: tuple[Row, ...]
     slots: Tensor
@@ -71,7 +72,7 @@ def attend_rows(
     q: [tokens, heads, head_dim]
     writes: out [tokens, heads, out_dim]; lse [tokens, heads] float32, unless None
     """
-    # What torch's causal kernel cannot do has masks, and scores that are written out.
+    # Cases that torch's causal kernel does not support use masks and explicit scores.
     is_plain = lse is None and not layer.softcap and not tokens.is_latent
     block = BLOCK if is_plain else max(1, min(BLOCK, MOST_SCORED // q.shape[1]))
     for row in index.rows:
@@ -94,14 +95,13 @@ def _query_blocks(
 ) -> Iterator[tuple[slice, slice, Tensor | None]]:
     """The row in blocks of queries: queries in the batch, keys of the row, and the mask.
 
-    A row that is fresh and wholly within the window is one block without a mask: torch's causal
-    kernel does it.
+    A new row within the window is one block without a mask, for torch's causal kernel.
 
     yields: queries, keys, mask [queries, keys] bool
     """
     tokens = row.query_stop - row.query_start
     window = layer.window or row.position + tokens
-    # torch's causal mask begins at the first key, which is right only where no token was computed
+    # torch's causal mask begins at the first key, which is only right if no token was computed
     # before.
     if row.position == 0 and window >= tokens and is_plain:
         yield slice(row.query_start, row.query_stop), slice(None), None

@@ -15,7 +15,7 @@ from headstock_sdpa.token_rows import TokenRows
 
 @frozen(eq=False)
 class PrefixIndex:
-    """The rows of each group, and where the tokens are that they share.
+    """The rows of each group, and the slots of their shared tokens.
 
     groups: (first row, last row, slots [tokens])
     """
@@ -37,11 +37,11 @@ def prefix_index(shared: SharedPrefixes, group: int, rows: TokenRows) -> PrefixI
 def attend_prefixes(
     q: Tensor, rows: TokenRows, index: PrefixIndex, layer: LayerInfo
 ) -> tuple[Tensor, Tensor]:
-    """Attention of each group's rows over all that they share.
+    """Attention of each group's rows over all shared tokens.
 
     q: [rows, heads, head_dim]
-    returns: [rows, heads, out_dim] in q's type, LSE [rows, heads] float32; undefined for rows of
-        no group
+    returns: [rows, heads, out_dim] in q's type, LSE [rows, heads] float32; undefined for rows
+        without a group
     """
     out, lse = layer.empty_output(q), q.new_empty(q.shape[:2], dtype=torch.float32)
     for first, last, slots in index.groups:

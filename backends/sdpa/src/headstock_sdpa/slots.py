@@ -1,6 +1,6 @@
-"""Where the tokens that a step may see lie in a layer's pool.
+"""The slots in a layer's pool of the tokens that a step may see.
 
-A *slot* is a token's place in `TokenRows`: the tokens of page p fill the slots from
+A *slot* is a token's position in `TokenRows`: the tokens of page p fill the slots from
 `p * page_slots`. Padding points at slot 0, in the dummy page.
 """
 
@@ -17,7 +17,7 @@ from headstock.spi.attention import AttentionStep
 from headstock_sdpa.token_rows import TokenRows
 
 SHRINK = 0.75
-"""A bucket ends only at a row shorter than this part of its longest."""
+"""A bucket only ends at a row shorter than this fraction of its longest."""
 
 
 @frozen(eq=False)
@@ -30,7 +30,8 @@ class Visible:
 
 
 def visible_positions(step: AttentionStep, window: int | None) -> Visible:
-    """What each row sees through a window of latest tokens, counted from its first query."""
+    """The positions that each row sees in a window of latest tokens, counted from its first
+    query."""
     stop = step.host_context_lens
     if window is None:
         return Visible(np.zeros_like(stop), stop, stop)
@@ -40,7 +41,7 @@ def visible_positions(step: AttentionStep, window: int | None) -> Visible:
 
 def _to_device(numbers: np.ndarray, device: torch.device) -> Tensor:
     """The numbers on the device, without waiting for it."""
-    # A step's own lengths are read-only, which torch does not take.
+    # A step's own lengths are read-only, which torch does not accept.
     numbers = numbers if numbers.flags.writeable else numbers.copy()
     return torch.from_numpy(numbers).to(device, non_blocking=True)
 
@@ -66,7 +67,7 @@ def ragged_slots(page_table: Tensor, seen: Visible, tokens: TokenRows) -> Tensor
 
 @frozen(eq=False)
 class PaddedBucket:
-    """Decode rows of similar length, padded: places `first` to `last`, longest first."""
+    """Decode rows of similar length, padded: positions `first` to `last`, longest first."""
 
     first: int
     last: int
@@ -120,13 +121,13 @@ def bucket_bounds(lens: list[int], least: int, most: int) -> Iterator[tuple[int,
 def sort_into_buckets(
     lens: np.ndarray, least: int, most: int
 ) -> tuple[np.ndarray | None, list[np.ndarray]]:
-    """Rows longest first, and the same in buckets as `bucket_bounds` cuts them.
+    """Rows longest first, and split into buckets by `bucket_bounds`.
 
-    The order is None, and the bucket in the batch's own order, when one takes them all.
+    If one bucket takes all rows, the order is None, and the bucket is in the batch's order.
     """
     longest_first = np.argsort(-lens, kind="stable")
     cuts = tuple(bucket_bounds(lens[longest_first].tolist(), least, most))
-    # One bucket needs no order: queries and results stay where they are, without a copy.
+    # One bucket needs no order: queries and results stay in place, without a copy.
     if len(cuts) == 1:
         return None, [np.arange(len(lens))]
     return longest_first, [longest_first[first:last] for first, last in cuts]
@@ -135,7 +136,7 @@ def sort_into_buckets(
 def decode_buckets(
     page_table: Tensor, seen: Visible, tokens: TokenRows, least: int, most: int
 ) -> tuple[Tensor | None, tuple[PaddedBucket, ...]]:
-    """The rows in buckets, longest first; in the batch's own order (None) when one takes all.
+    """The rows in buckets, longest first; in the batch's order (None) if one takes all.
 
     returns: order [rows], buckets
     """

@@ -1,8 +1,8 @@
 """Decode in float32 on a CPU: one pass over keys and one over values, without gathering them.
 
-Scores are a sampled matrix product of queries by all vectors of the pool. It is computed only where
+Scores are a sampled matrix product of queries by all vectors of the pool. It is only computed where
 a CSR pattern says that a query sees a vector. The weighted sum of values is an embedding bag over
-the same vectors. A copy of keys and values, which costs more than the arithmetic, is never made.
+the same vectors. Keys and values are never copied, which would cost more than the arithmetic.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from headstock_sdpa.slots import Visible, sort_into_buckets
 from headstock_sdpa.token_rows import TokenRows
 
 MIN_SAVED_ENTRIES = 2048
-"""Padded entries (tokens times heads) that are worth one more softmax."""
+"""Padded entries (tokens times heads) that cost as much as one more softmax."""
 NO_LIMIT = 1 << 62
 """Buckets need no bound on their tokens here: nothing is gathered."""
 ZERO, INF = np.float32(0), np.float32("inf")
@@ -65,14 +65,14 @@ def allow_csr() -> None:
         warnings.filterwarnings(
             "ignore", "Sparse invariant checks are implicitly disabled", UserWarning
         )
-        # torch warns once in a process, so the first tensor is made here, where the filters hold.
+        # torch warns once per process, so the first tensor is made here, where the filters apply.
         torch.sparse_csr_tensor([0, 0], [], torch.empty(0), (1, 1), check_invariants=False)
 
 
 def sparse_index(page_table: Tensor, seen: Visible, tokens: TokenRows, heads: int) -> SparseIndex:
     """The index of a decode step's rows for one group and window.
 
-    numpy makes it: for few rows torch takes longer.
+    Made by numpy: for few rows torch takes longer.
     """
     table_rows, kv_heads, _ = tokens.keys.shape
     order, cuts = sort_into_buckets(seen.lens, max(MIN_SAVED_ENTRIES // heads, 1), NO_LIMIT)
@@ -80,7 +80,8 @@ def sparse_index(page_table: Tensor, seen: Visible, tokens: TokenRows, heads: in
     sizes = np.array([places.shape for places, _ in buckets])
     counts = np.repeat(sizes[:, 1], sizes[:, 0] * heads)
     vectors = table_rows * kv_heads
-    # torch wants both arrays of a pattern in one integer type; half the size is half the traffic.
+    # torch requires both arrays of a pattern in one integer type; half the size is half the
+    # traffic.
     dtype = np.int32 if max(vectors, int(counts.sum())) < 1 << 31 else np.int64
     starts = np.zeros(len(counts) + 1, dtype)
     counts.cumsum(out=starts[1:])
@@ -105,7 +106,7 @@ def sparse_index(page_table: Tensor, seen: Visible, tokens: TokenRows, heads: in
 def _bucket_slots(
     page_table: Ints, rows: Ints, seen: Visible, tokens: TokenRows
 ) -> tuple[Ints, Ints | None]:
-    """The slots of what some rows see, 0 where padded, and what is not padding (None: all).
+    """The slots that some rows see, 0 where padded, and which are not padding (None: all).
 
     returns: [rows, longest] int32, [rows, longest] bool
     """
@@ -134,7 +135,7 @@ def _key_vectors(slots: Ints, heads: int, kv_heads: int) -> Ints:
 
 
 def _make_parts(buckets: list[tuple[Ints, Ints | None]], heads: int) -> Iterator[Part]:
-    """Where each bucket's entries are, and what is padding among them."""
+    """The entries of each bucket, and which are padding."""
     start = 0
     for places, valid in buckets:
         mask = None if valid is None else torch.from_numpy(np.where(valid, ZERO, -INF)[:, None])
@@ -157,10 +158,10 @@ def sparse_decode(
     writes: out [rows, heads, head_dim]; lse [rows, heads] float32, unless None
     """
     head_dim = q.shape[-1]
-    # A key's number is its value's too.
+    # A key and its value have the same number.
     table, values = tokens.keys.view(-1, head_dim), tokens.values.view(-1, head_dim)
     queries = (q if index.order is None else q.index_select(0, index.order)).reshape(-1, head_dim)
-    # Not into the pattern itself (`out=`): that saves 2 us of 38, and a NaN would stay in the
+    # Not into the pattern itself (`out=`): that saves 2 us of 38, but a NaN would stay in the
     # buffer, since 0 times NaN is NaN.
     products = torch.sparse.sampled_addmm(
         index.pattern, queries, table.t(), beta=0.0, alpha=layer.scale

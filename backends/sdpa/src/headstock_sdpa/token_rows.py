@@ -1,4 +1,4 @@
-"""A layer's pool as rows of numbers, which slots name."""
+"""A layer's pool as rows of numbers, indexed by slots."""
 
 from __future__ import annotations
 
@@ -41,5 +41,5 @@ def view_tokens(context: AttentionContext, index: int) -> TokenRows:
         return TokenRows(keys, keys[..., :out_dim], page_size, page_size, True)
     pool = context.pools[index]
     table, page_size = pool.view(-1, *pool.shape[3:]), pool.shape[2]
-    # A page's values begin one page of keys later: one list of slots serves both.
+    # A page's values begin one page of keys later, so one list of slots serves both.
     return TokenRows(table, table[page_size:], page_size, 2 * page_size, False)

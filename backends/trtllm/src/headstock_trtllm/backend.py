@@ -25,10 +25,10 @@ from headstock_trtllm.plugin import BLACKWELL, HOPPER
 
 
 class TrtllmBackend(AttentionBackend):
-    """One kernel for prompts, one for decode; nothing is planned on the host."""
+    """One kernel for prompts, one for decode; no planning on the host."""
 
     def __init__(self, context: AttentionContext, kernels: Kernels | None = None) -> None:
-        """Compile what is not compiled yet, allocate the workspaces and run each kernel once.
+        """Compile missing kernels, allocate the workspaces and run each kernel once.
 
         raises: ValueError when the device has no kernels or they cannot be compiled
         """
@@ -42,7 +42,7 @@ class TrtllmBackend(AttentionBackend):
     def warm_up(self, context: AttentionContext) -> None:
         """Run one token of the dummy page through each kernel.
 
-        This loads code, which no capture allows.
+        This loads code, which is not allowed during a capture.
         """
         query = context.query
         group = query.groups[0]
@@ -69,8 +69,8 @@ class TrtllmBackend(AttentionBackend):
         """
         assert self.kernels is not None, "it is closed"
         attend = self.kernels.decode if plan.is_decode else self.kernels.prefill
-        # Queries may be a view of the product of q, k and v, whose rows are longer; the kernels
-        # know no strides.
+        # Queries may be a view of the product of q, k and v, whose rows are longer; the kernels do
+        # not support strides.
         attend(q.contiguous(), self.pools[layer.index], plan, layer, out)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
@@ -95,7 +95,7 @@ class TrtllmBackend(AttentionBackend):
         return sum(owner.memory_bytes() for owner in owners if owner is not None)
 
     def close(self) -> None:
-        """Forget the pools, the buffers and the workspaces."""
+        """Release the pools, the buffers and the workspaces."""
         self.pools, self.static, self.kernels = {}, None, None
 
 
@@ -113,6 +113,6 @@ def load_kernels(context: AttentionContext, env: DeviceEnv) -> Kernels:
 
 
 def _device_env(device: torch.device) -> DeviceEnv:
-    """What `load_kernels` must know of the device."""
+    """The properties of the device for `load_kernels`."""
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
     return DeviceEnv(device=device.type, capability=capability)

@@ -3,8 +3,8 @@
     python -m headstock_trtllm.build --head-dim 128 --page-size 64 --ratio 2
         --q-dtype bfloat16 --kv-dtype bfloat16 --phase prefill extend decode
 
-Needs nvcc. MAX_JOBS says how many files are compiled at the same time, FLASHINFER_CUDA_ARCH_LIST
-for which GPU.
+Needs nvcc. MAX_JOBS sets how many files are compiled in parallel, FLASHINFER_CUDA_ARCH_LIST the
+GPU.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def build(need: KernelNeed) -> None:
     env.FLASHINFER_JIT_DIR.mkdir(parents=True, exist_ok=True)
     with (env.FLASHINFER_JIT_DIR / "headstock-trtllm.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        # Asked again under the lock: another process may have compiled them meanwhile.
+        # Checked again under the lock: another process may have compiled them meanwhile.
         names = modules.missing_modules(need)
         specs = [module for module in modules.decode_specs(need) if module.name in names]
         head_dims = need.head_dims
@@ -102,8 +102,7 @@ def build(need: KernelNeed) -> None:
         for module in specs:
             _print_line(f"compiling {module.name} ({len(module.sources)} files)")
         began = time.monotonic()
-        # A module with other head sizes may lie where the library looks for prebuilt ones; it is
-        # built again with both.
+        # There may be a prebuilt module with other head sizes; it is rebuilt with both.
         jit.build_jit_specs(specs, skip_prebuilt=False)
         for module in specs:
             _install_module(module, head_dims)
@@ -114,16 +113,16 @@ def build(need: KernelNeed) -> None:
 
 
 def _print_line(line: str) -> None:
-    """Write a line at once, also to a pipe."""
+    """Write a line at once, even to a pipe."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
 
 
 def _merge_head_dims(listed: Path, head_dims: tuple[int, ...]) -> tuple[int, ...]:
-    """These head sizes, those that the backend claims, and those that the module had before."""
+    """These head sizes, those that the backend claims, and those of the existing module."""
     before = map(int, listed.read_text().split()) if listed.exists() else ()
-    # Claimed ones even if nobody asks: a process never loads a second module of the name, so one
-    # that has served heads of 64 could not serve others that are compiled after that.
+    # All claimed sizes, even if not requested: a process never loads a second module of the same
+    # name, so it could not use sizes compiled later.
     return tuple(sorted({*before, *CLAIMED_HEAD_DIMS, *head_dims}))
 
 
@@ -134,15 +133,15 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     launchers, which the module's table names, raise.
 
     writes: missing_kernels.cu beside FlashInfer's generated sources
-    raises: ValueError when the library names its sources otherwise
+    raises: ValueError when the library's sources have other names
     """
     jit: Any = import_module("flashinfer.jit")
     spec: Any = jit.gen_fmha_v2_module("Q_PAGED_KV_NHD", getattr(torch, dtype))
     endings = tuple(
         f"_S_q_paged_kv_{size}_output_{SHORT[dtype]}_tma_ws_sm90.cu" for size in head_dims
     )
-    # One kernel for each head size out of 132. With one head size and a module of XQA that was 50 s
-    # on one core (decision 0014); kernels are compiled side by side where there are more.
+    # One kernel per head size out of 132. One head size and a module of XQA took 50 s on one core
+    # (decision 0014); with more cores, kernels are compiled in parallel.
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):
         raise ValueError(
@@ -158,10 +157,10 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
 
 
 def missing_kernels(api: str, kernels: Sequence[Path], folder: Path) -> str:
-    """CUDA source in which each launcher that is declared and not defined raises an error."""
+    """CUDA source in which each launcher without a definition raises an error."""
     present = {f"run_{path.stem}" for path in kernels}
     declared = [match.group(1) for match in LAUNCHER.finditer(api)]
-    # The module's table names every launcher, so all of them must be there to link.
+    # The module's table names every launcher, so all of them must exist to link.
     stubs = [STUB.format(name=name, folder=folder) for name in declared if name not in present]
     return "\n".join(['#include <stdexcept>\n#include "fmha_v2_api.h"', *stubs])
 
@@ -173,12 +172,12 @@ def _install_module(spec: Any, head_dims: tuple[int, ...]) -> None:
     """
     folder = spec.aot_path.parent
     folder.mkdir(parents=True, exist_ok=True)
-    spec.aot_path.unlink(missing_ok=True)  # never an old module beside a new list of head sizes
+    spec.aot_path.unlink(missing_ok=True)  # never an old module with a new list of head sizes
     if spec.name.startswith("trtllm_fmha_v2"):
         (folder / HEAD_DIMS).write_text(" ".join(map(str, head_dims)) + "\n")
     (folder / MADE_WITH).write_text(import_module("flashinfer").__version__)
     fresh = folder / f"{spec.name}.so.new"
-    # Copied beside it and renamed: no other process ever loads half a library.
+    # Copied and then renamed, so that no other process ever loads half a library.
     shutil.copyfile(spec.jit_library_path, fresh)
     fresh.replace(spec.aot_path)
 

@@ -1,4 +1,4 @@
-"""TensorRT-LLM's functions of each family of GPUs behind one face.
+"""TensorRT-LLM's functions of each GPU family behind one interface.
 
 q, out: [tokens, heads, head_dim], dense    pool: [pages, 2, page_size, kv_heads, head_dim]
 Workspaces are zeroed when they are made, and the kernels leave their counters at zero.
@@ -18,21 +18,21 @@ from headstock.spi import LayerInfo
 LAYOUT = "NHD"
 
 PREFILL_WORKSPACE = 1 << 20
-"""Bytes: FMHA v2 keeps one counter of tiles in it."""
+"""Bytes: FMHA v2 keeps one tile counter in it."""
 DECODE_WORKSPACE = 16 << 20
 """Bytes: XQA keeps semaphores in the first 8 MiB and partial results in the rest.
 
-These are of at most 1.5 blocks a processor, 17 KiB each.
+These are for at most 1.5 blocks per processor, 17 KiB each.
 """
 BLACKWELL_WORKSPACE = 128 << 20
-"""Bytes, as the library's documentation has it."""
+"""Bytes, from the library's documentation."""
 
 
 class Kernels(Protocol):
     """Attention for prompts and for decode.
 
-    Each has its own workspace, whose counters must be zero before a call: the other would change
-    them.
+    Each has its own workspace, whose counters must be zero before a call; the other kernel would
+    change them.
     """
 
     def prefill(
@@ -63,8 +63,8 @@ class Hopper:
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
     ) -> None:
         """FMHA v2: causal, aligned at the end of each row's context.   writes: out"""
-        # Pages are copied whole: what is left over of a last page is multiplied by zero and must be
-        # finite. The engine cleans the pages of failed rows for that.
+        # Pages are copied whole: the rest of a last page is multiplied by zero and must be finite.
+        # The engine therefore zeroes the pages of failed rows.
         self.fmha(
             (q, pool),
             f"Q_PAGED_KV_{LAYOUT}",
@@ -78,13 +78,14 @@ class Hopper:
     def decode(
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
     ) -> None:
-        """XQA: in how many parts it reads a row follows from rows and the page table's width.
+        """XQA: the number of parts of a row depends on the number of rows and the page table's
+        width.
 
-        Lengths have no part in that, so a captured launch stays right.
+        It does not depend on lengths, so a captured launch stays correct.
         writes: out
         """
         # 8-bit KV rounds queries and probabilities to 8 bits too: the largest error was 0.07 on an
-        # H200, where bfloat16 has 0.008.
+        # H200; with bfloat16 it was 0.008.
         self.xqa(
             q,
             pool,
@@ -106,7 +107,7 @@ class Hopper:
 class Blackwell:
     """The functions of trtllm-gen.
 
-    `max_seq_len` is one number for all decode steps, because sums depend on it.
+    `max_seq_len` is the same for all decode steps, because sums depend on it.
     """
 
     def __init__(self, device: torch.device, max_seq_len: int) -> None:
@@ -132,7 +133,7 @@ class Blackwell:
     def decode(
         self, q: Tensor, pool: Tensor, plan: PagedPlan, layer: LayerInfo, out: Tensor
     ) -> None:
-        """Attention of one token a row.   writes: out"""
+        """Attention of one token per row.   writes: out"""
         self.generation(
             q,
             pool,
@@ -153,16 +154,16 @@ class Blackwell:
 
 
 def _prompt_arguments(plan: PagedPlan, scale: float) -> tuple[Any, ...]:
-    """The arguments that both functions for prompts share, in their order.
+    """The arguments that both functions for prompts share, in order.
 
-    They are lengths, scales of scores and of results, and where queries and contexts start.
+    They are lengths, scales of scores and of results, and starts of queries and contexts.
     """
     return (
         plan.context_lens,
         plan.max_query_len,
         plan.max_context_len,
         scale,
-        # Values have no scale here: no prompt is served with 8-bit KV.
+        # Values have no scale here: prompts are not supported with 8-bit KV.
         1.0,
         plan.num_rows,
         plan.query_start,

@@ -1,8 +1,8 @@
-"""The compiled modules that Hopper needs, and where FlashInfer finds them without a compiler.
+"""The compiled modules for Hopper, and where FlashInfer finds them without a compiler.
 
-A library at AOT/NAME/NAME.so is loaded as it is. FlashInfer's own module of FMHA v2 is 132 kernels,
-of which this backend calls one for each head size. `build` makes that module of those alone, and a
-file beside it says which head sizes it has.
+A library at AOT/NAME/NAME.so is loaded directly. FlashInfer's own module of FMHA v2 has 132
+kernels, of which this backend calls one per head size. `build` makes that module from those only,
+and a file next to it lists its head sizes.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from headstock.spi import AttentionQuery, FullKV, Phase
 LOG = logging.getLogger("headstock.trtllm")
 
 SHORT = {"bfloat16": "bf16", "float16": "fp16"}
-"""Names of types in names of modules."""
+"""Type names in module names."""
 HEAD_DIMS = "head_dims"
-"""The file beside a module of FMHA v2."""
+"""The file next to a module of FMHA v2."""
 MADE_WITH = "made_with"
-"""The file beside a module that `build` made: FlashInfer's version.
+"""The file next to a module made by `build`: FlashInfer's version.
 
-An upgrade of FlashInfer leaves both where they are.
+An upgrade of FlashInfer leaves both in place.
 """
 
 
@@ -46,7 +46,7 @@ class KernelNeed:
 
     @classmethod
     def of(cls, query: AttentionQuery, page_size: int) -> KernelNeed:
-        """What a query needs."""
+        """The shapes that a query needs."""
         group = query.groups[0]  # one shape for all: no mixed groups are claimed
         assert isinstance(group.layout, FullKV), group.layout
         return cls(
@@ -60,7 +60,7 @@ class KernelNeed:
 
     @property
     def arguments(self) -> list[str]:
-        """As arguments of `python -m headstock_trtllm.build`."""
+        """The arguments of `python -m headstock_trtllm.build`."""
         options: dict[str, tuple[object, ...]] = {
             "--head-dim": self.head_dims,
             "--page-size": self.page_sizes,
@@ -83,9 +83,9 @@ def prefill_name(dtype: str) -> str:
 
 
 def _is_fresh(module: Path) -> bool:
-    """Whether the module is there, and was not made with another version of FlashInfer."""
+    """Whether the module exists, and was not made with another version of FlashInfer."""
     mark = module.parent / MADE_WITH
-    # Without the mark a module came with FlashInfer, and an upgrade brings another.
+    # A module without the mark came with FlashInfer, and is replaced by upgrades.
     return module.exists() and (
         not mark.exists() or mark.read_text() == import_module("flashinfer").__version__
     )
@@ -126,9 +126,9 @@ def missing_modules(need: KernelNeed) -> list[str]:
 
 
 def ensure_compiled(need: KernelNeed) -> None:
-    """Compile the missing modules, in a process of its own, and say so.
+    """Compile the missing modules in a separate process, and log it.
 
-    raises: ValueError when that fails, or this process cannot load what was compiled
+    raises: ValueError when that fails, or this process cannot load the result
     """
     names = missing_modules(need)
     if not names:
@@ -136,7 +136,7 @@ def ensure_compiled(need: KernelNeed) -> None:
     folder: Path = import_module("flashinfer.jit").env.FLASHINFER_AOT_DIR
     loaded = [name for name in names if is_loaded(folder / name / f"{name}.so")]
     command = [sys.executable, "-m", "headstock_trtllm.build", *need.arguments]
-    LOG.warning("compiling %s, once: they are kept beside flashinfer", ", ".join(names))
+    LOG.warning("compiling %s, once: they are kept next to flashinfer", ", ".join(names))
     began = time.monotonic()
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     if result.returncode:
@@ -151,5 +151,5 @@ def ensure_compiled(need: KernelNeed) -> None:
 
 
 def is_loaded(library: Path, maps: Path = Path("/proc/self/maps")) -> bool:
-    """Whether this process has the library loaded: it never loads another of that name."""
+    """Whether this process has loaded the library: it never loads another of that name."""
     return maps.exists() and str(library) in maps.read_text()

@@ -48,17 +48,17 @@ CAPABILITIES = AttentionCapabilities(
     contiguous=False,
     graph=GraphSupport.DECODE,
     planning=Planning.NONE,
-    # XQA's module knows no soft-cap, and neither kernel returns sums of exponentials to merge by.
+    # XQA's module does not support a soft-cap, and neither kernel returns an LSE for merging.
     features=frozenset(),
 )
 
 
 def spec() -> AttentionSpec:
-    """The spec of `trtllm`: both families of GPUs; `resolve` narrows it to the one that is here."""
+    """The spec of `trtllm`: both GPU families; `resolve` narrows it to the present one."""
     return AttentionSpec(
         name="trtllm",
         spi=SpiRange(0, 3),
-        summary="TensorRT-LLM's kernels out of FlashInfer, for Hopper and Blackwell",
+        summary="TensorRT-LLM's kernels from FlashInfer, for Hopper and Blackwell",
         implementation="headstock_trtllm.backend:TrtllmBackend",
         requires=(REQUIRE,),
         resolve="headstock_trtllm.plugin:resolve",
@@ -98,7 +98,7 @@ def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ..
 
 
 def blackwell(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
-    """The kernels of trtllm-gen, which come compiled for some shapes only."""
+    """The kernels of trtllm-gen, which are only precompiled for some shapes."""
     capabilities = evolve(
         CAPABILITIES,
         dtypes=frozenset({BFLOAT16, FLOAT16}),
