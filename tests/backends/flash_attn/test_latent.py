@@ -141,6 +141,8 @@ def test_what_is_claimed_of_latent_vectors() -> None:
             resolve_capabilities(spec(), asked, env(**distributions))
 
     refused(r"latent vectors of 256 with 64 .* reads 512 with 64", query(dim=320), vllm="0.24.0")
-    refused(r"flash-attn \(FlashAttention-2\) cannot read latent", query(), **{"flash-attn": "2.8.0"})
+    refused(
+        r"flash-attn \(FlashAttention-2\) cannot read latent", query(), **{"flash-attn": "2.8.0"}
+    )
     refused("float8_e4m3fn KV is not supp", query(kv_dtype="float8_e4m3fn"), vllm="0.24.0")
     refused("contiguous regions", evolve(query(), contiguous=True), vllm="0.24.0")

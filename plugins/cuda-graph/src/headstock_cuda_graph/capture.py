@@ -1,4 +1,4 @@
-"""Capture work as CUDA graphs: a replay costs one launch, or one for each piece."""
+"""Capture work as CUDA graphs: a replay costs one launch, or one per piece."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ class CapturedGraph(Generic[T]):
 
 @frozen(eq=False)
 class PiecewiseGraph:
-    """Work captured in pieces between its calls of attention.
+    """Work captured in pieces between its attention calls.
 
     `replay(attend)` replays the pieces, calls `attend` between them and overwrites `result`, which
-    holds until another piecewise graph is replayed.
+    is valid until another piecewise graph is replayed.
     """
 
     replay: Callable[[AttendInto], object]
@@ -48,14 +48,14 @@ class PiecewiseGraph:
 
 
 PiecewiseWork = Callable[[AttendInto], Tensor]
-"""Work with calls of attention in it: it takes the function to call and returns a tensor."""
+"""Work with attention calls: it takes the function to call and returns a tensor."""
 
 
 class GraphCapturer(Protocol):
     """Captures work as graphs."""
 
     def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
-        """Graphs of `work` whose replays call attention anew."""
+        """Graphs of `work` whose replays call attention separately."""
 
     def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
         """Whether the device needs less than `hidden` times what launching `work` takes."""
@@ -63,13 +63,13 @@ class GraphCapturer(Protocol):
     def __call__(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
         """A graph of `work`.
 
-        Without `warm` the work runs once before: libraries compile and allocate at first use,
-        which a capture forbids.
+        Without `warm` the work runs once before: libraries compile and allocate at first use, which
+        is forbidden in a capture.
         """
 
 
 class CudaGraphCapturer:
-    """Captures CUDA graphs that share one pool of memory, since no two of them run at once."""
+    """Captures CUDA graphs that share one memory pool, since no two of them run at once."""
 
     def __init__(self) -> None:
         self.pool = torch.cuda.graph_pool_handle()
@@ -86,7 +86,7 @@ class CudaGraphCapturer:
 
     def capture_locked(self, work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
         """A graph of `work`; the caller holds `CAPTURING`."""
-        # What the work reads may still be being written on the stream of the caller.
+        # The caller's stream may still be writing the inputs of the work.
         here = torch.cuda.current_stream()
         self.stream.wait_stream(here)
         graph = torch.cuda.CUDAGraph()
@@ -94,7 +94,7 @@ class CudaGraphCapturer:
             if not warm:
                 work()
                 self.stream.synchronize()
-            # The mode forbids unsafe calls to this thread alone: others may go on allocating.
+            # The mode only forbids unsafe calls in this thread: others may keep allocating.
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 result = work()
@@ -106,7 +106,7 @@ class CudaGraphCapturer:
         return CapturedGraph(graph.replay, result)
 
     def capture_pieces(self, work: PiecewiseWork) -> PiecewiseGraph:
-        """Graphs of the work between its calls of attention.   raises: what `work` raises"""
+        """Graphs of the work between its attention calls.   raises: what `work` raises"""
         with CAPTURING:
             here = torch.cuda.current_stream()
             self.stream.wait_stream(here)
@@ -125,7 +125,7 @@ class CudaGraphCapturer:
     def capture_pieces_locked(
         self, work: PiecewiseWork
     ) -> tuple[list[torch.cuda.CUDAGraph], list[tuple[Tensor, int, Tensor]], Tensor]:
-        """The graphs, the arguments of the attention between them, and what the work gave."""
+        """The graphs, the arguments of the attention between them, and the result of the work."""
         graphs: list[torch.cuda.CUDAGraph] = []
         calls: list[tuple[Tensor, int, Tensor]] = []
 
@@ -151,7 +151,7 @@ class CudaGraphCapturer:
     def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
         """Whether the device needs less than `hidden` times what launching `work` takes.
 
-        Attention is left out of both times.
+        Attention is excluded from both times.
         """
         with CAPTURING, torch.cuda.stream(self.stream):
             work(skip_attention)  # compiles, and takes what libraries keep
@@ -163,26 +163,26 @@ class CudaGraphCapturer:
             work(skip_attention)
             last.record()
             launched = time.perf_counter() - began
-            last.synchronize()  # so nothing is left that `here` would have to wait for
+            last.synchronize()  # so `here` has nothing left to wait for
             return bool(first.elapsed_time(last) < 1e3 * launched * hidden)
 
     def abandon_capture(self, graph: torch.cuda.CUDAGraph) -> None:
         """End a capture whose work failed.
 
-        Where the failure invalidated the capture, torch's own end stops half way, and three parts
-        of torch take the capture to be open:
+        If the failure invalidated the capture, torch's own end stops halfway, and three parts of
+        torch consider the capture open:
 
         - the allocator would return no cached memory;
         - the allocator of pinned memory would refuse another capture into the same pool;
-        - the generator of random numbers would draw none until a capture ends well.
+        - the random number generator would not work until a capture ends normally.
         """
         try:
             graph.capture_end()
-        # Logged only: it says what the work's own error, which is raised on, has said.
+        # Only logged: the error of the work, which is re-raised, says the same.
         except RuntimeError as error:
             LOG.debug("a capture whose work failed could not be ended: %s", error)
             device = torch.cuda.current_device()
-            # torch's own names, which may change; or it was ended already
+            # torch's own names, which may change; or it has already ended
             with suppress(AttributeError, RuntimeError):
                 memory: Any = torch.cuda.memory
                 memory._cuda_endAllocateToPool(device, self.pool)
@@ -192,15 +192,15 @@ class CudaGraphCapturer:
                 self.capture_nothing()
 
     def capture_nothing(self) -> None:
-        """Begin and end a capture, so that torch sees one end well.   raises: RuntimeError"""
+        """Begin and end a capture, so that torch sees one end normally.   raises: RuntimeError"""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-        torch.zeros(1, device="cuda")  # torch warns of graphs that are empty
+        torch.zeros(1, device="cuda")  # torch warns about empty graphs
         graph.capture_end()
 
 
 def skip_attention(q: Tensor, index: int, out: Tensor) -> None:
-    """Attention that computes nothing and leaves `out` as it is."""
+    """Attention that computes nothing and leaves `out` unchanged."""
 
 
 class UnownedMemory:
@@ -218,9 +218,9 @@ class UnownedMemory:
 def _unowned_view(tensor: Tensor) -> Tensor:
     """A view of the tensor's memory that does not keep it alive.
 
-    What a graph makes lives in the graph's pool. While a tensor refers to it, later captures cannot
-    use the memory again, although they run only after it was read. References to the queries of
-    2,048 tokens in 28 layers would hold 470 MB.
+    Results of a graph live in the graph's pool. While a tensor refers to one, later captures cannot
+    reuse its memory, although they run only after it was read. References to the queries of 2,048
+    tokens in 28 layers would hold 470 MB.
     """
     memory: Tensor = torch.as_tensor(UnownedMemory(tensor.untyped_storage()), device=tensor.device)
     return memory.view(tensor.dtype).as_strided(

@@ -1,4 +1,4 @@
-"""The captured steps by kind and size, and those that are still to be captured."""
+"""The captured steps by kind and size, and those still to be captured."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Kind = Literal["rows", "prompt", "verify"]
 """Steps of decode rows, with prompt tokens, and of rows that verify drafts."""
 
 Capture = Generator[None, None, Any]
-"""The captures of one bucket, which stop after each graph; the bucket in the end, or None where
-replays of its size are not worth it.
+"""The captures of one bucket, which pause after each graph; finally the bucket, or None if replays
+of its size are not worth it.
 """
 
 
 @frozen(order=True)
 class BucketKey:
-    """A size of a kind of step: the most tokens and rows of such a step."""
+    """A size of a kind of step: the maximum tokens and rows of such a step."""
 
     tokens: int
     rows: int
@@ -33,11 +33,11 @@ class BucketKey:
 class GraphBuckets:
     """Buckets by kind and size.
 
-    A capture stops after each graph. So one that was begun while no step was due goes on where it
-    stopped when a step needs its size.
+    A capture pauses after each graph. One that began while no step was due therefore continues when
+    a step needs its size.
 
-    captured: those that are done, None where replays are not worth it
-    waiting: those that are not, in the order in which they are captured while no step is due
+    captured: the finished ones, None if replays are not worth it
+    waiting: the others, in the order in which they are captured while no step is due
     by_kind: all of a kind, the smallest first
     """
 
@@ -46,19 +46,19 @@ class GraphBuckets:
     by_kind: dict[Kind, list[BucketKey]] = field(factory=dict)
 
     def add(self, key: BucketKey, capture: Capture) -> None:
-        """Add a bucket that is still to be captured."""
+        """Add a bucket to be captured."""
         self.waiting[key] = capture
         self.by_kind[key.kind] = sorted([*self.by_kind.get(key.kind, ()), key])
 
     def find_key(self, kind: Kind, rows: int, tokens: int) -> BucketKey | None:
-        """Find the smallest size that has room for so many rows and tokens."""
+        """Find the smallest size with room for these rows and tokens."""
         for key in self.by_kind.get(kind, ()):
             if key.tokens >= tokens and key.rows >= rows:
                 return key
         return None
 
     def take(self, key: BucketKey) -> Any:
-        """Return the bucket, captured now if it is not yet; None where there is none.
+        """Return the bucket, captured now if necessary; None if there is none.
 
         A step waits for it: a failure is logged and ends all captures.
         """
@@ -70,7 +70,7 @@ class GraphBuckets:
         return self.captured.get(key)
 
     def finish(self, key: BucketKey) -> None:
-        """Do all that is left of a capture.   raises: what it raises"""
+        """Finish a capture.   raises: what it raises"""
         while key in self.waiting:
             self._advance(key)
 
@@ -102,7 +102,8 @@ class GraphBuckets:
         }
 
     def _give_up(self, error: Exception) -> None:
-        """Capture no more: what made one capture fail, as a lack of memory, fails others too."""
+        """Stop capturing: the cause of one failure, such as a lack of memory, would fail other
+        captures too."""
         num_left, last = len(self.waiting), traceback.extract_tb(error.__traceback__)[-1]
         self.waiting.clear()
         LOG.warning(

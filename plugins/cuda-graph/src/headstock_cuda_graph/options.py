@@ -8,17 +8,17 @@ from attrs.validators import ge, instance_of, le
 
 @frozen(kw_only=True)
 class GraphOptions:
-    """Which steps with prompt tokens are replayed as one graph; the others go in pieces.
+    """Which steps with prompt tokens are replayed as one graph; others run in pieces.
 
-    `whole_rows`: those of up to so many rows; of up to 16 of these in steps of more than 4,096
-    tokens, and where another backend attends for rows that decode. 0: none.
+    `whole_rows`: those of up to this number of rows; of up to 16 of them in steps of more than
+    4,096 tokens, and if another backend attends for decode rows. 0: none.
 
-    `short_context`: where all rows have up to so many tokens, steps of up to 1,024 tokens have a
-    graph of their own. A backend that reads a row's keys in parts may read short rows in one: `fa`
+    `short_context`: if all rows have up to this number of tokens, steps of up to 1,024 tokens use
+    a separate graph. A backend that reads a row's keys in parts may read short rows in one: `fa`
     does so up to 1,024.
 
-    `mixed_context`: steps of more tokens, in which rows decode, where all rows have up to so many.
-    They read long rows in one part, which takes longer than pieces then.
+    `mixed_context`: larger steps with decode rows, if all rows have up to this number of tokens.
+    They read each row in one part, which is slower than pieces for longer rows.
     """
 
     whole_rows: int = field(default=256, validator=[instance_of(int), ge(0), le(512)])

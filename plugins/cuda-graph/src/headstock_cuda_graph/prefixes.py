@@ -8,18 +8,19 @@ from torch import Tensor
 from headstock.spi import Planning, PrefixGroups, PrefixInputs, Program, RowTables, Step
 
 SHARED_ROWS = 8
-"""Rows of the smallest graph that has another one beside it for rows that share leading pages.
+"""Rows of the smallest graph with a second one for rows that share leading pages.
 
-On an H200 8 rows of 2,048 shared tokens take the same either way, 16 take 21 us a layer for 29.
+On an H200, 8 rows of 2,048 shared tokens take the same time either way; for 16 it falls from 29 to
+21 us a layer.
 """
 
 
 @define(eq=False)
 class StaticPrefixes:
-    """The groups of a step at addresses that stay, for graphs with and without prompts.
+    """The groups of a step at fixed addresses, for graphs with and without prompts.
 
-    inputs: what all these graphs read, of as many rows as the largest has
-    groups: those that were written last; None for no groups
+    inputs: the inputs of all these graphs, with the rows of the largest
+    groups: the groups written last; None for no groups
     blank: the bytes of inputs without groups
     """
 
@@ -34,19 +35,19 @@ class StaticPrefixes:
 
     @classmethod
     def new(cls, program: Program, num_rows: int) -> StaticPrefixes | None:
-        """Groups of at most so many rows; None where attention makes no use of them."""
+        """Groups of at most `rows` rows; None if attention does not use them."""
         attention, tables = program.attention, program.row_tables
-        # Host work for each of the two parts of a step would cost more than it spares.
+        # Host work for each of the two parts of a step would cost more than it saves.
         if not attention.shares_prefixes or attention.planning is not Planning.NONE:
             return None
         return cls(tables, tables.prefix_inputs(num_rows))
 
     def first_rows(self, count: int) -> PrefixInputs:
-        """The inputs of the first rows alone, over the same memory."""
+        """The inputs of the first rows only, in the same memory."""
         return self.inputs.first_rows(count)
 
     def prepare_capture(self, count: int) -> PrefixInputs | None:
-        """The inputs of a graph of so many rows, without groups; None for too few rows.
+        """The inputs of a graph of `rows` rows, without groups; None for too few rows.
 
         Work runs once before its capture, for rows of padding, which share nothing. A step between
         two captures may have left its groups here.
@@ -60,7 +61,7 @@ class StaticPrefixes:
         return self.first_rows(count)
 
     def write(self, step: Step) -> None:
-        """Bring the inputs up to date; nothing is done for the groups that they have.
+        """Update the inputs, unless they have these groups already.
 
         writes: inputs
         """

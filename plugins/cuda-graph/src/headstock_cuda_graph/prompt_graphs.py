@@ -1,4 +1,4 @@
-"""Graphs of steps with prompt tokens: whole, or in pieces between the calls of attention."""
+"""Graphs of steps with prompt tokens: whole, or in pieces between attention calls."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ from headstock_cuda_graph.prefixes import StaticPrefixes
 FEW_ROWS = 16
 """Rows of the smaller one of a size's whole graphs.
 
-A program of attention looks for its tiles among all rows of a graph, whatever the step has.
+A program of attention searches its tiles among all rows of a graph, however many the step has.
 """
 
 MOST_MIXED_TOKENS = 4096
 """The largest size with a whole graph for steps of many rows.
 
-Larger steps come where prompts queue, and throughput counts: with one graph at all sizes
-`offline256` of the 0.6B shape took 0.3 and 0.7 % longer on an H100 than in pieces.
+Larger steps occur when prompts queue and throughput matters: with one graph at all sizes,
+    `offline256` of the 0.6B shape took 0.3 and 0.7 % longer on an H100 than in pieces.
 """
 
 FEW_TOKENS = 1024
 """The largest size with whole graphs of two kinds, for short contexts and for all.
 
-So few queries leave processors idle, unless a backend reads keys in parts; and parts are a loss
-where contexts are short.
+These few queries leave processors idle unless a backend reads keys in parts, and parts are slower
+for short contexts.
 
-These sizes also have one of long contexts for rows that decode and share leading pages. On an H200
-gaps between the tokens of 64 rows of 4,096 shared tokens fall from 9.5 to 5 ms beside prompts of
-128 to 512. Larger steps, in which the prompts' own work may hide what is spared, were not measured.
+These sizes also have one of long contexts for rows that decode and share leading pages. On an H200,
+gaps between tokens of 64 rows with 4,096 shared tokens fall from 9.5 to 5 ms alongside prompts of
+128 to 512. Larger steps, where the prompts' work may hide the savings, were not measured.
 """
 
 MOST_PADDING = 512
-"""The most tokens that a step is padded by.
+"""The maximum padding of a step, in tokens.
 
-Only a size far above the others has more room than that below it: full steps' own. There the
-device, not the host, bounds a step, so that padding costs what it adds.
+Only the size of full steps, far above the others, could need more. There, steps are device-bound,
+    so padding costs its full compute time.
 """
 HIDDEN = 4.0
-"""A step is captured while the device needs less than this times what its launches take.
+"""A step is captured if the device needs less than this multiple of its launch time.
 
-A host that overlaps launches a step when the one before is nearly over, and reads that one's tokens
-when the launches are done: decode rows wait for them. Beside them it schedules, admits and hands
-out tokens, in turns at one interpreter. Where the device takes far longer than all that, padding
-only adds work.
+With overlap, the host launches a step when the previous one is nearly done, and reads that one's
+tokens after the launches: decode rows wait for them. It also schedules, admits and delivers tokens,
+under one GIL. If the device takes far longer than all this, padding only adds work.
 """
 
 
 @frozen(eq=False)
 class WholeGraph:
-    """A forward pass with attention in it, of up to `rows` rows with up to `longest` tokens each.
+    """A forward pass including attention, of up to `rows` rows with up to `longest` tokens each.
 
     graph: its result is the hidden states of each row's last token, [rows, hidden]
-    prefixes: of the rows that decode, whose shared pages it reads once; None where it reads each
-        row by itself
+    prefixes: of the decode rows, whose shared pages it reads once; None if it reads each row
+        separately
     """
 
     rows: int
@@ -72,12 +71,12 @@ class WholeGraph:
 
 @frozen(eq=False)
 class PromptBucket:
-    """Captured forward passes of `size` tokens, which read one input.
+    """Captured forward passes of `size` tokens with one input.
 
     pieces: its result is the hidden states of all tokens, [size, hidden]
-    wholes: in the order in which they are looked through
-    shared: in the place of the last of these, if rows that decode share leading pages; None where
-        there is none
+    wholes: in search order
+    shared: used instead of the last of these, if decode rows share leading pages; None if there is
+        none
     """
 
     size: int
@@ -90,13 +89,13 @@ class PromptBucket:
 class PromptGraphs:
     """Forward passes of steps with prompt tokens, by token count.
 
-    In pieces, attention is called between the graphs for the tokens that the step has, with a plan
-    of its own. So any backend serves, and any mix of rows.
+    In pieces, attention is called between the graphs for the step's actual tokens, with its own
+    plan, so any backend and any mix of rows works.
 
-    A whole graph has the calls of attention in it, of a backend that reads all lengths on the
-    device. It serves rows that decode too, where that backend attends for them.
+    A whole graph includes the attention calls of a backend that reads all lengths on the device. It
+    serves decode rows too, if that backend attends for them.
 
-    What pads a step to its bucket gets zeros for attention and writes to the dummy page.
+    Padding of a step gets zeros as attention and writes to the dummy page.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class PromptGraphs:
         self.outputs: dict[tuple[int, ...], Tensor] = {}
 
     def key_of(self, size: int) -> BucketKey:
-        """The key of a bucket of so many tokens."""
+        """The key of a bucket of `size` tokens."""
         # A row of a step has a token, so no step has more rows than tokens.
         return BucketKey(size, min(size, self.max_rows), "prompt")
 
@@ -144,12 +143,12 @@ class PromptGraphs:
         return PromptBucket(size, inputs, pieces, tuple(wholes), shared)
 
     def can_mix(self) -> bool:
-        """Whether a whole graph may serve rows that decode: one backend attends for all rows."""
+        """Whether a whole graph may serve decode rows: one backend attends for all rows."""
         return self.program.prompt_attention is self.program.attention.backend
 
     def list_wholes(self, size: int) -> list[tuple[int, int]]:
-        """The most rows and the longest context of each whole graph of a size, in the order in
-        which they are tried; none where no graph can have the backend's calls in it.
+        """The maximum rows and context of each whole graph of a size, in search order; none if no
+        graph can include the backend's calls.
         """
         if self.program.prompt_attention is None or not self.options.whole_rows:
             return []
@@ -171,9 +170,9 @@ class PromptGraphs:
     def capture_shared(
         self, size: int, inputs: StepInputs, wholes: Sequence[WholeGraph]
     ) -> WholeGraph | None:
-        """The forward pass of what the last of these graphs serves, for rows that share pages.
+        """The forward pass of the last of these graphs, for rows that share pages.
 
-        None for sizes and rows without.
+        None for sizes and rows without one.
         """
         if self.prefixes is None or not wholes or size > FEW_TOKENS:
             return None
@@ -190,7 +189,7 @@ class PromptGraphs:
     ) -> Tensor:
         """The hidden states of each row's last token. [rows, hidden]   writes: the pools
 
-        longest: the most tokens of a context    prefixes: as in `WholeGraph`
+        longest: the maximum tokens of a context    prefixes: as in `WholeGraph`
         """
         program, backend = self.program, self.program.prompt_attention
         assert backend is not None
@@ -213,8 +212,8 @@ class PromptGraphs:
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.attention_output(q, index)
             if out.shape[-1] not in cleared:
-                # Layers share it, and an earlier step may have left NaN here, which would reach
-                # the dummy page.
+                # Layers share it, and an earlier step may have left NaN, which would reach the
+                # dummy page.
                 out.masked_fill_(padding, 0)
                 cleared.add(out.shape[-1])
             attend_into(q, index, out)
@@ -223,7 +222,7 @@ class PromptGraphs:
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def attention_output(self, q: Tensor, index: int) -> Tensor:
-        """Where attention of such queries is written, the same for layers alike and all buckets.
+        """The output buffer of attention for such queries, shared by equal layers and all buckets.
 
         q: [tokens, heads, head_dim]    returns: [tokens, heads, out_dim]
         """
@@ -234,8 +233,8 @@ class PromptGraphs:
         return self.outputs[shape][: len(q)]
 
     def whole_for(self, bucket: PromptBucket, step: Step) -> WholeGraph | None:
-        """The graph that has all of the step in it; None where it goes in pieces."""
-        if not step.is_scored_once:  # the result of a whole graph has one token a row
+        """The whole graph of the step; None if it runs in pieces."""
+        if not step.is_scored_once:  # the result of a whole graph has one token per row
             return None
         num_rows, longest = len(step.row_ids), int(step.stops.max())
         if step.groups is not None and self.can_share(bucket, num_rows, longest):
@@ -245,9 +244,9 @@ class PromptGraphs:
     def find_whole(
         self, bucket: PromptBucket, num_rows: int, longest: int, *, is_mixed: bool
     ) -> WholeGraph | None:
-        """The first graph with room for so many rows and contexts that reads each row by itself.
+        """The first graph with room for these rows and contexts that reads each row separately.
 
-        is_mixed: whether rows decode beside prompts
+        is_mixed: whether the step has decode rows and prompts
         """
         if is_mixed and not self.can_mix():
             return None
@@ -257,15 +256,15 @@ class PromptGraphs:
         return next(fitting, None)
 
     def can_share(self, bucket: PromptBucket, num_rows: int, longest: int) -> bool:
-        """Whether a step in which rows decode has a graph for their groups."""
+        """Whether a step with decode rows has a graph for their groups."""
         if bucket.shared is None:
             return False
         whole = self.find_whole(bucket, num_rows, longest, is_mixed=True)
-        # Steps of short contexts have a faster one; what groups would gain there was not measured.
+        # Steps of short contexts have a faster one; the gain of groups there was not measured.
         return whole is bucket.wholes[-1]
 
     def replay(self, bucket: PromptBucket, step: Step, scored_tokens: Tensor, out: Tensor) -> None:
-        """Compute the step in a bucket that has room for it.
+        """Compute the step in a bucket with room for it.
 
         scored_tokens: [n] int64, which tokens are scored; 0 past those of the step
         writes: out [n, hidden], the hidden states of the scored tokens; the pools
@@ -285,7 +284,7 @@ class PromptGraphs:
 
         def attend(q: Tensor, index: int, out: Tensor) -> None:
             if not attention:
-                # Planned here and not before the replay: the device computes the first queries
+                # Planned here rather than before the replay: the device computes the first queries
                 # meanwhile.
                 attention.append(step.attention())
             attention[0](q[:count], index, out[:count])

@@ -44,13 +44,13 @@ from headstock_cuda_graph.verify_graphs import (
 class CudaGraphRunner(Runner):
     """Replays steps that fit in a bucket and runs all others operation by operation.
 
-    A replayed step is two graphs: the forward pass, one a bucket, and sampling, one a bucket and
-    kind. Buckets of `prefixes.SHARED_ROWS` and more have another forward pass, for rows that share
-    leading pages, if the backend makes use of that.
+    A replayed step is two graphs: the forward pass, one per bucket, and sampling, one per bucket
+    and kind. Buckets of `prefixes.SHARED_ROWS` and more have a second forward pass, for rows that
+    share leading pages, if the backend uses that.
 
-    Graphs read their inputs where these lay during the capture, so every input has an address that
-    stays. One upload a step writes rows and positions, and the graph makes the rest out of
-    `RowTables` on the device (docs/decisions/0015, 0016).
+    Graphs read their inputs at the addresses of the capture, so every input has a fixed address.
+    One upload per step writes rows and positions, and the graph makes the rest from `RowTables` on
+    the device (docs/decisions/0015, 0016).
     """
 
     def __init__(
@@ -71,17 +71,17 @@ class CudaGraphRunner(Runner):
         self.plans_itself = self.attention.planning is Planning.NONE
 
     def run(self, step: Step) -> Sample:
-        """What the step's scored tokens sample, by a replay if there is one.
+        """Sample the step's scored tokens, by a replay if there is one.
 
         writes: the pools, the token table
         """
-        # Operation by operation a step of the 0.6B shape has 324 launches, which take the host 7 ms
-        # (docs/decisions/0016-replayed-prompt-steps.md).
+        # Operation by operation, a step of the 0.6B shape has 324 launches, which take the host 7
+        # ms (docs/decisions/0016-replayed-prompt-steps.md).
         sample = self.replay(step) if step.is_plain else None
         return run_eager_step(self.program, step) if sample is None else sample
 
     def replay(self, step: Step) -> Sample | None:
-        """What the step samples, by a replay; None when no bucket has room for it."""
+        """Sample the step by a replay; None if no bucket has room for it."""
         if step.is_decode:
             return self.replay_rows(step)
         sample = None if step.num_drafts is None else self.replay_verification(step)
@@ -90,7 +90,7 @@ class CudaGraphRunner(Runner):
     def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
         """Capture steps up to these sizes, largest first; after an error nothing is replayed.
 
-        Where captures may be deferred, only the largest size of each kind of step is captured.
+        If captures may be deferred, only the largest size of each kind of step is captured.
         """
         rows, tokens = row_buckets(limits.max_rows), token_buckets(limits.max_tokens)
         if tokens and limits.full_tokens > tokens[0]:
@@ -101,27 +101,27 @@ class CudaGraphRunner(Runner):
         with self.drop_graphs_after_errors():
             keys = begun = self.begin_captures(rows, tokens)
             if limits.may_defer:
-                # What later captures need fits in the memory that these leave.
+                # Later captures fit into the memory of these.
                 largest = {key.kind: key for key in reversed(begun)}
                 keys = [largest[kind] for kind in ("prompt", "rows") if kind in largest]
             for number, key in enumerate(keys, start=1):
                 self.buckets.finish(key)
                 report(number, len(begun))
-        # The small ones are those that the first requests want.
+        # The first requests need the small ones.
         waiting = self.buckets.waiting = dict(sorted(self.buckets.waiting.items()))
         if not waiting:
             tokens = tuple(reversed(self.buckets.of_kind("prompt")))
         return ReplaySizes(rows=rows, tokens=tokens, num_left=len(waiting))
 
     def prepare_next(self) -> int:
-        """Capture one more graph; return how many sizes are left."""
+        """Capture one more graph; return how many sizes remain."""
         self.buckets.advance()
         return len(self.buckets.waiting)
 
     def begin_captures(self, sizes: Sequence[int], prompt_sizes: Sequence[int]) -> list[BucketKey]:
-        """Begin a capture of each size, largest first, in place of all earlier ones."""
+        """Begin a capture of each size, largest first, replacing all earlier ones."""
         self.drop_graphs()
-        # A pool of memory ends with its last graph, so each capture begins a pool of its own.
+        # A memory pool ends with its last graph, so each capture begins a new pool.
         self.capturer = self.injected_capturer or CudaGraphCapturer()
         self.sampling.capturer = self.capturer
         program, most, buckets = self.program, max(sizes), self.buckets
@@ -177,11 +177,11 @@ class CudaGraphRunner(Runner):
         return bucket
 
     def capture_verify_bucket(self, rows: int, largest: BucketKey) -> Capture:
-        """Capture a bucket of so many rows that verify drafts; its lines are one a token.
+        """Capture a bucket of rows that verify drafts, with one line per token.
 
-        Where no graph may have the calls of attention in it, the bucket has samplers alone.
+        If no graph may include attention calls, the bucket only has samplers.
 
-        largest: a bucket that is captured by then
+        largest: a bucket that is already captured
         """
         program = self.program
         assert self.capturer is not None
@@ -207,7 +207,7 @@ class CudaGraphRunner(Runner):
         rows = one_token_each(inputs)
         batch = program.row_tables.batch(rows)
         if self.plans_itself:
-            # Inside the graph, so that a replay gathers the page tables of the rows that it has.
+            # Inside the graph, so that a replay gathers the page tables of its actual rows.
             longest = np.full(inputs.shape[1], self.attention.max_seq_len, np.int32)
             step = program.row_tables.attention_step(rows, longest)
             backend.graph_update(plan, step)
@@ -235,7 +235,7 @@ class CudaGraphRunner(Runner):
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def replay_rows(self, step: Step) -> Sample | None:
-        """What a step of decode rows samples; None when it has more rows than any bucket."""
+        """Sample a step of decode rows; None if it has more rows than any bucket."""
         count = len(step.row_ids)
         # Captured sampling stores every token, and no graph leaves one out.
         bucket = self.find_bucket("rows", count, count) if step.is_sampled.all() else None
@@ -247,7 +247,7 @@ class CudaGraphRunner(Runner):
             bucket.inputs.view(-1), (step.row_ids, size, tables.padding_row), (step.starts, size, 0)
         )
         if not self.plans_itself:
-            # Planning reads lengths on the host, which no graph can do.
+            # Planning reads lengths on the host, which a graph cannot do.
             rows = one_token_each(bucket.inputs[:, :count])
             lens = step.stops.astype(np.int32)
             self.attention.backend.graph_update(bucket.plan, tables.attention_step(rows, lens))
@@ -260,10 +260,10 @@ class CudaGraphRunner(Runner):
         return self.sampling.sample_rows(bucket, count, step)
 
     def replay_verification(self, step: Step) -> Sample | None:
-        """What a step samples whose rows all verify drafts; None if no bucket has room.
+        """Sample a step whose rows all verify drafts; None if no bucket has room.
 
-        Rows with fewer drafts than a bucket are padded: they compute what the token table holds
-        behind them, and what is sampled there is dropped.
+        Rows with fewer drafts than a bucket are padded: they compute stale tokens of the token
+        table, and those samples are dropped.
         """
         program, length = self.program, self.program.verify_len
         if program.verify_attention is None or not can_pad(step, program):
@@ -278,8 +278,8 @@ class CudaGraphRunner(Runner):
         return self.sampling.sample_rows(bucket, len(padded.row_ids), step, padded)
 
     def replay_prompts(self, step: Step) -> Sample | None:
-        """What a step with prompt tokens samples, by a replay; None when no bucket has room."""
-        # Both before the upload: a capture of rows overwrites what is uploaded.
+        """Sample a step with prompt tokens by a replay; None if no bucket has room."""
+        # Both before the upload, which a capture of rows would overwrite.
         tokens = self.find_prompt_bucket(len(step.row_ids), step.num_tokens)
         bucket = None if tokens is None else self.find_scorer(int(step.num_logits.sum()))
         prompts = self.prompts
@@ -287,8 +287,8 @@ class CudaGraphRunner(Runner):
             return None
         step = self.group_beside_prompts(tokens, step)
         rows, padding_row = step.scored_rows, self.program.row_tables.padding_row
-        # A row whose prompt goes on is scored too: its logits tell whether it is sound. It is the
-        # padding row here, so that no sampled token replaces the next token of its prompt.
+        # A row whose prompt continues is scored too, to check its logits. It is the padding row
+        # here, so that no sampled token replaces the next token of its prompt.
         stored = step.is_sampled.repeat(step.num_logits)
         size = bucket.size
         upload(
@@ -301,8 +301,8 @@ class CudaGraphRunner(Runner):
         return self.sampling.sample_rows(bucket, len(rows), step)
 
     def group_beside_prompts(self, bucket: PromptBucket, step: Step) -> Step:
-        """The step group by group, where a graph of the bucket reads shared pages once."""
-        # Where attention is launched call by call, two more calls a layer make the streams wait
+        """The step group by group, if a graph of the bucket reads shared pages once."""
+        # With separate attention calls, two more calls per layer would make the streams wait
         # (docs/decisions/0019-shared-prefixes.md). A group has two rows.
         if self.prefixes is None or self.prompts is None or step.num_decode < 2:
             return step
@@ -313,14 +313,14 @@ class CudaGraphRunner(Runner):
         return step.grouped() if can_share else step
 
     def find_bucket(self, kind: Kind, rows: int, tokens: int) -> Bucket | None:
-        """The smallest bucket with room, captured now if it is not yet; None where none has."""
+        """The smallest bucket with room, captured now if necessary; None if there is none."""
         key = self.buckets.find_key(kind, rows, tokens)
         bucket: Bucket | None = None if key is None else self.buckets.take(key)
         return bucket
 
     def find_prompt_bucket(self, num_rows: int, num_tokens: int) -> PromptBucket | None:
-        """The bucket of a step with prompt tokens; None where its size is far too large, or
-        replays of it are not worth it.
+        """The bucket of a step with prompt tokens; None if its size is far too large, or replays of
+        it are not worth it.
         """
         key = self.buckets.find_key("prompt", num_rows, num_tokens)
         if key is None or key.tokens - num_tokens > MOST_PADDING:
@@ -329,8 +329,8 @@ class CudaGraphRunner(Runner):
         return bucket
 
     def find_scorer(self, count: int) -> Bucket | None:
-        """A bucket that scores at least so many tokens; one that verifies drafts scores several a
-        row.
+        """A bucket that scores at least this many tokens; one that verifies drafts scores several
+        per row.
         """
         for kind in ("rows", "verify"):
             bucket = self.find_bucket(kind, 0, count)
@@ -344,13 +344,13 @@ class CudaGraphRunner(Runner):
         del self.program, self.attention, self.sampling
 
     def drop_graphs(self) -> None:
-        """Forget every capture."""
+        """Drop all captures."""
         self.buckets = GraphBuckets()
         self.prompts = self.prefixes = None
 
 
 def one_token_each(lines: Tensor) -> StepInputs:
-    """The inputs of rows that compute a token each.
+    """The inputs of rows that compute one token each.
 
     lines: [2, rows] int64, row ids and positions
     """

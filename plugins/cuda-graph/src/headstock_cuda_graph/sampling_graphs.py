@@ -23,10 +23,10 @@ LOG = logging.getLogger("headstock.cudagraph")
 class Bucket:
     """A captured forward pass of `size` rows: its input, its attention plan and its hidden states.
 
-    shared: the same for rows that share leading pages, with the same hidden states; None where a
+    shared: the same for rows that share leading pages, with the same hidden states; None if a
         bucket has none
-    lines: [3, size] int64: row ids, positions, and where the rows' hidden states are among those
-        of a step with prompt tokens
+    lines: [3, size] int64: row ids, positions, and indices of the rows' hidden states in a step
+        with prompt tokens
     """
 
     size: int
@@ -43,9 +43,9 @@ class Bucket:
 
 
 def pad_lines(lines: Tensor, padding_row: int) -> None:
-    """Make all rows of a bucket padding, as work runs once before its capture.
+    """Make all rows of a bucket padding, because work runs once before its capture.
 
-    Padding rows write to the dummy page alone. Buckets share their lines, so a step between two
+    Padding rows only write to the dummy page. Buckets share their lines, so a step between two
     captures of one bucket leaves its own rows here.
 
     lines: [3, size] int64
@@ -55,7 +55,7 @@ def pad_lines(lines: Tensor, padding_row: int) -> None:
 
 
 class SamplingGraphs:
-    """Samples what buckets have computed, and captures how.
+    """Samples from the hidden states of buckets, and captures the sampling.
 
     capturer: None before the first captures
     """
@@ -67,7 +67,7 @@ class SamplingGraphs:
         self.uncapturable: set[frozenset[str]] = set()
 
     def capture_first(self, bucket: Bucket) -> Iterator[None]:
-        """Capture the kinds of sampling that begin captured; stop after each but the last.
+        """Capture the initial kinds of sampling; pause after each but the last.
 
         writes: bucket.samplers, bucket.lines
         """
@@ -76,15 +76,15 @@ class SamplingGraphs:
                 yield
             pad_lines(bucket.lines, self.program.row_tables.padding_row)
             # Fills the hidden states: samplers are run before they are captured. A step since the
-            # capture before may have used their memory, which all graphs share.
+            # previous capture may have used their memory, which all graphs share.
             bucket.forward.replay()
             if kind <= TRUNCATED:
                 self.capture(bucket, kind, warm=False)
-            else:  # plugins take part in it, and one that fails costs no other graph
+            else:  # plugins take part in it, and a failing one must not affect other graphs
                 self.try_capture(bucket, kind, warm=False)
 
     def capture(self, bucket: Bucket, kind: frozenset[str], *, warm: bool) -> None:
-        """Capture one more way to sample.   writes: bucket.samplers"""
+        """Capture one more kind of sampling.   writes: bucket.samplers"""
         assert self.capturer is not None
         hidden = bucket.forward.result
         bucket.samplers[kind] = self.capturer(
@@ -122,9 +122,9 @@ class SamplingGraphs:
     def sample_rows(
         self, bucket: Bucket, count: int, step: Step, padded: PaddedLogits | None = None
     ) -> Sample:
-        """What the bucket's hidden states sample for its first rows, by a replay if possible.
+        """Sample the bucket's hidden states for its first rows, by a replay if possible.
 
-        padded: the rows, where the step's own are some of them
+        padded: the rows, if the step's own are only some of them
         writes: row_tables.tokens
         """
         sample = self.sample_first(bucket, count, step, padded).first(count)
@@ -133,7 +133,7 @@ class SamplingGraphs:
     def sample_first(
         self, bucket: Bucket, count: int, step: Step, padded: PaddedLogits | None
     ) -> Sample:
-        """As `sample_rows`, of more rows perhaps."""
+        """Same as `sample_rows`, possibly with more rows."""
         settings = step.kind(None if padded is None else padded.order)
         if settings is None:
             rows = () if padded is None else (padded.row_ids, padded.positions)
@@ -150,7 +150,7 @@ class SamplingGraphs:
         return sample
 
     def sample_eagerly(self, bucket: Bucket, count: int, sampling: Sampling) -> Sample:
-        """The first rows' next tokens by settings that no graph samples by.
+        """The first rows' next tokens with settings that no graph supports.
 
         writes: row_tables.tokens
         """

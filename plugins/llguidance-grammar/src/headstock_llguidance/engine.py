@@ -16,7 +16,7 @@ from headstock_llguidance.options import LLGuidanceOptions
 
 _NO_TEXT = "no text follows it: a rule refers to itself alone, or nothing can match"
 _FEW = 4
-"""Up to so many masks one thread is as fast as several."""
+"""Number of masks up to which one thread is as fast as several."""
 
 
 class LLMatcher(Matcher):
@@ -28,8 +28,7 @@ class LLMatcher(Matcher):
 
     def check(self) -> None:
         """Raise ValueError where the matcher has failed."""
-        # A failed matcher allows the tokens that end a text, so that it looks like an answer that
-        # is complete.
+        # A failed matcher allows the tokens that end a text, as if the answer were complete.
         if self.matcher.is_error():
             raise ValueError(_explain(self.matcher.get_error()))
 
@@ -43,7 +42,7 @@ class LLMatcher(Matcher):
         """See `Matcher.advance`."""
         count = int(self.matcher.try_consume_tokens(tokens.tolist()))
         if count < len(tokens):
-            self.check()  # a limit that is reached reads like a token that is not allowed
+            self.check()  # reaching a limit looks like a token that is not allowed
         return count
 
     def rollback(self, count: int) -> None:
@@ -59,7 +58,7 @@ class LLGrammar(CompiledGrammar):
 
     def start(self) -> LLMatcher:
         """See `CompiledGrammar.start`."""
-        # A copy shares what the lexer has worked out; to compile again would begin anew.
+        # A copy shares the states computed by the lexer; compiling again would start from scratch.
         return LLMatcher(self.matcher.deep_copy())
 
 
@@ -73,7 +72,7 @@ class LLGuidanceEngine(GrammarEngine):
             n_vocab=vocabulary.size,
             eos_token=list(vocabulary.end_ids) or None,
         )
-        # What is reached costs one request its answer. The defaults bound a mask to some tens of
+        # Reaching a limit fails one request. The defaults bound a mask to some tens of
         # milliseconds; errors quote neither schema nor text of a user.
         self.limits = llguidance.LLParserLimits(verbose_errors=False)
         self.executor = (
@@ -86,7 +85,7 @@ class LLGuidanceEngine(GrammarEngine):
         matcher = llguidance.LLMatcher(self.tokenizer, grammar, log_level=0, limits=self.limits)
         if matcher.is_error():
             raise ValueError(_explain(matcher.get_error()))
-        # It says in a warning what of a schema it would not do.
+        # It warns about unsupported parts of a schema.
         if warnings := matcher.get_grammar_warnings():
             raise ValueError(_first_line("; ".join(warnings)))
         return LLGrammar(matcher)
@@ -132,10 +131,10 @@ class LLGuidanceEngine(GrammarEngine):
 
 
 def _write_lark(text: str) -> str:
-    """Write a grammar as Lark has them.   raises: ValueError for GBNF that is none"""
+    """Convert a grammar to Lark.   raises: ValueError for invalid GBNF"""
     try:
         return any_to_lark(text)
-    except Exception as error:  # of this very type, or of one that is no ValueError
+    except Exception as error:  # of exactly this type, or of one that is not a ValueError
         reason, *_ = str(error).split(", '")  # a quotation of the grammar follows
         raise ValueError(f"GBNF: {reason}") from error
 

@@ -8,7 +8,7 @@ from attrs.validators import and_, ge, instance_of, le
 
 @frozen(kw_only=True)
 class LLGuidanceOptions:
-    """How answers are ruled.
+    """How answers are constrained.
 
     whitespace: white space between the tokens of JSON
     threads: that fill the masks of several answers; 0 for llguidance's own choice

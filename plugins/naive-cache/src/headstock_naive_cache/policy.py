@@ -1,4 +1,4 @@
-"""A policy without an index: a page belongs to its row alone and returns to the pool with it."""
+"""A policy without an index: a page belongs to one row and returns to the pool with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstock.spi.kv import KVGroup
 
 
 class NaiveCache(CachePolicy):
-    """Nothing is indexed, so nothing is found, held or evicted. The index is None."""
+    """Nothing is indexed, so nothing is matched, held or evicted. The index is None."""
 
     def __init__(self, page_size: int, groups: Sequence[KVGroup], options: Any = None) -> None:
         """A policy for pages of any size."""
@@ -22,7 +22,7 @@ class NaiveCache(CachePolicy):
         self.nothing.flags.writeable = False
 
     def new_index(self) -> None:
-        """None: there is nothing to remember."""
+        """None: there is no state."""
 
     def match_prefix(self, index: None, keys: Ints, namespace: str) -> Match:
         """No pages, for any keys."""
@@ -57,7 +57,7 @@ class NaiveCache(CachePolicy):
         return CacheStats(pages=(0,) * self.num_groups, held=(0,) * self.num_groups)
 
     def check_index(self, index: None) -> None:
-        """Nothing can contradict itself here."""
+        """There is nothing to check."""
 
     def indexed_pages(self, index: None, group: int) -> Ints:
         """No pages."""

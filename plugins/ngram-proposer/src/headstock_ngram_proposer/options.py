@@ -10,9 +10,9 @@ from attrs.validators import and_, ge, instance_of, le
 class NgramOptions:
     """How guesses are looked up.
 
-    max_drafts: the most guesses of a row in a step
-    min_match: how many of the latest tokens must be found again
-    max_match: how many are looked for first; longer matches win
+    max_drafts: maximum guesses of a row per step
+    min_match: how many of the latest tokens must match
+    max_match: how many are tried first; longer matches win
     """
 
     max_drafts: int = field(default=4, validator=and_(instance_of(int), ge(1), le(15)))

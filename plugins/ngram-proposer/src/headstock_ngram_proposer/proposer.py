@@ -1,4 +1,4 @@
-"""Prompt lookup: a sequence is likely to go on as it did where it had the same tokens before."""
+"""Prompt lookup: a sequence is likely to continue as it did after the same tokens earlier."""
 
 from __future__ import annotations
 
@@ -15,18 +15,19 @@ BYTES = 4
 
 
 class NgramProposer(Proposer):
-    """Guesses what followed the latest tokens where they last were in the same sequence."""
+    """Proposes the tokens that followed the last earlier occurrence of the latest tokens."""
 
     def __init__(self, options: NgramOptions) -> None:
         self.options = options
 
     @property
     def max_drafts(self) -> int:
-        """As the options say."""
+        """Set the options."""
         return self.options.max_drafts
 
     def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
-        """Guess the tokens that follow those of each row; none where the latest ones are new."""
+        """Guess the next tokens of each row; none if the latest tokens have no earlier
+        occurrence."""
         drafts = [
             self._continue_row(row, count) for row, count in zip(tokens, room.tolist(), strict=True)
         ]
@@ -34,10 +35,10 @@ class NgramProposer(Proposer):
         return counts, np.concatenate([np.zeros(0, np.int32), *drafts])
 
     def _continue_row(self, tokens: Ints, room: int) -> Ints:
-        """Return the guesses at what follows the tokens, at most `room`."""
-        # Bytes: their search is that of the C library, 20 times as fast as windows in numpy.
+        """Return the guesses after the tokens, at most `room`."""
+        # Bytes: their search is in C, 20 times as fast as windows in numpy.
         data, start = tokens.tobytes(), -1
-        # The shortest first: for most rows it is not there, and then no longer one is.
+        # The shortest first: for most rows it does not occur, and then no longer one does.
         for length in range(self.options.min_match, self.options.max_match + 1):
             earlier = find_last(data, length)
             if earlier < 0:
@@ -45,13 +46,13 @@ class NgramProposer(Proposer):
             start = earlier + length
         if start < 0:
             return tokens[:0]
-        # A match that reaches the end repeats with its distance as period.
+        # A match that reaches the end repeats with its distance as the period.
         period = len(tokens) - start
         return tokens[start + np.arange(room) % period]
 
 
 def find_last(data: bytes, length: int) -> int:
-    """Find where the last `length` tokens were last before; -1 where they never were.
+    """Find the last earlier occurrence of the last `length` tokens; -1 if there is none.
 
     data: tokens of `BYTES` bytes each
     """
@@ -61,6 +62,6 @@ def find_last(data: bytes, length: int) -> int:
     while (at := data.rfind(suffix, 0, stop)) >= 0:
         if at % BYTES == 0:
             return at // BYTES
-        # Bytes of two tokens that look like a token are none; the search goes on before them.
+        # A match across token boundaries does not count; the search continues before it.
         stop = at + len(suffix) - 1
     return -1

@@ -1,4 +1,4 @@
-"""What must be true of an index, and of the arguments that a caller passes with it."""
+"""Invariants of an index, and of the arguments of its callers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def _locked_children(node: Node) -> int:
 
 
 def assert_handle(handle: Node, must_be_held: bool) -> None:
-    """Raise AssertionError unless the handle is indexed and, when asked, someone holds it."""
+    """Raise AssertionError unless the handle is indexed and, if required, held."""
     assert handle.parent is not None, (
         f"the handle's page {handle.page} was evicted: hold a match before evicting"
     )
@@ -44,7 +44,7 @@ def assert_insert(
         # Pages behind a window are gone.
         if isinstance(index, GroupIndex) and group in index.windows:
             page_list = [page for page in page_list if page]
-        assert len(set(page_list)) == len(page_list), f"a page is given twice: {page_list}"
+        assert len(set(page_list)) == len(page_list), f"a page is passed twice: {page_list}"
         assert min(page_list, default=1) > 0, f"page {min(page_list)} is not a page of the pool"
         waiting = index.dropped_pages[group] if isinstance(index, GroupIndex) else index.dropped
         dropped = set(page_list).intersection(waiting)
@@ -59,7 +59,7 @@ def assert_index(index: Index, page_size: int) -> None:
     assert len(nodes) == index.size, f"{len(nodes)} nodes but size {index.size}"
     for group, count in enumerate(index.count_pages()):
         pages = index.list_pages(group)
-        assert len(pages) == count, f"{len(pages)} pages of group {group} and not {count}"
+        assert len(pages) == count, f"group {group}: expected {count} pages, got {len(pages)}"
         assert len(set(pages)) == len(pages), "a page is indexed twice"
         assert min(pages, default=1) > 0, "the dummy page is indexed"
     for root in index.roots.values():
@@ -69,7 +69,7 @@ def assert_index(index: Index, page_size: int) -> None:
         )
     for node in nodes:
         assert node.parent is not None and node.parent.children[node.key] is node, (
-            f"{node!r} hangs in the wrong place"
+            f"{node!r} is in the wrong place"
         )
         assert node.depth == node.parent.depth + 1, (
             f"{node!r} has a parent of depth {node.parent.depth}"
@@ -89,7 +89,7 @@ def assert_index(index: Index, page_size: int) -> None:
 
 
 def _assert_windows(index: GroupIndex, nodes: list[Node]) -> None:
-    """Raise AssertionError unless every page of a window group is known with its node."""
+    """Raise AssertionError unless every page of a window group is mapped to its node."""
     for group in range(len(index.groups)):
         indexed = {node.page[group]: node for node in nodes if node.page[group]}
         if group not in index.windows:
@@ -99,7 +99,9 @@ def _assert_windows(index: GroupIndex, nodes: list[Node]) -> None:
         idle = index.idle_pages[group]
         assert idle.items() <= indexed.items(), f"group {group}: a page is idle but not indexed"
         for page, node in indexed.items():
-            assert node.refs or page in idle, f"group {group}: page {page} is held and {node!r} not"
+            assert node.refs or page in idle, (
+                f"group {group}: page {page} is held but {node!r} is not"
+            )
 
 
 def _assert_order(index: Index, nodes: set[Node]) -> None:

@@ -1,11 +1,11 @@
 """A prefix tree whose nodes have a page in each of several KV groups, or one with a window.
 
 In a group that keeps all tokens every node has a page. In a window group it may have none: the row
-had freed it before it was indexed, or it was evicted alone. So a prefix is matched up to a node
-behind which the window's pages are all there.
+    had freed it before it was indexed, or it was evicted alone. A prefix is therefore matched up to
+    a node where the window's pages are complete.
 
-A page of a window group is *held* page by page, and not along the path: a row that goes on lets the
-pages behind its window go, while its hold still locks their nodes.
+Pages of a window group are *held* individually, not along the path: a row that advances frees the
+    pages behind its window, while its hold still locks their nodes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class GroupIndex(Index):
         self.dropped_pages: list[list[int]] = [[] for _ in groups]
 
     def count_reusable(self, pages: Sequence[Sequence[int]]) -> int:
-        """How many of a path's pages a row may go on behind: no window lacks one there.
+        """After how many of a path's pages a row may continue: no window lacks a page there.
 
         pages: by node, its page in each group
         """
@@ -76,7 +76,7 @@ class GroupIndex(Index):
                         self.nodes[group][own[group]] = child
                 canonical.append(own)
             else:
-                # As in `Index`, which says why; a call for each page would cost as much again.
+                # As in `Index`, which explains why; a call per page would double the cost.
                 if child.refs:
                     child.refs += 1
                     node.refs -= 1
@@ -102,7 +102,7 @@ class GroupIndex(Index):
         return canonical
 
     def hold_pages(self, group: int, pages: Sequence[int]) -> None:
-        """Take pages of a window group out of those that may be evicted."""
+        """Remove pages of a window group from those that may be evicted."""
         for page in pages:
             self.idle_pages[group].pop(page, None)
 
@@ -113,7 +113,7 @@ class GroupIndex(Index):
             idle[page] = nodes[page]
 
     def trim_end(self, node: Node) -> Node:
-        """As in `Index`: leaves that nothing can be matched up to; the root where all of it is."""
+        """As in `Index`: leaves where no match can end; the root if that holds for all."""
         return self._cut_useless(node, self.dropped_pages)
 
     def cut_leaf(self, node: Node) -> list[int]:
@@ -131,7 +131,7 @@ class GroupIndex(Index):
         _add_pages(self.dropped_pages, self.cut_leaf(node))
 
     def evict(self, group: int, count: int) -> list[list[int]]:
-        """As in `Index`; leaves of no use go along, with their pages of all groups."""
+        """As in `Index`; useless leaves are removed too, with their pages of all groups."""
         evicted: list[list[int]] = [[] for _ in self.groups]
         dropped = self.dropped_pages[group]
         evicted[group] = dropped[: max(count, 0)]
@@ -148,11 +148,11 @@ class GroupIndex(Index):
         return evicted
 
     def _cut_useless(self, node: Node, pages: list[list[int]]) -> Node:
-        """Cut off an unlocked leaf that nothing can be matched up to, and parents that become such.
+        """Cut off an unlocked leaf where no match can end, and parents that become such leaves.
 
-        returns: the node that is left    writes: pages, by group
+        returns: the remaining node    writes: pages, by group
         """
-        # Each would keep its pages of the other groups, or stay without end if it has none.
+        # Each would keep its pages of the other groups, or stay forever if it has none.
         while (
             node.parent is not None
             and not node.refs
@@ -192,7 +192,7 @@ class GroupIndex(Index):
 
 
 def _add_pages(lists: list[list[int]], pages: Sequence[int]) -> None:
-    """Add each group's page to its list, where there is one."""
+    """Add each group's page to its list, if there is one."""
     for numbers, page in zip(lists, pages, strict=True):
         if page:
             numbers.append(page)

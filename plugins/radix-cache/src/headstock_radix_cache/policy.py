@@ -27,8 +27,8 @@ from headstock_radix_cache.tree import Index, Node
 class RadixCache(CachePolicy):
     """Full pages are shared by all requests of a namespace that begin with the same keys.
 
-    A page's last use is the latest moment at which a hold protected it. Pages idle since longest
-    are evicted first.
+    A page's last use is the latest moment at which a hold protected it. The pages that were idle
+    longest are evicted first.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class RadixCache(CachePolicy):
         options = options or RadixOptions()
         self.page_size = page_size
         self.groups = tuple(groups)
-        # Most models have one group that keeps all tokens. Theirs is the short way.
+        # Most models have one group that keeps all tokens; this is their fast path.
         self.is_plain = len(self.groups) == 1 and self.groups[0].window is None
         self.max_prefixes = options.max_prefixes
         self.debug = options.debug
@@ -55,7 +55,7 @@ class RadixCache(CachePolicy):
         node = index.roots.get(namespace)
         pages: list[Any] = []
         if node is not None and self.max_prefixes != 0:
-            # Keys are bytes: a slice and a hash a page, without an object for each token.
+            # Keys are bytes: a slice and a hash per page, without an object per token.
             data = keys.tobytes()
             width = self.page_size * keys.itemsize
             for start in range(0, len(data) - width + 1, width):
@@ -69,7 +69,8 @@ class RadixCache(CachePolicy):
         return Match(np.array([pages], np.int32), node if pages else None)
 
     def _end_match(self, index: GroupIndex, node: Node | None, found: list[list[int]]) -> Match:
-        """The match that ends where every group has what the next token reads, at most at `node`.
+        """The match that ends where every group has the pages that the next token reads, at most at
+        `node`.
 
         found: the pages of each node up to `node`, by group
         """
@@ -86,7 +87,7 @@ class RadixCache(CachePolicy):
         """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
         if handle is None:
             return
-        # Without debug too: it is O(1), and an evicted handle would protect pages that others have
+        # Even without debug: it is O(1), and an evicted handle would protect pages that others own
         # by now.
         assert_handle(handle, must_be_held=False)
         index.version += 1
@@ -177,8 +178,8 @@ class RadixCache(CachePolicy):
     def evict(self, index: Index, group: int, count: int) -> list[Ints]:
         """Drop unheld pages until `count` of `group` are gone; O(pages dropped).
 
-        Least recently used first; of one prefix the deepest first. Leaves that nothing can be
-        matched up to go along.
+        Least recently used first; of one prefix the deepest first. Leaves where no match can end
+        are dropped too.
 
         returns: by group, [n] int32
         """

@@ -1,12 +1,12 @@
-"""A prefix tree with one node a page, and the order in which its pages may be evicted.
+"""A prefix tree with one node per page, and the order in which its pages may be evicted.
 
 A node is *locked* while a hold protects it: its own, or one below it. `refs` counts the own holds
-plus the locked children, so a node is locked exactly when `refs > 0`. A hold that moves from a node
-to a new child leaves the node's `refs` as it is: one hold fewer, one locked child more. So indexing
-a page as it fills is O(1).
+    plus the locked children, so a node is locked exactly when `refs > 0`. A hold that moves from a
+    node to a new child leaves the node's `refs` unchanged: one hold fewer, one locked child more.
+    Indexing a page as it fills is therefore O(1).
 
 `idle` lists the unlocked nodes in the order in which they were unlocked, which is the order of last
-use. A node is unlocked only after all its children, so they stand before it. The first idle node is
+use. A node is unlocked only after all its children, so they come before it. The first idle node is
 always a leaf, and eviction needs no search.
 """
 
@@ -60,7 +60,7 @@ class Index:
     def get_root(self, namespace: str) -> Node:
         """The root of a namespace, made when missing and removed with its last page.
 
-        It stands for no page and is always locked.
+        It has no page and is always locked.
         """
         root = self.roots.get(namespace)
         if root is None:
@@ -79,7 +79,7 @@ class Index:
             node = node.parent
 
     def unlock(self, node: Node) -> None:
-        """Take a hold away; one step for each node that becomes idle."""
+        """Remove a hold; one step for each node that becomes idle."""
         node.refs -= 1
         while node.refs == 0 and node.parent is not None:
             # At the end of the list, after its children: the first idle node is always a leaf.
@@ -133,14 +133,14 @@ class Index:
         return node.page
 
     def pop_oldest(self) -> Any:
-        """Cut off the leaf that was used least recently and return its page."""
+        """Cut off the least recently used leaf and return its page."""
         return self.cut_end(self.idle.popitem(last=False)[0])
 
     def cut_end(self, node: Node) -> Any:
         """Cut off a leaf that is no longer in `idle`, and return its page."""
         parent = node.parent
         if node in self.ends:
-            # What is left of the prefix still counts as one, and is now the oldest.
+            # The rest of the prefix still counts as one, and is now the oldest.
             del self.ends[node]
             if parent is not None and parent.depth and parent not in self.ends:
                 self.ends[parent] = None
@@ -153,11 +153,12 @@ class Index:
         self.dropped.append(self.cut_leaf(node))
 
     def trim_end(self, node: Node) -> Node:
-        """Cut off what is of no use at the end of a released prefix, and return its last node."""
+        """Cut off the useless end of a released prefix, and return its last node."""
         return node
 
     def note_end(self, node: Node, limit: int) -> None:
-        """Note that a prefix ended at `node`; drop the oldest beyond `limit` but shared pages."""
+        """Record that a prefix ended at `node`; drop the oldest beyond `limit`, except shared
+        pages."""
         # Moved to the end as well, because a prefix that ended before keeps its old place.
         self.ends[node] = None
         self.ends.move_to_end(node)
