@@ -1,4 +1,4 @@
 """The command `headstock bench`. Importing it does not import torch.
 
-It has seeded workloads, engines that run them in turns, and results with their conditions.
+It has seeded workloads, engines that run them alternately, and results with their conditions.
 """

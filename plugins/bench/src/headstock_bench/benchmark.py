@@ -1,4 +1,4 @@
-"""The benchmark of one engine, and of those it is compared with."""
+"""The benchmark of one engine and of its competitors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from headstock_bench.workloads import Workload
 
 
 class Benchmark:
-    """Measures workloads on `llm`: one run warms up, then come `runs` timed ones.
+    """Measures workloads on `llm`: one warm-up run, then `runs` timed ones.
 
     shape: what results call the model    on_run: called after each timed run
     """
@@ -59,7 +59,7 @@ class Benchmark:
         return model
 
     def add_limits(self) -> None:
-        """Have results say what the device would need at least.
+        """Add the minimum time of the device to results.
 
         raises: UsageError for a model whose layers are not counted
         """
@@ -68,7 +68,7 @@ class Benchmark:
         self.rates = measure_rates(device, getattr(torch, self.conditions.dtype))
 
     def add_transformers(self) -> None:
-        """Have transformers run each workload too, in turns with headstock."""
+        """Make transformers run each workload too, alternating with headstock."""
         # Imported here: transformers takes 0.7 s to import, and few benchmarks compare.
         from headstock_bench.transformers_engines import (
             TransformersContinuous,
@@ -98,8 +98,8 @@ class Benchmark:
         return workload.fit_vocab(vocab), (f"token ids taken modulo the vocabulary of {vocab}",)
 
     def measure(self, workload: Workload, notes: tuple[str, ...] = ()) -> BenchmarkResult:
-        """Run one workload in turns.   raises: UsageError, EngineDied"""
-        # In one process: two hosts an hour apart differ by a fifth and more.
+        """Run one workload, engines alternating.   raises: UsageError, EngineDied"""
+        # In one process: two hosts an hour apart differ by 20 % and more.
         timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.on_run)
         ours, *others = timings
         return BenchmarkResult(
@@ -121,7 +121,7 @@ class Benchmark:
         )
 
     def _limit(self, workload: Workload) -> WorkloadLimit | None:
-        """The least that the device would need, if that is asked for.
+        """The minimum time of the device, if requested.
 
         It is known for requests that all run at once.
         """
@@ -149,7 +149,7 @@ class Benchmark:
         )
 
     def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:
-        """Where the tokens differ; None with random weights, which each engine draws for itself."""
+        """Where the tokens differ; None with random weights, which each engine draws separately."""
         return (
             None
             if self.dummy or theirs.error is not None

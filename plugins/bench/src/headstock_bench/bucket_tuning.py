@@ -1,4 +1,4 @@
-"""Time prompts that arrive beside rows that decode, with a graph of their step and without."""
+"""Time prompts that arrive while rows decode, with a graph of their step and without."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from headstock.startup import tuned_choices
 from headstock_bench.workloads import SEED, Prompts
 
 MARGIN = 0.03
-"""How much faster steps without a graph must be for a size to lose the one that it has."""
+"""How much faster steps without a graph must be for a size to lose its graph."""
 ROWS = 8
 """Rows that decode while prompts arrive."""
 CONTEXT = 512
 """Prompt tokens of these rows."""
 ROW_TOKENS = 512
-"""The most tokens that a row makes while prompts of one size arrive."""
+"""Maximum tokens that a row generates while prompts of one size arrive."""
 RUNS = 9
 """Prompts of each size; the figure is the median."""
 SETTLED_TOKENS = 4
 """Tokens of each row between two arrivals."""
 POLL_SECONDS = 0.001
 MANY_TOKENS = 1024
-"""From here each size is measured, below it the powers of two alone.
+"""From here on each size is measured, below it only powers of two.
 
-There the device needs about as long as the launches of its work, so that a graph may not pay.
+There, the device time is close to the launch time, so a graph may not pay off.
 """
 
 
 OpenLLM = Callable[[EngineConfig], LLM]
-"""Starts an engine; it may show how that goes."""
+"""Starts an engine; it may show progress."""
 
 
 def open_llm(config: EngineConfig) -> LLM:
@@ -47,7 +47,7 @@ def open_llm(config: EngineConfig) -> LLM:
 
 @frozen(kw_only=True)
 class Arrival:
-    """What came of one prompt: its times, and the steps meanwhile that no graph replayed."""
+    """The result of one prompt: its times, and the steps meanwhile without a graph."""
 
     times: tuned_choices.ArrivalTimes
     num_launched: int
@@ -109,10 +109,10 @@ def make_bucket(
 
 
 def choose_sizes(sizes: Sequence[int], most: int) -> list[StepSize]:
-    """Those of a runner's sizes that are measured, smallest first.
+    """The measured sizes of a runner, smallest first.
 
-    A step is half way between its size and the one below, as arrivals are in the mean. The largest
-    size is measured by a full step, of `most` tokens, for which it is there.
+    A step is halfway between its size and the one below, like the average arrival. The largest
+    size is measured by a full step of `most` tokens, its purpose.
     """
     ordered = sorted(sizes)
     return [

@@ -72,8 +72,8 @@ def list_settings(config: EngineConfig) -> dict[str, Any]:
 def read_commit(file: Path) -> str | None:
     """The commit that `file` is at, with "-dirty" when the checkout has changes.
 
-    None where git does not track the file: a package may lie in an environment that lies in the
-    checkout of something else.
+    None if git does not track the file: a package may be in an environment inside an unrelated
+    checkout.
     """
     if run_git(file, "ls-files", "--error-unmatch", file.name) is None:
         return None

@@ -1,4 +1,4 @@
-"""The least time that a device needs for a workload, by what it must read and multiply."""
+"""The minimum time of a device for a workload, by its reads and products."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
 MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
 """Rows and columns of the matrices that are multiplied."""
 SECONDS = 1.0
-"""Time that each is done for: clocks sink, within tenths of a second, to what power allows."""
+"""Duration of each measurement: clocks fall to the power limit within tenths of a second."""
 REPEATS = 8
-"""Times that each is done in a run, so that starting it and waiting for it count little."""
+"""Repetitions in a run, so that launch and wait count little."""
 
 
 @frozen(kw_only=True)
 class DeviceRates:
-    """What the device was measured to do in a second of hard work.
+    """The measured rates of the device under sustained load.
 
     bytes_s: bytes that a copy reads and writes    flops_s: multiplications and additions
     """
@@ -37,7 +37,7 @@ class DeviceRates:
 
 @frozen(kw_only=True)
 class WorkloadLimit:
-    """The least seconds of a workload, were the device never idle and nothing read twice.
+    """The minimum seconds of a workload if the device were never idle and read nothing twice.
 
     products_s: of the linear layers and the scores; a step either reads its weights or multiplies
     attention_s: of keys and values, likewise
@@ -101,7 +101,7 @@ def _time_rates(device: str, dtype: torch.dtype) -> DeviceRates:
     source = torch.zeros(COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     size = MATRIX_SIZE[device]
-    # Random numbers: zeros take less power, and so more of them are multiplied.
+    # Random numbers: zeros take less power and are multiplied faster.
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return DeviceRates(
         bytes_s=2 * source.numel() / time_settled(lambda: target.copy_(source), device),
@@ -190,6 +190,6 @@ def limit_workload(
 
 
 def count_shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two prompts share at their beginnings."""
+    """The number of common leading tokens of two prompts."""
     pairs = zip(one, other, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))

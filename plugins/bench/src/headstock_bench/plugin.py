@@ -1,4 +1,4 @@
-"""What `bench` and `tune` say of themselves."""
+"""The specs of `bench` and `tune`."""
 
 from __future__ import annotations
 

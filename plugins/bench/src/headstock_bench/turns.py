@@ -1,4 +1,4 @@
-"""Engines that run the same workload in turns, and where their tokens differ."""
+"""Engines that alternate on the same workload, and where their tokens differ."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def run_in_turns(
 ) -> list[EngineTiming]:
     """Warm each engine up, then time `num_runs` rounds in which each runs once.
 
-    An engine that fails in its warm-up sits out, and its timing has the error. The first engine,
+    An engine that fails in its warm-up is skipped, and its timing has the error. The first engine,
     which the others are compared with, raises its failure.
     """
     errors = [None, *(warm_up_peer(engine, workload) for engine in engines[1:])]
     engines[0].run(workload.warm_up)
     runs: list[list[TimedRun]] = [[] for _ in engines]
-    # in rounds, because clock speed and other load change: each change then meets all engines
+    # in rounds, so that changes of clock speed and load affect all engines
     for number in range(num_runs):
         for engine, error, engine_runs in zip(engines, errors, runs, strict=True):
             if error is None:
@@ -98,7 +98,7 @@ def warm_up_peer(engine: BenchmarkEngine, workload: Workload) -> str | None:
     """Run the warm-up; the error when it fails."""
     try:
         engine.run(workload.warm_up)
-    # Whatever a peer raises is a result: its error stands in place of its figure.
+    # Any error of a peer is a result: it replaces the figure.
     except Exception as error:
         return describe_error(error)
     return None
@@ -112,7 +112,7 @@ def summarize_runs(
         engine=engine.engine,
         mode=engine.mode,
         version=engine.version,
-        # All of them: the figure is their median, and the reader sees how far they lie from it.
+        # All of them: the figure is their median, and the reader sees their spread.
         seconds=tuple(run.seconds for run in runs),
         tokens=runs[-1].tokens if runs else (),
         latencies=tuple(run.latency for run in runs if run.latency is not None),

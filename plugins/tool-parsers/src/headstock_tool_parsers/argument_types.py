@@ -1,4 +1,4 @@
-"""What a tool's schema makes of an argument that a model wrote as text."""
+"""Convert an argument that a model wrote as text by a tool's schema."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from urllib.parse import unquote
 from headstock_tool_parsers.json_reader import spell_json
 
 MAX_DEPTH: Final = 32
-"""Schemas within each other, references among them, that are looked at."""
+"""Maximum nesting of schemas, including references."""
 
 MAX_SCHEMAS: Final = 1000
-"""Schemas that one question may look at; references can make few of them many."""
+"""Maximum number of schemas per query; references can multiply them."""
 
 MAX_PATTERN: Final = 128
-"""Characters of a pattern, and of an argument's name that it is tried on."""
+"""Maximum characters of a pattern, and of the argument name that it is matched with."""
 
 TYPE_NAMES: Final = {
     **{name: name for name in ("array", "boolean", "integer", "null", "number", "object")},
     "string": "string",
-    # what people write in their place
+    # common variants of these
     "bool": "boolean",
     "dict": "object",
     "float": "number",
@@ -37,19 +37,19 @@ IMPLIED_TYPES: Final = {
     "number": ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"),
     "string": ("pattern", "minLength", "maxLength", "format"),
 }
-"""What a schema is about that names no type, by the rules that it has."""
+"""The type of a schema without a type, by its rules."""
 
 TYPE_RULES: Final = ("type", "enum", "const", "anyOf", "oneOf", "allOf", "not", "$ref")
 NOTES: Final = {"title", "description", "default", "examples", "example", "$comment"}
 SLOW_PATTERN: Final = re.compile(r"[({]|[*+?].*[*+?].*[*+?]|\[\[|--|&&|~~|\|\|", re.DOTALL)
-"""Patterns that may take long, or that Python warns of."""
+"""Patterns that may be slow, or that Python warns about."""
 
 OTHER_TEXT: Final = "\x00"
-"""A text that no schema lists."""
+"""A text that is in no schema."""
 
 
 class ArgumentTypes:
-    """What a tool's `parameters`, the JSON schema of a stranger, say of its arguments.
+    """The arguments of a tool by its `parameters`, an untrusted JSON schema.
 
     A schema allows a value (True), rules it out (False), or leaves it open (None): where nothing is
     said, or a rule is not read here, such as a reference that leads elsewhere or in a circle.
@@ -67,8 +67,8 @@ class ArgumentTypes:
     def spell_value(self, key: str, text: str) -> str:
         """The JSON of an argument that was written as `text`.
 
-        A string, unless the schema rules it out and allows the value that the text spells. Text
-        that says null is null where the schema names both, and not that very text.
+        A string, unless the schema excludes it and allows the value of the text. Text that says
+        null is null where the schema names both, and not that very text.
         """
         word = text.strip()
         if (
@@ -105,7 +105,7 @@ class ArgumentTypes:
     def _check_member(
         self, schema: Mapping[str, Any], key: str, value: object, depth: int
     ) -> Iterator[bool | None]:
-        """What the rules for members of an object say."""
+        """Evaluate the rules for members of an object."""
         properties, patterns = schema.get("properties"), schema.get("patternProperties")
         is_named = False
         if isinstance(properties, Mapping) and key in properties:
@@ -131,7 +131,7 @@ class ArgumentTypes:
             *check_value(schema, value),
             *self._combine(schema, lambda each: self._allow(each, value, depth + 1)),
         ]
-        # Rules that nothing here reads would make it wrong to turn the answer round.
+        # With rules that are not read here, the answer must not be negated.
         negated = schema.get("not")
         if isinstance(negated, Mapping) and negated.keys() <= {"type", "enum", "const", *NOTES}:
             answers.append(False if self._allow(negated, value, depth + 1) is True else None)
@@ -140,7 +140,7 @@ class ArgumentTypes:
     def _combine(
         self, schema: Mapping[str, Any], look: Callable[[object], bool | None]
     ) -> Iterator[bool | None]:
-        """What the schemas say that this one is made of."""
+        """Evaluate the schemas that this one is composed of."""
         if isinstance(schema.get("$ref"), str):
             yield look(self._resolve(schema["$ref"]))
         if isinstance(schema.get("allOf"), list):
@@ -154,7 +154,7 @@ class ArgumentTypes:
         return depth <= MAX_DEPTH and self._num_schemas <= MAX_SCHEMAS
 
     def _resolve(self, reference: str) -> object:
-        """What a reference within `parameters` leads to; None for any other."""
+        """The target of a reference within `parameters`; None for any other."""
         found: object = self.parameters
         first, *steps = unquote(reference).split("/")
         if first != "#":
@@ -171,7 +171,7 @@ class ArgumentTypes:
 
 
 def check_value(schema: Mapping[str, Any], value: object) -> Iterator[bool | None]:
-    """What the rules of a schema say that need no other schema."""
+    """Evaluate the rules of a schema that need no other schema."""
     if "type" in schema:
         types = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         yield any_of([has_type(value, each) for each in types])
@@ -186,7 +186,7 @@ def check_value(schema: Mapping[str, Any], value: object) -> Iterator[bool | Non
 
 
 def has_type(value: object, name: object) -> bool | None:
-    """Whether a value is of the type that a schema names; None for a name of no type."""
+    """Whether a value is of the named type; None for an unknown type."""
     known = TYPE_NAMES.get(name.lower()) if isinstance(name, str) else None
     match known:
         case None:
@@ -222,7 +222,7 @@ def is_same(value: object, other: object) -> bool:
 
 
 def match_pattern(pattern: str, key: str) -> bool | None:
-    """Whether a key matches; None for a pattern that may take long or that is none."""
+    """Whether a key matches; None for a pattern that may be slow or is invalid."""
     if max(len(pattern), len(key)) > MAX_PATTERN or SLOW_PATTERN.search(pattern):
         return None
     try:
@@ -232,12 +232,12 @@ def match_pattern(pattern: str, key: str) -> bool | None:
 
 
 def all_of(answers: Iterable[bool | None]) -> bool | None:
-    """What rules say that hold together."""
+    """Combine rules that must all hold."""
     found = set(answers)
     return False if False in found else True if True in found else None
 
 
 def any_of(answers: Iterable[bool | None]) -> bool | None:
-    """What rules say one of which holds."""
+    """Combine rules of which one must hold."""
     found = set(answers)
     return True if True in found else None if None in found else False

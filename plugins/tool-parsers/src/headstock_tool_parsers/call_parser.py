@@ -1,4 +1,4 @@
-"""What the parsers share: text around calls, and marks that may be cut anywhere."""
+"""Common base of the parsers: text around calls, and marks that may be cut anywhere."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from headstock_tool_parsers.json_reader import Reading
 
 BLANK = " \t\r\n"
 AFTER_CALL = re.compile(r"[\s,;}\]]*")
-"""What may lie between two calls, or between a call and its closing mark."""
+"""Characters allowed between two calls, or between a call and its closing mark."""
 
 
 class CallParser(ToolParser):
     """A parser that is in one state at a time; a call begins with one of `marks`.
 
-    A state takes what is certain from the front of `buffer`. It returns True when the next state
-    should look at the rest, and False when more text must come.
+    A state consumes what is certain from the front of `buffer`. It returns True if the next state
+    should read the rest, and False if more text is needed.
 
     closers: marks that may end a call
-    opening: what was taken and no event stands for; content, if it turns out to be no call
+    opening: text consumed without an event; content, if it turns out not to be a call
     is_list: whether the call is in a list
     """
 
@@ -41,14 +41,14 @@ class CallParser(ToolParser):
         self.is_beside_call = self.is_list = False
 
     def feed(self, text: str) -> list[ToolEvent]:
-        """The events that `text` makes certain."""
+        """The events that are certain after `text`."""
         self.buffer += text
         while self.buffer and self.state():
             pass
         return self._take_events()
 
     def finish(self) -> list[ToolEvent]:
-        """The events of what was held back."""
+        """The events of the text held back."""
         if self.state == self.read_call:
             if self.reader.end_early() or self.reader.break_off():
                 self.opening = ""
@@ -77,7 +77,7 @@ class CallParser(ToolParser):
             before = self.buffer[:start].rstrip()
             self.add_content(before)
             self.buffer = self.buffer[len(before) :]
-            # White space before a call is dropped with the mark, and kept where there is none.
+            # White space before a call is dropped with the mark, and kept if there is none.
             self.take(start - len(before) + len(mark))
             self.is_list = False
             return self.go_to(self.begin_call)
@@ -89,10 +89,10 @@ class CallParser(ToolParser):
 
     @abstractmethod
     def begin_call(self) -> bool:
-        """What comes right after a mark."""
+        """Text right after a mark."""
 
     def begin_object(self) -> bool:
-        """What follows a mark: an object, or a list of them."""
+        """After a mark: an object, or a list of them."""
         if not self.skip():
             return False
         if self.buffer[0] == "[" and not self.is_list:
@@ -102,7 +102,7 @@ class CallParser(ToolParser):
         return self.read_object() if self.buffer[0] == "{" else self.give_up()
 
     def read_call(self) -> bool:
-        """A call as JSON; `end_call` follows, or text when it is none."""
+        """A call as JSON; then `end_call`, or text if it is not a call."""
         for position, char in enumerate(self.buffer):
             reading = self.reader.add(char)
             if reading is Reading.PART:
@@ -114,12 +114,11 @@ class CallParser(ToolParser):
                     return False
                 if found[0]:
                     self.reader.end_arguments()
-            # Models forget the last bracket: a call is one without it.
+            # Models forget the last bracket: a call is complete without it.
             is_ended = reading is Reading.LAST or self.reader.end_early()
             self._note_call(position + (reading is Reading.LAST))
             if not is_ended:
-                # Only what comes now is looked at again: going back to the mark could take as long
-                # as the answer squared.
+                # Only new text is read again: going back to the mark could take quadratic time.
                 return self.give_up()
             self.buffer, self.opening = self.opening + self.buffer, ""
             self.is_beside_call = True
@@ -128,7 +127,7 @@ class CallParser(ToolParser):
         return False
 
     def _note_call(self, count: int) -> None:
-        """Take what the reader has read."""
+        """Consume what the reader has read."""
         self.events += self.reader.take_events()
         self.take(count)
         if self.reader.is_call:
@@ -136,7 +135,7 @@ class CallParser(ToolParser):
             self.is_beside_call = False
 
     def end_call(self) -> bool:
-        """What comes right after a whole call: its closing mark, the next call, or text."""
+        """After a whole call: its closing mark, the next call, or text."""
         gap = AFTER_CALL.match(self.buffer)
         length = gap.end() if gap else 0
         end_of_list = self.buffer.find("]", 0, length)
@@ -170,7 +169,7 @@ class CallParser(ToolParser):
     # for states
 
     def go_to(self, state: Callable[[], bool]) -> bool:
-        """Have `state` look at the rest; always True."""
+        """Continue with `state`; always True."""
         self.state = state
         return True
 
@@ -185,7 +184,7 @@ class CallParser(ToolParser):
         return self.go_to(self.read_call)
 
     def give_up(self) -> bool:
-        """What was taken is no call; always True."""
+        """The consumed text is not a call; always True."""
         self.add_content(self.opening)
         self.opening, self.is_list = "", False
         return self.go_to(self.read_text)
@@ -196,7 +195,7 @@ class CallParser(ToolParser):
         self.buffer = self.buffer[count:]
 
     def skip(self, characters: str = BLANK) -> bool:
-        """Pass over these characters at the front of the buffer; whether anything is left."""
+        """Skip these characters at the front of the buffer; whether anything remains."""
         rest = self.buffer.lstrip(characters)
         if self.opening:
             self.opening += self.buffer[: len(self.buffer) - len(rest)]
@@ -204,7 +203,7 @@ class CallParser(ToolParser):
         return bool(rest)
 
     def add_content(self, text: str) -> None:
-        """Give out text for the reader, without white space that follows a call."""
+        """Emit content, without white space after a call."""
         if self.is_beside_call:
             text = text.lstrip()
         if text:
@@ -212,13 +211,13 @@ class CallParser(ToolParser):
             self.events.append(ToolEvent(ToolEventKind.CONTENT, text))
 
     def drop_gap(self) -> str:
-        """What is held back behind a call, or nothing where it may belong to the call."""
+        """The text held back after a call, or nothing if it may belong to the call."""
         rest = AFTER_CALL.sub("", self.buffer, count=1)
         is_closer = any(mark.startswith(rest) for mark in self.closers)
         return "" if is_closer or not rest else self.buffer
 
     def skip_second_mark(self) -> bool:
-        """Pass over a first mark that is written twice; False where more text must come."""
+        """Skip a first mark that is written twice; False if more text is needed."""
         if not self.skip():
             return False
         found = match_mark(self.buffer, self.marks[:1])
@@ -231,7 +230,7 @@ class CallParser(ToolParser):
 
 
 def find_first(text: str, marks: Sequence[str]) -> tuple[int, str]:
-    """Where the first of the marks begins, and which it is; "" when there is none."""
+    """The position of the first mark, and the mark; "" if there is none."""
     return min(((text.find(mark), mark) for mark in marks if mark in text), default=(-1, ""))
 
 
@@ -244,8 +243,8 @@ def count_partial(text: str, marks: Sequence[str]) -> int:
 
 
 def match_mark(text: str, marks: Sequence[str]) -> tuple[str, int] | None:
-    """The mark that `text` begins with and the position behind it; "" and 0 for none of them, and
-    None where more text must come. Blanks before the last ">" of a mark do not matter.
+    """The mark that `text` begins with and the position after it; "" and 0 for none, and None if
+    more text is needed. Blanks before the last ">" of a mark do not matter.
     """
     is_part = False
     for mark in marks:

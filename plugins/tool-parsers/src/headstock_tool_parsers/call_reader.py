@@ -21,12 +21,12 @@ class CallReader:
     """Reads one call: a JSON object with a name, and arguments under one of `argument_keys`, or
     such an object as the member "function" of another.
 
-    An object is a call once its name is there and its first argument begins as it should. It is
-    none with a name that is not among `names`, and none with members of other kinds but for one
-    before its arguments. With `name`, only the arguments are read.
+    An object is a call once its name is complete and its first argument begins correctly. It is not
+    a call if its name is not in `names`, or if it has other members, except one before its
+    arguments. With `name`, only the arguments are read.
 
-    is_call: whether events were given out
-    num_held: characters at the end of those read that no event stands for
+    is_call: whether events were emitted
+    num_held: characters at the end of those read without an event
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class CallReader:
         self._name = name
         self._is_bare = bool(name)
         self._events: list[ToolEvent] = []
-        self._arguments: list[str] = []  # text that no event has yet
+        self._arguments: list[str] = []  # text without an event yet
         self._has_arguments = self._are_arguments_whole = False
-        self._streams = False  # the value that is read goes out as it comes
+        self._streams = False  # the current value is emitted as it arrives
         self._num_others = 0  # values of other keys
         self._is_nested = False  # in the object under "function"
         self._key = ""
@@ -57,10 +57,10 @@ class CallReader:
             self._value = JsonReader()
 
     def add(self, char: str) -> Reading:
-        """What `char` is to the call; never BEYOND."""
+        """The role of `char` in the call; never BEYOND."""
         self.num_held += 1
         reading = self._add(char)
-        if reading is Reading.BROKEN:  # `char` is no part; what ended before it may have gone out
+        if reading is Reading.BROKEN:  # `char` is not a part; text before it may have been emitted
             self.num_held = max(self.num_held - 1, 0)
         return reading
 
@@ -99,7 +99,7 @@ class CallReader:
         return Reading.PART
 
     def _pass_on(self, value: JsonReader) -> None:
-        """Give out what is certain of the arguments."""
+        """Emit the certain part of the arguments."""
         if not self._streams:
             return
         if text := value.take_text():
@@ -131,7 +131,7 @@ class CallReader:
         return self._value.add(char)
 
     def _end_value(self, value: JsonReader) -> bool:
-        """Take in a whole key or value; False when it is not as it should be."""
+        """Accept a whole key or value; False if it is invalid."""
         if self._streams:
             self._streams, self._are_arguments_whole = False, True
             self._expected = ","
@@ -167,7 +167,7 @@ class CallReader:
         return True
 
     def _begin_call(self) -> None:
-        """Give out the name, once."""
+        """Emit the name, once."""
         if not self.is_call:
             self.is_call = True
             self._events.append(ToolEvent(ToolEventKind.CALL, self._name))
@@ -192,11 +192,11 @@ class CallReader:
 
     @property
     def is_behind_argument(self) -> bool:
-        """Whether an argument is whole, and the brackets around it are open."""
+        """Whether an argument is complete, and the brackets around it are open."""
         return self._streams and self._value is not None and self._value.is_behind_value
 
     def end_arguments(self) -> None:
-        """Close the brackets around an argument, which are left out."""
+        """Close the missing brackets around an argument."""
         value = self._value
         assert value is not None, "internal error: no argument is read"
         value.close_all()
@@ -204,7 +204,7 @@ class CallReader:
         self._end_value(value)
 
     def end_early(self) -> bool:
-        """End a call that broke off behind its arguments; False where they are not whole."""
+        """End a call that was cut off after its arguments; False if they are incomplete."""
         num_held = self.num_held
         is_whole = bool(self._name) and self._are_arguments_whole
         if is_whole:
@@ -213,7 +213,7 @@ class CallReader:
         return is_whole
 
     def break_off(self) -> bool:
-        """Give out what there is of a call, when no more follows; False for what is no call."""
+        """Emit the rest of a call at the end of the text; False if it is not a call."""
         if not self._has_name or (self._value is not None and not self._value.break_off()):
             return False
         self._begin_call()
@@ -223,7 +223,7 @@ class CallReader:
 
     @property
     def _has_name(self) -> bool:
-        """Whether the name is there, and no argument under a key that is none of a call's."""
+        """Whether the name is complete, and there is no argument under an unknown key."""
         return bool(self._name) and (self._has_arguments or not self._num_others)
 
     def take_events(self) -> list[ToolEvent]:
@@ -233,7 +233,7 @@ class CallReader:
         return events
 
     def _flush(self) -> None:
-        # One event a character would be dear.
+        # One event per character would be expensive.
         if self.is_call and self._arguments:
             self._events.append(ToolEvent(ToolEventKind.ARGUMENTS, "".join(self._arguments)))
             self._arguments.clear()

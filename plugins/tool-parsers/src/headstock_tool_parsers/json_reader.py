@@ -1,4 +1,4 @@
-"""JSON as a model writes it, read character by character and spelled as JSON."""
+"""Read JSON as models write it, character by character, and write it as valid JSON."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ WORDS: Final = {
 
 
 class Reading(Enum):
-    """What a character was to a reader.
+    """The role of a character for a reader.
 
     PART: a part, and more must come
     LAST: the last part
-    BEYOND: no part; what came before is complete
-    BROKEN: no part, and what came before is not as it should be
+    BEYOND: not a part; the text before is complete
+    BROKEN: not a part, and the text before is invalid
     """
 
     PART = 0
@@ -44,15 +44,14 @@ class Reading(Enum):
 
 
 class JsonReader:
-    """Reads one value, and spells it as JSON: what it spelled is at any time the beginning of a
-    JSON text.
+    """Reads one value, and writes it as JSON: its output is always the beginning of a JSON text.
 
-    Models slip in ways that leave no doubt of what they mean. Raw line breaks in strings, a comma
-    before a closing bracket, a closing bracket left out before another, one of a list too many, a
-    backslash that begins no escape, and `True`, `False` and `None` are read. With `quotes` of both
-    kinds, strings may be quoted as in Python.
+    Models make unambiguous mistakes. Raw line breaks in strings, a comma before a closing bracket,
+    a closing bracket left out before another, one of a list too many, a backslash that begins no
+    escape, and `True`, `False` and `None` are read. With `quotes` of both kinds, strings may be
+    quoted as in Python.
 
-    num_held: characters at the end of those read that nothing in the spelled text stands for
+    num_held: characters at the end of those read that are not in the output yet
     has_value: whether the value, or the first one within it, has begun as it should
     """
 
@@ -71,13 +70,13 @@ class JsonReader:
         self._spelled: list[str] = []
 
     def take_text(self) -> str:
-        """The text that was spelled since the last time."""
+        """The output since the last call."""
         text = "".join(self._spelled)
         self._spelled.clear()
         return text
 
     def add(self, char: str) -> Reading:
-        """What `char` is to the value."""
+        """The role of `char` in the value."""
         if self._quote:
             return self._add_to_string(char)
         if self._word:
@@ -101,7 +100,7 @@ class JsonReader:
         return self._add_mark(char)
 
     def break_off(self) -> bool:
-        """Spell what is held of a number or word, when no more follows; False where it is none."""
+        """Write the held number or word at the end of the text; False if it is invalid."""
         word = self._word
         if NUMBER_START.fullmatch(word) or any(
             name.startswith(word) for name in ("true", "false", "null")
@@ -113,11 +112,11 @@ class JsonReader:
 
     @property
     def is_behind_value(self) -> bool:
-        """Whether a value is whole, and no other one has begun."""
+        """Whether a value is complete, and no other one has begun."""
         return not self._word and (self._expected == "," or bool(self._comma))
 
     def close_all(self) -> None:
-        """Close all brackets, when no more follows."""
+        """Close all brackets at the end of the text."""
         while self._closers:
             self._close(self._closers[-1])
 
@@ -171,13 +170,13 @@ class JsonReader:
         return Reading.PART
 
     def _spell_next(self, text: str) -> None:
-        """Spell the beginning of a key or value, with the comma before it."""
+        """Write the beginning of a key or value, with the comma before it."""
         comma, self._comma = self._comma, ""
         self._may_close = False
         self._spell(comma + text)
 
     def _end_word(self) -> bool:
-        """Spell a whole number or word; False when it is none."""
+        """Write a whole number or word; False if it is invalid."""
         word = self._word
         spelled = word if NUMBER.fullmatch(word) else WORDS.get(word)
         if spelled is None:
@@ -189,7 +188,7 @@ class JsonReader:
         return True
 
     def _close(self, char: str) -> Reading:
-        """Close what this bracket closes, and all within it."""
+        """Close the brackets that this one closes, and all inside them."""
         self._comma = closer = ""
         while closer != char:
             closer = self._closers.pop()
@@ -243,7 +242,7 @@ def spell_char(char: str) -> str:
 
 
 def spell_json(text: str, quotes: str = '"') -> str | None:
-    """The JSON that `text` means; None when it is not one whole value."""
+    """The JSON value of `text`; None if it is not one whole value."""
     reader = JsonReader(quotes)
     text = text.strip(WHITESPACE)
     for position, char in enumerate(text, start=1):

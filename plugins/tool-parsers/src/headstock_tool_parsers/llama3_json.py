@@ -10,10 +10,10 @@ from headstock_tool_parsers.call_parser import BLANK, CallParser
 
 class Llama3JsonParser(CallParser):
     """An answer that begins with an object is a call, and so is an object after the tag; several
-    are divided by semicolons or commas, or lie in a list.
+    are separated by semicolons or commas, or in a list.
 
-    There is no closing mark, and people ask for JSON as well: only the names of tools that the
-    request offers make an object a call.
+    There is no closing mark, and users also ask for JSON: an object is only a call if it names a
+    tool of the request.
     """
 
     marks = ("<|python_tag|>",)
@@ -30,7 +30,7 @@ class Llama3JsonParser(CallParser):
         return frozenset(self.tools)
 
     def begin_answer(self) -> bool:
-        """The first character that is no white space decides."""
+        """The first character that is not white space decides."""
         rest = self.buffer.lstrip(BLANK)
         if not rest:
             return False
@@ -40,5 +40,5 @@ class Llama3JsonParser(CallParser):
         return self.go_to(self.begin_object)
 
     def begin_call(self) -> bool:
-        """What follows a tag: objects, or code, which is text here."""
+        """After a tag: objects, or code, which is text here."""
         return self.skip_second_mark() and self.begin_object()

@@ -15,7 +15,7 @@ ID, ARGUMENTS = "[CALL_ID]", "[ARGS]"
 
 
 class MistralParser(CallParser):
-    """After the mark comes a list of objects, an object, or a name and its arguments."""
+    """The mark is followed by a list of objects, an object, or a name and its arguments."""
 
     marks = ("[TOOL_CALLS]",)
     call_openings = ("[TOOL_CALLS]",)
@@ -41,22 +41,22 @@ class MistralParser(CallParser):
         return self.go_to(self.skip_id if mark == ID else self.begin_arguments)
 
     def skip_id(self) -> bool:
-        """The model's own id of a call, which nothing reads."""
+        """The model's own id of a call, which is ignored."""
         _, mark = self._take_word((ARGUMENTS,))
         if mark is None:
             return False
         return self.go_to(self.begin_arguments) if mark else self.give_up()
 
     def begin_arguments(self) -> bool:
-        """The object with the arguments begins; the mark before it is left out at times."""
+        """The object with the arguments begins; the mark before it may be missing."""
         if not self.skip():
             return False
         return self.read_arguments(self.name) if self.buffer[0] == "{" else self.give_up()
 
     def _take_word(self, marks: Sequence[str]) -> tuple[str, str | None]:
-        """A word, and which of the marks comes after it, both taken but for a bracket.
+        """A word, and the mark after it, both consumed except a bracket.
 
-        The mark is "" for none, and None where more text must come.
+        The mark is "" for none, and None if more text is needed.
         """
         word = WORD.match(self.buffer)
         end = word.end() if word else 0

@@ -1,4 +1,4 @@
-"""What the tool parsers say of themselves."""
+"""The specs of the tool parsers."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ from headstock_tool_parsers.value_end import (
 )
 
 MAX_STRAY = 200
-"""Characters between the arguments of a call that may be no tags, blanks among them."""
+"""Maximum characters between the arguments of a call that are not tags, including blanks."""
 
 
 class Qwen3CoderParser(CallParser):
     """Arguments are text between tags. Their types are those of the tool's schema.
 
-    The outer tag is left out at times, and so are closing tags: the next tag ends what is open.
-    Arguments may be one JSON object in place of tags.
+    The outer tag and closing tags may be missing: the next tag ends what is open. Arguments may be
+    one JSON object instead of tags.
 
     stray: text between the arguments of a call; content, once the call is over
     """
@@ -59,7 +59,7 @@ class Qwen3CoderParser(CallParser):
                 self._begin_call()
                 self.buffer = ""
         elif self.is_open and self.state in (self.read_key, self.read_value):
-            self.buffer = self.stray  # the argument is cut, and nothing shows what it would be
+            self.buffer = self.stray  # the argument is cut, and its value is unknown
         return super().finish()
 
     def begin_call(self) -> bool:
@@ -81,7 +81,7 @@ class Qwen3CoderParser(CallParser):
         if end is None:
             return False
         is_closed = self.buffer.startswith(">", end)
-        # A tag without its end is text, but for the name of a tool right before the next tag.
+        # A tag without its end is text, except a tool name right before the next tag.
         is_bare_name = word in self.tools and self.buffer.startswith("<", end)
         if not (NAME.fullmatch(word) if is_closed else is_bare_name):
             return self.give_up()
@@ -104,12 +104,12 @@ class Qwen3CoderParser(CallParser):
         return self.go_to(self.read_value)
 
     def read_value(self) -> bool:
-        """The text of an argument, which goes out when it is whole."""
+        """The text of an argument, emitted when it is complete."""
         found = self.value_end.find(self.buffer, is_last=self.is_last)
         if found is None:
             return False
         length, end = found
-        # A line break beside the tags is no part of the value.
+        # A line break next to the tags is not part of the value.
         text = self.buffer[:length].removeprefix("\n").removesuffix("\n")
         if not self.is_open:
             self._begin_call()
@@ -138,7 +138,7 @@ class Qwen3CoderParser(CallParser):
             return self._add_stray(len(self.buffer) if next_tag < 0 else next_tag)
         if mark in (CALL, FUNCTION):
             return self.give_up() if is_first else self._end_function(mark)
-        # Text that quotes the format names no tool that is offered.
+        # Text that quotes the format does not name an offered tool.
         if is_first and (mark != PARAMETER or self.name in self.tools):
             self._begin_call()
         self._pass(end)
@@ -147,21 +147,21 @@ class Qwen3CoderParser(CallParser):
         return self.go_to(self.read_key) if mark == PARAMETER else self._end_function(mark)
 
     def _add_stray(self, count: int) -> bool:
-        """Put characters aside that stand where a tag should be."""
+        """Set aside characters where a tag should be."""
         self.stray += self.buffer[:count]
         self._pass(count)
         is_call = self.is_open or self.name in self.tools
         return True if is_call and len(self.stray) <= MAX_STRAY else self._abandon()
 
     def _abandon(self) -> bool:
-        """What follows is no part of the call, which has no end then."""
+        """The following text is not part of the call, which then has no end."""
         if not self.is_open:
             return self.give_up()
         self.buffer, self.stray = self.stray + self.buffer, ""
         return self.go_to(self.read_text)
 
     def _end_function(self, mark: str) -> bool:
-        """End the call at this tag; the next state looks at what is behind it."""
+        """End the call at this tag; the next state reads the text after it."""
         self._add(ToolEventKind.ARGUMENTS, "}")
         self._add(ToolEventKind.END)
         self.is_beside_call, self.is_open, self.next_marks = True, False, ()
@@ -174,7 +174,7 @@ class Qwen3CoderParser(CallParser):
         self.opening, self.is_open, self.is_beside_call = "", True, False
 
     def _pass(self, count: int) -> bool:
-        """Pass over characters, which are kept until the call is one; always True."""
+        """Skip characters, which are kept until the call is certain; always True."""
         self.take(count)
         if self.is_open:
             self.opening = ""

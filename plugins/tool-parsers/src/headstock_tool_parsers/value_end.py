@@ -1,4 +1,4 @@
-"""Where an argument ends that is written as text between tags."""
+"""Find the end of an argument written as text between tags."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ OPENERS = {END_CALL: CALL, END_FUNCTION: FUNCTION, END_PARAMETER: PARAMETER}
 MARKS = (*OPENERS, *OPENERS.values())
 TAG = re.compile(r"</?(?:tool_call|function|parameter)")
 MAX_TAG = 64
-"""Characters of a tag up to its name, blanks among them."""
+"""Maximum characters of a tag before its name, including blanks."""
 
 MAX_WORD = 256
 """Characters of a name in a tag."""
@@ -45,7 +45,7 @@ class ValueEnd:
         self.names = names
         self.types = types
         self.num_open: Counter[str] = Counter()
-        self.position = 0  # what comes before is known to be part of the value
+        self.position = 0  # the text before is known to be part of the value
 
     def find(self, text: str, *, is_last: bool) -> tuple[int, int] | None:
         """The length of the value and where what follows begins; None where more text must come.
@@ -81,7 +81,7 @@ class ValueEnd:
     def _ends_value(
         self, text: str, start: int, mark: str, end: int, *, is_last: bool
     ) -> bool | None:
-        """Whether a tag ends the value; None where more text must come."""
+        """Whether a tag ends the value; None if more text is needed."""
         is_inline = not text.startswith("\n")
         begins_line = is_inline or text[start - 1] == "\n"
         if mark == END_PARAMETER:
@@ -99,17 +99,17 @@ class ValueEnd:
         return True if is_last and is_end is None else is_end
 
     def _ends_line(self, text: str, position: int) -> bool | None:
-        """Whether no text comes next on the line; None where more text must come."""
+        """Whether the line has no more text; None if more text is needed."""
         found = find_mark(text, pass_over(SPACES, text, position), ("\n", *MARKS))
         return None if found is None else bool(found[0])
 
     def _is_before_end_of_call(self, text: str, position: int) -> bool | None:
-        """Whether the tag comes next that closes this call; None as above."""
+        """Whether the next tag closes this call; None as above."""
         found = find_mark(text, pass_over(BLANKS, text, position), (END_CALL,))
         return None if found is None else bool(found[0]) and not self.num_open[CALL]
 
     def _is_followed(self, text: str, position: int) -> bool | None:
-        """Whether a tag comes next that can only come behind a value; None as above."""
+        """Whether the next tag can only follow a value; None as above."""
         start = pass_over(BLANKS, text, position)
         found = find_mark(text, start, MARKS)
         if found is None:
@@ -145,13 +145,13 @@ class ValueEnd:
 
 
 def find_mark(text: str, start: int, marks: Sequence[str]) -> tuple[str, int] | None:
-    """As `match_mark` of the text from there; a mark with very many blanks in it is none."""
+    """`match_mark` of the text from there; a mark with too many blanks does not count."""
     found = match_mark(text[start : start + MAX_TAG], marks)
     return ("", 0) if found is None and len(text) - start >= MAX_TAG else found
 
 
 def pass_over(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """The position behind what the pattern matches there."""
+    """The position after the match of the pattern there."""
     match = pattern.match(text, start)
     return match.end() if match else start
 
