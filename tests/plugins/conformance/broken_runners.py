@@ -81,11 +81,43 @@ class RowsSwapped(EagerRunner):
 class RowsCut(EagerRunner):
     """Gives the seventeenth row and those after it the first one's token."""
 
+    most = 16
+
     def run(self, step: Step) -> Sample:
         sample = super().run(step)
         tokens = sample.tokens.clone()
-        tokens[16:] = tokens[0]
+        tokens[self.most :] = tokens[:1]
         return evolve(sample, tokens=tokens)
+
+
+class HundredsCut(RowsCut):
+    """The same for rows from 256 on."""
+
+    most = 256
+
+
+class GroupsForgotten(EagerRunner):
+    """Reads the pages of the first KV group in all layers."""
+
+    def __init__(self, program: Program) -> None:
+        layers: Any = program.attention.layers  # the router's too
+        for index, layer in layers.items():
+            layers[index] = evolve(layer, group=0)
+        super().__init__(program)
+
+
+class BusyForever(EagerRunner):
+    """Takes it that every step ends."""
+
+    is_busy = False
+
+    def run(self, step: Step) -> Sample:
+        if self.is_busy:
+            raise RuntimeError("a step runs")
+        self.is_busy = True
+        sample = super().run(step)
+        self.is_busy = False
+        return sample
 
 
 class PromptsFirst(EagerRunner):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import rerun
@@ -11,7 +11,10 @@ from attrs import evolve
 from headstock import registry
 from headstock.spi import DeviceEnv, GraphSupport, LayoutKind, RunnerSpec
 from headstock_conformance.case import CaseResult, Outcome, run_case
-from headstock_conformance.runner.checks import list_cases
+from headstock_conformance.runner import workloads
+from headstock_conformance.runner.checks import drive_beside, list_cases
+from headstock_conformance.runner.drive import Drive
+from headstock_conformance.runner.rig import VERIFY_LEN, Setup, Subject, ToyModel, make_windowed
 
 from . import broken_replays, broken_runners
 
@@ -27,6 +30,9 @@ BROKEN = [
     ("SamplesOneEach", "drafts", "Sample.order says where the step's own are"),
     ("RowsSwapped", "whole prompts", "those of all rows are there, in another order"),
     ("RowsCut", "many decode rows, a dozen steps", "tokens: "),
+    ("HundredsCut", "hundreds of rows", "tokens: "),
+    ("GroupsForgotten", "two KV groups, one with a window", "row 0"),
+    ("BusyForever", "a step that raises", "a step runs"),
     ("PromptsFirst", "decode rows beside prompts", "tokens: "),
     ("CountsItself", "rows that sit out steps and change hands", "tokens: "),
     ("DraftsBesideForgotten", "drafts beside prompts and settings", "RowTables.keep stores"),
@@ -141,3 +147,19 @@ def test_a_runner_over_other_operations_is_compared_over_these() -> None:
     spec = registry.load_spec("runner", "eager")
     spec = evolve(spec, capabilities=evolve(spec.capabilities, ops=frozenset({"onednn"})))
     assert run_cases(spec, [DECODE])[DECODE].outcome is Outcome.PASSED
+
+
+@pytest.mark.parametrize("run", [workloads.everything, workloads.drafts])
+def test_rows_get_the_tokens_that_they_would_get_alone(run: Callable[[Drive], None]) -> None:
+    subject = Subject(spec=find_sound("eager"), env=CPU)
+    toy, setup = ToyModel.make(subject, make_windowed()), Setup(verify_len=VERIFY_LEN)
+    with drive_beside(subject, toy, setup) as drive:
+        run(drive)
+    assert len(drive.rows) > 3
+    for row in drive.rows.values():
+        with drive_beside(subject, toy, setup) as alone:
+            alone.admit(0, row.request)
+            while len(alone.rows[0].tokens) < len(row.tokens):
+                alone.step(0)
+        assert alone.rows[0].tokens == row.tokens
+        assert len(row.tokens) > len(row.request.prompt)

@@ -16,6 +16,7 @@ from headstock.spi import (
     DeviceEnv,
     GraphSupport,
     LayoutKind,
+    ModelConfig,
     Planning,
     Program,
     ReplayLimits,
@@ -23,6 +24,7 @@ from headstock.spi import (
     RunnerSpec,
 )
 from headstock_conformance.case import Case
+from headstock_conformance.ops.models import make_latent_config, make_plain, make_state_config
 from headstock_conformance.runner import workloads
 from headstock_conformance.runner.drive import Drive
 from headstock_conformance.runner.rig import (
@@ -32,6 +34,7 @@ from headstock_conformance.runner.rig import (
     Setup,
     Subject,
     ToyModel,
+    make_windowed,
 )
 
 LIMITS = ReplayLimits(max_rows=7, max_tokens=24, full_tokens=40)
@@ -70,13 +73,15 @@ class Workload:
     """Steps, and the engine that they need.
 
     limits: of `prepare`, in place of a mode's
+    modes: those in which it is run
     """
 
     name: str
     run: Callable[[Drive], None]
     setup: Setup = PLAIN
-    layout: LayoutKind = LayoutKind.FULL
+    make_config: Callable[[], ModelConfig] = make_plain
     limits: ReplayLimits | None = None
+    modes: tuple[Mode, ...] = MODES
 
 
 VERIFYING = Setup(verify_len=VERIFY_LEN)
@@ -112,11 +117,35 @@ WORKLOADS = (
         setup=Setup(shares_prefixes=True),
         limits=evolve(LIMITS, max_rows=12),
     ),
+    Workload(
+        name="hundreds of rows",
+        run=workloads.hundreds_of_rows,
+        setup=Setup(max_rows=270, max_seq_len=16),
+        limits=ReplayLimits(max_rows=260),
+        modes=MODES[:2],
+    ),
+    Workload(
+        name="two KV groups, one with a window",
+        run=workloads.everything,
+        make_config=make_windowed,
+    ),
+    Workload(name="a step that raises", run=workloads.failed_step),
     Workload(name="a row of NaN", run=workloads.unsound_row),
 )
 OTHER_LAYOUTS = (
-    Workload(name="latent KV", run=workloads.latent, setup=VERIFYING, layout=LayoutKind.LATENT),
-    Workload(name="state KV", run=workloads.everything, layout=LayoutKind.STATE),
+    (
+        LayoutKind.LATENT,
+        Workload(
+            name="latent KV",
+            run=workloads.latent,
+            setup=VERIFYING,
+            make_config=make_latent_config,
+        ),
+    ),
+    (
+        LayoutKind.STATE,
+        Workload(name="state KV", run=workloads.everything, make_config=make_state_config),
+    ),
 )
 POOLED = Workload(name="pooled prompts", run=workloads.pooled)
 
@@ -125,7 +154,7 @@ def list_cases(spec: RunnerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> 
     """All cases of what the spec claims."""
     subject, claims = Subject(spec=spec, env=env, opt=opt), spec.capabilities
     listed = [*WORKLOADS, *([POOLED] if claims.pooling else [])]
-    listed += [each for each in OTHER_LAYOUTS if each.layout in claims.layouts]
+    listed += [workload for layout, workload in OTHER_LAYOUTS if layout in claims.layouts]
     named: dict[str, Callable[[Subject], object]] = {
         "what is prepared": check_prepare,
         "prepare that is broken off": check_broken_off,
@@ -162,8 +191,8 @@ def drive_beside(
 
 def run_workload(subject: Subject, workload: Workload) -> None:
     """Run a workload in each mode that the runner claims.   raises: AssertionError, CannotRun"""
-    toy = ToyModel.make(subject, workload.layout)
-    for mode in MODES:
+    toy = ToyModel.make(subject, workload.make_config())
+    for mode in workload.modes:
         if mode.planning is Planning.PER_STEP:
             # Such a backend claims graphs of decode rows and no more.
             if subject.spec.capabilities.needs_graph > GraphSupport.DECODE:
@@ -173,12 +202,12 @@ def run_workload(subject: Subject, workload: Workload) -> None:
             setup = workload.setup
         with drive_beside(subject, toy, setup) as drive, naming(mode.name):
             if mode.limits is not None:
+                # It inherits `prepare`: the steps would be run again as they were.
+                if type(drive.subject.runner).prepare is Runner.prepare:
+                    return
                 limits = workload.limits or mode.limits
                 drive.prepare(evolve(limits, may_defer=mode.limits.may_defer))
             workload.run(drive)
-            # Without replays the steps would be run again as they were.
-            if mode.limits is not None and not drive.may_replay:
-                return
 
 
 @contextmanager
@@ -192,7 +221,7 @@ def naming(text: str) -> Iterator[None]:
 
 def check_prepare(subject: Subject) -> None:
     """`prepare` keeps to its limits, replaces what was made before, and leaves rows alone."""
-    toy = ToyModel.make(subject, LayoutKind.FULL)
+    toy = ToyModel.make(subject, make_plain())
     for may_defer in (False, True):
         with drive_beside(subject, toy, PLAIN) as drive:
             workloads.fill_rows(drive, 6)
@@ -220,7 +249,7 @@ def check_prepare(subject: Subject) -> None:
 
 def check_broken_off(subject: Subject) -> None:
     """After `prepare` has raised, steps are right, and none is a replay."""
-    toy = ToyModel.make(subject, LayoutKind.FULL)
+    toy = ToyModel.make(subject, make_plain())
     for which in (1, 2, 3):
 
         def interrupt(done: int, total: int, which: int = which) -> None:
@@ -243,7 +272,7 @@ def check_broken_off(subject: Subject) -> None:
 
 def check_two_runners(subject: Subject) -> None:
     """Two engines of one process run in turn, and the end of one leaves the other as it is."""
-    toy = ToyModel.make(subject, LayoutKind.FULL)
+    toy = ToyModel.make(subject, make_plain())
     with drive_beside(subject, toy, PLAIN) as first:
         with drive_beside(subject, toy, PLAIN) as second:
             for drive, count in ((first, 5), (second, 3)):
@@ -258,7 +287,7 @@ def check_two_runners(subject: Subject) -> None:
 
 def check_memory(subject: Subject) -> None:
     """Steps that come again and again take no more memory; `close` frees what was prepared."""
-    toy = ToyModel.make(subject, LayoutKind.FULL)
+    toy = ToyModel.make(subject, make_plain())
     device = torch.device(subject.env.device)
     with drive_beside(subject, toy, PLAIN) as drive:
         drive.prepare(LIMITS)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from copy import copy
 
 import numpy as np
 import torch
@@ -54,11 +55,8 @@ class Drive:
 
         pages: how many leading pages it has in common with the row `beside`, computed by that
         """
-        before = self.rows.pop(row, None)
-        if before is not None:
-            for group, numbers in enumerate(before.pages):
-                self.fill(group, numbers.tolist(), torch.nan)
-                self.free_pages[group][:0] = numbers.tolist()
+        if row in self.rows:
+            self.free(row)
         own = []
         for group, table in enumerate(self.reference.buffers.page_tables):
             lead = self.rows[beside].pages[group][:pages].tolist() if pages else []
@@ -66,6 +64,12 @@ class Drive:
             self.fill(group, rest, LEFT_BEHIND)
             own.append(np.array([*lead, *rest], np.int32))
         self.rows[row] = SeatedRow(request, tuple(own), request.prompt.tolist(), pages * PAGE_SIZE)
+
+    def free(self, row: int) -> None:
+        """End a row's request; nothing may read its pages any more."""
+        for group, numbers in enumerate(self.rows.pop(row).pages):
+            self.fill(group, numbers.tolist(), torch.nan)
+            self.free_pages[group][:0] = numbers.tolist()
 
     def fill(self, group: int, pages: Sequence[int], value: float) -> None:
         """Fill pages of both rigs: NaN shows when it is read, a number is what others left."""
@@ -103,6 +107,22 @@ class Drive:
         self.advance(plan, wanted)
         self.num_steps += 1
         return wanted
+
+    def fail_step(self, *rows: int) -> None:
+        """Have a step of these rows raise in sampling; their requests end, as in an engine."""
+
+        def fail(*given: object) -> None:
+            raise InterruptedError("sampling fails")
+
+        plan = make_plan(self.rows, [Work(row=row) for row in rows], self.num_steps)
+        step = copy(self.subject.executor.steps.make_step(plan))
+        for name in ("kind", "sampling"):
+            object.__setattr__(step, name, fail)
+        # A runner may sample without either, and then nothing is wrong.
+        with suppress(InterruptedError):
+            self.subject.runner.run(step)
+        for row in rows:
+            self.free(row)
 
     def take_applied(self, plan: Plan, new_rows: dict[int, RequestState]) -> Snapshot:
         """What the runner finds: the tables as core makes them for the plan."""

@@ -96,8 +96,9 @@ class PagedAttention(AttentionBackend):
         )
         scores = torch.einsum("thd,tkhd->thk", q.float(), keys) * layer.scale
         other = torch.arange(length, device=q.device)
+        unseen = (other > own[:, None]) | (other <= own[:, None] - (layer.window or length))
+        unseen = unseen[:, None]
         # Finite, so that padding that sees nothing is no NaN.
-        unseen = (other > own[:, None])[:, None]
         scores = scores.masked_fill(unseen, -math.inf).nan_to_num(nan=math.nan, neginf=-1e30)
         weights = scores.softmax(-1).masked_fill(unseen, 0.0)
         out.copy_(torch.einsum("thk,tkhd->thd", weights, values))

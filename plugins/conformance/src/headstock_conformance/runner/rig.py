@@ -51,9 +51,7 @@ from headstock.startup.assemble import list_attention_layers
 from headstock_conformance.ops.checks import Subject as OpsSubject
 from headstock_conformance.ops.models import (
     draw_weights,
-    make_latent_config,
     make_plain,
-    make_state_config,
 )
 from headstock_conformance.runner.paged_attention import PagedAttention
 
@@ -63,16 +61,9 @@ PAGE_SIZE = 4
 MAX_LOGITS = 23
 """Positions that are scored at once: fewer than a long prompt has."""
 VERIFY_LEN = 4
+WINDOW = 9
 EMBEDDING_SCALE = 10.0
 """So large that greedy rows go on differing: with less, most soon repeat the same token."""
-MODELS: Mapping[LayoutKind, Callable[[], ModelConfig]] = MappingProxyType(
-    {
-        LayoutKind.FULL: make_plain,
-        LayoutKind.LATENT: make_latent_config,
-        LayoutKind.STATE: make_state_config,
-    }
-)
-"""Layout -> a model some of whose layers keep that."""
 
 
 @frozen(kw_only=True)
@@ -119,13 +110,13 @@ class ToyModel:
     saved: Mapping[str, Tensor]
 
     @classmethod
-    def make(cls, subject: Subject, layout: LayoutKind) -> ToyModel:
-        """A model with such a layout, over operations that the runner takes.
+    def make(cls, subject: Subject, config: ModelConfig) -> ToyModel:
+        """A model of that configuration, over operations that the runner takes.
 
         raises: CannotRun where the runner does not take it; PluginBroken
         """
         claims = subject.spec.capabilities
-        config = evolve(MODELS[layout](), embedding_scale=EMBEDDING_SCALE, tied_embeddings=False)
+        config = evolve(config, embedding_scale=EMBEDDING_SCALE, tied_embeddings=False)
         kinds = {group.layout.kind for group in config.kv_groups}
         if claims.models is not None:
             raise CannotRun(
@@ -170,12 +161,15 @@ class ToyModel:
 class Setup:
     """How an engine is put together.
 
+    max_rows, max_seq_len: of its tables
     graph, planning: of attention
     verify_len: as `Program.verify_len`
     shares_prefixes: rows are looked at for pages that they share
     processors, masks: what a `kind` may name beside settings
     """
 
+    max_rows: int = MAX_ROWS
+    max_seq_len: int = MAX_SEQ_LEN
     graph: GraphSupport = GraphSupport.ALWAYS
     planning: Planning = Planning.NONE
     verify_len: int = 1
@@ -208,10 +202,15 @@ class Rig:
             device=device,
             kv_dtype=torch.float32,
             page_size=PAGE_SIZE,
-            rows=MAX_ROWS,
+            rows=setup.max_rows,
         )
-        pages = [count_pages(group.layout.kind) * MAX_ROWS for group in config.kv_groups]
-        buffers = allocate_buffers(shape, pages, MAX_SEQ_LEN)
+        columns = -(-setup.max_seq_len // PAGE_SIZE)
+        # A state is one page.
+        pages = [
+            (1 if group.layout.kind is LayoutKind.STATE else columns) * setup.max_rows
+            for group in config.kv_groups
+        ]
+        buffers = allocate_buffers(shape, pages, setup.max_seq_len)
         for part in list_parts(buffers):
             part[1:].fill_(torch.nan)
         stale = np.random.default_rng(7).integers(0, config.vocab, buffers.tokens[:-1].shape)
@@ -220,20 +219,20 @@ class Rig:
         if setup.shares_prefixes:
             tracker = PrefixTracker(
                 config.kv_groups,
-                rows=MAX_ROWS + 1,
-                columns=buffers.page_tables[0].shape[1],
+                rows=setup.max_rows + 1,
+                columns=columns,
                 page_size=PAGE_SIZE,
                 min_tokens=1,
             )
         sampling = SamplingTable(
-            MAX_ROWS + 1,
+            setup.max_rows + 1,
             config.vocab,
             device,
             setup.processors,
             setup.masks,
             setup.verify_len - 1,
         )
-        router = make_router(toy, buffers)
+        router = make_router(toy, buffers, setup)
         can_capture = setup.planning is Planning.NONE
         program = Program(
             config=config,
@@ -245,7 +244,7 @@ class Rig:
                 backend=router.decode,
                 planning=setup.planning,
                 layers=router.layers,
-                max_seq_len=MAX_SEQ_LEN,
+                max_seq_len=setup.max_seq_len,
                 shares_prefixes=setup.shares_prefixes,
                 shares_beside_prompts=setup.shares_prefixes,
             ),
@@ -258,7 +257,7 @@ class Rig:
         steps = StepMaker(
             buffers=buffers,
             sampling=sampling,
-            pooling=PoolingTable(MAX_ROWS + 1, config.hidden, device),
+            pooling=PoolingTable(setup.max_rows + 1, config.hidden, device),
             router=router,
             tracker=tracker,
         )
@@ -271,12 +270,22 @@ class Rig:
         )
 
 
-def count_pages(kind: LayoutKind) -> int:
-    """The pages of a row; a state is one."""
-    return 1 if kind is LayoutKind.STATE else -(-MAX_SEQ_LEN // PAGE_SIZE)
+def make_windowed() -> ModelConfig:
+    """A plain decoder whose middle layer sees the latest tokens alone, in a KV group of its own."""
+    plain = make_plain()
+    (group,) = plain.kv_groups
+    first, middle, last = plain.layers
+    return evolve(
+        plain,
+        layers=(first, evolve(middle, group=1, window=WINDOW), last),
+        kv_groups=(
+            evolve(group, layers=(0, 2)),
+            evolve(group, layers=(1,), window=WINDOW),
+        ),
+    )
 
 
-def make_router(toy: ToyModel, buffers: Buffers) -> PhaseRouter:
+def make_router(toy: ToyModel, buffers: Buffers, setup: Setup) -> PhaseRouter:
     """Attention of the toy model over these buffers; what it leaves unwritten is NaN."""
     layers = list_attention_layers(toy.config)
     # The backend is the kit's own, and asks nothing of the query but what it has.
@@ -285,8 +294,8 @@ def make_router(toy: ToyModel, buffers: Buffers) -> PhaseRouter:
         groups=(),
         page_size=PAGE_SIZE,
         contiguous=False,
-        max_rows=MAX_ROWS,
-        max_seq_len=MAX_SEQ_LEN,
+        max_rows=setup.max_rows,
+        max_seq_len=setup.max_seq_len,
     )
     context = AttentionContext(
         query=query,

@@ -54,6 +54,33 @@ def decode_many(drive: Drive) -> None:
         drive.step(*reversed(range(MAX_ROWS)))
 
 
+def hundreds_of_rows(drive: Drive) -> None:
+    """More rows than most steps have."""
+    count = 270
+    for row in range(count):
+        drive.admit(row, request(row, 1 + row % 5))
+    drive.step(*range(count))
+    drive.step(*reversed(range(count)))
+    drive.step(*range(3, 250))
+
+
+def failed_step(drive: Drive) -> None:
+    """A step that raises costs the requests in it, and no other step."""
+    fill_rows(drive, 5)
+    drive.step(0, 1, 2)
+    drive.fail_step(1, 0)
+    drive.step(2, 3)
+    drive.admit(0, request(20, 9))
+    drive.step(3, 0)
+    drive.admit(5, request(21, 12))
+    drive.step(Work(row=5, count=4), 0)
+    drive.fail_step(5, 2)
+    drive.admit(2, request(22, 4))
+    drive.step(2, 0)
+    for rows in ((0,), (3, 2, 0, 4), (2, 3)):
+        drive.step(*rows)
+
+
 def whole_prompts(drive: Drive) -> None:
     """Prompts of any length, alone and beside each other."""
     for row, length in enumerate((1, 2, 3, 4, 5, 17, 30, 40)):
