@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from copy import copy
 
 import numpy as np
 import torch
-from attrs import define, field
+from attrs import define, field, fields
 
+from headstock.execution.step import PlannedStep
 from headstock.scheduler import Plan, Request, RequestState
-from headstock.spi import ReplayLimits, ReplaySizes, Sample
+from headstock.spi import ReplayLimits, ReplaySizes, Sample, Sampling
+from headstock.spi.arrays import Ints
 from headstock_conformance.runner.comparison import (
     Snapshot,
     compare_samples,
@@ -23,6 +24,18 @@ from headstock_conformance.runner.rows import SeatedRow, Work, count_drafts, mak
 
 LEFT_BEHIND = 3.0
 """What the pages of a row hold at first: numbers of a request before it."""
+
+
+class FailingStep(PlannedStep):
+    """A step whose settings of sampling cannot be made."""
+
+    def kind(self, places: Ints | None = None) -> frozenset[str] | None:
+        """Raise InterruptedError."""
+        raise InterruptedError("sampling fails")
+
+    def sampling(self, row_ids: Ints | None = None, positions: Ints | None = None) -> Sampling:
+        """Raise InterruptedError."""
+        raise InterruptedError("sampling fails")
 
 
 @define(eq=False)
@@ -111,13 +124,9 @@ class Drive:
     def fail_step(self, *rows: int) -> None:
         """Have a step of these rows raise in sampling; their requests end, as in an engine."""
 
-        def fail(*given: object) -> None:
-            raise InterruptedError("sampling fails")
-
         plan = make_plan(self.rows, [Work(row=row) for row in rows], self.num_steps)
-        step = copy(self.subject.executor.steps.make_step(plan))
-        for name in ("kind", "sampling"):
-            object.__setattr__(step, name, fail)
+        step = self.subject.executor.steps.make_step(plan)
+        step = FailingStep(**{each.name: getattr(step, each.name) for each in fields(PlannedStep)})
         # A runner may sample without either, and then nothing is wrong.
         with suppress(InterruptedError):
             self.subject.runner.run(step)
