@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from headstock.requests import EngineSession
 
 EPILOG = """
-Sampling flags are what a request has that says nothing of them. SIGTERM or Ctrl-C lets running
+Sampling flags are the defaults for requests. SIGTERM or Ctrl-C lets running
 requests finish, for --drain-timeout seconds; a second one ends at once.
 
 exit codes:

@@ -1,4 +1,4 @@
-"""The settings of a server, beside those of its engine."""
+"""The settings of a server, besides those of its engine."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class ServerSettings:
 
     @property
     def is_open(self) -> bool:
-        """Whether other machines may ask without a key."""
+        """Whether other machines may send requests without a key."""
         return not self.api_keys and self.host not in LOOPBACK
 
 
@@ -157,8 +157,7 @@ def add_server_flags(parser: FlagParser) -> None:
         "--metrics-prefix",
         default="headstock",
         metavar="NAME",
-        help="what names of metrics begin with; vllm feeds boards made for vLLM "
-        "(default: headstock)",
+        help="prefix of metric names; vllm is for dashboards made for vLLM (default: headstock)",
     )
     section.add_argument(
         "--otlp-endpoint",
@@ -237,7 +236,7 @@ def check_defaults(sampling: Mapping[str, object]) -> None:
     """Raise UsageError for sampling flags that no request could want as defaults, and RequestError
     for bad values.
 
-    The others are what a request has that says nothing of them.
+    The others are the defaults for requests.
     """
     for name, flag in (("n", "-n"), ("logprobs", ""), ("prompt_logprobs", "")):
         if sampling.get(name) not in (None, 1):

@@ -195,7 +195,7 @@ class CompletionLogprobs(Answer, kw_only=True):
 
 
 class CompletionChoice(Answer, kw_only=True):
-    """One answer of a completion, or what a chunk adds to it."""
+    """One answer of a completion, or the addition of a chunk."""
 
     index: int
     text: str
@@ -247,7 +247,7 @@ class ModelList(Answer, kw_only=True):
 
 
 class ModelInfo(Answer, kw_only=True):
-    """What routers ask of a model, by SGLang's names."""
+    """The model information that routers query, under SGLang's names."""
 
     model_path: str
     tokenizer_path: str
@@ -255,7 +255,7 @@ class ModelInfo(Answer, kw_only=True):
 
 
 class ServerInfo(Answer, kw_only=True):
-    """What routers ask of a server, by SGLang's names."""
+    """The server information that routers query, under SGLang's names."""
 
     model_path: str
     served_model_name: str
@@ -292,7 +292,7 @@ class TokenizerInfo(Answer, kw_only=True):
 
 
 class Health(Answer, kw_only=True, omit_defaults=True):
-    """The answer of `/health`: "ok", or what keeps the server from serving."""
+    """The answer of `/health`: "ok", or the reason why the server cannot serve."""
 
     status: str
     stage: str | None = None

@@ -21,7 +21,7 @@ RETRY_SECONDS = 1
 
 
 class BusyError(CapacityError):
-    """There is no room for a request now; there will be."""
+    """There is no room for a request now; retry later."""
 
 
 class ErrorBody(msgspec.Struct):
@@ -89,7 +89,7 @@ def unavailable(message: str, code: str) -> ApiError:
 
 
 def not_found(message: str, param: str | None = None, code: str | None = None) -> ApiError:
-    """The error for what is not there (404)."""
+    """The error for an unknown resource (404)."""
     return ApiError(404, message, param=param, code=code)
 
 

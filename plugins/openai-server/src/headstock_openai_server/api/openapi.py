@@ -49,7 +49,7 @@ ERRORS: Mapping[int, str] = {
     401: "no valid key",
     404: "there is no such model",
     413: "the body is too large",
-    415: "the body is no JSON",
+    415: "the body is not JSON",
     429: "the queue is full",
     431: "the headers are too large",
     500: "the step of this request failed",

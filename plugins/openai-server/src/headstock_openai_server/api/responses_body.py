@@ -63,7 +63,7 @@ class FunctionOutputInput(Body, kw_only=True):
 
 
 class ReasoningInput(Body, kw_only=True):
-    """What the model wrote before its answer; the summary counts where there is no content."""
+    """The model's text before its answer; the summary counts where there is no content."""
 
     type: Literal["reasoning"]
     summary: list[dict[str, Any]]
@@ -153,7 +153,7 @@ class ReasoningOptions(Body, kw_only=True):
 
 
 class ResponsesStreamOptions(Body, kw_only=True):
-    """What a stream has beside its events."""
+    """Data of a stream in addition to its events."""
 
     include_obfuscation: Any = None
 

@@ -13,7 +13,7 @@ from headstock_openai_server.api.structured_outputs import ResponseFormat, Struc
 
 
 class StreamOptions(Body, kw_only=True):
-    """What a stream reports beside text."""
+    """The additional reports of a stream."""
 
     include_usage: bool | None = None
     include_timings: bool | None = None
@@ -22,7 +22,7 @@ class StreamOptions(Body, kw_only=True):
 
 
 class EngineBody(Body, kw_only=True):
-    """What every request that generates text may say: most fields mean what the sampling parameter
+    """The fields of every request that generates text: most fields mean what the sampling parameter
     of their name means.
     """
 

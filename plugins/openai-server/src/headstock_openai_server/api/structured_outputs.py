@@ -70,7 +70,7 @@ def read_structure(body: StructuredBody) -> dict[str, Any] | None:
     """
     response_format, structured_outputs = body.response_format, body.structured_outputs
     guided = list_guided(body)
-    # False asks for nothing.
+    # False requests nothing.
     if guided.get("guided_json_object") is False:
         del guided["guided_json_object"]
     if len(guided) > 1 or (guided and structured_outputs is not None):

@@ -106,7 +106,7 @@ HINTS: Mapping[str, str] = MappingProxyType(
         "truncation": "send fewer items in input",
     }
 )
-"""What to do in place of a field that is not served."""
+"""Alternatives to fields that are not served."""
 
 
 def list_unserved(kind: type[Body]) -> tuple[str, ...]:
@@ -133,7 +133,8 @@ UNSERVED: Mapping[type[Body], tuple[str, ...]] = MappingProxyType(
 
 
 def find_unserved(body: Body) -> tuple[str, str] | None:
-    """The first field that asks for what is not served, and what to do; None when all is served."""
+    """The first field that requests an unsupported feature, and the alternative; None if all are
+    supported."""
     for name in UNSERVED.get(type(body), ()):
         value = getattr(body, name)
         # By type too: 1 == True, and a server must not take one for the other.

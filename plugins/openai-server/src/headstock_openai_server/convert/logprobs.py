@@ -19,7 +19,7 @@ from headstock_openai_server.api.answers import (
 LogprobTable = dict[int, Logprob]
 
 REPLACEMENT = "\ufffd"
-"""What a tokenizer writes for bytes that are no whole character."""
+"""A tokenizer's output for bytes that are not a whole character."""
 
 
 def make_chat_logprobs(

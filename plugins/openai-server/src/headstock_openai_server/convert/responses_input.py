@@ -1,4 +1,4 @@
-"""From the body of `/v1/responses` to the chat that it asks for."""
+"""Convert the body of `/v1/responses` to a chat request."""
 
 from __future__ import annotations
 

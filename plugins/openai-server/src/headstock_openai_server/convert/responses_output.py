@@ -61,7 +61,7 @@ class ItemWriter:
         return first.content[0].text if isinstance(first, ReasoningItem) and first.content else ""
 
     def add_piece(self, piece: CompletionOutput) -> Iterator[ResponseEvent]:
-        """The events of what is new, and of the end if the answer ends."""
+        """The events of new output, and of the end if the answer ends."""
         if piece.reasoning:
             yield from self._add_reasoning(piece.reasoning)
         text = piece.text

@@ -55,7 +55,7 @@ def make_completion_params(
         max_tokens = body.max_tokens
     elif max_tokens is None:
         max_tokens = COMPLETION_TOKENS
-    # Only the prompt is wanted back, with its log-probabilities: one token is made and left out.
+    # Only the prompt is requested, with its log-probabilities: one token is generated and dropped.
     if max_tokens == 0 and body.echo:
         max_tokens = 1
     changes: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": body.logprobs}

@@ -31,7 +31,7 @@ def describe_tokenizer(
     try:
         config["chat_template"] = find_template(tokenizer, template)
     except UsageError:
-        return config  # a model for texts alone
+        return config  # a text-only model
     return config
 
 

@@ -1,1 +1,1 @@
-"""The engine process, the connection to it, and what runs on it for which client."""
+"""The engine process, the connection to it, and the requests of each client."""

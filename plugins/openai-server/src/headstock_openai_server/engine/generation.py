@@ -59,7 +59,7 @@ class DirectOutput(Protocol):
 
 
 class Generation:
-    """Runs prompt requests for one client, and hands on what is new of them.
+    """Runs prompt requests for one client, and passes on their new output.
 
     Choice k * n + i is answer i to prompt k. It must be closed: that ends what still runs, and
     gives back its place in the queue.
@@ -152,7 +152,7 @@ class Generation:
         )
 
     def _write_update(self, update: Update, now: float) -> None:
-        """Write what the update adds, or have `next_pieces` raise why that failed."""
+        """Write the additions of the update, or make `next_pieces` raise the error."""
         # A turn of the stream's task costs more than the piece itself.
         try:
             choice, prompt_request = self.choices[update.id]
@@ -190,7 +190,7 @@ class Generation:
         self._wake()
 
     async def next_pieces(self) -> list[Piece]:
-        """What is new, one piece for each choice; empty after `ping`.
+        """The new output, one piece per choice; empty after `ping`.
 
         raises: ApiError when a request fails, ClientGoneError, what `stop` was given
         """

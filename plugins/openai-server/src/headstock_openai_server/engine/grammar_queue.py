@@ -83,5 +83,5 @@ class GrammarQueue:
                     self.pending[request_id] = True
 
     def close(self) -> None:
-        """Submit no more; what runs ends by itself."""
+        """Stop submitting; running requests finish."""
         self.threads.shutdown(wait=False, cancel_futures=True)

@@ -303,7 +303,7 @@ def unpack_requests(message: Submit) -> Iterator[Request]:
 
 
 def _change_params(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    """A copy with changes, which alone are checked.   raises: RequestError"""
+    """A copy with changes; only these are checked.   raises: RequestError"""
     changed = copy(params)
     for name, value in changes.items():
         setattr(changed, name, value)

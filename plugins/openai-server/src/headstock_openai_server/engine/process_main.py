@@ -63,7 +63,7 @@ EXIT_SECONDS = 20
 class StepReporter:
     """Sends a step's tokens in one message, and its ends in another: sinks only add to it.
 
-    It is called on the engine's thread alone.
+    It is only called on the engine's thread.
     """
 
     # One message a row costs the reader three times as much: it is the wake-up that is dear, not
@@ -83,7 +83,7 @@ class StepReporter:
         self.updates.append(pack_update(update))
 
     def send_step(self) -> None:
-        """Send what the sinks have had, and the engine's counts now and then."""
+        """Send the updates of the sinks, and from time to time the engine's counts."""
         updates, self.updates = self.updates, []
         loop = self.loop
         try:
@@ -244,7 +244,7 @@ def submit_batch(
             str(error),
             getattr(error, "parameter", None),
             capacity=is_full,
-            # The same error for what never fits and for what does not fit now.
+            # The same error whether a request never fits or does not fit now.
             retry=is_full and find_refusal(request, engine.limits) is None,
         )
     return Accepted(message.batch)

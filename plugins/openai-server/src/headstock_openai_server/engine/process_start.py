@@ -45,7 +45,7 @@ async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) 
 def start_engine_process(config: EngineConfig) -> tuple[StartedEngine, EngineLoop]:
     """As `headstock.requests.start_engine`, in another process: `LLM(start=start_engine_process)`.
 
-    The connection lives on a thread of its own, on which sinks are called.
+    The connection has its own thread, on which sinks are called.
     raises: what starting an engine does
     """
     event_loop = asyncio.new_event_loop()

@@ -1,4 +1,4 @@
-"""An engine in a process of its own, as the process that started it sees it."""
+"""An engine in another process, from the view of the process that started it."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class RemoteEngine:
 
 
 def _restore_tuples(values: Any) -> Any:
-    """The values with tuples for lists; msgpack knows no tuples."""
+    """The values with tuples for lists; msgpack has no tuples."""
     if isinstance(values, dict):
         return {name: _restore_tuples(value) for name, value in values.items()}
     return tuple(map(_restore_tuples, values)) if isinstance(values, list) else values
@@ -316,7 +316,7 @@ class RemoteLoop(asyncio.Protocol):
         self._send(ResetPrefixCache())
 
     def close(self) -> None:
-        """End the process; requests that are left end with reason "abort".
+        """End the process; remaining requests end with reason "abort".
 
         It waits for the end, so it must not be called on the event loop's thread.
         """

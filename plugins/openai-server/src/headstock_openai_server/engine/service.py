@@ -1,4 +1,4 @@
-"""The engine as the routes use it: its health, its queue, and what runs for which client."""
+"""The engine as the routes use it: its health, its queue, and the requests of each client."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class Service:
     # health
 
     def find_trouble(self) -> tuple[str, str] | None:
-        """The word and the text for what keeps the server from serving; None when it serves."""
+        """The code and the text of the reason why the server cannot serve; None if it can."""
         if not self.is_alive:
             return "engine_dead", "the engine has stopped; the server is ending"
         if self.draining:
@@ -212,7 +212,7 @@ class Service:
         return int(self.settings.max_queued_tokens or QUEUED_POOLS * pool)
 
     def check_room(self, num_sequences: int, num_tokens: int) -> None:
-        """Raise ApiError: 400 for what never fits the queue, 429 for what does not fit now."""
+        """Raise ApiError: 400 if the request never fits the queue, 429 if it does not fit now."""
         most, most_tokens = self.max_sequences, self.max_waiting_tokens
         if num_sequences > most:
             raise refuse(

@@ -1,4 +1,4 @@
-"""From the bytes of a request to a checked body, and the error that names what is wrong in it."""
+"""Convert the bytes of a request to a checked body, with an error that names the fault."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from headstock_openai_server.settings import ServerSettings
 LARGE_BODY = 64 << 10
 """Bytes from which a body is decoded on another thread: megabytes take many milliseconds."""
 NESTED_SHARE = 8
-"""A list, an object or a key takes as long as so many numbers, or longer."""
+"""A list, an object or a key takes at least as long as this many numbers."""
 
 BodyType = TypeVar("BodyType", bound=Body)
 

@@ -18,7 +18,7 @@ from headstock_openai_server.engine.generation import ClientGoneError, Generatio
 LOG = logging.getLogger("headstock.serve")
 
 PING = b": ping\n\n"
-"""A comment, sent in long silences, so that nothing between takes the stream for dead."""
+"""A comment, sent in long silences, so that no proxy considers the stream dead."""
 HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -50,7 +50,7 @@ class StreamFormat(Protocol):
         """The events that come before any token."""
 
     def write_pieces(self, pieces: list[Piece]) -> bytes:
-        """The events of what is new; may be empty."""
+        """The events of new output; may be empty."""
 
     def close_stream(self) -> bytes:
         """The events after the last token."""

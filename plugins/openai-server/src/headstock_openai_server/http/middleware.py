@@ -26,10 +26,10 @@ LOG = logging.getLogger("headstock.serve")
 RECORD = "headstock.record"
 """Where a scope has the facts of the request's line in the access log."""
 OPEN_PATHS = ("/", "/health")
-"""Paths that need no key. The page has no secret: what it shows, it asks for with one."""
+"""Paths that need no key. The page has no secrets: it fetches its data with a key."""
 REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 QUIET_PATHS = ("/health", "/live", "/metrics")
-"""Paths that probes and pages ask every few seconds; they have no line in the access log."""
+"""Paths that probes and pages poll every few seconds; they have no line in the access log."""
 CLIENT_GONE = 499
 """What the access log says of a client that left before its answer began."""
 

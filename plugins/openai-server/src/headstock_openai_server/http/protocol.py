@@ -96,10 +96,10 @@ class GuardedProtocol(HttpToolsProtocol):
             self.send_400_response("")
 
     def _parse_without_upgrade(self, rest: bytes) -> None:
-        """Begin the request anew without its wish for another protocol; `rest` follows its headers.
+        """Restart the request without its protocol upgrade; `rest` follows its headers.
 
-        Java's client has that wish, unless it is told otherwise. The parser would leave the body to
-        the other protocol.
+        Java's client requests one by default. The parser would leave the body to the other
+        protocol.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -120,7 +120,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._begin_headers()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """Take a header; fields behind a body are none."""
+        """Handle a header; trailers after a body are ignored."""
         if not self.has_headers:
             super().on_header(name, value)
 
@@ -167,7 +167,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def pause_writing(self) -> None:
-        """Watch whether the client reads what has piled up."""
+        """Watch whether the client reads the backlog."""
         super().pause_writing()
         self._watch_reader()
 
@@ -196,7 +196,7 @@ class GuardedProtocol(HttpToolsProtocol):
             self.reader_timer = None
 
     def send_400_response(self, msg: str) -> None:
-        """Refuse what is no HTTP, in the form of all errors."""
+        """Refuse data that is not HTTP, in the common error format."""
         if not self.is_refused:
             self._refuse(ApiError(400, "this is not a valid HTTP request"))
 
@@ -210,7 +210,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._set_timer(self.settings.header_timeout)
 
     def _set_timer(self, seconds: float | None) -> None:
-        """Abort the connection in `seconds`, in place of what was set before."""
+        """Abort the connection in `seconds`, replacing an earlier timeout."""
         if self.timer is not None:
             self.timer.cancel()
         self.timer = (

@@ -53,7 +53,7 @@ GAUGES = (
     ("requests_waiting", "num_requests_waiting", "requests that wait for a row"),
     ("kv_usage_ratio", "kv_cache_usage_perc", "share of KV pages that requests hold"),
     ("kv_pages_live", "kv_pages_live", "KV pages that requests hold"),
-    ("kv_pages_cached", "kv_pages_cached", "KV pages that the prefix index alone holds"),
+    ("kv_pages_cached", "kv_pages_cached", "KV pages that only the prefix index holds"),
     ("kv_pages_free", "kv_pages_free", "KV pages that nothing holds"),
     ("engine_silence_seconds", "engine_silence_seconds", "seconds since the engine said anything"),
 )
@@ -72,7 +72,7 @@ PREFIX_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "prompt tokens that were looked up"),
     ("cached_prompt_tokens", "prefix_cache_hits", "those from the prefix index"),
 )
-"""What vLLM counts under two names; served under its prefix alone."""
+"""Series that vLLM has under two names; only served under its prefix."""
 
 
 class ServedEngine(Protocol):
@@ -135,7 +135,7 @@ class EngineCollector(Collector):
         steps.add_metric([self.model, "replayed"], stats.replayed_steps)
         steps.add_metric([self.model, "eager"], stats.executed_steps - stats.replayed_steps)
         yield steps
-        info = InfoMetricFamily(f"{self.prefix}_engine", "what serves the model")
+        info = InfoMetricFamily(f"{self.prefix}_engine", "the parts that serve the model")
         parts = ("attention", "cache", "scheduler", "runner", "ops", "device", "dtype", "kv_dtype")
         facts = {name: str(getattr(summary, name)) for name in parts}
         info.add_metric([], {"model_name": self.model, **facts})
@@ -184,7 +184,7 @@ class Histogram(Collector):
         self.total = 0.0
 
     def observe(self, value: float) -> None:
-        """Count one value; on the event loop alone."""
+        """Count one value; only on the event loop."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 
@@ -198,7 +198,7 @@ class Histogram(Collector):
 
 
 class ServerMetrics:
-    """The series of a server, in a registry of its own."""
+    """The series of a server, in a separate registry."""
 
     def __init__(self, prefix: str, model: str, service: ServedEngine) -> None:
         self.registry = CollectorRegistry()

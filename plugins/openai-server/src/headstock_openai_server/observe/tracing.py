@@ -26,7 +26,7 @@ COUNTS: Mapping[str, str] = {
     "ttft_ms": "headstock.time_to_first_token_ms",
     "queue_ms": "headstock.queue_time_ms",
 }
-"""What a line of the access log calls a fact -> what a span calls it."""
+"""Names in the access log -> names in a span."""
 
 
 class RequestTracer:
@@ -65,7 +65,7 @@ class RequestTracer:
     ) -> None:
         """Add the span of a request that has ended; `record` is its line in the access log.
 
-        Its parent is what the client's `traceparent` says.
+        Its parent is the client's `traceparent`.
         """
         operation = OPERATIONS.get(path)
         if operation is None:
@@ -91,5 +91,5 @@ class RequestTracer:
         span.end(end)
 
     def close(self) -> None:
-        """Send what waits, for a few seconds at most."""
+        """Send pending spans, for a few seconds at most."""
         self.provider.shutdown()

@@ -137,7 +137,7 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def write_piece(self, piece: Piece) -> bytes:
-        """The chunks of what is new of one answer."""
+        """The chunks of one answer's new output."""
 
     def close_stream(self) -> bytes:
         """The usage, if it was asked for, and `[DONE]`."""
@@ -149,17 +149,17 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def make_text_choice(self, index: int, text: str) -> Answer:
-        """What a chunk of text alone adds to one answer."""
+        """The addition of a text-only chunk to one answer."""
 
     def write_choice(self, choice: Answer) -> bytes:
         """A chunk of one answer."""
         return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))
 
     def write_text(self, index: int, text: str) -> bytes:
-        """A chunk of text alone, as most are."""
+        """A text-only chunk, like most."""
         if self.usage.continuous:
             return self.write_choice(self.make_text_choice(index, text))
-        # Such chunks differ in their text alone; to make one anew costs three times as much.
+        # Such chunks only differ in their text; making a new one costs three times as much.
         frame = self.text_frames.get(index)
         if frame is None:
             sample = self.write_choice(self.make_text_choice(index, PLACEHOLDER))

@@ -176,7 +176,7 @@ class ChatStream(ChunkStream):
         return ChunkChoice(index=index, delta=Delta(content=text))
 
     def write_piece(self, piece: Piece) -> bytes:
-        """The chunks of what is new of one answer."""
+        """The chunks of one answer's new output."""
         output, events = piece.output, b""
         if not (output.finish_reason or output.reasoning or output.tool_calls or output.logprobs):
             return self.write_text(piece.choice, output.text) if output.text else b""

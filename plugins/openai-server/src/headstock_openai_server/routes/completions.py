@@ -93,13 +93,14 @@ def list_prompts(
 
 
 def is_quick(prompts: list[str | list[int]], params: SamplingParams) -> bool:
-    """Whether one answer is wanted to a few token ids: text takes a millisecond a kilobyte."""
+    """Whether the request is one answer to a few token ids: text takes a millisecond per
+    kilobyte."""
     first = prompts[0]
     return len(prompts) == params.n == 1 and not isinstance(first, str) and len(first) <= FEW_TOKENS
 
 
 def check_stream(body: CompletionBody, params: SamplingParams) -> None:
-    """Raise ApiError for what a stream cannot show."""
+    """Raise ApiError for features that a stream cannot show."""
     if not body.stream or not body.echo:
         return
     if body.max_tokens == 0:
@@ -231,7 +232,7 @@ class CompletionStream(ChunkStream):
         return CompletionChoice(index=index, text=text)
 
     def write_piece(self, piece: Piece) -> bytes:
-        """The chunks of what is new of one answer."""
+        """The chunks of one answer's new output."""
         output, events = piece.output, b""
         text, logprobs = self.texts[piece.choice].add_output(output)
         if text and logprobs is None:

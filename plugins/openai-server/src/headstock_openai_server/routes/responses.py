@@ -94,7 +94,7 @@ async def complete_response(
 def begin_response(
     identity: Identity, body: ResponsesBody, params: SamplingParams
 ) -> ResponseObject:
-    """The response before anything is generated: what was asked for."""
+    """The response before anything is generated, with the request's fields."""
     text, reasoning, choice = body.text, body.reasoning, body.tool_choice
     return ResponseObject(
         id=identity.id,
@@ -134,7 +134,7 @@ class ResponseAnswer:
         self.num_reasoning_tokens: int | None = None
 
     def add_piece(self, piece: CompletionOutput) -> list[ResponseEvent]:
-        """The events of what is new."""
+        """The events of new output."""
         events = list(self.writer.add_piece(piece))
         self.finish_reason = piece.finish_reason
         self._count_reasoning(piece)
@@ -227,7 +227,7 @@ class ResponseStream:
         return b"".join(map(self._write_lifecycle, ("created", "in_progress")))
 
     def write_pieces(self, pieces: list[Piece]) -> bytes:
-        """The events of what is new."""
+        """The events of new output."""
         return b"".join(
             write_event(event) for piece in pieces for event in self.answer.add_piece(piece.output)
         )
@@ -237,7 +237,7 @@ class ResponseStream:
         return self._write_lifecycle(self.answer.finish(self.generation).status)
 
     def write_error(self, error: ApiError) -> bytes:
-        """The response as far as it came, and what broke it."""
+        """The partial response, and its error."""
         return self._write_lifecycle(self.answer.fail(self.generation, error).status)
 
     def _write_lifecycle(self, name: Status | str) -> bytes:
