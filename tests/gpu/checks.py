@@ -16,7 +16,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-NAMES = ("sdpa", "fa", "fi", "trtllm", "ops:torch", "ops:triton")
+NAMES = ("sdpa", "fa", "fi", "trtllm", "ops:torch", "ops:triton", "eager", "cudagraph")
 MOST_SECONDS = 400
 
 

@@ -39,7 +39,7 @@ SHIPPED = [
     for plugin in registry.list_installed(kind)
     if plugin.distribution.startswith("headstock")
 ]
-NEEDS_GPU = {"fa", "fi", "trtllm", "triton"}
+NEEDS_GPU = {"fa", "fi", "trtllm", "triton", "cudagraph"}
 """Plugins that run on CUDA alone."""
 
 
