@@ -318,7 +318,7 @@ class SamplingParams:
         return answer
 
     def replace(self, values: Mapping[str, object]) -> SamplingParams:
-        """These parameters with `values` in place of some.
+        """These parameters with `values` instead of some.
 
         raises: RequestError; for an unknown name with a suggestion
         """

@@ -48,7 +48,7 @@ def test_the_list_can_be_cut_to_one_kind_and_read_by_programs(
         ),
         (
             {"a": "no-such-kernels", "b": "cpu-built>=2"},  # the second is there, without kernels
-            "a CUDA build of cpu-built in place of its CPU build or pip install 'no-such-kernels'",
+            "a CUDA build of cpu-built instead of its CPU build or pip install 'no-such-kernels'",
         ),
         ({"a": "no-such-kernels", "b": "pytest>=1"}, ""),  # one way to have them is enough
         ({}, ""),

@@ -112,7 +112,7 @@ def test_a_class_that_raises_refuses_its_request_alone() -> None:
         (
             (*CHOSEN, spec("again", BanAgain)),
             UsageError,
-            "'banner' and 'again' both take 'ban' of extra_args; choose another in place of one",
+            "'banner' and 'again' both take 'ban' of extra_args; choose another instead of one",
         ),
         ((spec("x", NoAttrs),), PluginBroken, "is not an attrs class"),
         ((spec("x", Ban, SchedulerSpec),), PluginBroken, "only logits processors are given any"),

@@ -83,7 +83,7 @@ def show_json(where: str, number: int, output: RequestOutput, stream: TextIO) ->
 
 
 def show_error(where: str, number: int, reason: str, stream: TextIO | None) -> None:
-    """Print why a prompt could not be run; `stream` gets a JSON line in place of its answer."""
+    """Print why a prompt could not be run; `stream` gets a JSON line instead of its answer."""
     print_note(f"headstock: {where}: {reason}")
     if stream is not None:
         _print_json({"request": number, "where": where, "error": reason}, stream)

@@ -27,7 +27,7 @@ OWN_DEVICES = {"TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
 entry points of all distributions for them, and raises where one line of any is wrong.
 """
 EXPANDABLE = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-"""torch's CUDA allocator extends what it holds, in place of taking a new piece for each size that
+"""torch's CUDA allocator extends what it holds, instead of taking a new piece for each size that
 fits no old one. With penalties and logprobs, which make tensors of another size in every step, it
 held 0.96 GiB for 9.2 (one H200).
 """

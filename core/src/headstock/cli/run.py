@@ -157,7 +157,7 @@ def make_parser() -> FlagParser:
         "state folder)",
     )
     section.add_argument(
-        "--json", action="store_true", help="print one JSON line an answer in place of text"
+        "--json", action="store_true", help="print one JSON line an answer instead of text"
     )
     section.add_argument(
         "--quiet",

@@ -68,7 +68,7 @@ class ModelSettings:
         "--chat-template",
         Text(form="FILE|TEXT", word="auto"),
         None,
-        "Jinja template of chats in place of the model's; as a flag of run it implies --chat",
+        "Jinja template of chats instead of the model's; as a flag of run it implies --chat",
         default_text="auto: the model's",
         group="model",
         shapes_steps=False,

@@ -116,7 +116,7 @@ class OutputTracker:
                 self._add_embeddings(step.plan, step.sample.pooled.numpy())
         updates: list[Update] = []
         # A request that is not streamed costs nothing for a token. With an object for each token, a
-        # step of 256 requests took 720-880 us in place of 220-240 (a model that computes nothing).
+        # step of 256 requests took 720-880 us instead of 220-240 (a model that computes nothing).
         if not self.awaiting_token:
             return ()
         has_ended = {ended.admission_id for ended in outcome.ended}

@@ -192,7 +192,7 @@ def _attention_parameters(
 
 
 def _attn_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
-    """The norms before and after a layer's attention, or what it has in the place of that."""
+    """The norms before and after a layer's attention, or what it has instead of that."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
     if config.pre_norm:
         yield (

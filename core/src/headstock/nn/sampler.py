@@ -189,7 +189,7 @@ def _describe_scores(scores: Tensor) -> str:
 
 
 def _put_rows(whole: Sample, rows: Tensor, part: Sample) -> Sample:
-    """The sample with these rows in place of its own.   rows: [m] int64"""
+    """The sample with these rows instead of its own.   rows: [m] int64"""
     values = {name: (getattr(whole, name), getattr(part, name)) for name in _SAMPLE_FIELDS}
     return Sample(
         **{

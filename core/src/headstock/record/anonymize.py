@@ -1,4 +1,4 @@
-"""Hashes in place of tokens: they keep what a schedule depends on, and nothing else.
+"""Hashes instead of tokens: they keep what a schedule depends on, and nothing else.
 
 docs/decisions/0010-recordings.md weighs them against a table of prefixes and a cipher.
 """

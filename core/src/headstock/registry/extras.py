@@ -46,7 +46,7 @@ def _install_hint(needs: list[str]) -> str:
         built = ", ".join(
             sorted({requirement_name(need) for need in needs if not is_requirement_met(need)})
         )
-        return f"a CUDA build of {built} in place of its CPU build"
+        return f"a CUDA build of {built} instead of its CPU build"
     return "pip install " + " ".join(f"'{need}'" for need in needs)
 
 

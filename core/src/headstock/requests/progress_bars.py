@@ -154,7 +154,7 @@ def _make_tqdm_bar(**options: object) -> TqdmBar:
 
 
 UseTqdm = bool | Callable[..., TqdmBar]
-"""Whether to draw a bar as tqdm does, or the callable to make it with in place of
+"""Whether to draw a bar as tqdm does, or the callable to make it with instead of
 `tqdm.auto.tqdm`.
 """
 

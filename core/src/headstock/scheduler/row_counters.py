@@ -36,7 +36,7 @@ class RowCounter:
     USER = 18  # number of the request's user, 0 for none
     ADAPTER = 19  # number of its adapter, 0 for none
     ARRIVED_AT = 20  # milliseconds of the clock, modulo 2**32 (see `count_waits`)
-    POOLING = 21  # 1: hidden states are pooled in place of being scored; no token is sampled
+    POOLING = 21  # 1: hidden states are pooled instead of being scored; no token is sampled
 
 
 NUM_COUNTERS = 22

@@ -90,14 +90,14 @@ def collect_request_args(specs: Sequence[PluginSpec]) -> RequestArgs:
         if spec.name in makers:
             raise UsageError(
                 f"two chosen plugins are called {spec.name!r} and take extra_args; choose another "
-                "in place of one"
+                "instead of one"
             )
         makers[spec.name] = args_class
         for field in attrs.fields(args_class):
             if field.alias in owners:
                 raise UsageError(
                     f"{owners[field.alias]!r} and {spec.name!r} both take {field.alias!r} of "
-                    "extra_args; choose another in place of one"
+                    "extra_args; choose another instead of one"
                 )
             if field.init:
                 owners[field.alias] = spec.name

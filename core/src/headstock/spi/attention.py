@@ -94,7 +94,7 @@ class AttentionCapabilities:
     contiguous: whether it reads one region a sequence
     """
 
-    # Validated here, at the import of the spec: a list in place of a frozenset would else fail in
+    # Validated here, at the import of the spec: a list instead of a frozenset would else fail in
     # core, far from the plugin that gave it.
     phases: frozenset[Phase] = field(
         validator=deep_iterable(instance_of(Phase), instance_of(frozenset))

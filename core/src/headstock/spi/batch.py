@@ -144,7 +144,7 @@ class Sample:
 
 @frozen(kw_only=True, eq=False)
 class Pooling:
-    """Rows of a batch whose hidden states are pooled in place of being scored.
+    """Rows of a batch whose hidden states are pooled instead of being scored.
 
     rows: [m] int64, which of the batch's rows
     is_mean: [m] bool, True for the mean over the row's tokens, those of earlier steps included;

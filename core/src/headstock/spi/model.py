@@ -53,7 +53,7 @@ class ParamSpec:
         of sources (rope tables)
     parts: the sizes of a row's names on the concatenated dimension, or of what one name merges;
         empty for equal sizes
-    whole: one tensor that is used in place of the sources where the checkpoint has it
+    whole: one tensor that is used instead of the sources where the checkpoint has it
     ignored: names that the checkpoint may have and that are not read
     left_out: beginnings of the names of parts of a model that are not computed here, such as layers
         that predict further tokens; the engine says at its start that it leaves them out

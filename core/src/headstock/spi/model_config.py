@@ -121,7 +121,7 @@ class LatentAttention:
 
 @frozen(kw_only=True)
 class ShortConv:
-    """A gated convolution over the latest tokens, in the place of a layer's attention.
+    """A gated convolution over the latest tokens, instead of a layer's attention.
 
     Its input is projected to three times `width`: a gate before, a gate after, and what is
     convolved, each channel by itself.
@@ -179,7 +179,7 @@ class LayerConfig:
     experts: None for a dense layer
     latent: attention over latent vectors, with `ModelConfig.head_dim` their width and `kv_heads` 1;
         None for attention over keys and values
-    conv: what the layer has in the place of attention; None for attention
+    conv: what the layer has instead of attention; None for attention
     """
 
     index: int

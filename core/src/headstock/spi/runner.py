@@ -157,7 +157,7 @@ class Runner(ABC):
         """Free what was captured."""
 
     def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
-        """Make what `run` replays, in place of all that was made before.
+        """Make what `run` replays, replacing all earlier replays.
 
         After any exception `run` still works, and nothing is replayed. By default nothing ever is.
         """

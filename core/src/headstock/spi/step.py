@@ -96,7 +96,7 @@ class Step(ABC):
     ) -> Sampling:
         """Make the complete settings, for any kind.
 
-        row_ids, positions: [n] int64, of tokens to score in place of the step's own
+        row_ids, positions: [n] int64, of tokens to score instead of the step's own
         """
 
     @property

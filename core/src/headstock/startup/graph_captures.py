@@ -121,7 +121,7 @@ def _ignore_progress(done: int, total: int) -> None:
 def prepare(
     runner: Runner, limits: ReplayLimits, report: CaptureProgress = _ignore_progress
 ) -> ReplaySizes | None:
-    """Have the runner prepare its replays in place of earlier ones, and return their sizes.
+    """Have the runner prepare its replays instead of earlier ones, and return their sizes.
 
     A failure is logged as a warning and gives None: steps run without graphs then.
     """

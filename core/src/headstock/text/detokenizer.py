@@ -124,7 +124,7 @@ class Detokenizer:
 
     def add_last_tokens(self, tokens: Iterable[int]) -> str:
         """The rest of the text, with that of `tokens`, when no token follows them."""
-        # One decoding in place of three: no window is kept, and what was held back comes with it.
+        # One decoding instead of three: no window is kept, and what was held back comes with it.
         self.window += [token for token in tokens if token not in self.skipped_ids]
         return self.flush()
 

@@ -16,7 +16,7 @@ from headstock.logs import LogEvent, log_event
 from headstock.weights.formats import explain_directory, is_lfs_pointer
 
 _REDIRECTING_FIELDS = ("configuration_files", "transformers_weights")
-"""Fields by which transformers reads other files in place of config.json and model.safetensors."""
+"""Fields by which transformers reads other files instead of config.json and model.safetensors."""
 
 _MAX_JSON_BYTES = 64 << 20
 
@@ -118,7 +118,7 @@ def _read_index(directory: Path) -> Mapping[str, str]:
 
 
 def _explain_weights(directory: Path) -> str:
-    """Explain what a directory has in place of the files that `weight_files` reads."""
+    """Explain what a directory has instead of the files that `weight_files` reads."""
     others = sorted(
         path.name
         for path in directory.glob("*.safetensors")

@@ -16,11 +16,11 @@ _WEIGHTS = "pytorch_model*.bin"
 _ADAPTER = "adapter_config.json"
 
 INSIDE = ("*", "snapshots/*", "models--*/snapshots/*")
-"""Where models lie in a folder that was given in place of one: a collection, or a cache of the hub.
+"""Where models lie in a folder that was given instead of one: a collection, or a cache of the hub.
 """
 
 LFS_POINTER = b"version https://git-lfs"
-"""How the file begins that Git leaves in place of a large one until LFS fetches that."""
+"""How the file begins that Git leaves instead of a large one until LFS fetches that."""
 
 _TRANSFORMERS = "from transformers import AutoModelForCausalLM as M, AutoTokenizer as T"
 # The tokenizer is saved too: a converted directory is to be complete.
@@ -44,7 +44,7 @@ _MERGE_ADAPTER = (
 
 
 def explain_file(path: Path) -> str:
-    """Explain what a file is that was given in place of a model directory."""
+    """Explain what a file is that was given instead of a model directory."""
     directory = path.parent
     if path.match(GGUF):
         return _explain_gguf(path)
@@ -143,7 +143,7 @@ def _find_adapter_base(directory: Path) -> str:
 
 
 def is_lfs_pointer(path: Path) -> bool:
-    """Whether the file is what Git leaves in place of a large one until LFS fetches that."""
+    """Whether the file is what Git leaves instead of a large one until LFS fetches that."""
     with path.open("rb") as file:
         return file.read(len(LFS_POINTER)) == LFS_POINTER
 

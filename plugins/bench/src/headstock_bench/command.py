@@ -136,7 +136,7 @@ def make_parser() -> FlagParser:
         "timed before",
     )
     section.add_argument(
-        "--json", action="store_true", help="print one JSON object a workload in place of text"
+        "--json", action="store_true", help="print one JSON object a workload instead of text"
     )
     section.add_argument(
         "--output", metavar="FILE", help="append the JSON objects to a file, one a line"

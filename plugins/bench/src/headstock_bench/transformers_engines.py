@@ -21,7 +21,7 @@ from headstock_bench.workloads import Workload
 def load_model(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
     """A model without end-of-sequence tokens: the workload sets the lengths.
 
-    dummy: random weights in place of the checkpoint's
+    dummy: random weights instead of the checkpoint's
     """
     library: Any = transformers  # its types are incomplete
     library.logging.set_verbosity_error()

@@ -82,7 +82,7 @@ def make_parser() -> FlagParser:
         help="measure this architecture with random weights, without a download",
     )
     section.add_argument("--show", action="store_true", help="print what is kept; measure nothing")
-    section.add_argument("--json", action="store_true", help="print a JSON object in place of text")
+    section.add_argument("--json", action="store_true", help="print a JSON object instead of text")
     section.add_argument("--quiet", action="store_true", help="no progress, no line below WARNING")
     add_engine_flags(root)
     return root

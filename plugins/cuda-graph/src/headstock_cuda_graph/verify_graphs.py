@@ -73,7 +73,7 @@ class PaddedLogits:
 
 def can_pad(step: Step, program: Program) -> bool:
     """Whether each row of the step has one token and its drafts, and may be padded behind them."""
-    # One token of a prompt that goes on: a replay would store its sample in place of the next.
+    # One token of a prompt that goes on: a replay would store its sample instead of the next.
     if not step.is_sampled.all() or (step.stops - step.starts != step.num_logits).any():
         return False
     # Padding must stay within the tables: an index past their end would stop the device. What it

@@ -39,7 +39,7 @@ exit codes:
 def main(arguments: list[str], engine_module: str | None = None) -> int:
     """Run `headstock serve ARGUMENTS` and return the exit code.
 
-    `engine_module` is what the engine process runs in place of an engine.
+    `engine_module` is what the engine process runs instead of an engine.
     raises: HeadstockError
     """
     options = make_parser().parse_args(arguments)

@@ -208,7 +208,7 @@ class Lanes:
         self.phases = phases
 
     def _begin_phase(self, lane: int, number: int, phase: int) -> None:
-        """Begin a phase of a lane, in place of one that lasted no step."""
+        """Begin a phase of a lane, instead of one that lasted no step."""
         steps = self.segments[lane]
         if phase == STALLED:
             if self.num_stalls >= MAX_STALLS:

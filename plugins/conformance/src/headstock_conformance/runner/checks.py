@@ -72,7 +72,7 @@ PLAIN = Setup()
 class Workload:
     """Steps, and the engine that they need.
 
-    limits: of `prepare`, in place of a mode's
+    limits: of `prepare`, instead of a mode's
     modes: those in which it is run
     """
 

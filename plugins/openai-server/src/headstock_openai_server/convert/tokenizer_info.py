@@ -45,7 +45,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _spell_tokens(value: Any) -> Any:
-    """The value with the text of each token in place of the token and its options."""
+    """The value with the text of each token instead of the token and its options."""
     if isinstance(value, list):
         return [_spell_tokens(each) for each in value]
     if not isinstance(value, dict):
