@@ -326,7 +326,7 @@ class LLM:
         return await asyncio.to_thread(process)
 
     def get_tokenizer(self) -> Any:
-        """The model's tokenizer, as transformers has it.   raises: ModelError without one"""
+        """The model's tokenizer, from transformers.   raises: ModelError without one"""
         return self._session.tokenizer.hf_tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:

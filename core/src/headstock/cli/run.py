@@ -143,7 +143,7 @@ def make_parser() -> FlagParser:
     section.add_argument(
         "--tools",
         metavar="FILE.json",
-        help="tools that chats offer, a list as OpenAI's API has it; implies --chat",
+        help="tools that chats offer, a list in OpenAI's format; implies --chat",
     )
     section.add_argument(
         "--chat-template-kwargs",

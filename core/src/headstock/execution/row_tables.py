@@ -240,7 +240,7 @@ class DeviceTables(RowTables):
         return split_step(step, starts, lens, bounds, self.buffers.page_size)
 
     def prefix_inputs(self, num_rows: int) -> PrefixInputs:
-        """Allocate the inputs of steps of at most so many rows, without groups."""
+        """Allocate the inputs of steps of at most `num_rows` rows, without groups."""
         arrays = pad_groups(_NO_GROUPS, num_rows)
         memory = self.buffers.pack(*arrays).to(self.device)
         group_starts, shared_lens = unpack(memory, *arrays)

@@ -111,7 +111,7 @@ class RowTables(ABC):
 
     @abstractmethod
     def prefix_inputs(self, num_rows: int) -> PrefixInputs:
-        """Allocate the inputs of steps of at most so many rows, without groups."""
+        """Allocate the inputs of steps of at most `num_rows` rows, without groups."""
 
     @abstractmethod
     def write(self, inputs: StepInputs | PrefixInputs, step: Step) -> None:

@@ -72,7 +72,7 @@ class Tokenizer:
 
     @property
     def hf_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it, with the chat template.   raises: ModelError
+        """The transformers tokenizer, with the chat template.   raises: ModelError
 
         It may be loaded at its first use.
         """

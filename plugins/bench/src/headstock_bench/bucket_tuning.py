@@ -149,7 +149,7 @@ def compare_bucket(bucket: tuned_choices.TunedBucket) -> float:
 def time_size(
     llm: LLM, step: StepSize, rows: int, *, replays: bool
 ) -> tuned_choices.ArrivalTimes | str:
-    """The times of a prompt that makes such a step with so many rows, or the reason for none.
+    """The times of a prompt that makes such a step with these rows, or the reason for none.
 
     replays: the step's own graph is wanted
     raises: EngineDied
@@ -183,7 +183,7 @@ def time_size(
 async def time_arrivals(
     llm: LLM, length: int, rows: int, prompts: Prompts, context: int, row_tokens: int
 ) -> list[Arrival]:
-    """What came of prompts of `length` tokens, one after another, while so many rows decode.
+    """The results of prompts of `length` tokens, one after another, while rows decode.
 
     raises: EngineDied
     """
@@ -244,7 +244,7 @@ async def time_arrival(
 
 
 async def wait_for_tokens(decoding: Sequence[DecodingRow], count: int) -> None:
-    """Return when each row has so many tokens more, or is over."""
+    """Return when each row has `count` more tokens, or is over."""
     wanted = [(row, len(row.times) + count) for row in decoding]
     while any(len(row.times) < most and not row.is_over for row, most in wanted):
         await asyncio.sleep(POLL_SECONDS)

@@ -72,7 +72,7 @@ class ModelWork:
         return self.dense + sum(experts.per_token * size for experts, size in self.mixtures)
 
     def count_read(self, rows: int) -> float:
-        """Elements of the layers that a step of so many random tokens reads."""
+        """Elements of the layers that a step of `rows` random tokens reads."""
         read = float(self.dense)
         for experts, size in self.mixtures:
             missed = (1 - experts.per_token / experts.count) ** rows

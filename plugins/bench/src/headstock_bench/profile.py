@@ -181,7 +181,7 @@ def make_profile(
     *,
     on_gpu: bool,
 ) -> WorkloadProfile:
-    """The profile of so many steps.
+    """The profile of `steps` steps.
 
     kernels, operations: of the device and of the host, in any order
     host: name, microseconds without what it calls, and calls of all steps

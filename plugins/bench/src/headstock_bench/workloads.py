@@ -174,5 +174,5 @@ class Prompts:
         self.rng, self.vocab = Random(seed), vocab
 
     def draw(self, length: int) -> list[int]:
-        """The next prompt, of so many tokens."""
+        """The next prompt, of this length."""
         return [token % self.vocab for token in draw_tokens(self.rng, length)]

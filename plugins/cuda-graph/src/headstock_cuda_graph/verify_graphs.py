@@ -61,7 +61,7 @@ class PaddedLogits:
 
     @classmethod
     def of(cls, step: Step, verify_len: int) -> PaddedLogits:
-        """Pad the rows of a step to so many tokens."""
+        """Pad the rows of a step to this number of tokens."""
         within = np.arange(verify_len)
         is_own = within < step.num_logits[:, None]
         return cls(

@@ -10,8 +10,8 @@ from attrs.validators import ge, instance_of, optional
 class RadixOptions:
     """How the index is kept.
 
-    `max_prefixes`: at most so many prefixes of ended requests are kept, the latest ones; None: as
-        many as fit, 0: none.
+    `max_prefixes`: the maximum number of prefixes of ended requests that are kept, the latest ones;
+        None: as many as fit, 0: none.
     `debug`: each call is checked against the contract, at a cost that grows with the pages it
         names.
     """

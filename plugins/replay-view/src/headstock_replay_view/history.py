@@ -16,7 +16,7 @@ from headstock_replay_view.lanes import Lanes
 from headstock_replay_view.prefix_tree import PrefixTracker
 
 MAX_COLUMNS = 1024
-"""Most page maps; a run of so many steps keeps at least half as many."""
+"""Maximum number of page maps; longer runs keep at least half as many."""
 MAX_TREES = 96
 MAX_ROWS = 384
 """Most rows of the page map; a row stands for several pages when there are more."""

@@ -37,7 +37,7 @@ def schedule(view: View, budget: Budget) -> ScheduleDecision:
         own = own[np.argsort(view.num_new_tokens[rows[own]] > 1, kind="stable")]
         totals = np.minimum(np.cumsum(view.num_new_tokens[rows[own]]), share)
         counts[own] = np.diff(totals, prepend=0)
-    # Core serves them in the queue's order, so whoever sends most would take what is another's.
+    # Core serves them in queue order, so the user who sends most would take the shares of others.
     if len(users) > 1 and waiting.lengths[admit].sum() > budget.tokens - counts.sum():
         admit = choose_waiting(view, 1, running, waiting)
     return ScheduleDecision(
@@ -62,9 +62,9 @@ def share_tokens(demands: np.ndarray, tokens: int, step: int) -> np.ndarray:
 def choose_waiting(
     view: View, most: int, running: RequestColumns, waiting: RequestColumns
 ) -> np.ndarray:
-    """The positions in the queue of the next request of whoever has the fewest rows, and so on.
+    """The queue positions of the next request of the user with the fewest rows, and so on.
 
-    Between users of equally many rows, it is whoever has fewer tokens in them.
+    Between users with equally many rows, the one with fewer tokens in them goes first.
     """
     at_work = running.users[view.rows_by_priority]
     tokens = view.num_computed_tokens[view.rows_by_priority]

@@ -40,7 +40,7 @@ def make_messages(messages: Sequence[ChatMessage], most: int) -> list[dict[str, 
 
 
 def to_plain(value: Any) -> Any:
-    """A body or a part of one as JSON has it, without fields that were left out."""
+    """A body or a part of one as JSON, without omitted fields."""
     if isinstance(value, list):
         return [to_plain(each) for each in value]
     if not isinstance(value, msgspec.Struct):

@@ -104,7 +104,7 @@ ToolChoiceWord = Literal["none", "auto", "required"]
 def make_tool_choice(
     choice: ToolChoiceWord | ResponsesToolChoice | None,
 ) -> ToolChoiceWord | ToolChoice | None:
-    """The choice as a chat has it.   raises: ApiError"""
+    """The choice in the form of a chat.   raises: ApiError"""
     if not isinstance(choice, ResponsesToolChoice):
         return choice
     if choice.type not in ("function", "allowed_tools"):

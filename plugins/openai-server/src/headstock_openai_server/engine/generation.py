@@ -70,8 +70,8 @@ class Generation:
     direct: gets pieces as they come while its client reads, ahead of `next_pieces`
     """
 
-    # Updates wait here until the client has taken what came before, and then go out together. So a
-    # slow client costs a few bytes a token and delays nobody.
+    # Updates wait here until the client has taken what came before, and then go out together. A
+    # slow client therefore costs a few bytes per token and delays no other client.
 
     def __init__(
         self, service: Service, prompt_requests: Sequence[PromptRequest], *, streams: bool

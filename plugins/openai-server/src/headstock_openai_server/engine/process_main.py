@@ -217,7 +217,7 @@ def serve_engine(
             case Start():
                 LOG.error(log_event("a message was dropped", reason="the engine runs already"))
     reporter.loop = None  # that the loop ends from here on is no failure
-    # A thread in C ends the process if a device hangs, whoever holds the interpreter.
+    # A thread in C ends the process if a device hangs, whichever thread holds the GIL.
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
     code = 0 if find_failure(loop) is None else EngineDied.exit_code
     loop.close()
