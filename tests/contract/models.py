@@ -318,7 +318,7 @@ CASES: dict[str, Case] = {
         lambda head: score(attrs.evolve(CONFIG, head=head)),
         {"scale": 1.0, "softcap": 0.0},
     ),
-    **vary(Shard(index=0, count=2), score_shard, {"index": 1, "count": 3}),
+    **vary(Shard(index=0, count=2), score_shard, {"index": 1, "count": 3, "vocab": 5}),
     **vary(CONFIG, score, {"shard": Shard(index=1, count=2)}),
     **vary(
         FAMILY,

@@ -201,28 +201,6 @@ def test_a_sketch_of_disaggregation() -> None:
     assert torch.equal(ours[torch.from_numpy(pages).long()], theirs[[1, 2]])
 
 
-class RankOps(TorchOps):
-    """The torch set of one rank; `gather` returns a tensor of all ranks, in their order."""
-
-    def __init__(self, gather: Callable[[Tensor], Sequence[Tensor]]) -> None:
-        super().__init__()
-        self.gather = gather
-
-    def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum over ranks."""
-        return torch.stack([*self.gather(x)]).sum(0)
-
-    def all_gather(self, x: Tensor) -> Tensor:
-        """The parts of all ranks, joined."""
-        return torch.cat([*self.gather(x)], dim=-1)
-
-
-def test_a_sketch_of_ranks() -> None:
-    ops, x = RankOps(lambda part: (part, 2 * part)), torch.tensor([1.0, 3.0])
-    assert ops.all_reduce(x).tolist() == [3.0, 9.0]
-    assert ops.all_gather(x).tolist() == [1.0, 3.0, 2.0, 6.0]
-
-
 class WholeStepRunner(Runner):
     """A decode step as one launch; all else is computed operation by operation."""
 

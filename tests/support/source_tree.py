@@ -88,11 +88,13 @@ def packages() -> dict[str, Path]:
 
 @cache
 def command_packages() -> list[str]:
-    """The import names of the members that add a verb to the command line."""
+    """The import names of the members that add a verb to the command line, or start ranks: they
+    may use what core exports.
+    """
     return [
         path.name
         for member in PLUGINS
-        if "headstock.command" in read_groups(member)
+        if {"headstock.command", "headstock.executor"} & read_groups(member).keys()
         for path in (member / "src").glob("*")
     ]
 

@@ -184,7 +184,7 @@ def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_nex
             "opt (--opt) fi.prefill=fa2: no chosen plugin has that name",
         ),
         ({"opt": ("raidx.max_prefixes=4",)}, "; did you mean radix?"),
-        ({"tp": 2}, "tp (--tp) 2"),
+        ({"tp": 2, "executor": "inline"}, "executor (--executor) inline has one rank"),
         ({"ops": "torch", "page_size": 3, "attn": "sdpa"}, None),
     ],
 )

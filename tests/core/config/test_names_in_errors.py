@@ -85,7 +85,7 @@ REFUSED = [
     ({"max_batch_tokens": 7, "max_num_seqs": 8}, "max_batch_tokens", "7"),
     ({"runner": "cudagraph"}, "runner", "cudagraph"),
     ({"ops": "triton"}, "ops", "triton"),
-    ({"tp": 2}, "tp", "2"),
+    ({"tp": 2, "executor": "inline"}, "tp", "2"),
     ({"attn": "fa"}, "attn", "fa"),
     ({"num_pages": 8, "kv_memory_mb": 3}, "num_pages", "8"),
     ({"executor": "as is and of that"}, "executor", "as is and of that"),

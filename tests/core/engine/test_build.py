@@ -28,7 +28,8 @@ from .demo import SMALL, drain, request
         ({"runner": "cudagraf"}, UsageError, "cudagraph"),
         ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
         ({"kv_dtype": "bfloat16"}, CannotRun, "float32 with bfloat16 KV is not supported"),
-        ({"tp": 2}, CannotRun, r"tp \(--tp\) 2"),
+        ({"tp": 2, "executor": "inline"}, UsageError, r"inline has one rank, and tp \(--tp\) is 2"),
+        ({"tp": 3}, CannotRun, "which 3 shards do not divide"),
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
         ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
         ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
@@ -36,7 +37,7 @@ from .demo import SMALL, drain, request
         (
             {"executor": "inlin"},
             UsageError,
-            r"\(--executor\) inlin: .* inline; did you mean inline\?",
+            r"\(--executor\) inlin: .* inline, multiprocess; did you mean inline\?",
         ),
         ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
         ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),

@@ -34,7 +34,7 @@ def test_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: in
         "max_running_requests": rows,
         "max_batch_tokens": rows + 30,
         "page_size": 1,
-        "num_pages": 150 + 8 * rows,
+        "num_pages": 150 + 7 * rows,
     }
     on, off = (run(toys, requests, overlap=overlap, **sizes) for overlap in (True, False))
 

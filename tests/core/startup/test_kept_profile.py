@@ -21,6 +21,7 @@ from headstock.startup import kept_profile, pool_memory
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import MemoryUse
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
+from headstock.startup.ranks import OneRank
 
 USE = MemoryUse(activations=5 << 20, workspaces=6 << 20, graphs=7 << 20)
 ENV = DeviceEnv(
@@ -228,7 +229,12 @@ def test_a_start_measures_once_and_says_when(
         return USE
 
     monkeypatch.setattr(pool_memory, "profile_memory_use", measure)
-    monkeypatch.setattr(pool_memory, "plan_memory", lambda *inputs, **uses: uses["other_use"])
+    # Of what the plan is made of, the bytes of steps alone.
+    monkeypatch.setattr(
+        pool_memory,
+        "plan_memory",
+        lambda *inputs, **uses: SimpleNamespace(use=uses["other_use"], kv_tokens=16),
+    )
     inputs: Any = SimpleNamespace(
         config=EngineConfig(),
         model=None,
@@ -241,11 +247,11 @@ def test_a_start_measures_once_and_says_when(
     notes: list[str] = []
     plans = [
         pool_memory.plan_device_memory(
-            inputs, shape, 64, 1 << 30, Subject(tmp_path).find(), notes, None
+            inputs, shape, 64, 1 << 30, Subject(tmp_path).find(), notes, OneRank(), None
         )
         for _ in range(2)
     ]
-    assert plans == [USE, evolve(USE, is_kept=True)] and len(calls) == 1
+    assert [plan.use for plan in plans] == [USE, evolve(USE, is_kept=True)] and len(calls) == 1
     (note,) = notes
     assert "were measured on 2" in note and "memory_profiles (--memory-profiles) off" in note
 

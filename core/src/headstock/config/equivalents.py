@@ -19,7 +19,7 @@ QUANTIZED = (
     "(--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
 )
 CHUNKED = "long prompts are always cut into chunks of max_batch_tokens (--max-batch-tokens)"
-ONE_DEVICE = "this version runs on one device"
+ONE_DEVICE = "ranks share every layer (tp, --tp); this version has no other parallelism"
 ADAPTERS = "LoRA adapters are not supported; merge one into its model"
 SPECULATION = (
     "proposer (--proposer) ngram proposes the tokens that followed the latest ones earlier; draft "
@@ -88,7 +88,7 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
         "enable_expert_parallel": (False,),
-        "distributed_executor_backend": (None, "uni"),
+        "distributed_executor_backend": (None, "uni", "mp"),
         "disable_custom_all_reduce": (True, False),
         # Several answers to a prompt share its pages, and a preempted request is recomputed: pages
         # on the host would never be used.

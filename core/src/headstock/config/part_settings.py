@@ -75,7 +75,12 @@ class PartSettings(ModelSettings):
         group="parts",
     )
     executor: str = setting_field(
-        "--executor", NAME, "inline", "where steps are executed", group="parts"
+        "--executor",
+        NAME,
+        "auto",
+        "where steps are executed; inline: in the engine's process",
+        default_text="auto: inline for one rank, multiprocess for several",
+        group="parts",
     )
     opt: tuple[str, ...] = setting_field(
         "--opt",

@@ -63,6 +63,10 @@ class Canary(Executor):
             self.watched[group] = self._fill_pages(group, self.buffers.to_device(pages))
         return self.inner.execute(plan, new_rows)
 
+    def check_alive(self) -> None:
+        """See `Executor.check_alive`."""
+        self.inner.check_alive()
+
     def prepare_next(self) -> int:
         """Capture one graph; return how many sizes are still without."""
         return self.inner.prepare_next()

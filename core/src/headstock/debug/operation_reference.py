@@ -14,7 +14,9 @@ from headstock.errors import PluginBroken
 from headstock.nn.sampler import attach_logprobs, score_tokens
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
+    ALONE,
     Batch,
+    Collectives,
     LayerConfig,
     ModelConfig,
     Ops,
@@ -59,11 +61,18 @@ class OperationReference:
     loss: what they may be off by beside rounding, as `OpsCapabilities.weight_loss` has it
     """
 
-    def __init__(self, params: Params, config: ModelConfig, who: str, loss: float = 0.0) -> None:
+    def __init__(
+        self,
+        params: Params,
+        config: ModelConfig,
+        who: str,
+        loss: float = 0.0,
+        collectives: Collectives = ALONE,
+    ) -> None:
         self.who = who
         self.loss = loss
         self.ops: Ops = TorchOps()
-        self.ops.bind(params, config)
+        self.ops.bind(params, config, collectives)
         self.shared: dict[Hashable, Any] = {}
 
     def embed(self, batch: Batch) -> Tensor:

@@ -13,7 +13,9 @@ from headstock.debug.operation_reference import OperationReference
 from headstock.debug.watch import DebugWatch
 from headstock.errors import PluginBroken, describe_type
 from headstock.spi import (
+    ALONE,
     Batch,
+    Collectives,
     LayerConfig,
     ModelConfig,
     Ops,
@@ -62,9 +64,9 @@ class WatchedOps(Ops):
         """As `inner`."""
         return self.inner.prepare(spec, weight)
 
-    def bind(self, params: Params, config: ModelConfig) -> None:
+    def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """As `inner`."""
-        self.inner.bind(params, config)
+        self.inner.bind(params, config, collectives)
 
     def embed(self, batch: Batch) -> Stream:
         """See `Ops.embed`.   raises: PluginBroken"""

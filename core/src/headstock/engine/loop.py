@@ -156,6 +156,7 @@ class Loop:
         """
         capture_at = time.monotonic() + _SECONDS_BEFORE_CAPTURES
         while not self.closing and not self.engine.has_work:
+            self.engine.executor.check_alive()
             self._report_step()
             seconds = _LONGEST_SLEEP
             if not self.engine.late_captures.is_done:

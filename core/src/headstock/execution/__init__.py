@@ -12,4 +12,5 @@ __all__ = [
     "row_tables",
     "sampling_inputs",
     "threaded",
+    "token_masks",
 ]

@@ -24,6 +24,11 @@ class Pending(ABC):
     is_replayed: bool = False
     reasons: Mapping[int, str] = NO_REASONS
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the device has finished, so that `wait` returns at once."""
+        return True
+
     @abstractmethod
     def wait(self) -> Sample:
         """Wait for the device; return the step's sample, its tensors in host memory.
@@ -45,6 +50,10 @@ class Executor(ABC):
         new_rows: the `RequestState` of each row that the plan admits
         raises: as `Pending.wait`
         """
+
+    def check_alive(self) -> None:
+        """Raise EngineDied where the executor can run no more plans, while no step is due."""
+        return
 
     def prepare_next(self) -> int:
         """Capture one graph, while no step is due; return how many sizes are still without."""

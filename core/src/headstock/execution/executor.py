@@ -39,6 +39,11 @@ class LaunchedStep(Pending):
     is_replayed: bool
     reasons: Mapping[int, str]
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the sample has been copied."""
+        return self.readback.is_done
+
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
         sample = self.readback.wait()

@@ -33,6 +33,11 @@ class Readback:
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.copied.record()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the copies are complete."""
+        return self.copied is None or bool(self.copied.query())
+
     def wait(self) -> Sample:
         """Wait for the copies and return the sample, its tensors in host memory."""
         # An event and not the stream: steps launched since would have to end too.

@@ -61,6 +61,10 @@ class ThreadedExecutor(Executor):
         pending = self.inner.execute(plan, new_rows)
         return pending.wait(), pending
 
+    def check_alive(self) -> None:
+        """See `Executor.check_alive`."""
+        self.inner.check_alive()
+
     def prepare_next(self) -> int:
         """Capture one graph on the thread; return how many sizes are still without."""
         num_left: int = self._queue(self.inner.prepare_next).result()

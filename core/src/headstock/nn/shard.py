@@ -23,7 +23,7 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 
     Its heads, the widths of its feed-forward parts, the channels of its convolutions and its
     vocabulary are those of the rank. Where there are fewer heads of keys and values than ranks,
-    several ranks hold the same one.
+    several ranks hold the same one. A vocabulary that the ranks do not divide is padded.
     raises: ValueError for sizes that the ranks do not divide, and layouts that cannot be cut
     """
     if shard.count == 1:
@@ -48,8 +48,8 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
     has_dense = any(layer.experts is None for layer in config.layers)
     return evolve(
         config,
-        shard=shard,
-        vocab=config.vocab // shard.count,
+        shard=evolve(shard, vocab=config.vocab),
+        vocab=-(-config.vocab // shard.count),
         heads=config.heads // shard.count,
         kv_heads=kv_heads,
         intermediate=config.intermediate // shard.count if has_dense else config.intermediate,
@@ -61,7 +61,6 @@ def shard_config(config: ModelConfig, shard: Shard) -> ModelConfig:
 def _list_sizes(config: ModelConfig) -> Iterator[tuple[str, int]]:
     """The sizes that shards must divide, by their names in config.json."""
     yield "num_attention_heads", config.heads
-    yield "vocab_size", config.vocab
     for layer in config.layers:
         if layer.conv is not None:
             yield "hidden_size", layer.conv.width

@@ -13,9 +13,11 @@ from torch import Tensor
 from headstock.errors import CannotRun, PluginBroken, describe_type
 from headstock.ops.fine_tier import FineTierOps
 from headstock.spi import (
+    ALONE,
     LAYER_OPERATIONS,
     OPERATIONS,
     Batch,
+    Collectives,
     LayerConfig,
     ModelConfig,
     Ops,
@@ -140,10 +142,10 @@ class BoundOps(Ops):
         """As the set counts them."""
         return self._ops.count_kernel_bytes(params, max_tokens)
 
-    def bind(self, params: Params, config: ModelConfig) -> None:
+    def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
-        super().bind(params, config)
-        self._ops.bind(params, config)
+        super().bind(params, config, collectives)
+        self._ops.bind(params, config, collectives)
 
     def embed(self, batch: Batch) -> Stream:
         """See `Ops.embed`."""

@@ -267,7 +267,10 @@ class FineTierOps(Ops):
         hidden: [n, hidden]    returns: [n, vocab] float32
         """
         weight = self.params["embed" if self.config.tied_embeddings else "lm_head"]
-        scores = self.all_gather(self.linear(hidden, weight, None)).to(torch.float32)
+        scores = self.linear(hidden, weight, None)
+        if self.config.shard.count > 1:
+            scores = self.all_gather(scores)[:, : self.config.full_vocab]
+        scores = scores.to(torch.float32).contiguous()
         if self.config.head.scale != 1:
             scores.mul_(self.config.head.scale)
         if self.config.head.softcap:

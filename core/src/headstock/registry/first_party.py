@@ -15,6 +15,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
         "plugins/llguidance-grammar": ("headstock-llguidance", {"grammar": ("llguidance",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
+        "plugins/multiprocess": ("headstock-multiprocess", {"executor": ("multiprocess",)}),
         "plugins/ngram-proposer": ("headstock-ngram-proposer", {"proposer": ("ngram",)}),
         "plugins/openai-server": ("headstock-openai-server", {"command": ("serve",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),

@@ -39,6 +39,7 @@ from headstock.spi import (
     CacheSpec,
     CheckpointSpec,
     CommandSpec,
+    ExecutorSpec,
     GrammarSpec,
     LogitsSpec,
     ModelSpec,
@@ -63,6 +64,7 @@ SPEC_CLASSES: dict[str, type[PluginSpec] | type[CheckpointSpec]] = {
     "tools": ToolParserSpec,
     "logits": LogitsSpec,
     "grammar": GrammarSpec,
+    "executor": ExecutorSpec,
 }
 
 

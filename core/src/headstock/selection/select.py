@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from attrs import evolve, frozen
@@ -21,8 +20,6 @@ from headstock.errors import (
     shorten,
     suggest_name,
 )
-from headstock.execution.abstract_executor import Executor
-from headstock.execution.executor import LocalExecutor
 from headstock.logs import log_event
 from headstock.ops.bound import BoundOps, OperationTable
 from headstock.selection import auto_choices
@@ -32,6 +29,7 @@ from headstock.selection.capabilities import (
     join_refusals,
     resolve_capabilities,
 )
+from headstock.selection.executors import select_executor
 from headstock.selection.grammars import select_grammar
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.processors import SelectedProcessor, select_processors
@@ -50,6 +48,7 @@ from headstock.spi import (
     AttentionSpec,
     CacheSpec,
     DeviceEnv,
+    ExecutorSpec,
     GrammarSpec,
     LayoutKind,
     ModelConfig,
@@ -67,13 +66,6 @@ T = TypeVar("T")
 
 LOG = logging.getLogger(__name__)
 
-MakeExecutor = Callable[..., Executor]
-"""Makes an executor from `buffers=`, `sampling=`, `runner=` and `router=`."""
-
-# No plugins: until two executors describe what they need of core, a contract would be a guess.
-EXECUTORS: Mapping[str, MakeExecutor] = MappingProxyType({"inline": LocalExecutor})
-"""What `--executor` chooses from."""
-
 
 @frozen(kw_only=True)
 class SelectedBackend:
@@ -89,8 +81,8 @@ class SelectedPlugins:
     """The plugins of an engine.
 
     `attention` has one entry when one backend serves all phases, else prefill and decode;
-    `operations` are those of `ops`, and `executor` makes the executor over given buffers. Without a
-    proposer no row has drafts. `tuned_options` are what was measured of `ops`, as `--opt` has it.
+    `operations` are those of `ops`. Without a proposer no row has drafts. `tuned_options` are what
+    was measured of `ops`, as `--opt` has it.
     """
 
     attention: tuple[SelectedBackend, ...]
@@ -99,11 +91,11 @@ class SelectedPlugins:
     runner: RunnerSpec
     ops: OpsSpec
     operations: Ops
-    executor: MakeExecutor
     tuned_options: tuple[str, ...] = ()
     proposer: SelectedProposer | None = None
     processors: tuple[SelectedProcessor, ...] = ()
     grammar: GrammarSpec | None = None
+    executor: ExecutorSpec | None = None
 
     @property
     def max_drafts(self) -> int:
@@ -122,6 +114,7 @@ class SelectedPlugins:
             *(() if self.proposer is None else (self.proposer.spec,)),
             *(selected.spec for selected in self.processors),
             *(() if self.grammar is None else (self.grammar,)),
+            *(() if self.executor is None else (self.executor,)),
         )
 
     @property
@@ -222,8 +215,6 @@ def select_plugins(
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
     """
-    if config.tp > 1:
-        raise CannotRun(f"tp (--tp) {config.tp}: this version runs on one device; set it to 1")
     acceptor = _Acceptor(config=config, env=env, needs=needs, fastest=fastest)
     # Attention first: runners depend on the graph support of the decode backend. Each part is told
     # which were chosen before it.
@@ -256,22 +247,12 @@ def select_plugins(
         runner=runner,
         ops=ops_spec,
         operations=operations,
-        executor=find_executor(config.executor),
         tuned_options=() if fastest is None else fastest.list_options(ops_spec.name),
         proposer=select_proposer(config, needs, query, env),
         processors=select_processors(config, query, env),
         grammar=select_grammar(config, query, env),
+        executor=select_executor(config),
     )
-
-
-def find_executor(name: str) -> MakeExecutor:
-    """Find the executor of that name.   raises: UsageError"""
-    if name not in EXECUTORS:
-        raise UsageError(
-            f"executor (--executor) {shorten(name)}: no executor has that name; expected one of "
-            f"{', '.join(EXECUTORS)}{suggest_name(name, EXECUTORS)}"
-        )
-    return EXECUTORS[name]
 
 
 def bind_operations(

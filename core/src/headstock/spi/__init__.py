@@ -38,6 +38,7 @@ from headstock.spi.cache import (
 from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
+from headstock.spi.executor import ALONE, Collectives, ExecutorSpec, Ranks
 from headstock.spi.grammar import (
     CompiledGrammar,
     GrammarEngine,
@@ -100,6 +101,7 @@ from headstock.spi.versions import RESERVED, SPI, SpiRange
 from headstock.spi.weight import Params, Weight, WeightFormat, WeightKind
 
 __all__ = [
+    "ALONE",
     "LAYER_OPERATIONS",
     "MAX_PREFIX_GROUPS",
     "OPERATIONS",
@@ -123,11 +125,13 @@ __all__ = [
     "CannotRun",
     "CaptureProgress",
     "CheckpointSpec",
+    "Collectives",
     "CommandSpec",
     "CompiledGrammar",
     "DecodeAttention",
     "DeviceEnv",
     "DeviceRange",
+    "ExecutorSpec",
     "Experts",
     "Feature",
     "FullKV",
@@ -172,6 +176,7 @@ __all__ = [
     "Proposer",
     "ProposerSpec",
     "QkNorm",
+    "Ranks",
     "Rejection",
     "ReplayLimits",
     "ReplaySizes",

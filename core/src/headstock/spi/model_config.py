@@ -155,10 +155,15 @@ class Head:
 
 @frozen(kw_only=True)
 class Shard:
-    """Which part of a model a rank computes, of `count` equal ones."""
+    """Which part of a model a rank computes, of `count` equal ones.
+
+    vocab: how many token ids the whole model has, where it is cut; the last ranks may hold fewer
+        than the others, and their embeddings and output matrices are padded with zeros
+    """
 
     index: int = 0
     count: int = 1
+    vocab: int = 0
 
     def __attrs_post_init__(self) -> None:
         if not 0 <= self.index < self.count:
@@ -241,3 +246,8 @@ class ModelConfig:
     features: frozenset[Feature] = frozenset()
     shard: Shard = Shard()
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def full_vocab(self) -> int:
+        """How many token ids the whole model has, and so how many scores a token gets."""
+        return self.shard.vocab or self.vocab

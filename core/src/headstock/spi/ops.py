@@ -10,6 +10,7 @@ from attrs import define, field, frozen
 from attrs.validators import ge, instance_of, lt
 
 from headstock.spi.environment import DeviceRange
+from headstock.spi.executor import ALONE, Collectives
 from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
 
@@ -101,6 +102,7 @@ class Ops(ABC):
 
     params: Params
     config: ModelConfig
+    collectives: Collectives = ALONE
 
     def configure(self, query: PartQuery, env: DeviceEnv) -> None:
         """Learn what will be computed, and where; called once, before `takes`.
@@ -144,12 +146,13 @@ class Ops(ABC):
         """
         return 0
 
-    def bind(self, params: Params, config: ModelConfig) -> None:
+    def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """Learn the parameters that the operations use; called once, when they are prepared.
 
-        writes: self.params, self.config
+        collectives: of the ranks, where `config` is a shard of the model
+        writes: self.params, self.config, self.collectives
         """
-        self.params, self.config = params, config
+        self.params, self.config, self.collectives = params, config, collectives
 
     @abstractmethod
     def embed(self, batch: Batch) -> Stream:
@@ -213,8 +216,8 @@ class Ops(ABC):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of `x` over ranks (itself on one rank)."""
-        return x
+        return self.collectives.all_reduce(x)
 
     def all_gather(self, x: Tensor) -> Tensor:
         """`x` of all ranks, joined on the last dimension (itself on one rank)."""
-        return x
+        return self.collectives.all_gather(x)

@@ -22,6 +22,7 @@ SPI: Mapping[str, tuple[int, int, int]] = MappingProxyType(
         "tools": (0, 3, 0),
         "logits": (0, 3, 0),
         "grammar": (0, 3, 0),
+        "executor": (0, 3, 0),
     }
 )
 """Kind of plugin -> (major, edition, revision) that this core offers.

@@ -2,4 +2,4 @@
 
 from __future__ import annotations
 
-__all__ = ["device", "operation_tuning", "summary", "tuned_choices", "tuning_subject"]
+__all__ = ["build", "device", "operation_tuning", "summary", "tuned_choices", "tuning_subject"]

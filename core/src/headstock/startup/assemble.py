@@ -14,6 +14,7 @@ from headstock.errors import CannotRun, PluginBroken, describe_error, shorten
 from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
+from headstock.execution.executor import LocalExecutor
 from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
@@ -70,7 +71,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
     tracker = _make_tracker(inputs, buffers, router)
     sampling = SamplingTable(
         len(buffers.tokens),
-        model.vocab,
+        model.full_vocab,
         buffers.device,
         watch_processors(inputs, watch),
         inputs.masks,
@@ -117,7 +118,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         router=router,
         tracker=tracker,
     )
-    executor = parts.executor(steps=steps, runner=runner, watch=watch)
+    executor = LocalExecutor(steps=steps, runner=runner, watch=watch)
     return AssembledExecutor(
         executor=executor, runner=runner, sampling=sampling, device=buffers.device, watch=watch
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -37,10 +38,13 @@ from headstock.selection.select import (
     select_plugins,
 )
 from headstock.spi import (
+    Collectives,
     DeviceEnv,
     GraphSupport,
     ModelConfig,
+    Ranks,
     ReplaySizes,
+    Shard,
 )
 from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
@@ -64,10 +68,13 @@ from headstock.startup.model_loading import (
     read_family,
     replace_missing_head,
     resolve_max_seq_len,
+    shard_model,
     untie_embeddings,
 )
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.startup.pool_memory import plan_device_memory, reserve_buffers
+from headstock.startup.profile_run import prove_readiness
+from headstock.startup.ranks import check_same, start_ranks
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import begin_start
 from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
@@ -122,15 +129,25 @@ def build_engine(
     on_progress: ProgressCallback | None = None,
     hooks: PartHooks = NO_HOOKS,
     admitted: AdmittedRequests = NO_REQUESTS,
+    ranks: Ranks | None = None,
 ) -> EngineBuild:
     """Build the parts for `config`, wrapped by `hooks`, and load the weights.
 
     admitted: the engine's live requests, whose grammars the masks of a step read
+    ranks: as another rank than 0 sees them; rank 0 starts them here
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     # Whatever a plugin raises in any of its functions, the error names it.
     with blame_plugins(PluginNames.from_config(config)):
-        return _build_parts(config, on_progress, hooks, admitted)
+        ranks = start_ranks(config) if ranks is None else ranks
+        try:
+            return _build_parts(config, on_progress, hooks, admitted, ranks)
+        except BaseException as error:
+            reason = ranks.explain(error)
+            ranks.close()
+            if reason is error:
+                raise
+            raise reason from error
 
 
 def _build_parts(
@@ -138,22 +155,25 @@ def _build_parts(
     on_progress: ProgressCallback | None,
     hooks: PartHooks,
     admitted: AdmittedRequests,
+    ranks: Ranks,
 ) -> EngineBuild:
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # A program that uses headstock may have done anything before; a command has imported.
     times = begin_start(count_process=config.is_command)
     # Every refusal comes before the weights load, which can take minutes.
-    decided = _decide_parts(config)
-    config, env, model, parts = decided.config, decided.env, decided.chosen.model, decided.parts
+    decided = _decide_with(ranks, config)
+    config, env, model, parts = decided.config, decided.env, decided.part, decided.parts
     notes, terms = list(decided.notes), decided.terms
     times.end_part("plugins")
     device = torch.device(env.device)
     free = reclaim_free_bytes(device)
-    inputs = _load_model(decided, device, free, hooks, on_progress)
+    if device.type == "cpu":
+        free //= ranks.count  # they share the machine's memory
+    inputs = _load_model(decided, device, free, ranks.join(device), hooks, on_progress)
     times.end_part("weights")
     directory = decided.chosen.directory
-    grammars = make_grammar_rows(config, parts.grammar, directory, model, admitted)
-    inputs = attrs.evolve(inputs, masks=grammars)
+    grammars = make_grammar_rows(config, parts.grammar, directory, decided.chosen.model, admitted)
+    inputs = attrs.evolve(inputs, masks=ranks.connect_masks(grammars))
     shape = BufferShape(
         groups=model.kv_groups,
         device=device,
@@ -164,7 +184,9 @@ def _build_parts(
     )
     # After the weights and before the pool: what is left then is all that the pool may take.
     kept = find_kept_profile(inputs, env, directory, decided.max_len)
-    memory = plan_device_memory(inputs, shape, decided.max_len, free, kept, notes, on_progress)
+    memory = plan_device_memory(
+        inputs, shape, decided.max_len, free, kept, notes, ranks, on_progress
+    )
     max_len = _cut_max_len(config, decided.max_len, memory, notes)
     allocate = hooks.wrap_allocation(allocate_buffers)
     buffers = reserve_buffers(memory, kept, lambda: allocate(shape, memory.num_pages, max_len))
@@ -172,17 +194,19 @@ def _build_parts(
     assembled = assemble_executor(inputs, buffers, max_len)
     times.end_part("memory")
     # Graphs come last: they hold the addresses of the buffers that serve.
-    graphs = capture_runner_graphs(assembled, inputs, memory, kept, on_progress)
+    graphs = capture_runner_graphs(assembled, inputs, memory, kept, ranks, on_progress)
     times.end_part("graphs")
     notes += [decided.graph_note] if decided.graph_note and graphs.sizes.rows else []
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
-    executor = hooks.wrap_executor(assembled.executor)
+    executor = hooks.wrap_executor(ranks.connect(assembled.executor))
+    if ranks.count > 1 and not ranks.index:
+        prove_readiness(executor)
     return EngineBuild(
         config=config,
         env=env,
         directory=directory,
-        model=model,
+        model=decided.chosen.model,
         no_text=decided.chosen.no_text,
         parts=parts,
         request_args=decided.request_args,
@@ -206,6 +230,7 @@ class _DecidedParts:
     """What serves a configuration, decided before the weights load.
 
     config: as given, with the sizes that were measured for its graphs
+    part: the part of the chosen model that this rank computes
     max_len: tokens of a request at most, by the model and the configuration
     weights: as in `EngineBuild`
     notes: lines for the user; graph_note is one if there are graphs
@@ -214,6 +239,7 @@ class _DecidedParts:
     config: EngineConfig
     env: DeviceEnv
     chosen: _ChosenModel
+    part: ModelConfig
     dtype: str
     max_len: int
     needs: AttentionNeeds
@@ -225,13 +251,65 @@ class _DecidedParts:
     notes: Sequence[str]
     graph_note: str
 
+    def name_choices(self) -> dict[str, Any]:
+        """Name what was chosen, as settings for the other ranks, which choose nothing."""
+        parts, config = self.parts, self.config
+        return {
+            "attn": parts.attention_name if config.attn == "auto" else config.attn,
+            "ops": parts.ops.name if config.ops == "auto" else config.ops,
+            "runner": parts.runner.name if config.runner == "auto" else config.runner,
+            "cuda_graph_max_tokens": config.cuda_graph_max_tokens,
+            "opt": [*parts.tuned_options, *config.opt],
+            "tuned_choices": None,
+            "memory_profiles": None,
+            "grammar": "off",
+        }
 
-def _decide_parts(config: EngineConfig) -> _DecidedParts:
+    def describe(self) -> dict[str, str]:
+        """Describe what all ranks must have decided alike, by what it is about."""
+        names = sorted(self.env.distributions)
+        versions = [f"{name} {self.env.distributions[name]}" for name in names]
+        return {
+            "torch": str(self.env.torch),
+            "versions": ", ".join(each for each in versions if each.startswith("headstock")),
+            # Rank 0 alone follows grammars.
+            "parts": ", ".join(
+                f"{spec.name} ({spec.implementation})"
+                for spec in self.parts.specs
+                if spec is not self.parts.grammar
+            ),
+            "operations": "; ".join(self.operations.lines()),
+            "terms": repr(self.terms),
+            "dtype": self.dtype,
+            "max_seq_len": str(self.max_len),
+            "weights": self.weights,
+        }
+
+
+def _decide_with(ranks: Ranks, config: EngineConfig) -> _DecidedParts:
+    """Decide as rank 0 does, whose choices hold for all ranks.   raises: as `build_engine`"""
+    shard = Shard(index=ranks.index, count=ranks.count)
+    if ranks.count == 1:
+        return _decide_parts(config, shard)
+    if ranks.index:
+        config = attrs.evolve(config, **ranks.share(None))
+        decided = _decide_parts(config, shard)
+    else:
+        decided = _decide_parts(config, shard)
+        ranks.share(decided.name_choices())
+    check_same(ranks, decided.describe())
+    return decided
+
+
+def _decide_parts(config: EngineConfig, shard: Shard) -> _DecidedParts:
     """Decide what serves the configuration, or refuse it.   raises: as `build_engine`"""
     # Model, options, parts and terms are checked in the order in which each needs the one before.
     env = describe_device(config.device)
     chosen = _choose_model(config)
-    read, model, notes = chosen.read, chosen.model, list(chosen.notes)
+    read, notes = chosen.read, list(chosen.notes)
+    model = chosen.model
+    if shard.count > 1:
+        model = shard_model(read.family, model, shard)
     dtype = resolve_model_dtype(config.dtype, model, env)
     max_len = resolve_max_seq_len(config, model, notes)
     needs = find_attention_needs(config, model, dtype, max_len, read.formats)
@@ -248,6 +326,7 @@ def _decide_parts(config: EngineConfig) -> _DecidedParts:
         config=config,
         env=env,
         chosen=chosen,
+        part=model,
         dtype=dtype,
         max_len=max_len,
         needs=needs,
@@ -265,6 +344,7 @@ def _load_model(
     decided: _DecidedParts,
     device: torch.device,
     free: int,
+    collectives: Collectives,
     hooks: PartHooks,
     on_progress: ProgressCallback | None,
 ) -> BuildInputs:
@@ -279,6 +359,7 @@ def _load_model(
         config,
         chosen.directory,
         chosen.read.family,
+        decided.part,
         chosen.model,
         decided.dtype,
         device,
@@ -287,13 +368,13 @@ def _load_model(
         free,
         on_progress,
     )
-    operations.bind(params, chosen.model)
+    operations.bind(params, decided.part, collectives)
     return BuildInputs(
         config=config,
         parts=decided.parts,
         needs=decided.needs,
         family=chosen.read.family,
-        model=chosen.model,
+        model=decided.part,
         params=params,
         hooks=hooks,
         plain_params=None if plain is None else plain.name_by(params),

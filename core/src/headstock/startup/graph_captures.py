@@ -13,7 +13,7 @@ from headstock.callbacks import ProgressCallback
 from headstock.errors import describe_type, format_count
 from headstock.execution.abstract_executor import Executor
 from headstock.logs import log_event
-from headstock.spi import CaptureProgress, ReplayLimits, ReplaySizes, Runner
+from headstock.spi import CaptureProgress, Ranks, ReplayLimits, ReplaySizes, Runner
 from headstock.startup.assemble import AssembledExecutor
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.device import free_bytes, wait_for_stream
@@ -199,13 +199,14 @@ def capture_runner_graphs(
     inputs: BuildInputs,
     memory: MemoryPlan,
     kept: KeptProfile,
+    ranks: Ranks,
     on_progress: ProgressCallback | None,
 ) -> CapturedGraphs:
-    """Capture the runner's graphs, or have it capture them later."""
+    """Capture the runner's graphs, or have it capture them later; on all ranks, or on none."""
     device, use = assembled.device, memory.other_use
     off = CapturedGraphs(notes=(_OFF,), late=LateCaptures(device, is_done=True))
     # The profile run has tried that and said why.
-    if not use.capturable:
+    if not ranks.take_least([use.capturable])[0]:
         return off
 
     def report_graph(done: int, total: int) -> None:
@@ -214,7 +215,8 @@ def capture_runner_graphs(
 
     free_before, began = _count_free_bytes(device), time.monotonic()
     sizes = prepare(assembled.runner, replay_limits(inputs, assembled), report_graph)
-    if sizes is None:
+    if not ranks.take_least([sizes is not None])[0] or sizes is None:
+        prepare(assembled.runner, ReplayLimits())
         return off
     if not sizes.rows:
         return CapturedGraphs(late=LateCaptures(device, is_done=True))

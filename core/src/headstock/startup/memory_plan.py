@@ -168,14 +168,14 @@ def estimate_memory_use(
         default=0,
     )
     width = 2 * model.hidden + max(heads, channels, experts, 3 * model.intermediate)
-    score_bytes = scored * model.vocab * 4 * 2
+    score_bytes = scored * model.full_vocab * 4 * 2
     if has_processors:
         # A copy, what a processor makes of it, and as much again for what it works out.
         score_bytes *= 3
     if has_masks:
         # A byte a token for what is banned and half a word for the look-up; and each token of a
         # step whose prompt is scored has a mask.
-        score_bytes += scored * model.vocab * 3 + tokens * model.vocab // 8
+        score_bytes += scored * model.full_vocab * 3 + tokens * model.full_vocab // 8
     return MemoryUse(activations=tokens * width * itemsize + score_bytes, workspaces=kernels)
 
 

@@ -363,6 +363,7 @@ def load_onto_device(
     directory: Path,
     family: Model,
     model: ModelConfig,
+    whole: ModelConfig,
     dtype: str,
     device: torch.device,
     max_len: int,
@@ -372,6 +373,7 @@ def load_onto_device(
 ) -> Params:
     """Load the model's parameters onto the device.
 
+    whole: the whole model, where `model` is a shard of it
     raises: ModelError; CannotRun when they do not fit into `free` bytes
     """
     specs = family.params(model)
@@ -395,6 +397,7 @@ def load_onto_device(
             dummy=config.load_format == "dummy",
             on_progress=on_progress,
             prepare=prepare,
+            whole=family.params(whole),
         )
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise CannotRun(too_large) from error

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+import attrs
 import torch
 
 from headstock.callbacks import ProgressCallback
 from headstock.errors import CannotRun
 from headstock.execution.buffers import Buffers, BufferShape, allocate_buffers
+from headstock.spi import Ranks
 from headstock.startup.build_inputs import BuildInputs
 from headstock.startup.kept_profile import KeptProfile
 from headstock.startup.memory_plan import (
@@ -29,12 +32,13 @@ def plan_device_memory(
     free: int,
     kept: KeptProfile,
     notes: list[str],
+    ranks: Ranks,
     on_progress: ProgressCallback | None,
 ) -> MemoryPlan:
     """Divide the bytes that were free before loading among weights, steps and the KV pool.
 
     On a GPU the rest is measured by a profile run, this one's or an earlier start's; on a CPU it is
-    estimated.
+    estimated. All ranks have the pages of the one that has room for the fewest.
 
     raises: CannotRun
     writes: notes, a line where an earlier start measured
@@ -42,9 +46,11 @@ def plan_device_memory(
     config, model = inputs.config, inputs.model
     rows, tokens = config.max_running_requests, config.max_batch_tokens
     on_gpu = shape.device.type == "cuda"
+    # Rank 0's for all ranks: one that skipped the profile run would leave the others in it.
     earlier = kept.read()
-    if earlier is not None:
-        memory_use, day = earlier
+    shared = ranks.share(None if earlier is None else (attrs.asdict(earlier[0]), earlier[1]))
+    if shared is not None:
+        memory_use, day = MemoryUse(**shared[0]), shared[1]
         notes.append(
             f"the largest step and graphs were measured on {day}; memory_profiles "
             "(--memory-profiles) off measures them again"
@@ -62,8 +68,8 @@ def plan_device_memory(
             has_processors=bool(inputs.parts.processors),
             has_masks=inputs.masks is not None,
         )
-    return plan_memory(
-        config,
+    plan = partial(
+        plan_memory,
         model=model,
         page_size=shape.page_size,
         kv_dtype=shape.kv_dtype,
@@ -73,6 +79,11 @@ def plan_device_memory(
         free=free,
         max_len=max_len,
     )
+    memory = plan(config)
+    (least,) = ranks.take_least([memory.kv_tokens // shape.page_size])
+    if least * shape.page_size == memory.kv_tokens:
+        return memory
+    return plan(attrs.evolve(config, num_pages=least, kv_memory_mb=None, kv_context_len=None))
 
 
 def profile_memory_use(

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from headstock.callbacks import ProgressCallback
+from headstock.execution.abstract_executor import Executor
 from headstock.execution.buffers import Buffers
 from headstock.logs import log_event
 from headstock.scheduler import Plan
@@ -180,6 +181,25 @@ def _run_worst_step(assembled: AssembledExecutor, inputs: BuildInputs, max_len: 
     assembled.executor.execute(plan, {}).wait()
     wait_for_stream()
     return torch.cuda.max_memory_reserved() - before
+
+
+def prove_readiness(executor: Executor) -> None:
+    """Run a step of one token in the dummy page, so that all ranks have computed together.
+
+    raises: what the step raises
+    """
+    one, none = np.ones(1, np.int32), np.zeros(1, np.int32)
+    plan = Plan(
+        number=0,
+        num_decode=0,
+        rows=none,
+        admission_ids=none,
+        starts=none,
+        stops=one,
+        num_logits=one,
+        samples=none,
+    )
+    executor.execute(plan, {}).wait()
 
 
 class _WorstMasks:

@@ -35,7 +35,7 @@ def make_watch(inputs: BuildInputs, tokens: Tensor) -> DebugWatch | None:
     config, parts = inputs.config, inputs.parts
     if not (config.debug_invariants or config.debug_attention or config.debug_ops):
         return None
-    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.vocab, tokens)
+    return DebugWatch(parts.ops.name, parts.runner.name, inputs.model.full_vocab, tokens)
 
 
 def watch_attention(
@@ -61,10 +61,12 @@ def watch_operations(
     config, name = inputs.config, inputs.parts.ops.name
     if watch is None or not (config.debug_invariants or config.debug_ops):
         return inputs.parts.operations
-    plain = inputs.plain_params
+    plain, operations = inputs.plain_params, inputs.parts.operations
     who, loss = f"the ops plugin {name!r}", inputs.parts.ops.capabilities.weight_loss
-    reference = None if plain is None else OperationReference(plain, inputs.model, who, loss)
-    return WatchedOps(inputs.parts.operations, name, watch, reference, page_tables)
+    reference = None
+    if plain is not None:
+        reference = OperationReference(plain, inputs.model, who, loss, operations.collectives)
+    return WatchedOps(operations, name, watch, reference, page_tables)
 
 
 def watch_processors(inputs: BuildInputs, watch: DebugWatch | None) -> dict[str, LogitsProcessor]:

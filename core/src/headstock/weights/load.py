@@ -237,6 +237,8 @@ class _Files:
         )
 
     def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
+        if sum(math.prod(piece.size) for piece in self.pieces[name]) < out.numel():
+            out.zero_()  # a shard's slice is padded
         # Each piece is copied from the mapped file into its slice: neither the host nor the device
         # holds the pieces and their concatenation at once.
         for piece in self.pieces[name]:

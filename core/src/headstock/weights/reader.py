@@ -274,6 +274,11 @@ def _cut(
         sizes = (*local[:axis], size, *local[axis + 1 :])
         full_sizes = (*full[:axis], full_size, *full[axis + 1 :])
         begins = [_find_slice(*each, shard) for each in zip(full_sizes, sizes, strict=True)]
+        # What a padded slice holds beyond the end stays zero.
+        sizes = tuple(
+            max(min(size, full_size - at), 0)
+            for at, size, full_size in zip(begins, sizes, full_sizes, strict=True)
+        )
         begins[axis] += begin
         out_begin = [0] * len(sizes)
         out_begin[axis] = start
@@ -288,6 +293,8 @@ def _find_slice(full: int, local: int, shard: Shard) -> int:
     """
     if full == local:
         return 0
+    if full % shard.count and local == -(-full // shard.count):
+        return min(shard.index * local, full)  # padded at the end
     slices = full // max(1, local)
     if full % max(1, local) or shard.count % slices:
         raise PluginBroken(

@@ -92,12 +92,17 @@ class TritonOps(TorchOps):
         self.small_linear = options.small_linear
         self.fused_experts = options.fused_experts
         self.expert_tiles = read_tables(options.expert_tiles)
-        # Terms that are summed over ranks first cannot be added where they are computed.
-        is_alone = type(self).all_reduce is TorchOps.all_reduce
-        self.fused_linear = options.fused_linear if is_alone else 0
-        self.split_linear = options.split_linear if is_alone else 0
-        self.large_linear = options.large_linear and is_alone
+        self.fused_linear = options.fused_linear
+        self.split_linear = options.split_linear
+        self.large_linear = options.large_linear
         self.pdl = options.pdl
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        """See `Ops.configure`."""
+        # Terms that are summed over ranks first cannot be added where they are computed.
+        if query.model.shard.count > 1:
+            self.fused_linear = self.split_linear = 0
+            self.large_linear = False
 
     def tune(self, query: PartQuery, env: DeviceEnv) -> Mapping[str, str]:
         """Tiles of the model's experts, measured on the device."""
@@ -340,5 +345,7 @@ class TritonOps(TorchOps):
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
         head = self.params["embed" if self.config.tied_embeddings else "lm_head"]
         # No copy in float32: the kernels widen their inputs.
-        logits = self.all_gather(self.linear(hidden, head, None))
+        logits = self.linear(hidden, head, None)
+        if self.config.shard.count > 1:
+            logits = self.all_gather(logits)[:, : self.config.full_vocab].contiguous()
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import ops_cases as cases
 import pytest
 import torch
@@ -10,7 +13,7 @@ from often import often
 from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Experts, Stream, Weight
+from headstock.spi import Experts, Shard, Stream, Weight
 from headstock_triton.gated_linear import LEAST_TOKENS, GatedTile, choose_large_tile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
@@ -169,11 +172,9 @@ def test_a_step_is_fused_where_options_tokens_types_and_widths_allow_it() -> Non
 
 
 def test_terms_that_ranks_sum_are_not_added_inside_a_product() -> None:
-    class RankedOps(TritonOps):
-        def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-            return 2 * x
-
-    ops = RankedOps()
+    ops = TritonOps()
+    query: Any = SimpleNamespace(model=SimpleNamespace(shard=Shard(index=1, count=2)))
+    ops.configure(query, cast("Any", None))
     assert ops.fused_linear == ops.split_linear == 0 and not ops.large_linear
 
 

@@ -1,0 +1,95 @@
+"""Executors: they start the ranks that compute one model together, and connect them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attrs import frozen
+
+from headstock.spi.plugin import PluginSpec
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+
+@frozen(kw_only=True)
+class ExecutorSpec(PluginSpec):
+    """An executor as its entry point returns it.
+
+    `implementation` names what is called on rank 0 with an `EngineConfig`, and with an instance of
+    the options class if the spec names one. It starts `config.tp - 1` other ranks, returns the
+    `Ranks` and raises CannotRun where it cannot.
+    """
+
+
+class Collectives:
+    """What the devices of all ranks compute together.
+
+    Every rank calls the same methods in the same order, with tensors of the same shapes, and gets
+    the same bits. This class is that of a model on one rank.
+    """
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of `x` over ranks; `x` may be written."""
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """`x` of all ranks, joined on the last dimension in the order of ranks."""
+        return x
+
+
+ALONE = Collectives()
+"""The collectives of a model on one rank."""
+
+
+class Ranks(ABC):
+    """The ranks of a model, as one of them sees them; the methods are called alike on all ranks.
+
+    index: of this rank; rank 0 has the engine
+    count: how many there are
+    """
+
+    index: int
+    count: int
+
+    @abstractmethod
+    def share(self, value: Any) -> Any:
+        """Rank 0's value, on every rank; what others pass does not matter.
+
+        value: as JSON has it
+        """
+
+    @abstractmethod
+    def take_least(self, numbers: Sequence[int]) -> tuple[int, ...]:
+        """The least of each number over ranks."""
+
+    @abstractmethod
+    def join(self, device: torch.device) -> Collectives:
+        """Connect the devices of all ranks."""
+
+    # Core's own types are no part of the contract: a plugin that carries them follows core's
+    # versions. One that only starts processes can leave that to `headstock-multiprocess`.
+    @abstractmethod
+    def connect(self, executor: Any) -> Any:
+        """On rank 0, an executor that has the other ranks run its plans too; there, itself.
+
+        executor: a `headstock.execution.abstract_executor.Executor`
+        """
+
+    @abstractmethod
+    def connect_masks(self, masks: Any) -> Any:
+        """On rank 0, a source whose masks the other ranks get too; there, the source of these.
+
+        masks: a `headstock.execution.token_masks.MaskSource`; None where answers follow no grammar
+        """
+
+    @abstractmethod
+    def explain(self, error: BaseException) -> BaseException:
+        """The error of the rank that failed first, which may be why this one raised `error`."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End the other ranks; a second call does nothing."""

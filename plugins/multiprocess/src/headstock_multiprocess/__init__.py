@@ -1,0 +1,1 @@
+"""Tensor parallelism: rank 0 has the engine, and the other ranks run its plans in processes."""

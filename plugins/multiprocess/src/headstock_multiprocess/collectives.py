@@ -1,0 +1,86 @@
+"""Sums and joins over the ranks' devices: NCCL on GPUs, gloo on CPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from headstock.errors import CannotRun
+from headstock.spi import Collectives
+
+_WITHOUT_MULTICAST = {
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+}
+"""What keeps libraries from NVLink multicast, which may put a host's GPUs out of service."""
+
+_TIMEOUT = timedelta(days=1)
+"""Of a collective. Ranks are watched by their messages: one that compiles is not lost."""
+
+
+class GroupCollectives(Collectives):
+    """The collectives of a process group, which is this object's own."""
+
+    # No default group: a program that uses headstock may have one for purposes of its own.
+
+    def __init__(self, group: Any, count: int) -> None:
+        self.group = group
+        self.count = count
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_reduce`."""
+        x = x.contiguous()
+        self.group.allreduce([x]).wait()
+        return x
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_gather`."""
+        x = x.contiguous()
+        parts = x.new_empty((self.count, *x.shape))
+        self.group.allgather([list(parts.unbind(0))], [x]).wait()
+        return parts.movedim(0, -2).flatten(-2)
+
+
+def join_group(
+    index: int,
+    count: int,
+    address: str,
+    device: torch.device,
+    share: Callable[[Any], Any],
+) -> GroupCollectives:
+    """Connect the devices of all ranks.
+
+    address: of rank 0's machine, as all ranks reach it
+    share: as `Ranks.share`
+    raises: CannotRun
+    """
+    if not dist.is_available():
+        raise CannotRun(
+            f"tp (--tp) {count}: torch {torch.__version__} is built without torch.distributed; "
+            "install a build that has it"
+        )
+    for name, value in _WITHOUT_MULTICAST.items():
+        os.environ.setdefault(name, value)
+    # Public names of torch, which its types leave out.
+    c10d: Any = dist
+    if index == 0:
+        store = c10d.TCPStore(
+            address, 0, count, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
+        )
+        share(store.port)
+    else:
+        store = c10d.TCPStore(address, share(None), count, is_master=False, timeout=_TIMEOUT)
+    if device.type == "cpu":
+        options = c10d.ProcessGroupGloo._Options()
+        options._timeout = _TIMEOUT
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
+        return GroupCollectives(c10d.ProcessGroupGloo(store, index, count, options), count)
+    group = c10d.ProcessGroupNCCL(store, index, count, c10d.ProcessGroupNCCL.Options())
+    return GroupCollectives(group, count)

@@ -1,0 +1,16 @@
+"""The entry point of `multiprocess`."""
+
+from __future__ import annotations
+
+from headstock.spi import ExecutorSpec, SpiRange
+
+
+def spec() -> ExecutorSpec:
+    """The spec of `multiprocess`."""
+    return ExecutorSpec(
+        name="multiprocess",
+        spi=SpiRange(0, 3),
+        summary="one process a rank on this machine, which runs the plans of rank 0",
+        implementation="headstock_multiprocess.leader:start_local_ranks",
+        options="headstock_multiprocess.options:MultiprocessOptions",
+    )

@@ -1,0 +1,120 @@
+"""Several ranks give the tokens of one, whatever the model and the requests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from engine_parity import answer_alone, assert_equal, generate
+from families import CASES
+from often import often
+
+from headstock import LLM, SamplingParams
+from headstock_conformance.model import parity
+
+MODELS: dict[str, dict[str, Any]] = {
+    # A convolution's state; latent vectors and experts; a norm of whole queries; windows by group.
+    **{
+        name: next(case.hf for case in CASES if case.hf["model_type"] == name)
+        for name in ("lfm2", "deepseek_v3", "olmo2", "gemma3_text", "gemma2", "mixtral")
+    },
+    "qwen3_moe": parity.shape("qwen3_moe", attention_bias=True, mlp_only_layers=[1]),
+    "llama": parity.shape("llama", vocab_size=97),
+    "mistral": parity.shape("mistral", sliding_window=6),
+}
+WORDS = "Once upon a time there was a little girl who had a red ball and a dog".split()
+SIZES: dict[str, Any] = {
+    "device": "cpu",
+    "num_pages": 96,
+    "page_size": 16,
+    "max_running_requests": 16,
+    "max_seq_len": 512,
+    "max_batch_tokens": 96,
+}
+
+
+@pytest.mark.feature("S19", "S20")
+@pytest.mark.parametrize("name", often(1, MODELS))
+def test_two_ranks_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+    hf = MODELS[name]
+    parity.write(tmp_path, hf)
+    outputs, engine = generate(tmp_path, tp=2, debug_canary=False, max_batch_tokens=16)
+
+    assert engine.config.tp == 2
+    for number, (output, answer) in enumerate(zip(outputs, answer_alone(tmp_path), strict=True)):
+        assert_equal(output, answer, number)
+
+
+def answer_all(llm: LLM) -> list[Any]:
+    """Tokens, log-probabilities and vectors of requests of many kinds at once."""
+    rng = np.random.default_rng(0)
+    prompts, params = [], []
+    for i in range(24):
+        prompts.append(
+            " ".join(WORDS) * int(rng.integers(1, 4)) + " " + " ".join(rng.choice(WORDS, 6))
+        )
+        params.append(
+            SamplingParams(
+                temperature=(0.0, 0.7, 1.0)[i % 3],
+                seed=i,
+                max_tokens=int(rng.integers(4, 50)),
+                top_k=40 * (i % 2),
+                top_p=(1.0, 0.8)[i // 6 % 2],
+                ignore_eos=bool(i % 2),
+                repetition_penalty=(1.0, 1.2)[i // 12],
+                logprobs=2 if i % 4 == 0 else None,
+                prompt_logprobs=1 if i == 7 else None,
+                stop=["dog"] if i == 5 else None,
+                logit_bias={5: 3.0} if i == 9 else None,
+                structured_outputs=GRAMMARS[i % 3] if i % 8 == 4 else None,
+            )
+        )
+    answers: list[Any] = [
+        (
+            output.outputs[0].token_ids,
+            [
+                {token: round(each.logprob, 3) for token, each in table.items()}
+                for table in output.outputs[0].logprobs or ()
+            ],
+            len(output.prompt_logprobs or ()),
+        )
+        for output in llm.generate(prompts, params, use_tqdm=False)
+    ]
+    vectors = llm.embed([prompts[0], prompts[5]], use_tqdm=False)
+    return answers + [
+        [round(number, 3) for number in output.outputs.embedding[:16]] for output in vectors
+    ]
+
+
+GRAMMARS: tuple[dict[str, Any], ...] = (
+    {"choice": ["yes", "no, never", "perhaps"]},
+    {"regex": "[a-z]{3,9} and [a-z]{2}"},
+    {"json": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}},
+)
+
+
+@pytest.mark.feature("S19")
+@pytest.mark.parametrize(
+    ("count", "settings"),
+    often(
+        1,
+        [
+            (2, {"proposer": "ngram", "overlap": True}),
+            (2, {"num_pages": 24}),
+            (2, {"max_batch_tokens": 17, "cache_type": "naive", "ops": "torch"}),
+            (2, {"paged_attn": "off", "num_pages": None}),
+            (2, {"scheduler": "prefill-first", "debug_ops": True, "debug_attention": True}),
+            (4, {"proposer": "ngram"}),
+        ],
+    ),
+)
+def test_ranks_give_what_one_gives(count: int, settings: dict[str, Any]) -> None:
+    with LLM("demo", **(SIZES | settings)) as alone:
+        expected = answer_all(alone)
+    with LLM("demo", tp=count, **(SIZES | settings)) as llm:
+        found = answer_all(llm)
+
+    assert json.dumps(found) == json.dumps(expected)
