@@ -104,7 +104,7 @@ def test_a_match_that_was_evicted_before_it_was_held_is_refused() -> None:
     ("tokens", "pages", "reason"),
     [
         ([1, 2, 3], [1, 2], "do not take 3 keys"),
-        ([1, 2], [3, 3], "given twice"),
+        ([1, 2], [3, 3], "passed twice"),
         ([1], [0], "not a page"),
     ],
 )

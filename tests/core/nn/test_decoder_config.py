@@ -224,7 +224,7 @@ def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str)
 
 
 def test_more_experts_a_token_than_there_are() -> None:
-    with pytest.raises(ValueError, match="num_experts_per_tok is 8, expected at most the 4"):
+    with pytest.raises(ValueError, match="num_experts_per_tok is 8, expected at most 4"):
         QWEN3_MOE.config({**HF, "num_experts": 4})
 
 

@@ -46,7 +46,7 @@ from headstock_multiprocess.messages import (
     read_execute,
 )
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.multiprocess")
 
 _Wanted = TypeVar("_Wanted", bound=Message)
 

@@ -52,7 +52,7 @@ from headstock_multiprocess.messages import (
 )
 from headstock_multiprocess.options import MultiprocessOptions
 
-LOG = logging.getLogger(__name__)
+LOG = logging.getLogger("headstock.multiprocess")
 
 _LOCAL = "127.0.0.1"
 _CLOSE_SECONDS = 10.0
