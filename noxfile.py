@@ -68,6 +68,7 @@ CLIENTS = {
     "opentelemetry-exporter-otlp-proto-http opentelemetry-sdk",
     "guidellm": "guidellm",
     "lm_eval": "lm-eval[api] transformers",
+    "routers": "sglang-router smg",
 }
 # What core needs to list plugins and print help: all of its dependencies but those of the engine
 # itself.
