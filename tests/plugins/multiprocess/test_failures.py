@@ -31,7 +31,7 @@ def ranks_of(llm: LLM) -> Any:
 
 def lose(llm: LLM, end: Callable[[int], None], *, under_load: bool) -> tuple[str, float]:
     """End a rank by its process; how the engine says so, and after how many seconds."""
-    pid = ranks_of(llm).followers[0].process.pid
+    pid = ranks_of(llm).followers[0].process.process.pid
     errors: list[BaseException] = []
 
     def generate() -> None:
@@ -56,7 +56,7 @@ def lose(llm: LLM, end: Callable[[int], None], *, under_load: bool) -> tuple[str
     (error,) = errors
     assert isinstance(error, EngineDied) and error.exit_code == 70
     llm.close()
-    assert all(each.process.poll() is not None for each in ranks_of(llm).followers)
+    assert all(each.process.process.poll() is not None for each in ranks_of(llm).followers)
     return str(error), seconds
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import attrs
 from attrs import Factory, frozen
 
@@ -311,6 +313,11 @@ class EngineConfig(PartSettings):
             self.max_seq_len, self.page_size, page_size_or_less=self.page_size_or_less
         )
         check_step_tokens(self.max_batch_tokens, self.max_running_requests)
+
+    def is_other_rank(self, variables: Mapping[str, str]) -> bool:
+        """Whether torchrun, or its like, has started this process as another rank than 0."""
+        rank = variables.get("RANK", "")
+        return self.tp > 1 and rank.isdecimal() and int(rank) > 0
 
 
 SETTINGS = collect_settings(EngineConfig)

@@ -57,9 +57,10 @@ from headstock.scheduler import (
 )
 from headstock.scheduler.invariants import check_idle
 from headstock.startup.blame import PluginNames, blame_plugins
-from headstock.startup.build import build_engine
+from headstock.startup.build import build_engine, run_rank
 from headstock.startup.device import check_usable
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
+from headstock.startup.ranks import start_ranks
 from headstock.startup.summary import EngineSummary, summarize_engine
 
 LOG = logging.getLogger(__name__)
@@ -84,8 +85,14 @@ class Engine:
         hooks: PartHooks = NO_HOOKS,
     ) -> None:
         tracker = OutputTracker()
+        with blame_plugins(PluginNames.from_config(config)):
+            ranks = start_ranks(config)
+        if ranks.index:
+            # Something else has started this program on each rank: rank 0 has the engine.
+            run_rank(ranks)
+            raise SystemExit(0)
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            parts = build_engine(config, report, hooks, tracker)
+            parts = build_engine(config, report, hooks, tracker, ranks)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model

@@ -21,7 +21,8 @@ class ExecutorSpec(PluginSpec):
 
     `implementation` names what is called on rank 0 with an `EngineConfig`, and with an instance of
     the options class if the spec names one. It starts `config.tp - 1` other ranks, returns the
-    `Ranks` and raises CannotRun where it cannot.
+    `Ranks` and raises CannotRun where it cannot. Where something else has started the ranks, it is
+    called on each of them.
     """
 
 
@@ -85,6 +86,10 @@ class Ranks(ABC):
 
         masks: a `headstock.execution.token_masks.MaskSource`; None where answers follow no grammar
         """
+
+    @abstractmethod
+    def follow(self, executor: Any) -> None:
+        """On another rank than 0, run rank 0's plans on an executor until rank 0 closes."""
 
     @abstractmethod
     def explain(self, error: BaseException) -> BaseException:

@@ -138,16 +138,31 @@ def build_engine(
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     # Whatever a plugin raises in any of its functions, the error names it.
-    with blame_plugins(PluginNames.from_config(config)):
-        ranks = start_ranks(config) if ranks is None else ranks
-        try:
+    names = PluginNames.from_config(config)
+    if ranks is None:
+        with blame_plugins(names):
+            ranks = start_ranks(config)
+    try:
+        with blame_plugins(names):
             return _build_parts(config, on_progress, hooks, admitted, ranks)
-        except BaseException as error:
-            reason = ranks.explain(error)
-            ranks.close()
-            if reason is error:
-                raise
-            raise reason from error
+    except BaseException as error:
+        reason = ranks.explain(error)
+        ranks.close()
+        if reason is error:
+            raise
+        raise reason from error
+
+
+def run_rank(ranks: Ranks) -> None:
+    """Build another rank than 0, and follow rank 0, whose configuration it has, to its end.
+
+    raises: as `build_engine`
+    """
+    executor = build_engine(EngineConfig(), ranks=ranks).executor
+    try:
+        ranks.follow(executor)
+    finally:
+        executor.close()
 
 
 def _build_parts(
@@ -263,6 +278,8 @@ class _DecidedParts:
             "tuned_choices": None,
             "memory_profiles": None,
             "grammar": "off",
+            "debug_canary": False,
+            "record": None,
         }
 
     def describe(self) -> dict[str, str]:
@@ -292,11 +309,15 @@ def _decide_with(ranks: Ranks, config: EngineConfig) -> _DecidedParts:
     if ranks.count == 1:
         return _decide_parts(config, shard)
     if ranks.index:
-        config = attrs.evolve(config, **ranks.share(None))
-        decided = _decide_parts(config, shard)
+        # JSON has no tuples, of which the settings are made.
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in ranks.share(None).items()
+        }
+        decided = _decide_parts(EngineConfig(**values), shard)
     else:
         decided = _decide_parts(config, shard)
-        ranks.share(decided.name_choices())
+        ranks.share(attrs.asdict(config, recurse=False) | decided.name_choices())
     check_same(ranks, decided.describe())
     return decided
 

@@ -40,6 +40,9 @@ class OneRank(Ranks):
         """See `Ranks.connect_masks`."""
         return masks
 
+    def follow(self, executor: Any) -> None:
+        """See `Ranks.follow`."""
+
     def explain(self, error: BaseException) -> BaseException:
         """See `Ranks.explain`."""
         return error

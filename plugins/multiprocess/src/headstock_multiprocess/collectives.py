@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import socket
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headstock.errors import CannotRun
-from headstock.spi import Collectives
+from headstock.spi import Collectives, Ranks
 
 _WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -48,19 +48,13 @@ class GroupCollectives(Collectives):
         return parts.movedim(0, -2).flatten(-2)
 
 
-def join_group(
-    index: int,
-    count: int,
-    address: str,
-    device: torch.device,
-    share: Callable[[Any], Any],
-) -> GroupCollectives:
+def join_group(ranks: Ranks, address: str, device: torch.device) -> GroupCollectives:
     """Connect the devices of all ranks.
 
     address: of rank 0's machine, as all ranks reach it
-    share: as `Ranks.share`
     raises: CannotRun
     """
+    index, count = ranks.index, ranks.count
     if not dist.is_available():
         raise CannotRun(
             f"tp (--tp) {count}: torch {torch.__version__} is built without torch.distributed; "
@@ -74,13 +68,24 @@ def join_group(
         store = c10d.TCPStore(
             address, 0, count, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
         )
-        share(store.port)
+        ranks.share(store.port)
     else:
-        store = c10d.TCPStore(address, share(None), count, is_master=False, timeout=_TIMEOUT)
+        store = c10d.TCPStore(address, ranks.share(None), count, is_master=False, timeout=_TIMEOUT)
     if device.type == "cpu":
         options = c10d.ProcessGroupGloo._Options()
         options._timeout = _TIMEOUT
-        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
+        own = find_own_address(address)
+        options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own)]
         return GroupCollectives(c10d.ProcessGroupGloo(store, index, count, options), count)
     group = c10d.ProcessGroupNCCL(store, index, count, c10d.ProcessGroupNCCL.Options())
     return GroupCollectives(group, count)
+
+
+def find_own_address(other: str) -> str:
+    """The address of this machine from which it reaches another one."""
+    family = socket.AF_INET6 if ":" in other else socket.AF_INET
+    # Nothing is sent: the system only looks up its routes.
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        address: str = probe.getsockname()[0]
+    return address

@@ -6,6 +6,7 @@ closes, so that no rank outlives rank 0.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import os
@@ -16,14 +17,14 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from headstock.config import EngineConfig
-from headstock.errors import PLUGIN_FAILURES, EngineDied, HeadstockError, describe_error
+from headstock.errors import PLUGIN_FAILURES, CannotRun, EngineDied, HeadstockError, describe_error
 from headstock.execution import abstract_executor
 from headstock.logs import log_event, show_logs
 from headstock.spi import Collectives, Ranks
@@ -45,14 +46,17 @@ from headstock_multiprocess.messages import (
     ToRank,
     read_execute,
 )
+from headstock_multiprocess.rendezvous import Placement, connect_to_leader
 
 LOG = logging.getLogger("headstock.multiprocess")
 
 _Wanted = TypeVar("_Wanted", bound=Message)
 
 _ALIVE_SECONDS = 1.0
-_EXIT_SECONDS = 3.0
+_LOST_SECONDS = 3.0
 """How long a rank without rank 0 may take to end by itself; a collective may never return."""
+_CLOSE_SECONDS = 30.0
+"""How long it may take when rank 0 has asked it to end."""
 _POLL_SECONDS = 0.01
 """How often a rank with a step on the device looks whether it is done."""
 
@@ -101,7 +105,7 @@ class FollowingRanks(Ranks):
 
     def join(self, device: torch.device) -> Collectives:
         """See `Ranks.join`."""
-        return join_group(self.index, self.count, self.address, device, self.share)
+        return join_group(self, self.address, device)
 
     def connect(self, executor: Any) -> Any:
         """See `Ranks.connect`."""
@@ -113,20 +117,38 @@ class FollowingRanks(Ranks):
 
     def explain(self, error: BaseException) -> BaseException:
         """See `Ranks.explain`."""
+        # Rank 0 says so, unless it is the one that has gone.
+        if isinstance(error, Exception) and not isinstance(error, OSError):
+            kind = type(error).__name__ if isinstance(error, HeadstockError) else "EngineDied"
+            text = str(error) if isinstance(error, HeadstockError) else describe_error(error)
+            with contextlib.suppress(OSError):
+                self.link.send(Failed(kind, text))
         return error
+
+    def follow(self, executor: Any) -> None:
+        """See `Ranks.follow`."""
+        gc.collect()
+        gc.freeze()
+        try:
+            follow(self, executor)
+        except OSError:  # rank 0 has gone
+            LOG.error(log_event("rank 0 has gone", rank=self.index))
 
     def close(self) -> None:
         """See `Ranks.close`; rank 0 ends the others."""
 
     def _listen(self) -> None:
         """Receive messages, on a thread of its own."""
+        seconds = _LOST_SECONDS
         try:
             while (message := self.link.receive()) is not None:
+                if isinstance(message, Close):
+                    seconds = _CLOSE_SECONDS
                 self.inbox.put(message)
         except (OSError, msgspec.MsgspecError, ValueError) as error:
             LOG.error(log_event("the messages of rank 0 end", reason=describe_error(error)))
         self.inbox.put(None)
-        time.sleep(_EXIT_SECONDS)
+        time.sleep(seconds)
         os._exit(EngineDied.exit_code)
 
     def _give_signs(self) -> None:
@@ -139,34 +161,70 @@ class FollowingRanks(Ranks):
                 return
 
 
-def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
-    """Run rank 0's plans until it closes or goes."""
-    pending: deque[tuple[int, abstract_executor.Pending]] = deque()
-    number = 0
-    while True:
+class _Steps:
+    """The steps of a rank, whose ends it reports in their order."""
+
+    def __init__(self, ranks: FollowingRanks) -> None:
+        self.ranks = ranks
+        self.number = 0
+        self.pending: deque[tuple[int, abstract_executor.Pending]] = deque()
+
+    def launch(self, step: Callable[[], abstract_executor.Pending | None]) -> None:
+        """Launch a step, or what is over when it returns."""
+        self.number += 1
         try:
-            message = ranks.receive(_POLL_SECONDS if pending else None)
-        except queue.Empty:
-            if pending[0][1].is_done:
-                _finish(ranks, *pending.popleft())
-            continue
+            pending = step()
+        except PLUGIN_FAILURES as error:
+            self.finish(0)
+            self._report(self.number, error)
+            return
+        if pending is not None:
+            self.pending.append((self.number, pending))
+            return
+        self.finish(0)
+        self._report(self.number, None)
+
+    def finish(self, most: int) -> None:
+        """Wait for the oldest steps until at most so many are left, or those are not done."""
+        while self.pending and (len(self.pending) > most or self.pending[0][1].is_done):
+            number, pending = self.pending.popleft()
+            try:
+                pending.wait()
+            except PLUGIN_FAILURES as error:
+                self._report(number, error)
+            else:
+                self._report(number, None)
+
+    def _report(self, number: int, error: BaseException | None) -> None:
+        """Tell rank 0 that a step is over."""
+        if error is not None:
+            LOG.error(log_event("step failed", rank=self.ranks.index), exc_info=error)
+        text = "" if error is None else describe_error(error)
+        self.ranks.link.send(Finished(number, text))
+
+
+def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
+    """Run rank 0's plans until it closes or goes.   raises: OSError"""
+    steps = _Steps(ranks)
+
+    def execute(message: Execute) -> abstract_executor.Pending:
+        return executor.execute(*read_execute(message))
+
+    def prepare_next() -> None:
+        executor.prepare_next()
+
+    while True:
         # With overlap a step is launched while the one before runs, as on rank 0.
-        while pending and (len(pending) > 1 or pending[0][1].is_done):
-            _finish(ranks, *pending.popleft())
+        steps.finish(1)
+        try:
+            message = ranks.receive(_POLL_SECONDS if steps.pending else None)
+        except queue.Empty:
+            continue
         match message:
             case Execute():
-                number += 1
-                try:
-                    pending.append((number, executor.execute(*read_execute(message))))
-                except PLUGIN_FAILURES as error:
-                    _report(ranks, number, error)
+                steps.launch(partial(execute, message))
             case PrepareNext():
-                number += 1
-                try:
-                    executor.prepare_next()
-                    _report(ranks, number, None)
-                except PLUGIN_FAILURES as error:
-                    _report(ranks, number, error)
+                steps.launch(prepare_next)
             case None | Close():
                 return
             case _:
@@ -174,30 +232,20 @@ def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
                 LOG.debug(log_event("a message was dropped", kind=type(message).__name__))
 
 
-def _finish(ranks: FollowingRanks, number: int, pending: abstract_executor.Pending) -> None:
-    """Wait for a step, and report it."""
-    try:
-        pending.wait()
-    except PLUGIN_FAILURES as error:
-        _report(ranks, number, error)
-        return
-    _report(ranks, number, None)
+def connect_rank(place: Placement, patience: float) -> FollowingRanks:
+    """Connect a rank that something else has started to rank 0.   raises: CannotRun"""
+    link: Link[ToRank] = Link(connect_to_leader(place, patience), ToRank)
+    start = link.receive()
+    if not isinstance(start, Start):
+        raise CannotRun(f"rank 0 at {place.address} has ended; its log says why")
+    _choose_device(start)
+    return FollowingRanks(start, link)
 
 
-def _report(ranks: FollowingRanks, number: int, error: BaseException | None) -> None:
-    """Tell rank 0 that a step is over."""
-    if error is not None:
-        LOG.error(log_event("step failed", rank=ranks.index), exc_info=error)
-    ranks.link.send(Finished(number, "" if error is None else describe_error(error)))
-
-
-def make_config(values: dict[str, Any]) -> EngineConfig:
-    """The configuration of rank 0."""
-    # msgpack has no tuples, of which the settings are made.
-    tuples: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value for name, value in values.items()
-    }
-    return EngineConfig(**tuples)
+def _choose_device(start: Start) -> None:
+    """Take the GPU of this rank among those of its machine."""
+    if start.on_gpu:
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", start.index)))
 
 
 def main(arguments: list[str]) -> int:
@@ -210,27 +258,17 @@ def main(arguments: list[str]) -> int:
     if not isinstance(start, Start):
         return EngineDied.exit_code
     show_logs(start.log_level)
-    ranks = FollowingRanks(start, link)
+    _choose_device(start)
     try:
-        try:
-            config = make_config(start.config)
-            if config.device != "cpu" and torch.cuda.is_available():
-                torch.cuda.set_device(start.index)
-            executor = build.build_engine(config, ranks=ranks).executor
-        except HeadstockError as error:
-            link.send(Failed(type(error).__name__, str(error)))
-            return error.exit_code
-        except Exception as error:
-            LOG.error(log_event("a rank did not start", rank=start.index), exc_info=error)
-            link.send(Failed("EngineDied", describe_error(error)))
-            return EngineDied.exit_code
-        gc.collect()
-        gc.freeze()
-        follow(ranks, executor)
-        executor.close()
-        return 0
+        build.run_rank(FollowingRanks(start, link))
+    except HeadstockError as error:
+        return error.exit_code
     except OSError:  # rank 0 has gone
         return EngineDied.exit_code
+    except Exception as error:
+        LOG.error(log_event("a rank ended", rank=start.index), exc_info=error)
+        return EngineDied.exit_code
+    return 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-import attrs
 import msgspec
 import torch
 
@@ -35,6 +34,7 @@ from headstock.execution import abstract_executor
 from headstock.scheduler import Plan, RequestState
 from headstock.spi import Collectives, Ranks, Sample
 from headstock_multiprocess.collectives import join_group
+from headstock_multiprocess.follower import connect_rank
 from headstock_multiprocess.link import Link
 from headstock_multiprocess.masks import SendingMasks
 from headstock_multiprocess.messages import (
@@ -51,6 +51,7 @@ from headstock_multiprocess.messages import (
     make_execute,
 )
 from headstock_multiprocess.options import MultiprocessOptions
+from headstock_multiprocess.rendezvous import accept_ranks, read_placement
 
 LOG = logging.getLogger("headstock.multiprocess")
 
@@ -64,28 +65,26 @@ _SKEW_SECONDS = 5.0
 """How much later a step may fail on one rank than on another; else it failed there alone."""
 
 
-class Follower:
-    """Another rank, as rank 0 sees it.
+class LocalProcess:
+    """A process that rank 0 has started."""
 
-    heard_at: when its last message came, in seconds of `time.monotonic`; None before the first,
-        for which it has to import its plugins
-    finished: the number of the last step that it has done
-    """
-
-    def __init__(self, index: int, process: subprocess.Popen[bytes], link: Link[FromRank]) -> None:
-        self.index = index
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self.process = process
-        self.link = link
-        self.numbers: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
-        self.heard_at: float | None = None
-        self.finished = 0
 
     def __str__(self) -> str:
-        return f"rank {self.index} (process {self.process.pid})"
+        return f"process {self.process.pid}"
 
     def kill(self) -> None:
         """End the process at once."""
         self.process.kill()
+
+    def wait(self, seconds: float) -> None:
+        """Wait for the process to end, which is killed after these seconds."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def describe_end(self) -> str:
         """Say how the process has ended."""
@@ -98,15 +97,64 @@ class Follower:
         return f"ended with exit code {code}"
 
 
+class RemoteProcess:
+    """A process that something else has started, maybe on another machine."""
+
+    def __init__(self, link: Link[FromRank]) -> None:
+        self.link = link
+        self.place = link.describe_peer()
+
+    def __str__(self) -> str:
+        return f"at {self.place}"
+
+    def kill(self) -> None:
+        """Close the connection, which has the process end by itself."""
+        self.link.close()
+
+    def wait(self, seconds: float) -> None:
+        """Its end cannot be waited for."""
+
+    def describe_end(self) -> str:
+        """Say how the process has ended."""
+        return "closed its connection"
+
+
+class Follower:
+    """Another rank, as rank 0 sees it.
+
+    heard_at: when its last message came, in seconds of `time.monotonic`; None before the first,
+        for which it has to import its plugins
+    finished: the number of the last step that it has done
+    """
+
+    def __init__(
+        self, index: int, process: LocalProcess | RemoteProcess, link: Link[FromRank]
+    ) -> None:
+        self.index = index
+        self.process = process
+        self.link = link
+        self.numbers: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self.heard_at: float | None = None
+        self.finished = 0
+
+    def __str__(self) -> str:
+        return f"rank {self.index} ({self.process})"
+
+
 class Leader(Ranks):
     """Rank 0 of several."""
 
     index = 0
 
     def __init__(
-        self, count: int, options: MultiprocessOptions, followers: Sequence[Follower]
+        self,
+        count: int,
+        address: str,
+        options: MultiprocessOptions,
+        followers: Sequence[Follower],
     ) -> None:
         self.count = count
+        self.address = address
         self.options = options
         self.followers = followers
         self.failure: HeadstockError | None = None
@@ -149,7 +197,7 @@ class Leader(Ranks):
         """See `Ranks.join`."""
         # On a thread that can be left: a group waits for all ranks, also for one that has ended.
         joined: queue.SimpleQueue[Collectives | BaseException] = queue.SimpleQueue()
-        _start_thread(_put_result, joined, join_group, 0, self.count, _LOCAL, device, self.share)
+        _start_thread(_put_result, joined, join_group, self, self.address, device)
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
@@ -172,6 +220,9 @@ class Leader(Ranks):
         self.share(masks is not None)
         return None if masks is None else SendingMasks(masks, self.send)
 
+    def follow(self, executor: Any) -> None:
+        """See `Ranks.follow`."""
+
     def explain(self, error: BaseException) -> BaseException:
         """See `Ranks.explain`."""
         if isinstance(error, HeadstockError):
@@ -188,14 +239,10 @@ class Leader(Ranks):
         deadline = time.monotonic() + _CLOSE_SECONDS
         for follower in self.followers:
             if self.failure is not None:
-                follower.kill()
+                follower.process.kill()
             _send_or_drop(follower.link, Close())
         for follower in self.followers:
-            try:
-                follower.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                follower.kill()
-                follower.process.wait()
+            follower.process.wait(max(0.0, deadline - time.monotonic()))
             follower.link.close()
 
     # Steps
@@ -292,9 +339,9 @@ class Leader(Ranks):
                             self._fail(_restore_error(kind, f"{follower}: {text}"))
                     case Alive():
                         pass
-            end = follower.describe_end()
+            end = follower.process.describe_end()
         except OSError:
-            end = follower.describe_end()
+            end = follower.process.describe_end()
         except (msgspec.MsgspecError, ValueError, MemoryError) as error:
             end = f"sent what is no message: {describe_error(error)}"
         with self.news:
@@ -315,7 +362,7 @@ class Leader(Ranks):
         if self.failure is None and not self.closing:
             self.failure = error
             for follower in self.followers:
-                follower.kill()
+                follower.process.kill()
         self.news.notify_all()
 
     def _find_failure(self) -> HeadstockError:
@@ -393,9 +440,30 @@ class LedStep(abstract_executor.Pending):
         return sample
 
 
-def start_local_ranks(config: EngineConfig, options: MultiprocessOptions) -> Leader:
+def start_ranks(config: EngineConfig, options: MultiprocessOptions) -> Ranks:
+    """Start a process on this machine for each rank but the first, where nothing else has.
+
+    Under torchrun, or what sets the same variables, this process may be another rank than 0.
+
+    raises: UsageError, CannotRun
+    """
+    place = read_placement(os.environ, config.tp)
+    if place is None:
+        return _start_local_ranks(config, options)
+    if place.index:
+        return connect_rank(place, options.patience)
+    links = {
+        index: Link[FromRank](connection, FromRank)
+        for index, connection in accept_ranks(place, options.patience).items()
+    }
+    followers = [Follower(index, RemoteProcess(link), link) for index, link in links.items()]
+    leader = Leader(config.tp, place.address, options, followers)
+    return _begin(leader, on_gpu=_uses_gpus(config))
+
+
+def _start_local_ranks(config: EngineConfig, options: MultiprocessOptions) -> Leader:
     """Start a process on this machine for each rank but the first.   raises: CannotRun"""
-    on_gpu = config.device != "cpu" and torch.cuda.is_available()
+    on_gpu = _uses_gpus(config)
     if on_gpu and torch.cuda.device_count() < config.tp:
         raise CannotRun(
             f"tp (--tp) {config.tp}: expected as many GPUs, got {torch.cuda.device_count()}; "
@@ -404,12 +472,20 @@ def start_local_ranks(config: EngineConfig, options: MultiprocessOptions) -> Lea
     followers = []
     for index in range(1, config.tp):
         process, link = _start_process(config.tp)
-        followers.append(Follower(index, process, link))
-    leader = Leader(config.tp, options, followers)
-    values = attrs.asdict(config, recurse=False)
+        followers.append(Follower(index, LocalProcess(process), link))
+    return _begin(Leader(config.tp, _LOCAL, options, followers), on_gpu=on_gpu)
+
+
+def _uses_gpus(config: EngineConfig) -> bool:
+    """Whether the ranks compute on GPUs."""
+    return config.device != "cpu" and torch.cuda.is_available()
+
+
+def _begin(leader: Leader, *, on_gpu: bool) -> Leader:
+    """Tell each other rank which one it is."""
     level = logging.getLevelName(LOG.getEffectiveLevel())
-    for follower in followers:
-        start = Start(follower.index, config.tp, _LOCAL, values, level)
+    for follower in leader.followers:
+        start = Start(follower.index, leader.count, leader.address, on_gpu, level)
         _send_or_drop(follower.link, start)
     return leader
 

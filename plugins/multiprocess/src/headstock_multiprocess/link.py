@@ -63,6 +63,11 @@ class Link(Generic[_Received]):
             view = view[count:]
         return data
 
+    def describe_peer(self) -> str:
+        """The address of the other end."""
+        host, port, *_ = self.socket.getpeername()
+        return f"{host}:{port}"
+
     def close(self) -> None:
         """End the stream in both directions, which ends a `receive` of either end."""
         try:

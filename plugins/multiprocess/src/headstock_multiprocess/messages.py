@@ -21,12 +21,15 @@ class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class Start(Message, frozen=True):
-    """The first message to a rank: which one it is, and the fields of an EngineConfig."""
+    """The first message to a rank: which one it is.
+
+    address: of rank 0's machine, as all ranks reach it
+    """
 
     index: int
     count: int
     address: str
-    config: dict[str, Any]
+    on_gpu: bool
     log_level: str
 
 

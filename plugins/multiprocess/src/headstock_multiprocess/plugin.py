@@ -10,7 +10,7 @@ def spec() -> ExecutorSpec:
     return ExecutorSpec(
         name="multiprocess",
         spi=SpiRange(0, 3),
-        summary="one process a rank on this machine, which runs the plans of rank 0",
-        implementation="headstock_multiprocess.leader:start_local_ranks",
+        summary="one process a rank, which runs the plans of rank 0",
+        implementation="headstock_multiprocess.leader:start_ranks",
         options="headstock_multiprocess.options:MultiprocessOptions",
     )

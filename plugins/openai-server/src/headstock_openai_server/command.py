@@ -52,6 +52,11 @@ def main(arguments: list[str], engine_module: str | None = None) -> int:
     except RequestError as error:
         raise UsageError(str(error)) from error
     start_logs(resolved, quiet=options.quiet)
+    if resolved.engine.is_other_rank(os.environ):
+        from headstock.requests import start_engine
+
+        # Rank 0 alone serves; this process computes its part of the model until rank 0 ends.
+        start_engine(resolved.engine)
     # Late: `--help` and the Tab key need none of it.
     from headstock_openai_server.engine.process_start import PROCESS_MODULE
     from headstock_openai_server.engine.service import Service
