@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import rerun
 from attrs import evolve
+from often import often
 
 from headstock import registry
 from headstock.spi import DeviceEnv, GraphSupport, LayoutKind, RunnerSpec
@@ -107,7 +108,7 @@ def test_a_wrong_runner_fails_and_its_fault_is_named(broken: str, case: str, sai
 
 
 @pytest.mark.feature("R7")
-@pytest.mark.parametrize("name", ["eager", "rerun"])
+@pytest.mark.parametrize("name", often(1, ["eager", "rerun"]))
 def test_a_sound_runner_passes_with_replays_and_without(
     name: str, caplog: pytest.LogCaptureFixture
 ) -> None:

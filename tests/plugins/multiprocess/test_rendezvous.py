@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import patience
 import pytest
 
 from headstock.errors import CannotRun, UsageError
@@ -103,7 +104,7 @@ def networks() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
     namespaces = [f"{name}a", f"{name}b"]
 
     def ip(*arguments: str) -> None:
-        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=60)
+        subprocess.run(["ip", *arguments], check=True, capture_output=True, timeout=600)
 
     try:
         for each in namespaces:
@@ -120,7 +121,7 @@ def networks() -> Iterator[tuple[Sequence[str], Sequence[str]]]:
         yield tuple(("ip", "netns", "exec", each) for each in namespaces)  # type: ignore[misc]
     finally:
         for each in namespaces:
-            subprocess.run(["ip", "netns", "del", each], check=False, timeout=60)
+            subprocess.run(["ip", "netns", "del", each], check=False, timeout=600)
 
 
 @pytest.mark.full
@@ -147,14 +148,16 @@ def place(index: int, port: int, secret: str = "one", count: int = 2) -> Placeme
 def test_who_does_not_know_the_secret_is_sent_away_and_the_rank_that_does_gets_in() -> None:
     port = find_port()
     found: dict[int, socket.socket] = {}
-    waiting = threading.Thread(target=lambda: found.update(accept_ranks(place(0, port), 60)))
+    waiting = threading.Thread(
+        target=lambda: found.update(accept_ranks(place(0, port), patience.seconds))
+    )
     waiting.start()
     with pytest.raises(CannotRun, match="sent rank 1 away; set HEADSTOCK_RANK_SECRET"):
-        connect_to_leader(place(1, port, "another"), 60)
+        connect_to_leader(place(1, port, "another"), patience.seconds)
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n" + b"x" * 100)
-        with connect_to_leader(place(1, port), 60):
-            waiting.join(60)
+        with connect_to_leader(place(1, port), patience.seconds):
+            waiting.join(patience.seconds)
     assert [*found] == [1]
     found[1].close()
 
@@ -179,7 +182,7 @@ def test_what_listens_must_know_the_secret_too() -> None:
 
         threading.Thread(target=pretend, daemon=True).start()
         with pytest.raises(CannotRun, match="does not know HEADSTOCK_RANK_SECRET"):
-            connect_to_leader(place(1, port), 60)
+            connect_to_leader(place(1, port), patience.seconds)
 
 
 SET = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}

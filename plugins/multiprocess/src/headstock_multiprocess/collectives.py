@@ -76,9 +76,15 @@ def join_group(ranks: Ranks, address: str, device: torch.device) -> GroupCollect
         options._timeout = _TIMEOUT
         own = find_own_address(address)
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own)]
-        return GroupCollectives(c10d.ProcessGroupGloo(store, index, count, options), count)
-    group = c10d.ProcessGroupNCCL(store, index, count, c10d.ProcessGroupNCCL.Options())
-    return GroupCollectives(group, count)
+        group = c10d.ProcessGroupGloo(store, index, count, options)
+    else:
+        group = c10d.ProcessGroupNCCL(store, index, count, c10d.ProcessGroupNCCL.Options())
+    collectives = GroupCollectives(group, count)
+    # NCCL connects at the first sum, which must not be in the capture of a graph.
+    total = int(collectives.all_reduce(torch.ones(1, device=device)).item())
+    if total != count:
+        raise CannotRun(f"a sum over {count} ranks is {total}; check that each has its own GPU")
+    return collectives
 
 
 def find_own_address(other: str) -> str:
