@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -23,19 +21,10 @@ from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
 from headstock.scheduler import Limits
 from headstock.selection.grammars import make_grammar_rows
-from headstock.selection.model_needs import (
-    AttentionNeeds,
-    find_attention_needs,
-    resolve_model_dtype,
-)
-from headstock.selection.negotiate import Terms, negotiate_terms
-from headstock.selection.refusals import check_resolve, make_part_query
-from headstock.selection.request_args import RequestArgs, collect_request_args
+from headstock.selection.negotiate import Terms
+from headstock.selection.request_args import RequestArgs
 from headstock.selection.select import (
     SelectedPlugins,
-    bind_operations,
-    check_plugin_options,
-    select_plugins,
 )
 from headstock.spi import (
     Collectives,
@@ -44,12 +33,14 @@ from headstock.spi import (
     ModelConfig,
     Ranks,
     ReplaySizes,
-    Shard,
 )
 from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build_inputs import BuildInputs
-from headstock.startup.device import describe_device, reclaim_free_bytes
+from headstock.startup.decisions import DecidedParts, decide_parts
+from headstock.startup.device import (
+    reclaim_free_bytes,
+)
 from headstock.startup.graph_captures import (
     LateCaptures,
     capture_runner_graphs,
@@ -60,24 +51,14 @@ from headstock.startup.memory_plan import (
     format_bytes,
 )
 from headstock.startup.model_loading import (
-    FamilyAndConfig,
-    describe_left_out,
-    describe_weights,
     load_onto_device,
-    locate_model,
-    read_family,
-    replace_missing_head,
-    resolve_max_seq_len,
-    shard_model,
-    untie_embeddings,
 )
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.startup.pool_memory import plan_device_memory, reserve_buffers
 from headstock.startup.profile_run import prove_readiness
-from headstock.startup.ranks import check_same, start_ranks
+from headstock.startup.ranks import start_ranks
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import begin_start
-from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
 
 LOG = logging.getLogger(__name__)
 
@@ -176,7 +157,7 @@ def _build_parts(
     # A program that uses headstock may have done anything before; a command has imported.
     times = begin_start(count_process=config.is_command)
     # Every refusal comes before the weights load, which can take minutes.
-    decided = _decide_with(ranks, config)
+    decided = decide_parts(ranks, config)
     config, env, model, parts = decided.config, decided.env, decided.part, decided.parts
     notes, terms = list(decided.notes), decided.terms
     times.end_part("plugins")
@@ -240,129 +221,8 @@ def _build_parts(
     )
 
 
-@frozen(kw_only=True, eq=False)
-class _DecidedParts:
-    """What serves a configuration, decided before the weights load.
-
-    config: as given, with the sizes that were measured for its graphs
-    part: the part of the chosen model that this rank computes
-    max_len: tokens of a request at most, by the model and the configuration
-    weights: as in `EngineBuild`
-    notes: lines for the user; graph_note is one if there are graphs
-    """
-
-    config: EngineConfig
-    env: DeviceEnv
-    chosen: _ChosenModel
-    part: ModelConfig
-    dtype: str
-    max_len: int
-    needs: AttentionNeeds
-    parts: SelectedPlugins
-    operations: OperationTable
-    request_args: RequestArgs
-    terms: Terms
-    weights: str
-    notes: Sequence[str]
-    graph_note: str
-
-    def name_choices(self) -> dict[str, Any]:
-        """Name what was chosen, as settings for the other ranks, which choose nothing."""
-        parts, config = self.parts, self.config
-        return {
-            "attn": parts.attention_name if config.attn == "auto" else config.attn,
-            "ops": parts.ops.name if config.ops == "auto" else config.ops,
-            "runner": parts.runner.name if config.runner == "auto" else config.runner,
-            "cuda_graph_max_tokens": config.cuda_graph_max_tokens,
-            "opt": [*parts.tuned_options, *config.opt],
-            "tuned_choices": None,
-            "memory_profiles": None,
-            "grammar": "off",
-            "debug_canary": False,
-            "record": None,
-        }
-
-    def describe(self) -> dict[str, str]:
-        """Describe what all ranks must have decided alike, by what it is about."""
-        names = sorted(self.env.distributions)
-        versions = [f"{name} {self.env.distributions[name]}" for name in names]
-        return {
-            "torch": str(self.env.torch),
-            "versions": ", ".join(each for each in versions if each.startswith("headstock")),
-            # Rank 0 alone follows grammars.
-            "parts": ", ".join(
-                f"{spec.name} ({spec.implementation})"
-                for spec in self.parts.specs
-                if spec is not self.parts.grammar
-            ),
-            "operations": "; ".join(self.operations.lines()),
-            "terms": repr(self.terms),
-            "dtype": self.dtype,
-            "max_seq_len": str(self.max_len),
-            "weights": self.weights,
-        }
-
-
-def _decide_with(ranks: Ranks, config: EngineConfig) -> _DecidedParts:
-    """Decide as rank 0 does, whose choices hold for all ranks.   raises: as `build_engine`"""
-    shard = Shard(index=ranks.index, count=ranks.count)
-    if ranks.count == 1:
-        return _decide_parts(config, shard)
-    if ranks.index:
-        # JSON has no tuples, of which the settings are made.
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in ranks.share(None).items()
-        }
-        decided = _decide_parts(EngineConfig(**values), shard)
-    else:
-        decided = _decide_parts(config, shard)
-        ranks.share(attrs.asdict(config, recurse=False) | decided.name_choices())
-    check_same(ranks, decided.describe())
-    return decided
-
-
-def _decide_parts(config: EngineConfig, shard: Shard) -> _DecidedParts:
-    """Decide what serves the configuration, or refuse it.   raises: as `build_engine`"""
-    # Model, options, parts and terms are checked in the order in which each needs the one before.
-    env = describe_device(config.device)
-    chosen = _choose_model(config)
-    read, notes = chosen.read, list(chosen.notes)
-    model = chosen.model
-    if shard.count > 1:
-        model = shard_model(read.family, model, shard)
-    dtype = resolve_model_dtype(config.dtype, model, env)
-    max_len = resolve_max_seq_len(config, model, notes)
-    needs = find_attention_needs(config, model, dtype, max_len, read.formats)
-    check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
-    tuned, tuned_note = find_tuned_choices(config, env, chosen.directory, needs)
-    parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
-    notes += [tuned_note] if tuned_note else []
-    config, graph_note = _take_graph_tokens(config, parts, tuned)
-    check_plugin_options(config, parts, read.spec)
-    request_args = collect_request_args(parts.specs)
-    terms = negotiate_terms(config, parts, model, dtype, env)
-    parts, operations = bind_operations(parts, model)
-    return _DecidedParts(
-        config=config,
-        env=env,
-        chosen=chosen,
-        part=model,
-        dtype=dtype,
-        max_len=max_len,
-        needs=needs,
-        parts=parts,
-        operations=operations,
-        request_args=request_args,
-        terms=terms,
-        weights=describe_weights(config, chosen.directory, dtype, terms.kv_dtype),
-        notes=notes,
-        graph_note=graph_note,
-    )
-
-
 def _load_model(
-    decided: _DecidedParts,
+    decided: DecidedParts,
     device: torch.device,
     free: int,
     collectives: Collectives,
@@ -418,61 +278,6 @@ def _cut_max_len(config: EngineConfig, max_len: int, memory: MemoryPlan, notes: 
     if config.max_seq_len is not None:
         LOG.warning(log_event("sequences are shorter than asked for", note=cut))
     return memory.longest
-
-
-@frozen(kw_only=True)
-class _ChosenModel:
-    """What is to be served.
-
-    model: the configuration, as the checkpoint's weights have it
-    no_text: why the model gives vectors alone; empty where it gives text
-    notes: lines for the user
-    """
-
-    directory: Path
-    read: FamilyAndConfig
-    model: ModelConfig
-    no_text: str
-    notes: tuple[str, ...]
-
-
-def _choose_model(config: EngineConfig) -> _ChosenModel:
-    """Choose the model and its family, without its weights.   raises: as `build_engine`"""
-    directory = locate_model(config.model, revision=config.revision)
-    read = read_family(directory, config.model_family, config.opt)
-    model, no_text, left_out = read.config, "", ""
-    if config.load_format != "dummy":
-        model = untie_embeddings(directory, read.family, model)
-        model, no_text = replace_missing_head(directory, read.family, model)
-        left_out = describe_left_out(directory, read.family, model)
-    vectors = f"vectors are served, and no text: {no_text}" if no_text else ""
-    return _ChosenModel(
-        directory=directory,
-        read=read,
-        model=model,
-        no_text=no_text,
-        notes=tuple(note for note in (left_out, vectors) if note),
-    )
-
-
-def _take_graph_tokens(
-    config: EngineConfig, parts: SelectedPlugins, tuned: TunedChoices | None
-) -> tuple[EngineConfig, str]:
-    """The configuration with the largest size that was measured to be worth a graph, and a note.
-
-    A size that the user gives stays; the note is empty then.
-    """
-    if tuned is None or config.cuda_graph_max_tokens is not None:
-        return config, ""
-    names = (parts.attention_name, parts.ops.name, parts.runner.name)
-    most = tuned.fastest.find_graph_tokens(*names)
-    if most is None:
-        return config, ""
-    note = (
-        f"cuda_graph_max_tokens (--cuda-graph-max-tokens) {most}: 'headstock tune' measured on "
-        f"{tuned.date} that larger steps with prompts are faster without a graph"
-    )
-    return attrs.evolve(config, cuda_graph_max_tokens=most), note
 
 
 def _watch_free_pages(

@@ -46,6 +46,11 @@ def describe_device(requested: str) -> DeviceEnv:
     )
 
 
+def name_device_kind(env: DeviceEnv) -> str:
+    """What two machines must have in common for equal results: the GPU, or a CPU's instructions."""
+    return env.name if env.device == "cuda" else f"CPU, {torch.backends.cpu.get_cpu_capability()}"
+
+
 def read_versions() -> dict[str, str]:
     """The version of each installed distribution, by name."""
     return {each.name: each.version for each in read_distributions() if each.name}
