@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
@@ -85,14 +86,12 @@ class Engine:
         hooks: PartHooks = NO_HOOKS,
     ) -> None:
         tracker = OutputTracker()
-        with blame_plugins(PluginNames.from_config(config)):
-            ranks = start_ranks(config)
-        if ranks.index:
+        if config.is_other_rank(os.environ):
             # Something else has started this program on each rank: rank 0 has the engine.
-            run_rank(ranks)
+            run_rank(start_ranks(config))
             raise SystemExit(0)
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            parts = build_engine(config, report, hooks, tracker, ranks)
+            parts = build_engine(config, report, hooks, tracker)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model
@@ -107,8 +106,12 @@ class Engine:
         self.executor = ThreadedExecutor(parts.executor) if needs_thread else parts.executor
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
-        with blame_plugins(self.names):
-            self.state = initial_state(self.limits)
+        try:
+            with blame_plugins(self.names):
+                self.state = initial_state(self.limits)
+        except BaseException:
+            self.executor.close()  # other ranks are processes, which nothing else would end
+            raise
         self.output_tracker, self.preparation = tracker, make_preparation(parts)
         self.drafting = make_drafting(parts, tracker)
         self.check_sampling = self.preparation.check
