@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
@@ -25,6 +26,8 @@ from headstock.spi import (
     OpsCapabilities,
     OpsSpec,
     Params,
+    Sample,
+    Sampling,
     SpiRange,
     Stream,
 )
@@ -84,6 +87,12 @@ class FaultyRanks(TorchOps):
         if self.num_steps > MOST_STEPS and (self.is_last or self.how.startswith("all")):
             self._fail_at("step")
         return super().embed(batch)
+
+    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `Ops.sample`."""
+        if self.how == "other" and self.is_last and self.num_steps > MOST_STEPS:
+            logits = logits.roll(1, dims=-1)
+        return super().sample(logits, sampling)
 
     def _fail_at(self, moment: str) -> None:
         if moment != self.moment:

@@ -130,7 +130,7 @@ def test_a_rank_that_fails_at_the_start_is_named_and_none_stays(
         ("step:garbage", "rank 1 .* sent what is no message"),
         ("step:length", "rank 1 .* sent what is no message: .*4294967295 bytes"),
         ("step:leave", "rank 1 .* closed its connection"),
-        ("step:hang", "a step has not ended for 20 s on rank 1 "),
+        ("step:hang", "a step has not ended for 20 s on rank 0, rank 1 "),
     ],
 )
 def test_a_rank_that_fails_in_a_step_ends_the_engine_and_is_named(
@@ -152,3 +152,21 @@ def test_a_step_that_fails_on_all_ranks_fails_alone(faulty: Callable[..., LLM]) 
 
     assert failed.outputs[0].finish_reason == "error"
     assert next_one.outputs[0].finish_reason == "length"
+
+
+@pytest.mark.full
+def test_a_start_that_is_refused_leaves_no_rank(tmp_path: Path) -> None:
+    record = tmp_path / "record"
+    record.write_text("taken")
+    for settings in ({"record": str(record)}, {"tp": 3}, {"memory_ratio": 1e-4}):
+        with pytest.raises(HeadstockError):
+            LLM("demo", **{"tp": 2, "device": "cpu", **settings})
+        assert find_children() == []
+
+
+@pytest.mark.full
+def test_ranks_that_sample_other_tokens_end_the_engine(faulty: Callable[..., LLM]) -> None:
+    llm = faulty("step:other")
+    with pytest.raises(EngineDied, match=r"rank 1 .* got other results than rank 0 in a step"):
+        llm.generate(["Once upon a time"], ENDLESS, use_tqdm=False)
+    llm.close()

@@ -44,6 +44,7 @@ from headstock_multiprocess.messages import (
     Shared,
     Start,
     ToRank,
+    digest_sample,
     read_execute,
 )
 from headstock_multiprocess.rendezvous import Placement, connect_to_leader
@@ -169,38 +170,38 @@ class _Steps:
         self.number = 0
         self.pending: deque[tuple[int, abstract_executor.Pending]] = deque()
 
-    def launch(self, step: Callable[[], abstract_executor.Pending | None]) -> None:
-        """Launch a step, or what is over when it returns."""
+    def launch(self, step: Callable[[], abstract_executor.Pending | int]) -> None:
+        """Launch a step, or do what is over when it returns its result."""
         self.number += 1
         try:
             pending = step()
         except PLUGIN_FAILURES as error:
             self.finish(0)
-            self._report(self.number, error)
+            self._report(self.number, 0, error)
             return
-        if pending is not None:
-            self.pending.append((self.number, pending))
+        if isinstance(pending, int):
+            self.finish(0)
+            self._report(self.number, pending, None)
             return
-        self.finish(0)
-        self._report(self.number, None)
+        self.pending.append((self.number, pending))
 
     def finish(self, most: int) -> None:
         """Wait for the oldest steps until at most so many are left, or those are not done."""
         while self.pending and (len(self.pending) > most or self.pending[0][1].is_done):
             number, pending = self.pending.popleft()
             try:
-                pending.wait()
+                result = digest_sample(pending.wait())
             except PLUGIN_FAILURES as error:
-                self._report(number, error)
+                self._report(number, 0, error)
             else:
-                self._report(number, None)
+                self._report(number, result, None)
 
-    def _report(self, number: int, error: BaseException | None) -> None:
+    def _report(self, number: int, result: int, error: BaseException | None) -> None:
         """Tell rank 0 that a step is over."""
         if error is not None:
             LOG.error(log_event("step failed", rank=self.ranks.index), exc_info=error)
         text = "" if error is None else describe_error(error)
-        self.ranks.link.send(Finished(number, text))
+        self.ranks.link.send(Finished(number, result, text))
 
 
 def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
@@ -209,9 +210,6 @@ def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
 
     def execute(message: Execute) -> abstract_executor.Pending:
         return executor.execute(*read_execute(message))
-
-    def prepare_next() -> None:
-        executor.prepare_next()
 
     while True:
         # With overlap a step is launched while the one before runs, as on rank 0.
@@ -224,7 +222,7 @@ def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
             case Execute():
                 steps.launch(partial(execute, message))
             case PrepareNext():
-                steps.launch(prepare_next)
+                steps.launch(executor.prepare_next)
             case None | Close():
                 return
             case _:

@@ -5,6 +5,7 @@ One message is a frame: its length in 4 bytes, big-endian, and msgpack.
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 
 from headstock import SamplingParams, StructuredOutputsParams
 from headstock.scheduler import Plan, Request, RequestState
+from headstock.spi import Sample
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -102,10 +104,12 @@ class Finished(Message, frozen=True):
     """A rank has done a step or a capture.
 
     number: counts the messages that ask for one
+    result: what must be equal on all ranks
     error: why it failed; empty if it did not
     """
 
     number: int
+    result: int
     error: str
 
 
@@ -163,6 +167,15 @@ def _pack_values(values: Mapping[str, Any]) -> dict[str, Array]:
     return {
         name: Array(array.dtype.str, array.shape, array.tobytes()) for name, array in arrays.items()
     }
+
+
+def digest_sample(sample: Sample) -> int:
+    """A digest of the tokens that a step has sampled, which all ranks must have sampled alike.
+
+    sample: in host memory; the tokens of rows that failed do not count
+    """
+    tokens = sample.tokens.numpy().astype(np.int64) * sample.healthy.numpy()
+    return zlib.crc32(tokens.tobytes())
 
 
 def read_execute(message: Execute) -> tuple[Plan, dict[int, RequestState]]:

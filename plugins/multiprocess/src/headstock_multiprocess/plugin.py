@@ -11,6 +11,6 @@ def spec() -> ExecutorSpec:
         name="multiprocess",
         spi=SpiRange(0, 3),
         summary="one process a rank, which runs the plans of rank 0",
-        implementation="headstock_multiprocess.leader:start_ranks",
+        implementation="headstock_multiprocess.start:start_ranks",
         options="headstock_multiprocess.options:MultiprocessOptions",
     )
