@@ -40,7 +40,7 @@ from headstock.spi import (
 )
 from headstock.startup.watching import watch_operations
 from headstock.weights import load_weights
-from headstock.weights.dequantize import dequantize_
+from headstock.weights.quantization import dequantize_
 
 from . import models, steps, terms
 from .vary import Case, outcome_of, vary
@@ -142,7 +142,7 @@ def product(weight: Weight) -> object:
 
 def device_term(env: DeviceEnv) -> object:
     """The terms' line of the device."""
-    one = SimpleNamespace(spec=terms.SDPA, capabilities=terms.CLAIMS)
+    one = SimpleNamespace(spec=terms.SDPA, phases=frozenset(Phase), capabilities=terms.CLAIMS)
     parts: Any = SimpleNamespace(attention=(one,), cache=terms.NAIVE)
     return negotiate_terms(EngineConfig(page_size=16), parts, terms.model(), "float32", env).table
 
@@ -152,6 +152,12 @@ def chosen_ops(name: str) -> object:
     settings = EngineConfig(attn="sdpa", ops=name, runner="eager")
     needs = attrs.evolve(terms.NEEDS, dtype="bfloat16", kv_dtype="bfloat16")
     return select_plugins(settings, terms.CPU, needs).ops.name
+
+
+def quantized_ops(name: str) -> object:
+    """Whether a set serves weights in INT8; both run on a CPU."""
+    settings = EngineConfig(attn="sdpa", ops=name, runner="eager", quant="int8")
+    return select_plugins(settings, terms.CPU, terms.NEEDS).ops.name
 
 
 def compared_ops(weight_loss: float) -> object:
@@ -164,7 +170,9 @@ def compared_ops(weight_loss: float) -> object:
         operations=TorchOps(),
     )
     config = EngineConfig(debug_ops=True)
-    inputs: Any = SimpleNamespace(config=config, parts=parts, plain_params={}, model=models.CONFIG)
+    inputs: Any = SimpleNamespace(
+        config=config, parts=parts, plain_params={}, model=models.CONFIG, needs=terms.NEEDS
+    )
     watch: Any = SimpleNamespace(vocab=9)
     watched = watch_operations(inputs, watch, ())
     assert isinstance(watched, WatchedOps) and watched.reference is not None
@@ -207,6 +215,7 @@ ALL, LINEAR, RAW = frozenset(Phase), frozenset({Role.LINEAR}), frozenset({Role.R
 ROLES = {
     Role.LINEAR: (LINEAR, RAW),
     Role.HEAD: (frozenset({Role.HEAD}), RAW),
+    Role.ROUTER: (frozenset({Role.ROUTER}), RAW),
     Role.EMBEDDING: (LINEAR | {Role.EMBEDDING}, LINEAR | RAW),
     Role.NORM: (frozenset({Role.NORM}), RAW),
     Role.HEAD_NORM: (frozenset({Role.HEAD_NORM}), RAW),
@@ -282,6 +291,8 @@ CASES: dict[str, Case] = {
         {
             "tensor": -PACKED.tensor.float(),
             "scales": PACKED.scales * 2,  # type: ignore[operator]
+            "zeros": torch.tensor([[0, 1], [0, 0]]),
+            "order": torch.tensor([1, 0, 2, 3]),
             "format": attrs.evolve(PACKED.format, group=(2, 3)),  # type: ignore[arg-type]
         },
     ),
@@ -291,6 +302,7 @@ CASES: dict[str, Case] = {
     ),
     **vary(DeviceEnv(device="cpu", name="x86-64"), device_term, {"name": "arm64"}),
     "OpsCapabilities.dtypes": compare(chosen_ops, "torch", "onednn"),
+    "OpsCapabilities.formats": compare(quantized_ops, "fbgemm", "onednn"),
     "OpsCapabilities.weight_loss": compare(compared_ops, 0.0, 0.2),
     "ModelConfig.eos_ids": compare(stop_ids, (1, 2), ()),
     "Program.max_logits": compare(logits_at_once, 99, 1),

@@ -15,6 +15,9 @@ from headstock.selection.model_needs import resolve_model_dtype
 from headstock.spi import (
     Activation,
     Attend,
+    ClampedGate,
+    Collectives,
+    DeltaRule,
     DeviceEnv,
     Experts,
     Feature,
@@ -24,11 +27,13 @@ from headstock.spi import (
     LatentAttention,
     LatentKV,
     LayerConfig,
+    LayerSizes,
     Model,
     ModelConfig,
     Params,
     ParamSpec,
     QkNorm,
+    QueryScale,
     Rope,
     Scoring,
     Shard,
@@ -58,13 +63,18 @@ EXPERTS = Experts(
     groups_per_token=1,
     group_best=2,
     scale=0.7,
+    score_bias=True,
+    bias=True,
+    gate=ClampedGate(limit=0.3, slope=2.0),
 )
 CONV = ShortConv(taps=3, width=16, bias=True)
+DELTA = DeltaRule(key_heads=2, value_heads=4, key_dim=4, value_dim=6, taps=3)
 LAYERS = (
     LayerConfig(index=0, prefix="0.", group=0, scale=0.3),
     LayerConfig(index=1, prefix="1.", group=1, scale=0.4, window=3, softcap=0.05, rope=1),
     LayerConfig(index=2, prefix="2.", group=0, scale=0.3, experts=EXPERTS),
 )
+SIZES = LayerSizes(heads=4, kv_heads=1, head_dim=6, intermediate=10)
 ROPE = Rope(theta=50.0, dim=4, scaling="linear", parameters={"factor": 2.0})
 CONFIG = ModelConfig(
     architecture="Everything",
@@ -87,6 +97,7 @@ CONFIG = ModelConfig(
     mlp_bias=True,
     qk_norm=QkNorm.HEAD,
     post_norm=True,
+    query_scale=QueryScale(rate=0.8, length=3),
     embedding_scale=30.0,
     residual_scale=0.5,
     head=Head(scale=2.0, softcap=0.5),
@@ -132,9 +143,18 @@ def score_layer(layer: LayerConfig) -> object:
     return score(attrs.evolve(CONFIG, layers=(LAYERS[0], layer, LAYERS[2])))
 
 
-def score_conv(conv: ShortConv) -> object:
-    """The same with this convolution as the second layer."""
-    layer = LayerConfig(index=1, prefix="1.", group=1, scale=0.4, conv=conv)
+def score_sizes(sizes: LayerSizes) -> object:
+    """The same where the second layer has these sizes."""
+    layout = FullKV(kv_heads=sizes.kv_heads, k_dim=sizes.head_dim, v_dim=sizes.head_dim)
+    group = attrs.evolve(CONFIG.kv_groups[1], layout=layout)
+    layers = (LAYERS[0], attrs.evolve(LAYERS[1], rope=0, sizes=sizes), LAYERS[2])
+    return score(attrs.evolve(CONFIG, layers=layers, kv_groups=(CONFIG.kv_groups[0], group)))
+
+
+def score_conv(conv: ShortConv | DeltaRule) -> object:
+    """The same with this as the second layer."""
+    what = {"conv" if isinstance(conv, ShortConv) else "delta": conv}
+    layer = LayerConfig(index=1, prefix="1.", group=1, scale=0.4, **what)
     groups = (CONFIG.kv_groups[0], KVGroup(layers=(1,), layout=conv.layout))
     layers = (LAYERS[0], layer, LAYERS[2])
     return score(attrs.evolve(CONFIG, layers=layers, kv_groups=groups))
@@ -144,6 +164,13 @@ def score_experts(experts: Experts) -> object:
     """The same with these experts."""
     last = attrs.evolve(LAYERS[2], experts=experts)
     return score(attrs.evolve(CONFIG, layers=(*LAYERS[:2], last)))
+
+
+def score_own_experts(experts: Experts) -> object:
+    """The same on a rank that has these experts alone."""
+    last = attrs.evolve(LAYERS[2], experts=experts)
+    shard = Shard(by_expert=True)
+    return score(attrs.evolve(CONFIG, layers=(*LAYERS[:2], last), shard=shard))
 
 
 def score_latent(latent: LatentAttention) -> object:
@@ -190,6 +217,15 @@ def forward_twice(
 ) -> torch.Tensor:
     """The decoder's hidden states, doubled."""
     return FAMILY.forward(params, config, batch, attend, ops) * 2
+
+
+class Doubling(Collectives):
+    """Two ranks, of which the other brings what this one does."""
+
+    count = 2
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
 
 
 def settle(stream: Stream) -> object:
@@ -240,16 +276,23 @@ CASES: dict[str, Case] = {
             "out_bias": False,
             "mlp_bias": False,
             "qk_norm": QkNorm.WHOLE,
+            "value_norm": True,
             "norm_offset": True,
             "wide_norms": True,
             "pre_norm": False,
             "post_norm": False,
+            "query_scale": None,
             "embedding_scale": 1.0,
             "residual_scale": 1.0,
             "head": Head(),
             "tied_embeddings": True,
             "activation": Activation.GELU,
         },
+    ),
+    **vary(
+        QueryScale(rate=0.8, length=3),
+        lambda scale: score(attrs.evolve(CONFIG, query_scale=scale)),
+        {"rate": 0.3, "length": 2.0},
     ),
     **vary(CONFIG, dtype_on_gpu, {"dtype": "bfloat16"}),
     **vary(CONFIG, features_asked, {"features": frozenset({Feature.LSE})}),
@@ -267,9 +310,20 @@ CASES: dict[str, Case] = {
             "experts": EXPERTS,
             "latent": LATENT,
             "conv": CONV,
+            "delta": DELTA,
+            "has_gate": True,
+            "sinks": "sinks of the second",
+            "scalar": "scalar of the second",
+            "sizes": attrs.evolve(SIZES, heads=2, kv_heads=2, head_dim=8),
         },
     ),
+    **vary(SIZES, score_sizes, {"heads": 8, "kv_heads": 2, "head_dim": 4, "intermediate": 8}),
     **vary(CONV, score_conv, {"taps": 4, "width": 8, "bias": False}),
+    **vary(
+        DELTA,
+        score_conv,
+        {"key_heads": 4, "value_heads": 2, "key_dim": 6, "value_dim": 4, "taps": 2},
+    ),
     **vary(
         EXPERTS,
         score_experts,
@@ -288,7 +342,17 @@ CASES: dict[str, Case] = {
             "groups_per_token": 2,
             "group_best": 1,
             "scale": 1.0,
+            "score_bias": False,
+            "bias": False,
+            "gate": None,
+            "has_scales": True,
+            "beside_mlp": True,
         },
+    ),
+    **vary(
+        ClampedGate(limit=0.3, slope=2.0),
+        lambda gate: score_experts(attrs.evolve(EXPERTS, gate=gate)),
+        {"limit": 0.1, "slope": 1.0},
     ),
     **vary(
         LATENT,
@@ -319,6 +383,8 @@ CASES: dict[str, Case] = {
         {"scale": 1.0, "softcap": 0.0},
     ),
     **vary(Shard(index=0, count=2), score_shard, {"index": 1, "count": 3, "vocab": 5}),
+    **vary(Shard(index=0, count=2), score_shard, {"by_expert": True}),
+    **vary(attrs.evolve(EXPERTS, held=6), score_own_experts, {"first": 6, "held": 3}),
     **vary(CONFIG, score, {"shard": Shard(index=1, count=2)}),
     **vary(
         FAMILY,
@@ -330,7 +396,9 @@ CASES: dict[str, Case] = {
             "shard": None,
         },
     ),
-    **vary(Stream(ONES, ONES), settle, {"total": ONES * 2, "pending": None}),
+    **vary(
+        Stream(ONES, ONES), settle, {"total": ONES * 2, "pending": None, "sum_over": Doubling()}
+    ),
     **vary(
         SPEC,
         load_spec,

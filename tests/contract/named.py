@@ -23,9 +23,21 @@ _GRAPHS = (
 )
 _TOOLS = "tests/plugins/tool_parsers/test_parsers.py::"
 _ROUTES = "tests/core/nn/test_routing.py::"
+_WRAPPERS = "tests/models/test_wrappers.py::"
+_ANY_DECODER = "tests/models/test_transformers_engine.py::"
 _LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
 
 SHOWN: Mapping[str, str] = {
+    "Model.check": _ANY_DECODER
+    + "test_a_model_that_its_family_finds_wrong_is_refused_before_a_step",
+    "ModelConfig.is_capturable": _ANY_DECODER
+    + "test_auto_runs_without_graphs_and_a_runner_with_them_is_refused",
+    "LayerConfig.has_own_values": "tests/models/test_families.py::"
+    "test_log_probabilities_are_those_of_transformers",
+    "ModelConfig.placeholders": _WRAPPERS + "test_a_prompt_with_the_token_of_an_image_is_refused",
+    "ParamSpec.may_swap_whole": _WRAPPERS + "test_what_transformers_saves_again_is_read_alike",
+    "ParamSpec.renames": _WRAPPERS + "test_names_of_any_release_are_read_alike",
+    "ParamSpec.towers": _WRAPPERS + "test_one_line_says_that_the_tower_is_not_read",
     "PluginSpec.name": _BROKEN
     + "test_a_broken_plugin_is_named_with_its_distribution_and_its_reason",
     "PluginSpec.spi": _BROKEN + "test_a_plugin_runs_on_its_revision_and_every_later_one",
@@ -36,6 +48,10 @@ SHOWN: Mapping[str, str] = {
     "test_an_assignment_is_converted_to_the_type_of_its_field",
     "PluginSpec.request_args": "tests/core/selection/test_request_args.py::"
     "test_each_plugin_gets_what_it_claims",
+    **dict.fromkeys(
+        ("PeerMemory.own", "PeerMemory.addresses"),
+        "tests/plugins/triton_ops/interpreted/ranks.py::test_ranks_exchange_numbers_through_memory",
+    ),
     "AttentionSpec.capabilities": _CLAIMS + "test_each_claim_that_is_not_met_is_a_reason",
     "PluginSpec.resolve": _REFUSALS + "test_a_plugin_that_says_no_is_named_with_its_reason",
     **dict.fromkeys(
@@ -75,6 +91,14 @@ SHOWN: Mapping[str, str] = {
         "tests/core/text/test_chat_answers.py::"
         "test_an_answer_is_divided_alike_whole_streamed_and_whatever_comes_at_once",
     ),
+    **dict.fromkeys(
+        (
+            "GrammarKind.JSON_OR_CALLS",
+            *(f"WrittenCall.{name}" for name in ("begin", "before", "after", "end", "separator")),
+        ),
+        "tests/plugins/llguidance/test_calls_or_answers.py::"
+        "test_what_the_masks_admit_is_a_call_that_is_read_or_an_answer_of_the_schema",
+    ),
     "CommandSpec.parser": "tests/docs/test_command_plugin.py::test_the_tab_key_knows_its_flags",
     **dict.fromkeys(
         (f"CheckpointSpec.{name}" for name in ("name", "spi", "summary", "directory")),
@@ -100,8 +124,15 @@ SHOWN: Mapping[str, str] = {
     "test_the_unread_fields_are_in_one_warning",
     "WeightFormat.kind": "tests/core/weights/test_quant_reader.py::"
     "test_any_part_of_a_packed_matrix_is_value_times_scale",
+    "WeightKind.FP4_E2M1": "tests/core/weights/test_mxfp4.py::"
+    "test_experts_stand_for_what_transformers_makes_of_them",
     "WeightKind.FP8_E4M3": "tests/core/weights/test_quant_reader.py::"
     "test_any_part_of_a_packed_matrix_is_value_times_scale",
+    **dict.fromkeys(
+        ("WeightFormat.has_zeros", "WeightKind.INT4", "WeightKind.INT8"),
+        "tests/core/weights/test_published_formats.py::"
+        "test_parameters_are_the_numbers_of_the_format",
+    ),
     "CacheStats.pages": "tests/plugins/replay_view/test_drawings.py::"
     "test_pages_are_counted_and_drawn_as_the_state_has_them",
     "CacheStats.held": "tests/plugins/replay_view/test_drawings.py::"
@@ -121,8 +152,11 @@ SHOWN: Mapping[str, str] = {
     + "test_a_replayed_plan_reads_the_new_step_at_the_old_addresses",
     "AttentionStep.query_start": _FLASH + "test_a_captured_plan_serves_prompts_of_any_lengths",
     "AttentionStep.context_lens": _FLASH + "test_a_captured_plan_serves_prompts_of_any_lengths",
-    "LayerInfo.k_scale": _FLASHINFER + "test_8_bit_keys_and_values_are_scaled_by_layer",
-    "LayerInfo.v_scale": _FLASHINFER + "test_8_bit_keys_and_values_are_scaled_by_layer",
+    **dict.fromkeys(
+        ("LayerConfig.k_scale", "LayerConfig.v_scale", "LayerInfo.k_scale", "LayerInfo.v_scale"),
+        "tests/core/weights/test_kv_scales.py::"
+        "test_stored_scales_give_the_answers_of_maps_divided_by_them",
+    ),
     **dict.fromkeys(
         (
             "AttentionCapabilities.planning",
@@ -259,10 +293,6 @@ UNUSED: Mapping[str, str] = {
         "the noise that every set of operations must make",
     ),
     "headstock.nn.penalties.token_counts": "the meaning of penalties",
-    **dict.fromkeys(
-        (f"headstock.nn.sampler.{name}" for name in ("gumbel_scores", "join_best")),
-        "sampling by ranks that hold parts of the vocabulary",
-    ),
     **dict.fromkeys(
         (
             f"headstock.ops.{name}"

@@ -286,7 +286,7 @@ CASES: dict[str, Case] = {
     **vary(
         LAYER,
         attend_layer,
-        {"index": 0, "group": 1, "scale": 0.9, "window": 2, "softcap": 0.0},
+        {"index": 0, "group": 1, "scale": 0.9, "window": 2, "softcap": 0.0, "sinks": torch.ones(4)},
     ),
     **vary(KVLayer(group=0), lambda layer: layer.page_slots, {"k": torch.zeros(2, 4, 1, 8)}),
     **vary(KV, list_written, {"group": 1}),

@@ -177,7 +177,7 @@ def terms_of(
     last_window: int | None = None,
 ) -> object:
     """The common terms of a backend and a cache policy with these claims."""
-    one = SimpleNamespace(spec=SDPA, capabilities=claims)
+    one = SimpleNamespace(spec=SDPA, phases=frozenset(Phase), capabilities=claims)
     policy = SimpleNamespace(name="mine", capabilities=cache)
     parts: Any = SimpleNamespace(attention=(one,), cache=policy)
     config = decoder_config(HF, "LlamaForCausalLM", windows=(None, None, last_window))

@@ -38,7 +38,7 @@ from headstock.spi.cache import (
 from headstock.spi.checkpoint import CheckpointSpec
 from headstock.spi.command import CommandSpec
 from headstock.spi.environment import DeviceEnv, DeviceRange
-from headstock.spi.executor import ALONE, Collectives, ExecutorSpec, Ranks
+from headstock.spi.executor import ALONE, Collectives, ExecutorSpec, PeerMemory, Ranks
 from headstock.spi.grammar import (
     CompiledGrammar,
     GrammarEngine,
@@ -53,12 +53,16 @@ from headstock.spi.logits import LogitColumn, LogitsProcessor, LogitsSpec
 from headstock.spi.model import Attend, Model, ModelSpec, ParamSpec, Role
 from headstock.spi.model_config import (
     Activation,
+    ClampedGate,
+    DeltaRule,
     Experts,
     Head,
     LatentAttention,
     LayerConfig,
+    LayerSizes,
     ModelConfig,
     QkNorm,
+    QueryScale,
     Rope,
     Scoring,
     Shard,
@@ -95,7 +99,14 @@ from headstock.spi.scheduler import (
     View,
 )
 from headstock.spi.step import AttendInto, Step
-from headstock.spi.tools import Tool, ToolEvent, ToolEventKind, ToolParser, ToolParserSpec
+from headstock.spi.tools import (
+    Tool,
+    ToolEvent,
+    ToolEventKind,
+    ToolParser,
+    ToolParserSpec,
+    WrittenCall,
+)
 from headstock.spi.variants import Variant, find_variants
 from headstock.spi.versions import RESERVED, SPI, SpiRange
 from headstock.spi.weight import Params, Weight, WeightFormat, WeightKind
@@ -125,10 +136,12 @@ __all__ = [
     "CannotRun",
     "CaptureProgress",
     "CheckpointSpec",
+    "ClampedGate",
     "Collectives",
     "CommandSpec",
     "CompiledGrammar",
     "DecodeAttention",
+    "DeltaRule",
     "DeviceEnv",
     "DeviceRange",
     "ExecutorSpec",
@@ -149,6 +162,7 @@ __all__ = [
     "LatentKV",
     "LayerConfig",
     "LayerInfo",
+    "LayerSizes",
     "Layout",
     "LayoutKind",
     "LogitColumn",
@@ -165,6 +179,7 @@ __all__ = [
     "ParamSpec",
     "Params",
     "PartQuery",
+    "PeerMemory",
     "Phase",
     "Planning",
     "PluginSpec",
@@ -176,6 +191,7 @@ __all__ = [
     "Proposer",
     "ProposerSpec",
     "QkNorm",
+    "QueryScale",
     "Ranks",
     "Rejection",
     "ReplayLimits",
@@ -215,5 +231,6 @@ __all__ = [
     "Weight",
     "WeightFormat",
     "WeightKind",
+    "WrittenCall",
     "find_variants",
 ]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 MAX_PREFIX_GROUPS = 8
-"""Groups of rows that share leading pages in a step: graphs have room for so many."""
+"""Maximum groups of rows that share leading pages in a step of a graph."""
 
 
 class Phase(Enum):
@@ -43,6 +43,7 @@ class Phase(Enum):
 class Feature(Enum):
     """What a backend may be able to do; it lacks every feature that it does not name.
 
+    SINKS: it reads `LayerInfo.sinks`
     SHARED_PREFIX: it reads `AttentionStep.shared`; the engine looks for rows that share pages only
         for such a backend
     """
@@ -50,6 +51,7 @@ class Feature(Enum):
     SLIDING_WINDOW = "sliding-window"
     SOFTCAP = "softcap"
     LSE = "lse"
+    SINKS = "sinks"
     SHARED_PREFIX = "shared-prefix"
 
 
@@ -89,7 +91,8 @@ class AttentionCapabilities:
     layouts: what it reads the pages of
     head_dims: of keys and values, in full layouts
     page_sizes: in tokens
-    mixed_groups: whether the KV groups of a model may differ in layout, dtypes or heads
+    mixed_groups: whether KV groups that it serves may differ in layout, dtypes or heads; else it is
+        made once for each shape
     paged: whether it reads pages
     contiguous: whether it reads one region a sequence
     """
@@ -153,7 +156,8 @@ class GroupQuery:
 class AttentionQuery:
     """What the engine needs of a backend.
 
-    groups: the KV groups whose pages it reads, one at least; groups that keep a state are left out
+    groups: the KV groups whose pages it reads, one at least; groups that keep a state are left out,
+        and so are those that another backend serves
     page_size: in tokens; None while it is still open
     max_rows: rows of a step
     max_seq_len: tokens of a sequence
@@ -276,8 +280,10 @@ class LayerInfo:
     scale: scores are the products of queries and keys times `scale * k_scale`
     window: how many latest tokens a query sees, itself included; None for all
     softcap: the bound of scores; 0 for none
-    v_scale: the output is multiplied by it. Nothing sets `k_scale` and `v_scale` yet.
+    v_scale: the output is multiplied by it. Both are those of `LayerConfig`
     out_dim: how many elements a head of the output has; None for as many as one of the queries
+    sinks: [heads] float32, a score for each head that is added to those of a query's tokens in the
+        softmax, as it is, and has no value; None for none
     """
 
     index: int
@@ -288,6 +294,7 @@ class LayerInfo:
     k_scale: float = 1.0
     v_scale: float = 1.0
     out_dim: int | None = None
+    sinks: Tensor | None = None
 
     def empty_output(self, q: Tensor) -> Tensor:
         """A place for the output of these queries, dense and undefined.
@@ -326,7 +333,7 @@ class AttentionBackend(ABC):
 
         q: [tokens, heads, head_dim]
         writes: out [tokens, heads, out_dim] in q's type, undefined before;
-            lse [tokens, heads] float32, natural logarithm, only with Feature.LSE
+            lse [tokens, heads] float32, natural logarithm, without sinks, only with Feature.LSE
         """
 
     @abstractmethod

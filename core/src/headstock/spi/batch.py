@@ -61,7 +61,8 @@ class Sampling:
     history: [n, max_len] int64 tokens
     history_lens, prompt_lens: [n] int64
     mask: [n, ceil(vocab / 32)] int32, the tokens that may be sampled: bit t % 32 of word t // 32
-        for token t. Bits past the vocabulary mean nothing
+        for token t. Bits past the vocabulary mean nothing. On a rank of several, the words of its
+        part of the vocabulary; `Ops.sample` gets them all
     banned: [n, vocab] bool, tokens that may not be sampled
     bias: [n, vocab] float32 added to the logits
     processing: what logits processors do; set, `positions` is too
@@ -118,7 +119,7 @@ class Sample:
     top_ids, top_logprobs: [n, k]
     ranks: [n] int64 of the tokens, how many are as likely as it or likelier, itself among them
     logprobs and those after it are None when no row asked for log-probabilities. Ranks alone may be
-    missing from what operations return: headstock computes the scores once more then.
+    missing from what operations return: headstock then recomputes the scores.
     """
 
     # `healthy` comes with every sample: only logits tell that what a row computed is sound
@@ -256,7 +257,7 @@ def _index_tensors(record: Record, which: Any) -> Record:
     values: dict[str, Any] = {
         field.name: getattr(record, field.name) for field in fields(type(record))
     }
-    # By exclusion: the contract imports no torch. Pooled rows are no logit positions.
+    # By exclusion: the contract imports no torch. Pooled rows are not logit positions.
     parts: dict[str, Any] = {
         name: value
         if value is None or isinstance(value, int | Processing) or name in ("pooled", "order")

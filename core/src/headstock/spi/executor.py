@@ -26,12 +26,30 @@ class ExecutorSpec(PluginSpec):
     """
 
 
+@frozen(kw_only=True, eq=False)
+class PeerMemory:
+    """Memory of each rank that the devices of all ranks write to.
+
+    own: [size] uint8, that of this rank
+    addresses: [count] int64 on the same device, where its kernels reach the memory of each rank
+    """
+
+    own: Tensor
+    addresses: Tensor
+
+
 class Collectives:
     """What the devices of all ranks compute together.
 
     Every rank calls the same methods in the same order, with tensors of the same shapes, and gets
     the same bits. This class is that of a model on one rank.
+
+    index: of this rank
+    count: of ranks
     """
+
+    index: int = 0
+    count: int = 1
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of `x` over ranks; `x` may be written."""
@@ -40,6 +58,13 @@ class Collectives:
     def all_gather(self, x: Tensor) -> Tensor:
         """`x` of all ranks, joined on the last dimension in the order of ranks."""
         return x
+
+    def share_memory(self, size: int) -> PeerMemory | None:
+        """Memory of `size` bytes on each rank, for kernels that reach other ranks themselves.
+
+        returns: None, on all ranks, where a device cannot reach another one's memory
+        """
+        return None
 
 
 ALONE = Collectives()
@@ -71,7 +96,7 @@ class Ranks(ABC):
     def join(self, device: torch.device) -> Collectives:
         """Connect the devices of all ranks."""
 
-    # Core's own types are no part of the contract: a plugin that carries them follows core's
+    # Core's own types are not part of the contract: a plugin that carries them follows core's
     # versions. One that only starts processes can leave that to `headstock-multiprocess`.
     @abstractmethod
     def connect(self, executor: Any) -> Any:
@@ -82,9 +107,10 @@ class Ranks(ABC):
 
     @abstractmethod
     def connect_masks(self, masks: Any) -> Any:
-        """On rank 0, a source whose masks the other ranks get too; there, the source of these.
+        """On each rank, a source of the masks of its part of the vocabulary, which rank 0 fills.
 
-        masks: a `headstock.execution.token_masks.MaskSource`; None where answers follow no grammar
+        masks: a `headstock.execution.token_masks.WholeMaskSource`; None where answers follow no
+            grammar
         """
 
     @abstractmethod

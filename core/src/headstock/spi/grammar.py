@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 class GrammarKind(Enum):
     """What a grammar is written as: a JSON schema, a regular expression, texts to choose
     from (a JSON list of strings), or a context-free grammar.
+
+    JSON_OR_CALLS: a JSON object. Its `json` is the schema of an answer without calls. Any other
+        answer is `begin`, one of `calls`, `end`, or several calls with `separator` between them, if
+        that is not null. Each of these is a list of segments, in this order: `{"text": TEXT}`,
+        `{"token": ID}` for that token alone, and `{"json": SCHEMA}`.
     """
 
     JSON_SCHEMA = "json"
     REGEX = "regex"
     CHOICE = "choice"
     GRAMMAR = "grammar"
+    JSON_OR_CALLS = "json_or_calls"
 
 
 @frozen(kw_only=True)

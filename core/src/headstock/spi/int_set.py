@@ -24,7 +24,7 @@ class IntSet:
     def of(cls, *values: int) -> IntSet:
         """The set of just these values (at least one)."""
         if not values or min(values) < 1:
-            raise ValueError(f"IntSet.of wants one or more positive integers, got {values}")
+            raise ValueError(f"IntSet.of: expected one or more positive integers, got {values}")
         return cls(values)
 
     @classmethod

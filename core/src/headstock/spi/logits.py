@@ -43,7 +43,9 @@ class LogitColumn:
 
     def __attrs_post_init__(self) -> None:
         if self.dtype == "int64" and self.neutral != int(self.neutral):
-            raise ValueError(f"neutral of an int64 column must be whole, got {self.neutral}")
+            raise ValueError(
+                f"neutral of an int64 column: expected a whole number, got {self.neutral}"
+            )
 
 
 class LogitsProcessor(ABC):
@@ -84,7 +86,7 @@ class LogitsProcessor(ABC):
         raises: ValueError when this request cannot be served, with the next move
         """
 
-    # A row of logits is no request: rows that verify drafts have several.
+    # A row of logits is not a request: rows that verify drafts have several.
     @abstractmethod
     def apply(self, logits: Tensor, at: Tensor, columns: Mapping[str, Tensor]) -> Tensor:
         """The logits as they are to be sampled. A graph may capture it.

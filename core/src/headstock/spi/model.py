@@ -25,7 +25,7 @@ class Role(Enum):
     LINEAR: `linear` alone          EMBEDDING: the look-up of tokens
     HEAD: `linear`, for scores      NORM, HEAD_NORM: `rms_norm`, `head_norm`
     HEAD_LINEAR: `head_linear`      ROPE: a table of rotations
-    EXPERTS: `mix_experts`
+    EXPERTS: `mix_experts`          ROUTER: `linear`, for what chooses or weighs experts
     RAW: the model's own code; it stays as it is
     """
 
@@ -36,6 +36,7 @@ class Role(Enum):
     HEAD_NORM = "head-norm"
     HEAD_LINEAR = "head-linear"
     EXPERTS = "experts"
+    ROUTER = "router"
     ROPE = "rope"
     RAW = "raw"
 
@@ -54,16 +55,23 @@ class ParamSpec:
     parts: the sizes of a row's names on the concatenated dimension, or of what one name merges;
         empty for equal sizes
     whole: one tensor that is used instead of the sources where the checkpoint has it
+    may_swap_whole: whether `whole` may be stored with its last two dimensions swapped, as its shape
+        tells
     ignored: names that the checkpoint may have and that are not read
     left_out: beginnings of the names of parts of a model that are not computed here, such as layers
         that predict further tokens; the engine says at its start that it leaves them out
-    copies: names that may hold the first source once more, or in its place
+    towers: the same of parts for other inputs than text, each beginning with what the part is, such
+        as "vision tower"
+    renames: beginnings of stored names, each with the one that the sources have instead; where
+        several fit, the longest counts
+    copies: names that may hold a copy of the first source, or replace it
     dummy: what dummy weights hold everywhere; None for noise
     source_shape: the shape that the sources make, where `transform` gives it another one
     transform: makes the tensor out of the one that the sources make, which it may write; of the
         same dtype
 
-    A parameter named `NAME.bias` becomes the bias in NAME's `Weight`.
+    A parameter named `NAME.bias` becomes the bias in NAME's `Weight`. `left_out`, `towers` and
+    `renames` of any parameter hold for the whole checkpoint.
     """
 
     shape: tuple[int, ...]
@@ -74,8 +82,11 @@ class ParamSpec:
     compute: Callable[[ModelConfig, int], Tensor] | None = None
     parts: tuple[int, ...] = ()
     whole: str | None = None
+    may_swap_whole: bool = False
     ignored: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    towers: tuple[tuple[str, str], ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
     copies: tuple[str, ...] = ()
     dummy: float | None = None
     source_shape: tuple[int, ...] | None = None
@@ -102,6 +113,8 @@ class Model:
         reason when it cannot be cut so; None for a family that cannot be cut. The loader compares
         the parameters of the part with those of the whole: where a part of `ParamSpec.parts` is
         shorter in a dimension, the rank gets its slice of that dimension, else all of it.
+    check(params, config): looks at the loaded parameters before a step runs; raises ValueError with
+        a reason for a model that would be served wrong; None for a family that looks at nothing
     """
 
     config: Callable[[Mapping[str, Any]], ModelConfig]
@@ -109,6 +122,7 @@ class Model:
     forward: Callable[[Params, ModelConfig, Batch, Attend, Ops], Tensor]
     logits: Callable[[Params, ModelConfig, Tensor, Ops], Tensor] | None = None
     shard: Callable[[ModelConfig, Shard], ModelConfig] | None = None
+    check: Callable[[Params, ModelConfig], None] | None = None
 
 
 @frozen(kw_only=True)
@@ -116,6 +130,7 @@ class ModelSpec(PluginSpec):
     """A model family as its entry point returns it; `implementation` names a `Model`.
 
     The name of the entry point is the architecture. A family of `MineForCausalLM` serves a
-    `MineModel` too, which has no head. With a class of options, `implementation` names
+    `MineModel` too, which has no head; beside a `vision_config` that is the model of
+    `MineForConditionalGeneration`. With a class of options, `implementation` names
     a function that makes a `Model` out of them.
     """

@@ -13,6 +13,7 @@ from headstock.spi.environment import DeviceRange
 from headstock.spi.executor import ALONE, Collectives
 from headstock.spi.kv import LayoutKind
 from headstock.spi.plugin import PluginSpec
+from headstock.spi.weight import WeightFormat, WeightKind
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from headstock.spi.weight import Params, Weight
 
 
-LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "short_conv", "mlp", "moe")
+LAYER_OPERATIONS = ("qkv_rope_store", "attn_out", "short_conv", "delta_rule", "mlp", "moe")
 OPERATIONS = ("embed", *LAYER_OPERATIONS, "final_norm", "lm_head", "lm_head_sample")
 """The operations that `Ops.takes` is asked about: those of a layer, and all in a step's order."""
 
@@ -42,6 +43,7 @@ class Stream:
     normed: [tokens, hidden], the first norm of the total if `embed` made it; only while nothing
         has been added
     shared: what operations work out once in a step and use in every layer, by a key of their own
+    sum_over: the ranks over which the pending term is still to be summed; `ALONE` if it is whole
     """
 
     # A term may wait, so that one kernel adds it and normalizes the sum. The record is core's, so
@@ -50,10 +52,11 @@ class Stream:
     pending: Tensor | None = None
     normed: Tensor | None = None
     shared: dict[Hashable, Any] = field(factory=dict)
+    sum_over: Collectives = ALONE
 
     def copy_total(self) -> Tensor:
         """The whole stream, [tokens, hidden], a tensor of its own."""
-        return Stream(self.total.clone(), self.pending).settle()
+        return Stream(self.total.clone(), self.pending, sum_over=self.sum_over).settle()
 
     def settle(self) -> Tensor:
         """The whole stream, [tokens, hidden].   writes: self and its total; nothing pends then"""
@@ -61,8 +64,8 @@ class Stream:
             term = self.pending
             if term.dim() > self.total.dim():
                 term = term.sum(0).to(self.total.dtype)
-            self.total.add_(term)
-            self.pending = None
+            self.total.add_(self.sum_over.all_reduce(term))
+            self.pending, self.sum_over = None, ALONE
         self.normed = None
         return self.total
 
@@ -74,12 +77,14 @@ class OpsCapabilities:
     layouts: of the KV groups of a model
     weight_loss: how far results of a layer may be from torch's because `prepare` keeps weights in
         fewer bits, as a share of the largest number; checks of the set allow so much more
+    formats: the packed numbers that products may take; `Ops.takes_format` says of which parameters
     """
 
     devices: tuple[DeviceRange, ...]
     dtypes: frozenset[str]
     layouts: frozenset[LayoutKind]
     weight_loss: float = field(default=0.0, validator=[ge(0), lt(1)])
+    formats: frozenset[WeightKind] = frozenset()
 
 
 @frozen(kw_only=True)
@@ -93,10 +98,12 @@ class Ops(ABC):
     """The operations of a decoder. `headstock.ops.torch_ops.TorchOps` defines what they mean.
 
     They find parameters in `self.params`, by name. After a layer's prefix: attn_norm, qkv, qk_norm
-    (one row a head) or q_norm and k_norm (of all heads), attn_out, attn_post_norm, latent,
-    q_latent_norm, kv_latent_norm, q_up, k_up, v_up, conv_in, conv, conv_out, mlp_norm, gate_up,
-    down, mlp_post_norm, router, router_bias, experts_gate_up, experts_down, shared_gate,
-    shared_gate_up, shared_down. Outside layers: embed, norm, lm_head, and rope.0, rope.1, ... for
+    (one row a head) or q_norm and k_norm (of all heads), v_norm, attn_out, attn_post_norm, latent,
+    q_latent_norm, kv_latent_norm, q_up, k_up, v_up, attn_gate, conv_in, conv, conv_out, delta_in,
+    delta_gate, delta_gates, delta_bias, delta_rate, delta_norm, delta_out, mlp_norm, gate_up, down,
+    mlp_post_norm, router, router_bias, experts_gate_up, experts_down, shared_gate, shared_gate_up,
+    shared_down, expert_scales, router_norm, dense_post_norm, experts_norm,
+    experts_post_norm, scalar. Outside layers: embed, norm, lm_head, and rope.0, rope.1, ... for
     each of `ModelConfig.ropes`.
     """
 
@@ -130,6 +137,15 @@ class Ops(ABC):
         that compares them with those it knows stays right when a model brings others.
         """
 
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        """Whether `prepare` takes the parameter packed so; loading makes it plain otherwise.
+
+        Core asks for what a checkpoint stores, and for what `--quant` makes of a plain parameter,
+        of numbers in `OpsCapabilities.formats`. Columns of groups are never in another order. Of
+        experts numbers, scales and zeros are stacked alike.
+        """
+        return False
+
     # BLAS lays a plain weight out for its kernels anew in every product, though inference uses the
     # same one in every step (docs/decisions/0007-onednn-ops.md).
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
@@ -140,9 +156,9 @@ class Ops(ABC):
         return weight
 
     def count_kernel_bytes(self, params: Params, max_tokens: int) -> int:
-        """The most bytes of what is compiled while steps of up to so many tokens run.
+        """The maximum bytes of what is compiled while steps of up to `max_tokens` tokens run.
 
-        Where memory cannot be measured, as on a CPU, the memory plan leaves so much free.
+        Where memory cannot be measured, as on a CPU, the memory plan keeps this much free.
         """
         return 0
 
@@ -185,6 +201,15 @@ class Ops(ABC):
             batch.state_pages[layer.group]
         """
         raise NotImplementedError(f"{type(self).__name__} has no short_conv")
+
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's gated delta rule added (`layer.delta`).
+
+        Sets without it serve no model that asks for it.
+
+        writes: the states of the batch's rows, as `short_conv`
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no delta_rule")
 
     @abstractmethod
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:

@@ -16,7 +16,8 @@ class PartQuery:
 
     model: the model's configuration
     dtype, kv_dtype: of weights and activations, and of the KV pool, by torch's names
-    formats: how the checkpoint packs matrices, which loading makes plain; none for plain ones
+    formats: how matrices are packed, as far as config.json or `--quant` says, of which loading
+        makes plain what the operations do not take; none for plain ones
     contiguous: each sequence has one region instead of pages
     max_rows, max_batch_tokens: the most of a step
     max_seq_len: the longest that a sequence may be asked to get

@@ -33,7 +33,7 @@ class Proposer(ABC):
     def max_drafts(self) -> int:
         """The most drafts of a row in a step, 1 to 15; it never changes.
 
-        Memory and graphs are planned for so many.
+        Memory and graphs are planned for this number.
         """
 
     # Rows whose token in flight is unknown are asked about as well, with what is known of them:

@@ -1,4 +1,4 @@
-"""The tables of the device, out of which core makes what a captured step reads."""
+"""The device's tables, from which core makes the inputs of a captured step."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RowTables(ABC):
     def batch(self, inputs: StepInputs) -> Batch:
         """Make the batch of the inputs, padding included, every token of it scored.
 
-        How these are sampled is no part of it: `sampling` makes that.
+        It does not include their sampling, which `sampling` makes.
         """
 
     @abstractmethod

@@ -80,7 +80,7 @@ class Step(ABC):
 
         places: [logits] int64, where they are among the logits of a replay that pads some rows;
             None for the same places
-        writes: what `RowTables.sampling` reads, but for what `prepare_sampling` does
+        writes: what `RowTables.sampling` reads, except what `prepare_sampling` writes
         """
 
     @abstractmethod
@@ -161,7 +161,7 @@ class Step(ABC):
 
 
 def _count_up_to(last: np.ndarray, counts: np.ndarray) -> np.ndarray:
-    """Join runs of so many numbers that end with the last ones.
+    """Join runs of numbers by their lengths and last numbers.
 
     last, counts: [n]    returns: [sum of counts]
     """

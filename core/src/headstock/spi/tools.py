@@ -37,6 +37,21 @@ class Tool:
     parameters: Mapping[str, object]
 
 
+@frozen(kw_only=True)
+class WrittenCall:
+    """How a model writes a call: `before`, the JSON object of its arguments, `after`.
+
+    begin, end: what stands around all calls of an answer
+    separator: what stands between two calls; None where an answer has one call at most
+    """
+
+    before: str
+    after: str
+    begin: str = ""
+    end: str = ""
+    separator: str | None = None
+
+
 class ToolEventKind(Enum):
     """What a piece of an answer is.
 
@@ -68,7 +83,7 @@ class ToolParser(ABC):
     off in has no END.
 
     call_openings: what calls begin with, such as "<tool_call>" and a line break. Where one of them
-        stands on a line of its own in reasoning that is not closed, a call begins. One without a
+        stands on its own line in unclosed reasoning, a call begins. One without a
         line break at its end must begin the line.
     """
 
@@ -81,3 +96,10 @@ class ToolParser(ABC):
     @abstractmethod
     def finish(self) -> Sequence[ToolEvent]:
         """The events of what was held back, when no more text follows."""
+
+    def write_call(self, name: str) -> Sequence[WrittenCall]:
+        """The forms of an answer that is a call of this tool, for grammars; the parser reads each
+        as that call. Core takes the one that the chat template writes, or else the first. None
+        where the arguments are not one JSON object.
+        """
+        return ()
