@@ -88,7 +88,7 @@ FAILURES = {
     ),
     "full": (
         lambda: OSError(errno.ENOSPC, "No space left on device"),
-        "there is no room for it in CACHE: make room, or set HF_HOME to another disk",
+        "the disk is full, writing to CACHE: make room, or set HF_HOME to another disk",
     ),
     "forbidden": (
         lambda: PermissionError(errno.EACCES, "Permission denied"),

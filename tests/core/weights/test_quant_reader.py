@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, ModelError
+from headstock.errors import ModelError
 from headstock.spi import Weight, WeightFormat, WeightKind
-from headstock.startup.model_loading import describe_weights, read_model
+from headstock.startup.model_loading import read_model
+from headstock.startup.weight_notes import describe_weights
 from headstock.weights import load_weights
-from headstock.weights.dequantize import dequantize_
-from headstock.weights.quant_reader import QUANTIZATION_FIELDS, find_quant_reader
+from headstock.weights.quantization import QUANTIZATION_FIELDS, dequantize_, find_quant_reader
 from headstock_conformance.model import parity
 
 FP8 = {"quant_method": "fp8", "weight_block_size": [4, 4]}
@@ -146,18 +146,18 @@ SCALES = f"{NAME}_scale_inv"
     ("change", "message"),
     [
         (lambda t: t.pop(SCALES), f"{NAME} is F8_E4M3, and {SCALES} is missing"),
-        (lambda t: t.pop(NAME), f"{SCALES} is there, and {NAME} is missing"),
+        (lambda t: t.pop(NAME), f"{SCALES} (F32) is there, and {NAME} is missing"),
         (
             replace(NAME, lambda w: w.float()),
-            f"{SCALES} is there, but {NAME} is F32 and wants no scales",
+            f"{SCALES} is there, but {NAME} is F32 and needs none",
         ),
         (
             replace(SCALES, lambda s: s.T.contiguous()),
-            f"{SCALES} has shape [3, 2], expected [2, 3] for block FP8 (4 x 4) of [8, 12]",
+            f"{SCALES}: expected shape [2, 3], got [3, 2]",
         ),
-        (replace(SCALES, lambda s: s.double()), f"{SCALES} has dtype F64, expected one of F32"),
-        (replace(NAME, lambda w: w.T.contiguous()), f"{SCALES} has shape [2, 3], expected [3, 2]"),
-        (damage(float("nan")), f"{SCALES} in "),
+        (replace(SCALES, lambda s: s.double()), f"{SCALES}: expected one of BF16, F16"),
+        (replace(NAME, lambda w: w.T.contiguous()), f"{SCALES}: expected shape [3, 2]"),
+        (damage(float("nan")), f"{SCALES} holds scales"),
         (damage(float("inf")), "holds scales that are NaN, infinite or not above 0"),
         (damage(0.0), "holds scales that are NaN, infinite or not above 0"),
         (damage(-1.0), "holds scales that are NaN, infinite or not above 0"),
@@ -172,7 +172,7 @@ SCALES = f"{NAME}_scale_inv"
         ),
         (
             replace("model.norm.weight", lambda w: w.to(torch.float8_e5m2)),
-            "model.norm.weight has dtype F8_E5M2, expected one of F32",
+            "model.norm.weight: expected one of F32",
         ),
     ],
 )
@@ -223,21 +223,22 @@ def test_scales_of_activations_and_of_keys_and_values_are_not_leftovers(
     assert torch.equal(first, quantize(tensors[NAME], (4, 4))[2])
 
 
-def test_a_pool_of_eight_bits_is_refused_where_the_model_has_scales_for_it(
+def test_what_is_said_of_weights_is_how_they_are_packed_and_who_takes_them(
     write: Any, tensors: dict[str, Tensor]
 ) -> None:
     packed = packed_tensors(tensors)
     plain = write(packed, quantization_config=FP8)
     config = EngineConfig(model=str(plain))
-    text = describe_weights(config, plain, "bfloat16", "float8_e4m3fn")
-    assert text == "block FP8 (4 x 4), dequantized to bfloat16 at load"
 
-    scaled = write(
-        packed | {"model.layers.1.self_attn.k_scale": torch.ones(())}, quantization_config=FP8
+    def describe(kind: WeightKind | None = None) -> str:
+        """What is said of weights where `fa` takes such numbers alone."""
+        return describe_weights(config, plain, "bfloat16", "fa", lambda format: format.kind is kind)
+
+    text = describe()
+    assert text == "block FP8 (4 x 4), dequantized to bfloat16 at load"
+    assert describe(WeightKind.FP8_E4M3) == (
+        f"{text}, but for what fa multiplies by as it is stored"
     )
-    assert describe_weights(config, scaled, "bfloat16", "bfloat16") == text
-    with pytest.raises(CannotRun, match=r"self_attn\.k_scale\), which are not read.*kv_dtype"):
-        describe_weights(config, scaled, "bfloat16", "float8_e4m3fn")
 
 
 def test_one_scale_a_tensor(write: Any, tensors: dict[str, Tensor]) -> None:
@@ -261,20 +262,23 @@ def test_a_file_of_an_unknown_type_is_refused(write: Any, tensors: dict[str, Ten
     path = directory / "model.safetensors"
     path.write_bytes(path.read_bytes().replace(b'"F32"', b'"F4X"', 1))
 
-    with pytest.raises(ModelError, match=r"has dtype F4X, expected one of .*F8_E4M3"):
+    with pytest.raises(ModelError, match=r"expected one of .*F8_E4M3.* got F4X"):
         load(directory)
 
 
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"weight_block_size": [128]}, r"weight_block_size is \[128\], expected two whole numbers"),
-        ({"weight_block_size": [0, 8]}, "weight_block_size is .* expected two whole numbers"),
-        ({"fmt": "e5m2"}, "fmt is .*e5m2.*, expected e4m3 or float8_e4m3fn"),
-        ({"activation_scheme": "odd"}, "activation_scheme is .*odd.*, expected dynamic or static"),
-        ({"scale_fmt": "e3m0"}, "scale_fmt is .*, expected float or ue8m0"),
-        ({"modules_to_not_convert": "lm_head"}, ".* must be lists of names of modules"),
-        ({"ignored_layers": [1]}, ".* must be lists of names of modules"),
+        ({"weight_block_size": [128]}, r"weight_block_size: expected two .* got \[128\]"),
+        ({"weight_block_size": [0, 8]}, r"weight_block_size: expected two .* got \[0, 8\]"),
+        ({"fmt": "e5m2"}, r"fmt: expected e4m3 or float8_e4m3fn, got .*e5m2"),
+        ({"activation_scheme": "odd"}, r"activation_scheme: expected dynamic or static, got .*odd"),
+        ({"scale_fmt": "e3m0"}, r"scale_fmt: expected float or ue8m0, got .*e3m0"),
+        (
+            {"modules_to_not_convert": "lm_head"},
+            r"modules_to_not_convert: expected .*lm_head",
+        ),
+        ({"ignored_layers": [1]}, r".*ignored_layers: expected .* got .*1"),
     ],
 )
 def test_fields_that_cannot_be_served_are_named(fields: dict[str, Any], message: str) -> None:
@@ -299,9 +303,17 @@ def test_weights_by_an_unknown_method_are_refused(
     directory = write(tensors, **{field: {"bits": 4}})
     (directory / "model.safetensors").unlink()
 
-    wanted = f"{field} says that the weights are quantized, and only fp8 is read; use the full-"
+    wanted = f"{field} says that the weights are quantized, and only fp8, .* are read; use"
     with pytest.raises(ModelError, match=wanted):
         read_model(directory)
+
+
+def test_what_a_text_decoder_says_counts_where_the_whole_says_nothing() -> None:
+    text = {"quantization_config": {"quant_method": "quark"}}
+
+    with pytest.raises(ValueError, match=r"^text_config\.quantization_config says .* by quark"):
+        find_quant_reader({"text_config": text})
+    assert find_quant_reader({"text_config": text, "quantization_config": FP8}) is not None
 
 
 @pytest.mark.parametrize(
@@ -309,11 +321,10 @@ def test_weights_by_an_unknown_method_are_refused(
     [
         *(
             ({"quant_method": name, "bits": 4}, name)
-            for name in ("gptq", "awq", "mxfp4", "bitsandbytes")
+            for name in ("quark", "torchao", "hqq", "bitsandbytes")
         ),
         ({"load_in_8bit": True, "quant_method": None}, "bitsandbytes"),
         ({"quant_algo": "NVFP4"}, "NVFP4"),
-        ({"quant_method": "compressed-tensors", "format": "pack-quantized"}, "compressed-tensors"),
     ],
 )
 def test_a_quantized_checkpoint_is_refused_with_its_method(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.errors import ModelError
 from headstock.weights import read_config, resolve_directory
@@ -67,12 +68,12 @@ def test_a_good_header_is_read(tmp_path: Path) -> None:
         (b"{", {}, "the header is not JSON"),
         (b"\xff\xfe", {}, "the header is not JSON"),
         (b"[" * 100_000, {}, "the header is not JSON"),
-        (b"[]", {}, "the header is not a JSON object"),
+        (b"[]", {}, "the header: expected a JSON object, got list"),
         (b'{"a": 1, "a": 2}', {}, "a name comes twice"),
         ({"a": []}, {}, "a has no proper dtype, shape and data_offsets"),
         ({"a": {**GOOD["a"], "shape": [-2]}}, {}, "no proper dtype"),
         ({"a": {**GOOD["a"], "shape": [True, 2]}}, {}, "no proper dtype"),
-        ({"a": {**GOOD["a"], "dtype": "Q4"}}, {}, "a has dtype Q4, expected one of F64"),
+        ({"a": {**GOOD["a"], "dtype": "Q4"}}, {}, "a: expected one of F64, "),
         ({"a": {**GOOD["a"], "shape": [2**40, 2**40]}}, {}, "but has 8 bytes in the header"),
         (
             {**GOOD, "b": {**GOOD["b"], "data_offsets": [4, 8]}},
@@ -102,7 +103,10 @@ def test_a_truncated_file_is_refused(tmp_path: Path, size: int) -> None:
     refusal(path)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(
+    max_examples=count_examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.data())
 def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) -> None:
     path = write_file(tmp_path, GOOD)
@@ -124,7 +128,7 @@ def test_any_damage_is_refused_or_harmless(tmp_path: Path, data: st.DataObject) 
         ("", "is not JSON"),
         ("{", "is not JSON"),
         ("[" * 100_000, "is not JSON"),
-        ("[1]", "holds a list, expected a JSON object"),
+        ("[1]", "expected a JSON object, got list"),
     ],
 )
 def test_a_config_that_cannot_be_used(tmp_path: Path, text: str, message: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.errors import CannotRun, PluginBroken, describe_type
+from headstock.nn.vocab_shard import gather_mask, needs_whole_rows
 from headstock.ops.fine_tier import FineTierOps
 from headstock.spi import (
     ALONE,
@@ -27,6 +27,7 @@ from headstock.spi import (
     Sampling,
     Stream,
     Weight,
+    WeightFormat,
 )
 
 _Operation = Callable[..., Any]
@@ -95,8 +96,10 @@ class BoundOps(Ops):
         # One dictionary an operation: a look-up by name as well would be felt in a small step.
         self._qkv_rope_store = functions["qkv_rope_store"]
         self._attn_out = functions["attn_out"]
-        self._short_conv = functions["short_conv"]
+        self._short_conv, self._delta_rule = functions["short_conv"], functions["delta_rule"]
         self._mlp, self._moe = functions["mlp"], functions["moe"]
+        # Scores of a set's own `lm_head` are those of whole rows.
+        self._is_sharded = config.shard.count > 1 and not answers["lm_head"][None]
         # Bind the function directly if all layers share it: one call less is measurable in a
         # one-token CPU step.
         vars(self).update(
@@ -108,13 +111,12 @@ class BoundOps(Ops):
         )
 
     def _choose(self, name: str, operation: str, is_fused: bool) -> _Operation:
-        """The set's own operation or the composed one.   raises: CannotRun when there is none"""
+        """The set's own operation or the composed one.   raises: CannotRun without either"""
         if is_fused:
             own: _Operation = getattr(self._ops, operation)
             return own
         if operation == "lm_head_sample":
-            # Over this object, whose `lm_head` is the one that was chosen.
-            return partial(Ops.lm_head_sample, self)
+            return self._compose_sample
         if not isinstance(self._ops, FineTierOps):
             raise CannotRun(
                 f"ops (--ops) {name} does not take {operation} of this model, and has no fine "
@@ -123,18 +125,29 @@ class BoundOps(Ops):
         composed: _Operation = getattr(FineTierOps, operation).__get__(self._ops)
         return composed
 
+    def _compose_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
+        """Tokens sampled from the scores of `hidden`, of whole rows only where that is needed."""
+        if self._is_sharded and not needs_whole_rows(sampling):
+            shard: FineTierOps = self._ops  # type: ignore[assignment]
+            return shard.sample_shard(FineTierOps.score_shard(shard, hidden), sampling)
+        # Over this object, whose `lm_head` is the one that was chosen.
+        return self.sample(self.lm_head(hidden), sampling)
+
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Yes: what the set does not take is composed."""
         return True
 
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        """As the set says."""
+        return bool(self._ops.takes_format(spec, format))
+
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
-        """As the set prepares it.   raises: PluginBroken when that is no Weight"""
+        """The weight as prepared by the set.   raises: PluginBroken unless it is a Weight"""
         prepared: object = self._ops.prepare(spec, weight)
         if not isinstance(prepared, Weight):
             raise PluginBroken(
-                f"ops plugin {self._name!r}: prepare returned {describe_type(prepared)}; "
-                "expected a "
-                "headstock.spi.Weight"
+                f"ops plugin {self._name!r}: prepare: expected a headstock.spi.Weight, got "
+                f"{describe_type(prepared)}"
             )
         return prepared
 
@@ -173,6 +186,11 @@ class BoundOps(Ops):
         y: Stream = self._short_conv[layer.index](x, layer, batch)
         return y
 
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """See `Ops.delta_rule`."""
+        y: Stream = self._delta_rule[layer.index](x, layer, batch)
+        return y
+
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.mlp`."""
         y: Stream = self._mlp[layer.index](x, layer, batch)
@@ -195,7 +213,7 @@ class BoundOps(Ops):
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.sample`."""
-        return self._ops.sample(logits, sampling)
+        return self._ops.sample(logits, gather_mask(sampling, self.config, self.all_gather))
 
     def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.lm_head_sample`."""
@@ -233,9 +251,12 @@ def _list_layers(operation: str, config: ModelConfig) -> Sequence[LayerConfig | 
     """The layers that have the operation; None alone for one outside layers."""
     if operation not in LAYER_OPERATIONS:
         return (None,)
+    if operation == "short_conv":
+        return [layer for layer in config.layers if layer.conv is not None]
+    if operation == "delta_rule":
+        return [layer for layer in config.layers if layer.delta is not None]
     if operation not in ("mlp", "moe"):
-        is_conv = operation == "short_conv"
-        return [layer for layer in config.layers if is_conv == (layer.conv is not None)]
+        return [layer for layer in config.layers if layer.state is None]
     return [layer for layer in config.layers if (operation == "moe") == (layer.experts is not None)]
 
 

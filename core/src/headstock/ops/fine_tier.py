@@ -6,20 +6,31 @@ from abc import abstractmethod
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from headstock.nn.kv import kv_cells
+from headstock.nn.delta_rule import (
+    apply_delta_rule_,
+    make_decay,
+    normalize_gated,
+    split_heads,
+)
+from headstock.nn.kv import divide_by_scales
 from headstock.nn.rope import CosSin
 from headstock.nn.short_conv import ConvInputs
 from headstock.ops.latent_queries import make_latent_queries
+from headstock.ops.mixture import run_beside_mlp, run_mixture
+from headstock.ops.step_values import find_cells, find_rotations, scale_queries
 from headstock.spi import (
     Activation,
     Batch,
+    ClampedGate,
     Experts,
     LayerConfig,
     ModelConfig,
     Ops,
-    Params,
     QkNorm,
+    Sample,
+    Sampling,
     Shard,
     Stream,
     Weight,
@@ -100,7 +111,7 @@ class FineTierOps(Ops):
 
     @abstractmethod
     def head_linear(self, x: Tensor, weight: Weight) -> Tensor:
-        """Each head through a linear map of its own.
+        """Each head multiplied by its own matrix.
 
         x: [tokens, heads, in]
         weight: [heads, out, in], of role HEAD_LINEAR
@@ -131,12 +142,14 @@ class FineTierOps(Ops):
         ids: Tensor,
         gate_up: Weight,
         down: Weight,
-        activation: Activation,
+        activation: Activation | ClampedGate,
         batch: Batch,
     ) -> Tensor:
-        """The weighted sum of what each token's experts make of it.
+        """The weighted sum of what each token's experts make of it, with the biases in `Weight`s.
 
-        x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
+        x, result: [tokens, hidden]    weights: [tokens, per_token]
+        ids: [tokens, per_token], among the experts of this rank. With `Shard.by_expert` experts of
+            other ranks have the id `Experts.held`, and add nothing
         """
 
     @abstractmethod
@@ -163,35 +176,42 @@ class FineTierOps(Ops):
         writes: x; batch.pools[layer.index]
         """
         config, prefix = self.config, layer.prefix
-        turned = config.heads + config.kv_heads
         normed = self._normalize(x, f"{prefix}attn_norm")
         if layer.latent is not None:
             assert layer.rope is not None, "the rope of the part that is turned"
-            cos_sin = _rotations(x, self.params, layer.rope, batch)
-            return make_latent_queries(self, normed, cos_sin, layer, batch)
+            cos_sin = find_rotations(x, self.params, layer.rope, batch)
+            queries = make_latent_queries(self, normed, cos_sin, layer, batch)
+            return scale_queries(queries, config, x, batch)
+        sizes = config.sizes_of(layer)
+        heads, kv_heads, turned = sizes.heads, sizes.kv_heads, sizes.heads + sizes.kv_heads
         qkv = self.linear(normed, self.params[f"{prefix}qkv"], batch)
-        qkv = qkv.view(-1, turned + config.kv_heads, config.head_dim)
-        qk = heads = qkv[:, :turned]
+        qkv = qkv.view(-1, turned + kv_heads, sizes.head_dim)
+        qk = unturned = qkv[:, :turned]
         if config.qk_norm is _HEAD:
             # Queries and keys in one norm: the weight has a row a head.
-            heads = self.head_norm(qk, self.params[f"{prefix}qk_norm"], config.norm_eps)
+            unturned = self.head_norm(qk, self.params[f"{prefix}qk_norm"], config.norm_eps)
         elif config.qk_norm is _WHOLE:
-            heads = self._normalize_whole(qk, prefix)
+            unturned = self._normalize_whole(qk, heads, prefix)
         if layer.rope is not None:
             # Turned in place, so that keys and values stay side by side and are stored by one
             # operation.
             found: CosSin | None = x.shared.get(("rope", layer.rope))
             if found is None:
-                found = _rotations(x, self.params, layer.rope, batch)
-            self.rotate_(heads, found, qk)
-        elif heads is not qk:
-            qk.copy_(heads)
-        kv = qkv[:, config.heads :].view(-1, 2, config.kv_heads, config.head_dim)
+                found = find_rotations(x, self.params, layer.rope, batch)
+            self.rotate_(unturned, found, qk)
+        elif unturned is not qk:
+            qk.copy_(unturned)
+        if config.value_norm:
+            values, weight = qkv[:, turned:], self.params[f"{prefix}v_norm"]
+            values.copy_(self.head_norm(values, weight, config.norm_eps))
+        kv = qkv[:, heads:].view(-1, 2, kv_heads, sizes.head_dim)
+        if layer.k_scale != 1 or layer.v_scale != 1:
+            kv = divide_by_scales(kv, layer.k_scale, layer.v_scale)
         cells = x.shared.get(("cells", layer.group))
         self.store_kv_(
-            batch.pools[layer.index], _find_cells(x, layer, batch) if cells is None else cells, kv
+            batch.pools[layer.index], find_cells(x, layer, batch) if cells is None else cells, kv
         )
-        return qkv[:, : config.heads]
+        return scale_queries(qkv[:, :heads], config, x, batch)
 
     def attn_out(
         self,
@@ -207,7 +227,13 @@ class FineTierOps(Ops):
         """
         if layer.latent is not None:
             attention = self.head_linear(attention, self.params[f"{layer.prefix}v_up"])
-        out = self.linear(attention.flatten(1), self.params[f"{layer.prefix}attn_out"], batch)
+        attention = attention.flatten(1)
+        if layer.has_gate:
+            # The norm once more: a gate made with the queries would have to wait for attention.
+            normed = self._normalize(x, f"{layer.prefix}attn_norm")
+            gate = self.linear(normed, self.params[f"{layer.prefix}attn_gate"], batch)
+            attention = attention * gate.sigmoid_()
+        out = self.linear(attention, self.params[f"{layer.prefix}attn_out"], batch)
         return self._add(x, out, f"{layer.prefix}attn_post_norm")
 
     def short_conv(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
@@ -226,6 +252,35 @@ class FineTierOps(Ops):
         out = self.linear(inner.mul_(after), self.params[f"{prefix}conv_out"], batch)
         return self._add(x, out, f"{prefix}attn_post_norm")
 
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's gated delta rule added.
+
+        writes: x; the states of the batch's rows
+        """
+        delta, prefix, params = layer.delta, layer.prefix, self.params
+        assert delta is not None
+        normed = self._normalize(x, f"{prefix}attn_norm")
+        mixed = self.linear(normed, params[f"{prefix}delta_in"], batch)
+        gate = self.linear(normed, params[f"{prefix}delta_gate"], batch)
+        beta, decay = self.linear(normed, params[f"{prefix}delta_gates"], batch).chunk(2, -1)
+        state = batch.kv[layer.index].state
+        inputs = find_conv_inputs(x, layer, delta.taps, batch)
+        convolved = self.convolve_(mixed, params[f"{prefix}conv"], state["conv"], inputs)
+        out = apply_delta_rule_(
+            *split_heads(F.silu(convolved), delta),
+            make_decay(
+                decay, params[f"{prefix}delta_rate"].tensor, params[f"{prefix}delta_bias"].tensor
+            ),
+            beta.sigmoid().float(),
+            state["delta"],
+            inputs.pages,
+            batch,
+        )
+        weight = params[f"{prefix}delta_norm"].tensor
+        read = normalize_gated(out, gate.view(out.shape), weight, self.config.norm_eps)
+        product = self.linear(read.flatten(1), params[f"{prefix}delta_out"], batch)
+        return self._add(x, product, f"{prefix}attn_post_norm")
+
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part added.   writes: x"""
         prefix = layer.prefix
@@ -233,29 +288,19 @@ class FineTierOps(Ops):
         gate_up = self.linear(normed, self.params[f"{prefix}gate_up"], batch)
         inner = self.activate_and_mul(gate_up, self.config.activation)
         out = self.linear(inner, self.params[f"{prefix}down"], batch)
-        return self._add(x, out, f"{prefix}mlp_post_norm")
+        self._add(x, out, f"{prefix}mlp_post_norm")
+        return x if layer.scalar is None else self._scale(x, layer.scalar)
 
     def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's mixture of experts added.   writes: x"""
         assert layer.experts is not None
-        prefix, experts = layer.prefix, layer.experts
-        normed = self._normalize(x, f"{prefix}mlp_norm")
-        # The map's weights are in float32 then, too.
-        routed = normed.float() if experts.wide_scores else normed
-        scores = self.linear(routed, self.params[f"{prefix}router"], batch)
-        weights, ids = self.route(scores, experts, self.params.get(f"{prefix}router_bias"))
-        out = self.mix_experts(
-            normed,
-            weights.to(normed.dtype),
-            ids,
-            self.params[f"{prefix}experts_gate_up"],
-            self.params[f"{prefix}experts_down"],
-            self.config.activation,
-            batch,
-        )
-        if experts.shared:
-            out = out.add_(self._run_shared_expert(normed, layer, batch))
-        return self._add(x, out, f"{prefix}mlp_post_norm")
+        prefix, is_beside = layer.prefix, layer.experts.beside_mlp
+        if is_beside:
+            out = run_beside_mlp(self, x.settle(), layer, batch)
+        else:
+            out = run_mixture(self, self._normalize(x, f"{prefix}mlp_norm"), layer, batch)
+        self._add(x, out, f"{prefix}mlp_post_norm", is_whole=is_beside)
+        return x if layer.scalar is None else self._scale(x, layer.scalar)
 
     def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]    writes: x"""
@@ -266,11 +311,35 @@ class FineTierOps(Ops):
 
         hidden: [n, hidden]    returns: [n, vocab] float32
         """
-        weight = self.params["embed" if self.config.tied_embeddings else "lm_head"]
-        scores = self.linear(hidden, weight, None)
+        scores = self._multiply_head(hidden)
         if self.config.shard.count > 1:
             scores = self.all_gather(scores)[:, : self.config.full_vocab]
-        scores = scores.to(torch.float32).contiguous()
+        return self._finish_scores(scores)
+
+    def score_shard(self, hidden: Tensor) -> Tensor:
+        """`lm_head` of this rank's part of the vocabulary.
+
+        hidden: [n, hidden]    returns: [n, config.vocab] float32, undefined where it is padded
+        """
+        return self._finish_scores(self._multiply_head(hidden))
+
+    def sample_shard(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """`sample` where each rank has its part of the rows; all ranks return the same tokens.
+
+        logits: [n, config.vocab] float32, which may be written
+        sampling: for which `headstock.nn.vocab_shard.needs_whole_rows` does not hold
+        """
+        # A set that has no more than a sampler of whole rows is given these.
+        return self.sample(self.all_gather(logits)[:, : self.config.full_vocab], sampling)
+
+    def _multiply_head(self, hidden: Tensor) -> Tensor:
+        """The product with the output matrix, in its type.   returns: [n, config.vocab]"""
+        weight = self.params["embed" if self.config.tied_embeddings else "lm_head"]
+        return self.linear(hidden, weight, None)
+
+    def _finish_scores(self, product: Tensor) -> Tensor:
+        """Scores in float32, scaled and bounded."""
+        scores = product.to(torch.float32).contiguous()
         if self.config.head.scale != 1:
             scores.mul_(self.config.head.scale)
         if self.config.head.softcap:
@@ -289,10 +358,18 @@ class FineTierOps(Ops):
             self.rms_norm(total, self.params[name], config.norm_eps) if config.pre_norm else total
         )
 
-    def _add(self, x: Stream, out: Tensor, post_norm: str) -> Stream:
-        """The stream with what a part of a layer gives added.   writes: x"""
+    def _scale(self, x: Stream, name: str) -> Stream:
+        """The stream times the parameter of that name.   writes: x"""
+        x.settle().mul_(self.params[name].tensor)
+        return x
+
+    def _add(self, x: Stream, out: Tensor, post_norm: str, *, is_whole: bool = False) -> Stream:
+        """The stream with what a part of a layer gives added.   writes: x
+
+        is_whole: whether `out` is summed over the ranks
+        """
         config = self.config
-        if config.shard.count > 1:
+        if config.shard.count > 1 and not is_whole:
             out = self.all_reduce(out)
         if config.post_norm:
             out = self.rms_norm(out, self.params[post_norm], config.norm_eps)
@@ -305,7 +382,7 @@ class FineTierOps(Ops):
         return x
 
     def _lookup_tokens(self, tokens: Tensor, weight: Weight) -> Tensor:
-        """The tokens' embeddings, of which a shard holds some.   returns: [tokens, hidden]"""
+        """The tokens' embeddings; a shard holds some of them.   returns: [tokens, hidden]"""
         if self.config.shard.count == 1:
             return self.lookup(tokens, weight)
         ids = tokens - self.config.shard.index * self.config.vocab
@@ -313,9 +390,12 @@ class FineTierOps(Ops):
         rows = self.lookup(ids.masked_fill(is_absent, 0), weight)
         return self.all_reduce(rows.masked_fill(is_absent[:, None], 0))
 
-    def _normalize_whole(self, qk: Tensor, prefix: str) -> Tensor:
-        """Queries normalized together, and keys.   qk, result: [tokens, heads, head_dim]"""
-        parts = zip((qk[:, : self.config.heads], qk[:, self.config.heads :]), "qk", strict=True)
+    def _normalize_whole(self, qk: Tensor, heads: int, prefix: str) -> Tensor:
+        """The first `heads`, of queries, normalized together, and those of keys.
+
+        qk, result: [tokens, heads and kv_heads, head_dim]
+        """
+        parts = zip((qk[:, :heads], qk[:, heads:]), "qk", strict=True)
         return torch.cat(
             [
                 self._normalize_parts(
@@ -342,28 +422,6 @@ class FineTierOps(Ops):
         whole_mean = self.all_reduce(mean.clone()) / shard.count
         return normed.mul_(((mean + eps) / (whole_mean + eps)).sqrt())
 
-    def _run_shared_expert(self, x: Tensor, layer: LayerConfig, batch: Batch) -> Tensor:
-        """What the expert that every token uses makes of `x` [tokens, hidden], times its gate."""
-        prefix = layer.prefix
-        gate_up = self.linear(x, self.params[f"{prefix}shared_gate_up"], batch)
-        inner = self.activate_and_mul(gate_up, self.config.activation)
-        out = self.linear(inner, self.params[f"{prefix}shared_down"], batch)
-        assert layer.experts is not None
-        if layer.experts.shared_gate:
-            out = out * self.linear(x, self.params[f"{prefix}shared_gate"], batch).sigmoid()
-        return out
-
-
-# Worked out once a step, since all layers of a rope or a KV group use the same.
-def _rotations(x: Stream, params: Params, rope: int, batch: Batch) -> CosSin:
-    """The rotations of the step's tokens.   writes: x.shared"""
-    cos_sin: CosSin | None = x.shared.get(("rope", rope))
-    if cos_sin is None:
-        table = params[f"rope.{rope}"].tensor
-        cos_sin = CosSin.at_positions(table, batch.positions, x.total.dtype)
-        x.shared["rope", rope] = cos_sin
-    return cos_sin
-
 
 def find_conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> ConvInputs:
     """Where the inputs of the step's tokens lie in layers of the group.   writes: x.shared"""
@@ -372,13 +430,3 @@ def find_conv_inputs(x: Stream, layer: LayerConfig, taps: int, batch: Batch) -> 
         inputs = ConvInputs.of(batch, layer.group, taps)
         x.shared["conv", layer.group, taps] = inputs
     return inputs
-
-
-def _find_cells(x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
-    """Find where the step's keys and values go in pools of the layer's group.
-
-    writes: x.shared
-    """
-    cells = kv_cells(batch.slots[layer.group], batch.pools[layer.index].shape[2])
-    x.shared["cells", layer.group] = cells
-    return cells

@@ -50,9 +50,11 @@ def make_latent_queries(
     stored = torch.empty_like(low, memory_format=torch.contiguous_format)
     stored[:, :rank] = ops.rms_norm(low[:, :rank], ops.params[f"{prefix}kv_latent_norm"], eps)
     ops.rotate_(low[:, None, rank:], cos_sin, stored[:, None, rank:])
-    ops.store_latent_(pool, batch.slots[layer.group], stored)
-    q = ops.linear(normed, ops.params[f"{prefix}q_up"], batch).view(len(low), ops.config.heads, -1)
-    queries = q.new_empty(len(low), ops.config.heads, stored.shape[1])
+    scaled = stored if layer.k_scale == 1 else stored.float() * (1 / layer.k_scale)
+    ops.store_latent_(pool, batch.slots[layer.group], scaled)
+    heads = ops.config.sizes_of(layer).heads
+    q = ops.linear(normed, ops.params[f"{prefix}q_up"], batch).view(len(low), heads, -1)
+    queries = q.new_empty(len(low), heads, stored.shape[1])
     queries[..., :rank] = ops.head_linear(q[..., : latent.nope_dim], ops.params[f"{prefix}k_up"])
     ops.rotate_(q[..., latent.nope_dim :], cos_sin, queries[..., rank:])
     return queries

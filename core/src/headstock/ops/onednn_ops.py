@@ -23,6 +23,8 @@ KERNEL_BYTES = 640 << 10
 Measured with oneDNN 3.12 on AVX-512, where it is 570 KiB for any number of rows.
 """
 
+_MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD, Role.ROUTER))
+
 _LEAST_PACKED_BYTES = 512 << 10
 """Bytes of a weight below which it stays plain: a packed product takes 11 us before it begins.
 
@@ -57,7 +59,7 @@ class OneDnnOps(TorchOps):
         if spec.roles <= {Role.NORM, Role.HEAD_NORM}:
             return LengthWeight(tensor=plain * plain.shape[-1] ** 0.5)
         # A tied embedding is looked up too, which needs the plain weight.
-        if not spec.roles <= {Role.LINEAR, Role.HEAD} or plain.nbytes < self.least_packed_bytes:
+        if not spec.roles <= _MULTIPLIED or plain.nbytes < self.least_packed_bytes:
             return weight
         # Once, at load: `F.linear` has the BLAS library lay a plain weight out anew in every
         # product.
@@ -75,7 +77,7 @@ class OneDnnOps(TorchOps):
         return len(shapes) * len(sizes) * KERNEL_BYTES
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
-        """`x` over its length, of which sqrt(n * eps) is the least, times the weight.
+        """`x` divided by its length, at least sqrt(n * eps), times the weight.
 
         Both have the sqrt(n) that a mean would have.
         """

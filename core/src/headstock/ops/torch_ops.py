@@ -13,8 +13,9 @@ from headstock.nn.norm import head_norm, rms_norm
 from headstock.nn.rope import rotate_
 from headstock.nn.sampler import sample
 from headstock.nn.short_conv import ConvInputs, convolve_
+from headstock.nn.vocab_shard import sample_shard
 from headstock.ops.fine_tier import FineTierOps
-from headstock.spi import Activation, Batch, Experts, Sample, Sampling, Weight
+from headstock.spi import Activation, Batch, ClampedGate, Experts, Sample, Sampling, Weight
 
 
 class TorchOps(FineTierOps):
@@ -57,11 +58,20 @@ class TorchOps(FineTierOps):
         ids: Tensor,
         gate_up: Weight,
         down: Weight,
-        activation: Activation,
+        activation: Activation | ClampedGate,
         batch: Batch,
     ) -> Tensor:
         """See `headstock.nn.moe.mix_experts`."""
-        return mix_experts(x, weights, ids, gate_up.tensor, down.tensor, activation)
+        return mix_experts(
+            x,
+            weights,
+            ids,
+            gate_up.tensor,
+            down.tensor,
+            activation,
+            biases=None if gate_up.bias is None or down.bias is None else (gate_up.bias, down.bias),
+            is_shard=self.config.shard.by_expert,
+        )
 
     def lookup(self, tokens: Tensor, weight: Weight) -> Tensor:
         """Rows of the weight.   tokens: [tokens] int64    returns: [tokens, hidden]"""
@@ -70,3 +80,7 @@ class TorchOps(FineTierOps):
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `headstock.nn.sampler.sample`."""
         return sample(logits, sampling)
+
+    def sample_shard(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `headstock.nn.vocab_shard.sample_shard`."""
+        return sample_shard(logits, sampling, self.config, self.all_gather)

@@ -11,7 +11,7 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.errors import ModelError, shorten
+from headstock.errors import ModelError, describe_type, shorten
 from headstock.logs import LogEvent, log_event
 from headstock.weights.formats import explain_directory, is_lfs_pointer
 
@@ -71,7 +71,7 @@ def weight_files(directory: Path) -> WeightFiles:
 
     They are those that model.safetensors.index.json names, or else model.safetensors.
 
-    raises: ModelError when there are none, one is missing, or one lies elsewhere
+    raises: ModelError if there are no files, one is missing, or one lies elsewhere
     """
     # lexists: a link that leads nowhere must not give way to another file in silence.
     has_whole, has_index = (os.path.lexists(directory / name) for name in (_WHOLE, _INDEX))
@@ -122,7 +122,7 @@ def _explain_weights(directory: Path) -> str:
     others = sorted(
         path.name
         for path in directory.glob("*.safetensors")
-        # An adapter beside a model is no part of it.
+        # An adapter next to a model is not part of it.
         if not path.name.startswith("adapter_")
     )
     if any(re.search(r"-\d+-of-\d+", name) for name in others):
@@ -170,9 +170,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
             f"{directory / name} is not JSON: {shorten(error)}; copy or download it again"
         ) from error
     if not isinstance(value, dict):
-        raise ModelError(
-            f"{directory / name} holds a {type(value).__name__}, expected a JSON object"
-        )
+        raise ModelError(f"{directory / name}: expected a JSON object, got {describe_type(value)}")
     return value
 
 
@@ -194,7 +192,7 @@ def _resolve_file(directory: Path, name: str) -> Path:
     path = Path(os.path.realpath(directory / name))
     if _leads_out(directory, path, name):
         raise _make_outside_error(directory, name)
-    # A FIFO or a device could keep the reader for ever.
+    # A FIFO or a device could block the reader forever.
     if not os.path.isfile(path):
         what = (
             f"a link to {shorten(path, 200)}, where no regular file is"

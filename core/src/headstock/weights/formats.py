@@ -64,8 +64,8 @@ def explain_file(path: Path) -> str:
 
 
 def explain_directory(directory: Path) -> str:
-    """Explain why a directory is no model that can be served; empty when its names do not say."""
-    # First of all: an adapter's folder has .safetensors too, but they are no model.
+    """Explain why a directory cannot be served as a model; empty if its file names do not say."""
+    # First of all: an adapter's folder has .safetensors too, but they are not a model.
     if (directory / _ADAPTER).is_file():
         return _explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
@@ -91,7 +91,7 @@ def explain_directory(directory: Path) -> str:
 
 
 def _explain_adapter(directory: Path) -> str:
-    """Explain how to merge an adapter, which is no model by itself."""
+    """Explain how to merge an adapter, which is not a model by itself."""
     base = _find_adapter_base(directory)
     command = _python_command(_MERGE_ADAPTER, directory, base, _conversion_directory(directory))
     return (

@@ -23,7 +23,7 @@ _DISK_FULL_ERRNOS = (errno.ENOSPC, errno.EDQUOT)
 
 
 class NotDownloaded(ModelError):
-    """A repository on the hub of which no copy is here yet."""
+    """A repository on the hub without a local copy."""
 
 
 def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) -> Path:
@@ -31,7 +31,7 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
 
     `fetch` is `download_model` by default.
 
-    raises: ModelError when there is no such directory and it cannot be fetched
+    raises: ModelError if the directory does not exist and cannot be downloaded
     """
     path = os.path.expanduser(model)
     # A directory first: what is here is never looked for on the network.
@@ -77,7 +77,7 @@ def find_cached(name: str, revision: str | None = None) -> Path:
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import LocalEntryNotFoundError
 
-    # No later download could mend a missing copy, so it is an error and not NotDownloaded.
+    # No later download could fix a missing copy, so it is an error and not NotDownloaded.
     if constants.HF_HUB_OFFLINE:
         return download_model(name, revision)
     try:
@@ -99,7 +99,7 @@ def find_cached(name: str, revision: str | None = None) -> Path:
 
 
 def _unavailable_error(name: str, revision: str | None, error: BaseException) -> ModelError:
-    """Make the error for a name that is no directory and cannot be downloaded from the hub."""
+    """Make the error for a name that is not a directory and cannot be downloaded from the hub."""
     why = explain_hub_failure(shorten(name), None if revision is None else shorten(revision), error)
     return ModelError(f"no directory {_repository_label(name, revision)}, and {why}")
 
@@ -168,7 +168,7 @@ def explain_hub_failure(name: str, revision: str | None, error: BaseException) -
             )
         case OSError() if error.errno in _DISK_FULL_ERRNOS:
             return (
-                f"there is no room for it in {shorten(constants.HF_HUB_CACHE)}: make room, or "
+                f"the disk is full, writing to {shorten(constants.HF_HUB_CACHE)}: make room, or "
                 "set HF_HOME to another disk"
             )
         case PermissionError():

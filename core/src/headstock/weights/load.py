@@ -5,39 +5,44 @@ from __future__ import annotations
 import ctypes
 import logging
 import math
-import zlib
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Protocol
 
 import torch
-from attrs import field, frozen
+from attrs import evolve, frozen
 from safetensors import SafetensorError
 from torch import Tensor
 
 from headstock.callbacks import ProgressCallback
-from headstock.errors import ModelError, PluginBroken, shorten
-from headstock.logs import LogEvent
-from headstock.spi import ModelConfig, Params, ParamSpec, Role, Shard, Weight
-from headstock.weights.quant_reader import KV_SCALE_SUFFIXES
-from headstock.weights.reader import (
-    CheckpointReader,
-    Piece,
-    list_differing_copies,
-    list_left_out,
-    plan_pieces,
+from headstock.errors import ModelError, PluginBroken, describe_type, shorten
+from headstock.spi import (
+    ModelConfig,
+    Params,
+    ParamSpec,
+    Role,
+    Weight,
+    WeightFormat,
+    WeightKind,
+)
+from headstock.weights.quantization import (
+    NUMBER_BYTES,
+    choose_format,
+    quantize,
     read_quantization,
 )
+from headstock.weights.reader import (
+    CheckpointReader,
+    list_differing_copies,
+    plan_pieces,
+)
+from headstock.weights.sources import FileSource, NoiseSource, Packed, Source
+from headstock.weights.stored_tensors import find_parts_left_out
 
 LOG = logging.getLogger(__name__)
 
 _Prepare = Callable[[ParamSpec, Weight], Weight]
-
-_DUMMY_STD = 0.02
-
-_CHECKED_NUMBERS = 1 << 20
-"""How many numbers are summed at a time to see that all are finite."""
+_TakesFormat = Callable[[ParamSpec, WeightFormat], bool]
 
 _TRIMMED_BYTES = 16 << 20
 """After how many bytes of parameters what was freed is given back: a call looks through the whole
@@ -56,13 +61,20 @@ def load_weights(
     dummy: bool = False,
     on_progress: ProgressCallback | None = None,
     prepare: _Prepare | None = None,
+    takes_format: _TakesFormat | None = None,
+    quant: WeightKind | None = None,
+    check_size: Callable[[int], None] | None = None,
     whole: Mapping[str, ParamSpec] | None = None,
 ) -> Params:
     """Load every declared parameter; floating tensors get `dtype` unless declared otherwise.
 
     `whole` are the parameters of the whole model where `config` is a shard of it.
-    `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from `directory`.
-    `prepare` is that of the operations that will use the weights. Parameters are read, transformed
+    `check_size` gets the bytes that all will take before one is read, and raises if they are too
+    many. `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from
+    `directory`.
+    `prepare` and `takes_format` are those of the operations that will use the weights; what a
+    checkpoint packs in a format that they take stays packed, and with `quant` plain maps are packed
+    in such numbers. Parameters are read, transformed
     and prepared one after the other: beside those that are done there is memory for one alone,
     and up to 16 MiB of what earlier ones freed.
 
@@ -71,10 +83,10 @@ def load_weights(
     """
     on_progress = on_progress or (lambda stage, bytes_done, total: None)
     with ExitStack() as stack:
-        source: _Source = (
-            _Noise()
+        source: Source = (
+            NoiseSource()
             if dummy
-            else _Files(
+            else FileSource(
                 stack.enter_context(_open_checkpoint(directory, whole or specs)),
                 specs,
                 whole or specs,
@@ -83,7 +95,10 @@ def load_weights(
         )
         for remark in source.remarks:
             LOG.warning(remark)
-        target = _Target(specs, config, dtype, device, max_seq_len, source)
+        packer = _Packer(takes_format, quant)
+        target = _Target(specs, config, dtype, device, max_seq_len, source, packer)
+        if check_size is not None:
+            check_size(sum(map(target.count_device_bytes, specs)))
         total, bytes_done = sum(map(target.count_bytes, specs)), 0
         on_progress("weights", 0, total)
         weights, trim, bytes_trimmed = {}, _find_trim(), 0
@@ -145,23 +160,16 @@ def find_missing_heads(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple
         return tuple(sorted(heads - checkpoint.tensors.keys() - checkpoint.lost.keys()))
 
 
-def find_left_out(directory: Path, specs: Mapping[str, ParamSpec]) -> tuple[str, ...]:
-    """List the tensors of parts of the model that are not computed, from headers alone.
+def find_left_out(directory: Path, specs: Mapping[str, ParamSpec]) -> dict[str, str]:
+    """Find the tensors of parts of the model that are not computed, from headers alone.
 
+    returns: by name, the tower that each is of; "" for parts of the decoder
     raises: ModelError
     """
-    if not any(spec.left_out for spec in specs.values()):
-        return ()
+    if not any(spec.left_out or spec.towers for spec in specs.values()):
+        return {}
     with _open_checkpoint(directory, specs) as checkpoint:
-        return tuple(sorted(list_left_out(specs, checkpoint)))
-
-
-def list_kv_scales(directory: Path) -> tuple[str, ...]:
-    """List the tensors that scale keys and values, from headers alone.   raises: ModelError"""
-    with CheckpointReader.open(directory, None) as checkpoint:
-        return tuple(
-            sorted(name for name in checkpoint.entries if name.endswith(KV_SCALE_SUFFIXES))
-        )
+        return dict(sorted(find_parts_left_out(checkpoint.tensors, specs.values()).items()))
 
 
 def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tuple[int, int, int]:
@@ -180,108 +188,33 @@ def check_headers(directory: Path, specs: Mapping[str, ParamSpec] | None) -> tup
         return len(checkpoint.entries), len(files), sum(path.stat().st_size for path in files)
 
 
-def weight_bytes(specs: Mapping[str, ParamSpec], dtype: torch.dtype) -> int:
-    """Count the bytes that the declared parameters take on the device."""
-    return sum(
-        math.prod(spec.shape) * parameter_dtype(spec, dtype).itemsize for spec in specs.values()
-    )
-
-
 def parameter_dtype(spec: ParamSpec, dtype: torch.dtype) -> torch.dtype:
     """The type of a parameter of a model in `dtype`."""
     found: torch.dtype = dtype if spec.dtype is None else getattr(torch, spec.dtype)
     return found
 
 
-class _Source(Protocol):
-    """Where tensors come from.
+@frozen
+class _Packer:
+    """Which parameters are packed.
 
-    remarks: what is odd about it, for the log
+    takes_format: as `Ops.takes_format`; None where nothing is
+    quant: the numbers that plain parameters are packed in; None for none
     """
 
-    @property
-    def remarks(self) -> tuple[LogEvent, ...]: ...
+    takes_format: _TakesFormat | None
+    quant: WeightKind | None
 
-    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
-        """How many bytes are read, or made."""
-
-    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
-        """Write the tensor that the sources make.   writes: out    raises: ModelError"""
-
-    def check(self, name: str, tensor: Tensor) -> None:
-        """Raise ModelError when the finished tensor cannot be used."""
-
-
-@frozen
-class _Files:
-    """Tensors of a checkpoint, conversion and transfer in one copy."""
-
-    checkpoint: CheckpointReader
-    specs: Mapping[str, ParamSpec]
-    whole: Mapping[str, ParamSpec]
-    shard: Shard
-    pieces: Mapping[str, list[Piece]] = field(init=False)
-
-    @pieces.default
-    def _plan(self) -> Mapping[str, list[Piece]]:
-        return plan_pieces(self.specs, self.checkpoint, self.whole, self.shard)
-
-    @property
-    def remarks(self) -> tuple[LogEvent, ...]:
-        return self.checkpoint.remarks
-
-    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
-        return sum(
-            self.checkpoint.nbytes(piece.name) * math.prod(piece.size) // math.prod(piece.shape)
-            for piece in self.pieces[name]
+    def takes(self, spec: ParamSpec, format: WeightFormat | None) -> bool:
+        """Whether the operations take the parameter in that format."""
+        return (
+            format is not None and self.takes_format is not None and self.takes_format(spec, format)
         )
 
-    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
-        if sum(math.prod(piece.size) for piece in self.pieces[name]) < out.numel():
-            out.zero_()  # a shard's slice is padded
-        # Each piece is copied from the mapped file into its slice: neither the host nor the device
-        # holds the pieces and their concatenation at once.
-        for piece in self.pieces[name]:
-            try:
-                self.checkpoint.copy_into(piece.view_in(out), piece.name, piece.begin)
-            except (SafetensorError, OSError) as error:
-                raise ModelError(
-                    f"cannot read {piece.name} in {self.checkpoint.directory}: {shorten(error)}"
-                ) from error
-
-    def check(self, name: str, tensor: Tensor) -> None:
-        # After conversion: a float32 number beyond float16's range is infinite only there.
-        if not _is_finite(tensor):
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            raise ModelError(
-                f"{self.pieces[name][0].name} in {self.checkpoint.directory} holds NaN or "
-                f"infinite numbers as {dtype}; the file is damaged or needs another dtype "
-                "(--dtype)"
-            )
-
-
-class _Noise:
-    """Tensors without a checkpoint: the declared `dummy` value, else normal noise.
-
-    The noise depends on the parameter's name alone.
-    """
-
-    remarks = ()
-
-    def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
-        return math.prod(spec.shape) * dtype.itemsize
-
-    def fill(self, name: str, spec: ParamSpec, out: Tensor) -> None:
-        if spec.dummy is not None:
-            out.fill_(spec.dummy)
-            return
-        # By name, so that another layer or order changes no other parameter; crc32, since hash()
-        # of a text differs from process to process.
-        generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
-        out.normal_(0.0, _DUMMY_STD, generator=generator)
-
-    def check(self, name: str, tensor: Tensor) -> None:
-        """Noise is finite."""
+    def choose(self, spec: ParamSpec) -> WeightFormat | None:
+        """The format to pack a plain parameter in, or None."""
+        format = None if self.quant is None else choose_format(self.quant, spec)
+        return format if self.takes(spec, format) else None
 
 
 @frozen
@@ -293,7 +226,8 @@ class _Target:
     dtype: torch.dtype
     device: torch.device
     max_seq_len: int
-    source: _Source
+    source: Source
+    packer: _Packer
 
     def count_bytes(self, name: str) -> int:
         """How many bytes of the source the parameter takes; 0 for one that has none."""
@@ -302,9 +236,41 @@ class _Target:
             return 0
         return self.source.count_bytes(name, spec, self.dtype_of(spec))
 
+    def count_device_bytes(self, name: str) -> int:
+        """How many bytes the parameter takes on the device, before it is prepared."""
+        spec = self.specs[name]
+        packed = self.find_packed(name)
+        format = self.packer.choose(spec) if packed is None else packed.format
+        count = math.prod(spec.shape)
+        if format is None:
+            return count * self.dtype_of(spec).itemsize
+        rows, columns = format.group or spec.shape[-2:]
+        scales = -(-spec.shape[-2] // rows) * -(-spec.shape[-1] // columns)
+        scales *= math.prod(spec.shape[:-2])
+        return int(count * NUMBER_BYTES[format.kind]) + scales * (4 + format.has_zeros)
+
+    def find_packed(self, name: str) -> Packed | None:
+        """The parameter as it is stored, if it stays so; None if it is made plain."""
+        spec = self.specs[name]
+        packed = self.source.find_packed(name, spec) if spec.sources else None
+        return packed if packed and self.packer.takes(spec, packed.format) else None
+
     def dtype_of(self, spec: ParamSpec) -> torch.dtype:
         """The type of the parameter."""
         return parameter_dtype(spec, self.dtype)
+
+    def make_weight(self, name: str) -> Weight:
+        """The parameter, packed where the operations take it so.   raises: ModelError"""
+        spec = self.specs[name]
+        packed = self.find_packed(name)
+        if packed is not None:
+            weight = packed.read(self.device)
+            if packed.format.kind is WeightKind.FP8_E4M3:
+                self.source.check(name, weight.tensor)
+            return weight
+        tensor = self.make(name)
+        format = self.packer.choose(spec)
+        return Weight(tensor=tensor) if format is None else quantize(tensor, format)
 
     def make(self, name: str) -> Tensor:
         """The parameter, computed or from the source.   raises: ModelError"""
@@ -338,25 +304,16 @@ def _prepare_weight(
     raises: ModelError, PluginBroken
     """
     bias = f"{name}.bias"
-    weight = Weight(
-        tensor=target.make(name), bias=target.make(bias) if bias in target.specs else None
-    )
+    weight = target.make_weight(name)
+    if bias in target.specs:
+        weight = evolve(weight, bias=target.make(bias))
     if prepare is None:
         return weight
     prepared: object = prepare(spec, weight)
     if not isinstance(prepared, Weight):
         function = getattr(prepare, "__qualname__", "prepare")
         raise PluginBroken(
-            f"operations: {function}({name!r}) returned a {type(prepared).__name__}; expected a "
-            "headstock.spi.Weight"
+            f"operations: {function}({name!r}): expected a headstock.spi.Weight, got "
+            f"{describe_type(prepared)}"
         )
     return prepared
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    """Whether all numbers are finite."""
-    # A sum is finite exactly when all its terms are: no weights are so large that float32
-    # overflows. In parts, since a CPU widens what it sums to float32 first.
-    parts = torch.split(tensor.flatten(), _CHECKED_NUMBERS)
-    sums = torch.stack([part.sum(dtype=torch.float32) for part in parts])
-    return bool(sums.isfinite().all())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Set
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,15 +15,16 @@ from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shorten
 from headstock.logs import LogEvent
-from headstock.spi import ParamSpec, Shard, Weight
-from headstock.weights.dequantize import dequantize_
-from headstock.weights.directory import read_json
-from headstock.weights.quant_reader import PackedTensor, QuantReader, find_quant_reader
+from headstock.spi import ParamSpec, Role, Shard, Weight
+from headstock.weights.pieces import Piece, swap_sizes
+from headstock.weights.quantization import PackedTensor, QuantReader, dequantize_
 from headstock.weights.safetensors_header import TensorEntry
-from headstock.weights.stored_tensors import find_stored_names, read_stored
+from headstock.weights.stored_tensors import find_parts_left_out, find_stored_names, read_stored
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 WHOLE = Shard()
+_PADDED = frozenset((Role.EMBEDDING, Role.HEAD))
+"""Roles of parameters with a row for each token id, of which the last parts may lack some."""
 _MAX_NAMES_SHOWN = 2
 """How many tensor names an error lists before it only counts the rest."""
 
@@ -71,10 +73,11 @@ class CheckpointReader:
         packed, aside = _sort_entries(directory, reader, entries)
         return cls(
             directory=directory,
-            tensors={name: entry for name, entry in entries.items() if name not in aside},
+            tensors={name: entry for name, entry in entries.items() if name not in aside}
+            | {name: each.entry for name, each in packed.items()},
             packed=packed,
             entries=entries,
-            stored=names,
+            stored=names | {name: names[each.sources[0]] for name, each in packed.items()},
             lost=found.lost,
             remarks=found.remarks,
             paths=paths,
@@ -90,43 +93,40 @@ class CheckpointReader:
         return self._files[path].get_tensor(self.stored[name])  # type: ignore[no-any-return]
 
     def read_weight(self, name: str) -> Weight:
-        """Read a tensor with the scales that it needs.   raises: ModelError for damaged scales"""
+        """Read a tensor with what belongs to it.   raises: ModelError for damaged numbers"""
         packed = self.packed.get(name)
         if packed is None:
             return Weight(tensor=self.read(name))
-        scales = self.read(packed.scales).float()
-        # No quantizer writes a scale of 0: it would lose what it scales.
-        if not bool((scales.isfinite() & (scales > 0)).all()):
+        try:
+            return packed.unpack([self.read(source) for source in packed.sources])
+        except ValueError as error:
             raise ModelError(
-                f"{packed.scales} in {self.directory} holds scales that are NaN, infinite or not "
-                "above 0; the file is damaged: copy or download it again"
-            )
-        return Weight(tensor=self.read(name), scales=scales, format=packed.format)
+                f"the weights in {self.directory}: {error}; the file is damaged: copy or download "
+                "it again"
+            ) from error
 
     def copy_into(self, out: Tensor, name: str, begin: tuple[int, ...] | None = None) -> None:
         """Write what a tensor stands for, or a part of it, converted and on the device of `out`.
 
         begin: where the part begins; None for the whole tensor
         writes: out
-        raises: ModelError for damaged scales
+        raises: ModelError for damaged numbers
         """
         begin = begin or (0,) * out.dim()
         weight = self.read_weight(name)
         if weight.format is None:
             out.copy_(_narrow(weight.tensor, begin, tuple(out.shape)))
             return
+        if self.packed[name].is_swapped:
+            out, begin = out.mT, swap_sizes(begin)
         # Matrices of a stack are cut here, and what is inside a block where it is unpacked.
-        stack, scales = begin[:-2], weight.scales
-        if stack and weight.format.group is not None:
-            assert scales is not None
-            scales = _narrow(scales, stack, tuple(out.shape[:-2]))
-        values = _narrow(weight.tensor, stack, tuple(out.shape[: len(stack)]))
-        packed = Weight(tensor=values, scales=scales, format=weight.format)
-        dequantize_(packed, out, (begin[-2], begin[-1]))
+        if stack := begin[:-2]:
+            weight = _narrow_stack(weight, stack, tuple(out.shape[:-2]))
+        dequantize_(weight, out, (begin[-2], begin[-1]))
 
     def is_equal(self, name: str, other: str) -> bool:
         """Whether two tensors hold the same numbers, whatever their dtypes."""
-        if self.entries[name].shape != self.entries[other].shape:
+        if self.tensors[name].shape != self.tensors[other].shape:
             return False
         one, two = self._read_plain(name), self._read_plain(other)
         dtype = torch.promote_types(one.dtype, two.dtype)
@@ -136,14 +136,15 @@ class CheckpointReader:
         """What a tensor stands for, as it is stored where it is plain."""
         if name not in self.packed:
             return self.read(name)
-        out = torch.empty(self.entries[name].shape)
+        out = torch.empty(self.tensors[name].shape)
         self.copy_into(out, name)
         return out
 
     def nbytes(self, name: str) -> int:
         """How many bytes of file the tensor takes, with its scales."""
         packed = self.packed.get(name)
-        return self.entries[name].nbytes + (self.entries[packed.scales].nbytes if packed else 0)
+        names = (name,) if packed is None else packed.sources
+        return sum(self.entries[each].nbytes for each in names)
 
     def list_files(self) -> set[Path]:
         """List the files."""
@@ -167,7 +168,8 @@ def _sort_entries(
         found = reader.sort(entries)
     except ModelError as error:
         raise ModelError(f"the weights in {directory}: {error}") from error
-    return found.packed, found.unread | {each.scales for each in found.packed.values()}
+    sources = {source for each in found.packed.values() for source in each.sources}
+    return found.packed, found.unread | sources
 
 
 def _narrow(tensor: Tensor, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
@@ -177,40 +179,25 @@ def _narrow(tensor: Tensor, begin: tuple[int, ...], size: tuple[int, ...]) -> Te
     return tensor
 
 
-def read_quantization(directory: Path) -> QuantReader | None:
-    """Find the reader of a model directory; None where its weights are not quantized.
+def _narrow_stack(weight: Weight, begin: tuple[int, ...], size: tuple[int, ...]) -> Weight:
+    """Some matrices of a packed stack."""
+    scales, zeros = weight.scales, weight.zeros
+    assert weight.format is not None
+    if weight.format.group is not None:  # else one scale is for all
+        scales, zeros = (
+            each if each is None else _narrow(each, begin, size) for each in (scales, zeros)
+        )
+    tensor = _narrow(weight.tensor, begin, size)
+    return Weight(tensor=tensor, scales=scales, zeros=zeros, format=weight.format)
 
-    raises: ModelError when they are in a way that is not served
-    """
-    try:
-        return find_quant_reader(read_json(directory, "config.json"))
-    except ValueError as error:
-        raise ModelError(f"config.json in {directory}: {error}") from error
 
-
-@frozen
-class Piece:
-    """A part of a checkpoint tensor, and its place in a parameter.
-
-    shape: that of the whole tensor
-    begin, size: where the part begins in it, and how much it is
-    row: its row in a stack, or None
-    out_begin: where it begins in the row
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    begin: tuple[int, ...]
-    size: tuple[int, ...]
-    row: int | None
-    out_begin: tuple[int, ...]
-
-    def view_in(self, parameter: Tensor) -> Tensor:
-        """The place in the parameter."""
-        view = parameter if self.row is None else parameter[self.row]
-        for axis, (begin, size) in enumerate(zip(self.out_begin, self.size, strict=True)):
-            view = view.narrow(axis, begin, size)
-        return view
+def _list_names(spec: ParamSpec, checkpoint: CheckpointReader) -> Iterator[str]:
+    """List the checkpoint tensors that make up a parameter."""
+    if spec.whole is not None and spec.whole in checkpoint.tensors:
+        yield spec.whole
+        return
+    for names in spec.sources:
+        yield from names
 
 
 def _list_pieces(
@@ -221,8 +208,12 @@ def _list_pieces(
     whole: the same parameter of the whole model
     """
     full, local = whole.source_shape or whole.shape, spec.source_shape or spec.shape
+    cut = partial(_cut, shard=shard, is_padded=bool(spec.roles & _PADDED))
     if spec.whole is not None and spec.whole in checkpoint.tensors:
-        yield from _cut(spec.whole, None, full, local, whole.parts, spec.parts, shard, spec.stacked)
+        pieces = cut(spec.whole, None, full, local, whole.parts, spec.parts, spec.stacked)
+        stored = checkpoint.tensors[spec.whole].shape
+        is_swapped = spec.may_swap_whole and stored == swap_sizes(full) != full
+        yield from (piece.swap() if is_swapped else piece for piece in pieces)
         return
     if spec.stacked:
         full, local = full[1:], local[1:]
@@ -232,7 +223,7 @@ def _list_pieces(
             yield _take_scalar(names, place)
             continue
         if len(names) == 1:
-            yield from _cut(names[0], place, full, local, whole.parts, spec.parts, shard, 0)
+            yield from cut(names[0], place, full, local, whole.parts, spec.parts, 0)
             continue
         start = 0
         full_parts, local_parts = (
@@ -241,7 +232,7 @@ def _list_pieces(
         )
         for name, full_rows, rows in zip(names, full_parts, local_parts, strict=True):
             shapes = (full_rows, *full[1:]), (rows, *local[1:])
-            yield from _cut(name, place, *shapes, (), (), shard, 0, start)
+            yield from cut(name, place, *shapes, (), (), 0, start)
             start += rows
 
 
@@ -249,8 +240,8 @@ def _take_scalar(names: tuple[str, ...], row: int | None) -> Piece:
     """The one number of a parameter without dimensions.   raises: PluginBroken"""
     if len(names) != 1:
         raise PluginBroken(
-            f"a family's parameter without dimensions is made of {_join_names(list(names))}; "
-            "expected one tensor, or a parameter with dimensions to put several side by side"
+            "a family's parameter without dimensions: expected one tensor, got "
+            f"{_join_names(list(names))}; only a parameter with dimensions joins several"
         )
     return Piece(names[0], (), (), (), row, ())
 
@@ -262,9 +253,11 @@ def _cut(
     local: tuple[int, ...],
     full_parts: tuple[int, ...],
     local_parts: tuple[int, ...],
-    shard: Shard,
     axis: int,
     start: int = 0,
+    *,
+    shard: Shard,
+    is_padded: bool,
 ) -> Iterator[Piece]:
     """Cut a tensor whose parts lie one after the other on `axis`; `start` is there in the row."""
     if full == local or not full_parts:
@@ -273,7 +266,10 @@ def _cut(
     for full_size, size in zip(full_parts, local_parts, strict=True):
         sizes = (*local[:axis], size, *local[axis + 1 :])
         full_sizes = (*full[:axis], full_size, *full[axis + 1 :])
-        begins = [_find_slice(*each, shard) for each in zip(full_sizes, sizes, strict=True)]
+        begins = [
+            _find_slice(*each, shard, is_padded=is_padded)
+            for each in zip(full_sizes, sizes, strict=True)
+        ]
         # What a padded slice holds beyond the end stays zero.
         sizes = tuple(
             max(min(size, full_size - at), 0)
@@ -286,19 +282,19 @@ def _cut(
         begin, start = begin + full_size, start + size
 
 
-def _find_slice(full: int, local: int, shard: Shard) -> int:
+def _find_slice(full: int, local: int, shard: Shard, *, is_padded: bool) -> int:
     """Where the shard's slice of a dimension begins; 0 where every shard has all of it.
 
     raises: PluginBroken when the shards have no equal slices
     """
     if full == local:
         return 0
-    if full % shard.count and local == -(-full // shard.count):
+    if is_padded or (full % shard.count and local == -(-full // shard.count)):
         return min(shard.index * local, full)  # padded at the end
     slices = full // max(1, local)
     if full % max(1, local) or shard.count % slices:
         raise PluginBroken(
-            f"a family's shard has {local} of {full}, of which {shard.count} shards have no equal "
+            f"a family's shard has {local} of {full}, but {shard.count} shards cannot have equal "
             "slices"
         )
     # Fewer slices than shards: several shards hold the same heads of keys and values.
@@ -324,14 +320,18 @@ def plan_pieces(
         if spec.sources
     }
     declared = {piece.name: piece for parts in pieces_by_parameter.values() for piece in parts}
+    # Experts that other ranks read are in the checkpoint too.
+    wanted = dict.fromkeys(
+        name for spec in (whole or specs).values() for name in _list_names(spec, checkpoint)
+    )
     ignored = {name for spec in specs.values() for name in (*spec.ignored, *spec.copies)}
     where = f"the weights in {checkpoint.directory} do not fit the model: "
-    missing = [name for name in declared if name not in checkpoint.tensors]
-    left_out = set(list_left_out(specs, checkpoint))
+    missing = [name for name in wanted if name not in checkpoint.tensors]
+    left_out = find_parts_left_out(checkpoint.tensors, specs.values())
     unexpected = [
         checkpoint.stored[name]
         for name in checkpoint.tensors
-        if name not in declared and name not in ignored and name not in left_out
+        if name not in wanted and name not in ignored and name not in left_out
     ]
     if missing or unexpected:
         # The word comes first: what shows an error in less room cuts its end off.
@@ -350,21 +350,15 @@ def plan_pieces(
         entry = checkpoint.tensors[name]
         if entry.shape != piece.shape:
             raise ModelError(
-                f"{where}{name} has shape {list(entry.shape)}, expected {list(piece.shape)}"
+                f"{where}{name}: expected shape {list(piece.shape)}, got {list(entry.shape)}"
             )
         # Integers and 8-bit floats are quantized weights: without a format nothing says what their
         # scales are.
         if entry.dtype not in _FLOAT_DTYPES and name not in checkpoint.packed:
             raise ModelError(
-                f"{where}{name} has dtype {entry.dtype}, expected one of {', '.join(_FLOAT_DTYPES)}"
+                f"{where}{name}: expected one of {', '.join(_FLOAT_DTYPES)}, got {entry.dtype}"
             )
     return pieces_by_parameter
-
-
-def list_left_out(specs: Mapping[str, ParamSpec], checkpoint: CheckpointReader) -> list[str]:
-    """List the stored tensors of parts that are declared as left out."""
-    beginnings = tuple({name for spec in specs.values() for name in spec.left_out})
-    return [name for name in checkpoint.tensors if name.startswith(beginnings)]
 
 
 def list_differing_copies(

@@ -9,7 +9,7 @@ from typing import Any
 
 from attrs import frozen
 
-from headstock.errors import ModelError, shorten
+from headstock.errors import ModelError, describe_type, shorten
 from headstock.weights.formats import is_lfs_pointer
 
 _ITEM_BYTES = {
@@ -56,7 +56,7 @@ def read_header(path: Path) -> dict[str, TensorEntry]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{path}: the header is not JSON: {shorten(error)}") from error
     if not isinstance(header, dict):
-        raise ModelError(f"{path}: the header is not a JSON object")
+        raise ModelError(f"{path}: the header: expected a JSON object, got {describe_type(header)}")
     entries = {
         name: _parse_entry(path, name, value)
         for name, value in header.items()
@@ -104,8 +104,8 @@ def _parse_entry(path: Path, name: str, value: Any) -> TensorEntry:
             )
     if dtype not in _ITEM_BYTES:
         raise ModelError(
-            f"{path}: {shorten(name)} has dtype {shorten(dtype)}, expected one of "
-            f"{', '.join(_ITEM_BYTES)}"
+            f"{path}: {shorten(name)}: expected one of {', '.join(_ITEM_BYTES)}, got "
+            f"{shorten(dtype)}"
         )
     if stop - start != math.prod(shape) * _ITEM_BYTES[dtype]:
         raise ModelError(
@@ -127,7 +127,7 @@ def _check_layout(path: Path, entries: dict[str, TensorEntry], data: int) -> Non
         if tensor.start != end:
             how = "overlaps another tensor" if tensor.start < end else "leaves a gap before it"
             raise ModelError(
-                f"{path}: {shorten(name)} {how} (it starts at byte {tensor.start}, expected {end})"
+                f"{path}: {shorten(name)} {how}: expected it at byte {end}, got {tensor.start}"
             )
         end = tensor.stop
     if end != data:

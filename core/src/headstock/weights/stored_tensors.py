@@ -76,15 +76,16 @@ def find_stored_names(
     """The stored name of each tensor, by the name that the parameters have for it.
 
     A base model saves its tensors without the beginning that most names have: "layers.0..." for
-    "model.layers.0...". A copy stands for the tensor that it copies where that is not stored.
+    "model.layers.0...". A model that takes more than text keeps the decoder's under a longer
+    beginning. A copy stands for the tensor that it copies where that is not stored.
 
     raises: ModelError where some names have that beginning and others lack it
     """
     known = set(_list_names(specs.values()))
-    names = {name: name for name in stored}
+    names = _rename(stored, specs.values(), directory)
     base, others = _find_beginnings(_list_sources(specs.values()), known)
-    bare = [name for name in stored if name not in known and base + name in known]
-    whole = [name for name in stored if name.startswith(base)]
+    bare = [name for name in names if name not in known and base + name in known]
+    whole = [name for name in names if name.startswith(base)]
     if base and bare and whole:
         raise ModelError(
             f"the weights in {directory} have names with {base!r} ({shorten(whole[0])}) and "
@@ -92,14 +93,46 @@ def find_stored_names(
         )
     if base and bare:
         names = {
-            name if name in known or name.startswith(others) else base + name: name
-            for name in stored
+            name if name in known or name.startswith(others) else base + name: stored_name
+            for name, stored_name in names.items()
         }
     for spec in specs.values():
         copy = next((name for name in spec.copies if name in names), None)
         if copy is not None and spec.sources[0][0] not in names:
             names[spec.sources[0][0]] = names.pop(copy)
     return names
+
+
+def _rename(
+    stored: Collection[str], specs: Collection[ParamSpec], directory: Path
+) -> dict[str, str]:
+    """The stored name of each tensor, by its name after the declared renames.
+
+    raises: ModelError where two tensors get one name
+    """
+    renames = sorted({pair for spec in specs for pair in spec.renames}, key=lambda p: -len(p[0]))
+    names: dict[str, str] = {}
+    for name in stored:
+        old, new = next((pair for pair in renames if name.startswith(pair[0])), ("", ""))
+        other = names.setdefault(new + name.removeprefix(old), name)
+        if other != name:
+            raise ModelError(
+                f"the weights in {directory} have {shorten(name)} and {shorten(other)}, two names "
+                "of one tensor; remove the one that is out of date"
+            )
+    return names
+
+
+def find_parts_left_out(names: Iterable[str], specs: Collection[ParamSpec]) -> dict[str, str]:
+    """The tensors that are declared as left out, each with its tower, or "" without one."""
+    parts = {beginning: tower for spec in specs for beginning, tower in spec.towers}
+    parts |= {beginning: "" for spec in specs for beginning in spec.left_out}
+    beginnings = tuple(parts)
+    return {
+        name: next(part for beginning, part in parts.items() if name.startswith(beginning))
+        for name in names
+        if name.startswith(beginnings)
+    }
 
 
 def _find_beginnings(sources: Iterable[str], known: set[str]) -> tuple[str, tuple[str, ...]]:
@@ -122,5 +155,6 @@ def _list_names(specs: Iterable[ParamSpec]) -> Iterator[str]:
     yield from _list_sources(specs)
     for spec in specs:
         yield from (*spec.ignored, *spec.copies, *spec.left_out)
+        yield from (beginning for beginning, _ in spec.towers)
         if spec.whole is not None:
             yield spec.whole
