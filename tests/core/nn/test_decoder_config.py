@@ -145,12 +145,12 @@ def test_a_null_bias_is_none_whatever_the_default(family: Any, field: str) -> No
     # Seed-OSS has others by default.
     assert not any(find_biases(None)) or field == "attention_out_bias"
     assert find_biases(None) == find_biases(False)
-    with pytest.raises(ValueError, match=f"{field} is 'no', expected true or false"):
+    with pytest.raises(ValueError, match=f"{field}: expected true or false, got 'no'"):
         find_biases("no")
 
 
 def test_a_null_number_that_no_default_stands_for_is_named() -> None:
-    with pytest.raises(ValueError, match="rms_norm_eps is null, expected a number above 0"):
+    with pytest.raises(ValueError, match=r"rms_norm_eps: expected .* got null"):
         LLAMA.config({**HF, "rms_norm_eps": None})
 
 
@@ -165,73 +165,69 @@ def test_yarn_stretches_the_longest_sequence() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"vocab_size": None}, "vocab_size is null, expected a whole number"),
-        ({"hidden_size": "32"}, "hidden_size is '32', expected a whole number"),
-        ({"num_hidden_layers": 0}, "num_hidden_layers is 0, expected a number above 0"),
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000, expected at most 1024"),
-        ({"num_attention_heads": 5000}, "num_attention_heads is 5000, expected at most 4096"),
+        ({"vocab_size": None}, "vocab_size: expected a whole number, got null"),
+        ({"hidden_size": "32"}, "hidden_size: expected a whole number, got '32'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers: expected a number above 0, got 0"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers: expected at most 1024, got 1000000000"),
+        ({"num_attention_heads": 5000}, "num_attention_heads: expected at most 4096, got 5000"),
         (
             {"num_key_value_heads": 3},
-            "num_attention_heads is 4, which 3 num_key_value_heads do not divide",
+            "num_key_value_heads: expected .*4.* got 3",
         ),
-        ({"rms_norm_eps": float("nan")}, "rms_norm_eps is NaN, expected a number above 0"),
+        ({"rms_norm_eps": float("nan")}, "rms_norm_eps: expected .* got NaN"),
         (
             {"hidden_act": "relu"},
-            "hidden_act is 'relu', which is not supported; expected one of silu, swish, gelu",
+            "hidden_act: expected one of silu, swish, gelu.* got 'relu'",
         ),
         (
             {"rope_scaling": {"type": "longrope", "factor": 2.0}},
-            "rope_type is 'longrope', expected one of default, dynamic",
+            "rope_type: expected one of default, dynamic.* got 'longrope'",
         ),
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: factor is missing"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling: factor is missing"),
         (
             {"rope_parameters": {"rope_type": "yarn", "factor": None}},
-            "rope_parameters: factor is null, expected a number above 0",
+            "rope_parameters: factor: expected .* got null",
         ),
         (
             {"rope_scaling": {**YARN, "truncate": "yes"}},
-            "truncate is 'yes', expected true or false",
+            "truncate: expected true or false, got 'yes'",
         ),
         (
             {"rope_scaling": {**YARN, "beta_fast": "a"}},
-            "beta_fast is 'a', expected a number above 0",
+            "beta_fast: expected .* got 'a'",
         ),
-        ({"rope_scaling": {"type": ["yarn"]}}, "rope_type is \"['yarn']\", expected one of"),
-        ({"rope_parameters": []}, "rope_parameters is '[]', expected one flat table"),
-        ({"rope_scaling": "yarn"}, "rope_scaling is 'yarn', expected one flat table"),
-        ({"head_dim": 7}, "head_dim is 7, expected an even number"),
+        ({"rope_scaling": {"type": ["yarn"]}}, "rope_type: expected one of .* got .*yarn"),
+        ({"rope_parameters": []}, r"rope_parameters: expected one flat table .* got '\[\]'"),
+        ({"rope_scaling": "yarn"}, "rope_scaling: expected one flat table .* got 'yarn'"),
+        ({"head_dim": 7}, "head_dim: expected an even number.* got 7"),
         (
             {"rope_scaling": {"type": "linear", "factor": "x"}},
-            "factor is 'x', expected a number above 0",
+            "factor: expected .* got 'x'",
         ),
         (
             {"rope_parameters": {"full_attention": {"rope_type": "default"}}},
             "expected one flat table",
         ),
-        ({"rope_theta": 0.5}, "rope_theta is 0.5"),
-        ({"eos_token_id": "x"}, "eos_token_id is 'x'"),
-        ({"dtype": "int8"}, "dtype is 'int8', expected one of float32"),
-        ({"tie_word_embeddings": 1}, "tie_word_embeddings is 1, expected true or false"),
-        ({"layer_types": ["linear_attention"] * 4}, "layer_types is"),
+        ({"rope_theta": 0.5}, "rope_theta: expected .* got 0.5"),
+        ({"eos_token_id": "x"}, "eos_token_id: expected .* got 'x'"),
+        ({"dtype": "int8"}, "dtype: expected one of float32.* got 'int8'"),
+        ({"tie_word_embeddings": 1}, "tie_word_embeddings: expected true or false, got 1"),
+        ({"layer_types": ["linear_attention"] * 4}, "layer_types: expected 4 entries"),
     ],
 )
 def test_what_cannot_be_served_is_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
         QWEN2.config({**HF, **changes})
-
-    assert message in str(error.value)
 
 
 def test_more_experts_a_token_than_there_are() -> None:
-    with pytest.raises(ValueError, match="num_experts_per_tok is 8, expected at most 4"):
+    with pytest.raises(ValueError, match="num_experts_per_tok: expected at most 4, got 8"):
         QWEN3_MOE.config({**HF, "num_experts": 4})
 
 
 def test_more_experts_than_can_be_named_one_by_one() -> None:
-    with pytest.raises(
-        ValueError, match=r"^experts of a layer are 1000000, expected at most 4096$"
-    ):
+    with pytest.raises(ValueError, match=r"experts .*: expected at most 4096, got 1000000"):
         QWEN3_MOE.config({**HF, "num_experts": 10**6})
 
 

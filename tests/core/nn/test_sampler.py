@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from torch import Tensor
 
 from headstock.nn.sampler import sample
@@ -51,7 +52,7 @@ def draw(logits: Tensor, **asked: Any) -> Sample:
 
 
 @pytest.mark.feature("H13")
-@settings(max_examples=200)
+@settings(max_examples=count_examples(200))
 @given(
     st.lists(
         st.tuples(ROW, st.integers(1, VOCAB), st.floats(1 / 64, 1, width=32)),

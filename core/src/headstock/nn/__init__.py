@@ -26,5 +26,6 @@ __all__ = [
     "sampler",
     "shard",
     "short_conv",
+    "text_decoder",
     "truncation",
 ]

@@ -15,7 +15,7 @@ def read_positive(hf: Json, name: str, default: int | None = None) -> int:
     """The field, a whole number above 0; `default` where it is absent.   raises: ValueError"""
     value = read_whole(hf, name, default)
     if value < 1:
-        raise ValueError(f"{name} is {value}, expected a number above 0")
+        raise ValueError(f"{name}: expected a number above 0, got {value}")
     return value
 
 
@@ -23,7 +23,7 @@ def read_whole(hf: Json, name: str, default: int | None = None) -> int:
     """The field, a whole number; `default` where it is absent.   raises: ValueError"""
     value = _read(hf, name, default)
     if type(value) is not int:
-        raise ValueError(f"{name} is {quoted(value)}, expected a whole number")
+        raise ValueError(f"{name}: expected a whole number, got {quoted(value)}")
     return value
 
 
@@ -31,7 +31,7 @@ def read_number(hf: Json, name: str, default: float | None = None) -> float:
     """The field, a finite number above 0; `default` where it is absent.   raises: ValueError"""
     value = _read(hf, name, default)
     if type(value) not in (int, float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name} is {quoted(value)}, expected a number above 0")
+        raise ValueError(f"{name}: expected a number above 0, got {quoted(value)}")
     return float(value)
 
 
@@ -44,7 +44,7 @@ def read_flag(hf: Json, name: str, default: bool, *, may_be_null: bool = False) 
     if value is None and may_be_null:
         return False
     if type(value) is not bool:
-        raise ValueError(f"{name} is {quoted(value)}, expected true or false")
+        raise ValueError(f"{name}: expected true or false, got {quoted(value)}")
     return value
 
 

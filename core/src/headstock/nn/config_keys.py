@@ -255,7 +255,7 @@ def check_served(hf: Json, keys: Collection[str] = ()) -> None:
                 )
             wanted = " or ".join(map(json.dumps, neutral))
             raise ValueError(
-                f"{name} is {quoted(hf[name])}, which is not supported; expected {wanted}"
+                f"{name}: expected {wanted}, got {quoted(hf[name])}, which is not supported"
             )
 
 

@@ -35,6 +35,8 @@ def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, o
     for layer in config.layers:
         if layer.conv is not None:
             x = ops.short_conv(x, layer, batch)
+        elif layer.delta is not None:
+            x = ops.delta_rule(x, layer, batch)
         else:
             q = ops.qkv_rope_store(x, layer, batch)
             x = ops.attn_out(x, attend(q, layer.index), layer, batch)

@@ -11,11 +11,13 @@ from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import LAYER_TYPES, ignored_rope_fields, read_rope, stretched_length
 from headstock.spi import (
     Activation,
+    DeltaRule,
     Experts,
     Feature,
     FullKV,
     KVGroup,
     LayerConfig,
+    LayerSizes,
     ModelConfig,
     QkNorm,
     Rope,
@@ -80,7 +82,8 @@ def decoder_config(
     *,
     windows: Sequence[int | None] | None = None,
     experts: Sequence[Experts | None] | None = None,
-    convs: Sequence[ShortConv | None] | None = None,
+    convs: Sequence[ShortConv | DeltaRule | None] | None = None,
+    gates: bool = False,
     model_types: Collection[str] = (),
     fields: Collection[str] = (),
     default_head_dim: int | None = None,
@@ -92,11 +95,15 @@ def decoder_config(
     activation: Activation | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
+    sinks: bool = False,
     ropes: Sequence[Rope] = (),
     layer_ropes: Sequence[int | None] | None = None,
+    sizes: Sequence[LayerSizes | None] | None = None,
 ) -> ModelConfig:
     """The decoder that `hf`, a parsed config.json, describes.
 
+    convs: what layers have instead of attention
+    gates: whether attention has a gate
     windows, experts, convs: one entry a layer, None for a layer without; absent where no layer has
         any
     model_types: the `model_type` that the architecture goes with, empty for any
@@ -106,27 +113,30 @@ def decoder_config(
     activation: None for what `hidden_act` says
     scale: of attention scores; None for one over the root of head_dim
     softcap: the bound of attention scores; 0 for none
+    sinks: whether each layer has attention sinks
     ropes: as the family reads them; empty for one, by `read_rope`
     layer_ropes: which rope a layer has, or None for none; absent where all layers have the first
-    raises: ValueError with the field, what was found and what was wanted
+    sizes: a layer's own, or None; absent where no layer has any
+    raises: ValueError with the field, what was expected and its value
     """
     _check_model_type(hf, architecture, model_types)
     check_served(hf, fields)
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
-    _check_parts("num_attention_heads is", heads)
-    _check_parts("experts of a layer are", max((e.count for e in experts or () if e), default=0))
+    _check_parts("num_attention_heads", heads)
+    _check_parts("experts in a layer", max((e.count for e in experts or () if e), default=0))
     kv_heads = read_positive(hf, "num_key_value_heads", default_kv_heads or heads)
     head_dim = read_positive(hf, "head_dim", default_head_dim or hidden // heads)
     if heads % kv_heads:
         raise ValueError(
-            f"num_attention_heads is {heads}, which {kv_heads} num_key_value_heads do not divide"
+            f"num_key_value_heads: expected a divisor of num_attention_heads ({heads}), got "
+            f"{kv_heads}"
         )
     ropes = tuple(ropes) or (read_rope(hf, head_dim),)
     stated = read_positive(hf, "max_position_embeddings")
     max_position = max(stretched_length(rope, stated) for rope in ropes)
     if max_position > _MOST_POSITIONS:
         raise ValueError(
-            f"max_position_embeddings is {max_position}, expected at most {_MOST_POSITIONS}"
+            f"max_position_embeddings: expected at most {_MOST_POSITIONS}, got {max_position}"
         )
     count = read_layer_count(hf)
     # A window that no position reaches past is none.
@@ -136,17 +146,31 @@ def decoder_config(
     ]
     convs = convs or [None] * count
     # A group a window: a window group frees the pages behind its window (decision 0025).
-    groups = _make_kv_groups(windows, convs, kv_heads, head_dim)
+    sizes = sizes or [None] * count
+    layouts = [
+        FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim)
+        if own is None
+        else FullKV(kv_heads=own.kv_heads, k_dim=own.head_dim, v_dim=own.head_dim)
+        for own in sizes
+    ]
+    groups = _make_kv_groups(windows, convs, layouts)
     layers = make_layers(
         windows,
         experts or [None] * count,
         convs,
         groups,
-        head_dim**-0.5 if scale is None else scale,
+        [layout.k_dim**-0.5 if scale is None else scale for layout in layouts],
         softcap,
         layer_ropes or [0] * count,
+        sizes,
+        sinks,
+        gates,
     )
-    needed = {Feature.SLIDING_WINDOW: any(windows), Feature.SOFTCAP: softcap != 0}
+    needed = {
+        Feature.SLIDING_WINDOW: any(windows),
+        Feature.SOFTCAP: softcap != 0,
+        Feature.SINKS: sinks,
+    }
     return ModelConfig(
         architecture=architecture,
         vocab=read_positive(hf, "vocab_size"),
@@ -180,35 +204,37 @@ def _check_model_type(hf: Json, architecture: str, model_types: Collection[str])
     """Raise ValueError when `model_type`, by which transformers chooses, is another family's."""
     model_type = hf.get("model_type")
     if model_types and model_type is not None and model_type not in model_types:
-        expected = " or ".join(model_types)
         raise ValueError(
-            f"model_type is {quoted(model_type)}, but the architecture is {architecture}; expected "
-            f"{expected}"
+            f"model_type: expected {' or '.join(model_types)} for {architecture}, got "
+            f"{quoted(model_type)}"
         )
 
 
 def _check_parts(what: str, count: int) -> None:
     """Raise ValueError for more than can be named one by one."""
     if count > _MOST_PARTS:
-        raise ValueError(f"{what} {count}, expected at most {_MOST_PARTS}")
+        raise ValueError(f"{what}: expected at most {_MOST_PARTS}, got {count}")
 
 
 def read_layer_count(hf: Json) -> int:
     """How many layers the decoder has."""
     count = read_positive(hf, "num_hidden_layers")
     if count > _MOST_LAYERS:
-        raise ValueError(f"num_hidden_layers is {count}, expected at most {_MOST_LAYERS}")
+        raise ValueError(f"num_hidden_layers: expected at most {_MOST_LAYERS}, got {count}")
     return count
 
 
 def make_layers(
     windows: Sequence[int | None],
     experts: Sequence[Experts | None],
-    convs: Sequence[ShortConv | None],
+    convs: Sequence[ShortConv | DeltaRule | None],
     groups: tuple[KVGroup, ...],
-    scale: float,
+    scales: Sequence[float],
     softcap: float,
     ropes: Sequence[int | None],
+    sizes: Sequence[LayerSizes | None],
+    sinks: bool = False,
+    gates: bool = False,
 ) -> tuple[LayerConfig, ...]:
     """The layers, each in the KV group of its window."""
     group_of = {index: number for number, group in enumerate(groups) for index in group.layers}
@@ -217,12 +243,16 @@ def make_layers(
             index=index,
             prefix=f"layers.{index}.",
             group=group_of[index],
-            scale=scale,
+            scale=scales[index],
             window=windows[index],
             softcap=softcap,
             rope=ropes[index],
             experts=experts[index],
-            conv=convs[index],
+            conv=conv if isinstance(conv := convs[index], ShortConv) else None,
+            delta=conv if isinstance(conv, DeltaRule) else None,
+            has_gate=gates and conv is None,
+            sizes=sizes[index],
+            sinks=f"layers.{index}.sinks" if sinks and convs[index] is None else None,
         )
         for index in range(len(windows))
     )
@@ -230,19 +260,22 @@ def make_layers(
 
 def _make_kv_groups(
     windows: Sequence[int | None],
-    convs: Sequence[ShortConv | None],
-    kv_heads: int,
-    head_dim: int,
+    convs: Sequence[ShortConv | DeltaRule | None],
+    layouts: Sequence[FullKV],
 ) -> tuple[KVGroup, ...]:
-    """One group for each different window, full attention first, and one for each convolution."""
+    """One group for each different window and layout, and one for each convolution.
+
+    Full attention comes first, then windows by their width.
+    """
     attention = [index for index, conv in enumerate(convs) if conv is None]
+    kinds = dict.fromkeys((windows[index], layouts[index]) for index in attention)
     tokens = (
         KVGroup(
-            layers=tuple(index for index in attention if windows[index] == window),
-            layout=FullKV(kv_heads=kv_heads, k_dim=head_dim, v_dim=head_dim),
+            layers=tuple(i for i in attention if (windows[i], layouts[i]) == (window, layout)),
+            layout=layout,
             window=window,
         )
-        for window in sorted({windows[index] for index in attention}, key=lambda w: w or 0)
+        for window, layout in sorted(kinds, key=lambda kind: kind[0] or 0)
     )
     states = (
         KVGroup(
@@ -274,7 +307,7 @@ def check_whole_heads(hf: Json) -> None:
     hidden, heads = read_positive(hf, "hidden_size"), read_positive(hf, "num_attention_heads")
     if hidden % heads:
         raise ValueError(
-            f"hidden_size is {hidden}, expected a multiple of the {heads} num_attention_heads"
+            f"hidden_size: expected a multiple of num_attention_heads ({heads}), got {hidden}"
         )
 
 
@@ -285,10 +318,7 @@ def read_activation(hf: Json, name: str = "hidden_act", default: str = "silu") -
     """
     value = hf.get(name, default)
     if not isinstance(value, str) or value not in _ACTIVATIONS:
-        wanted = ", ".join(_ACTIVATIONS)
-        raise ValueError(
-            f"{name} is {quoted(value)}, which is not supported; expected one of {wanted}"
-        )
+        raise ValueError(f"{name}: expected one of {', '.join(_ACTIVATIONS)}, got {quoted(value)}")
     return _ACTIVATIONS[value]
 
 
@@ -309,7 +339,7 @@ def read_layer_types(hf: Json, served: Sequence[str] = LAYER_TYPES) -> list[str]
         or not all(type(t) is str and t in allowed for t in types)
     ):
         raise ValueError(
-            f"layer_types is {quoted(types)}, expected {count} entries out of {', '.join(served)}"
+            f"layer_types: expected {count} entries out of {', '.join(served)}, got {quoted(types)}"
         )
     return [_RENAMED_TYPES.get(name, name) for name in types]
 
@@ -321,8 +351,8 @@ def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None
     """
     if window is None and "sliding_attention" in types:
         raise ValueError(
-            "layer_types has 'sliding_attention', but there is no window; expected a "
-            "sliding_window, and use_sliding_window where the family has it"
+            "sliding_window: expected a width for the sliding_attention of layer_types, got none; "
+            "some families also need use_sliding_window"
         )
     return [window if name == "sliding_attention" else None for name in types]
 
@@ -332,8 +362,7 @@ def uniform_windows(hf: Json, window: int | None) -> list[int | None]:
     layer_type = "full_attention" if window is None else "sliding_attention"
     if any(name != layer_type for name in read_layer_types(hf) or ()):
         raise ValueError(
-            f"layer_types is {quoted(hf['layer_types'])}, but every layer is of "
-            f"type {layer_type!r} here"
+            f"layer_types: expected {layer_type!r} for every layer, got {quoted(hf['layer_types'])}"
         )
     return [window] * read_layer_count(hf)
 
@@ -342,7 +371,7 @@ def _read_dtype(hf: Json) -> str:
     """The checkpoint's torch dtype, by name."""
     dtype = hf.get("dtype") or hf.get("torch_dtype") or "float32"
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {shorten(dtype)!r}, expected one of {', '.join(DTYPES)}")
+        raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {shorten(dtype)!r}")
     return str(dtype)
 
 
@@ -352,6 +381,6 @@ def _read_eos(hf: Json) -> tuple[int, ...]:
     ids = value if isinstance(value, list) else [] if value is None else [value]
     if not all(type(i) is int and i >= 0 for i in ids):
         raise ValueError(
-            f"eos_token_id is {shorten(value)!r}, expected a token id or a list of them"
+            f"eos_token_id: expected a token id or a list of them, got {shorten(value)!r}"
         )
     return tuple(dict.fromkeys(ids))

@@ -16,6 +16,16 @@ def kv_cells(slots: Tensor, page_size: int) -> Tensor:
     return torch.stack((keys, keys + page_size), -1)
 
 
+def divide_by_scales(kv: Tensor, k_scale: float, v_scale: float) -> Tensor:
+    """Keys and values divided by their scales.
+
+    kv: [tokens, 2, kv_heads, head_dim]    returns: the same shape, float32
+    """
+    # By a product with the inverse, which is what torch makes of a division on a GPU alone.
+    keys, values = kv.float().unbind(1)
+    return torch.stack((keys * (1 / k_scale), values * (1 / v_scale)), 1)
+
+
 def store_kv_(pool: Tensor, cells: Tensor, kv: Tensor) -> None:
     """Put keys and values into the pool.
 

@@ -29,6 +29,7 @@ def latent_parameters(
     """
     source, prefix = f"model.layers.{layer.index}.self_attn.", layer.prefix
     rank, head_dim = latent.kv_rank, latent.nope_dim + latent.rope_dim
+    heads = config.sizes_of(layer).heads
     stored = rank + latent.rope_dim
     compressed = () if latent.q_rank is None else (latent.q_rank,)
     # One product: both read the same tokens.
@@ -49,14 +50,14 @@ def latent_parameters(
         f"{prefix}q_up",
         latent.q_rank or config.hidden,
         (f"{source}{'q_b_proj' if compressed else 'q_proj'}",),
-        (config.heads * head_dim,),
+        (heads * head_dim,),
         False,
         _turn_last(config, layer, latent.rope_dim, head_dim),
     )
     # Both halves of one tensor, which is read twice: beside it a load has room for one parameter.
     halves = {
-        "k_up": ((config.heads, rank, latent.nope_dim), _cut_keys),
-        "v_up": ((config.heads, latent.v_dim, rank), _cut_values),
+        "k_up": ((heads, rank, latent.nope_dim), _cut_keys),
+        "v_up": ((heads, latent.v_dim, rank), _cut_values),
     }
     for name, (shape, cut) in halves.items():
         yield (
@@ -65,13 +66,13 @@ def latent_parameters(
                 shape=shape,
                 roles=frozenset((Role.HEAD_LINEAR,)),
                 sources=((f"{source}kv_b_proj.weight",),),
-                source_shape=(config.heads * (latent.nope_dim + latent.v_dim), rank),
-                transform=partial(cut, config.heads, latent.nope_dim),
+                source_shape=(heads * (latent.nope_dim + latent.v_dim), rank),
+                transform=partial(cut, heads, latent.nope_dim),
             ),
         )
     yield from make_linear_specs(
         f"{prefix}attn_out",
-        config.heads * latent.v_dim,
+        heads * latent.v_dim,
         (f"{source}o_proj",),
         (config.hidden,),
         config.out_bias,

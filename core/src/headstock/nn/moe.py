@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from headstock.nn.mlp import activate_and_mul
-from headstock.spi import Activation, Experts, Scoring
+from headstock.spi import Activation, ClampedGate, Experts, Scoring
 
 # Found once: finding a member of an Enum is felt in a step of one token on a CPU.
 _SIGMOID = Scoring.SIGMOID
@@ -62,18 +62,34 @@ def _mask_groups(values: Tensor, experts: Experts) -> Tensor:
     return masked
 
 
+def number_own_experts(ids: Tensor, experts: Experts) -> Tensor:
+    """The numbers of experts among those of this rank; `experts.held` for experts of other ranks.
+
+    ids, result: [tokens, per_token]
+    """
+    if not experts.held:
+        return ids
+    own = ids - experts.first
+    return own.masked_fill((own < 0) | (own >= experts.held), experts.held)
+
+
 def mix_experts(
     x: Tensor,
     weights: Tensor,
     ids: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    activation: Activation = Activation.SILU,
+    activation: Activation | ClampedGate = Activation.SILU,
+    *,
+    biases: tuple[Tensor, Tensor] | None = None,
+    is_shard: bool = False,
 ) -> Tensor:
     """The weighted sum of what each token's experts make of it.
 
     x, result: [tokens, hidden]    weights, ids: [tokens, per_token]
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
+    biases: of both maps, [experts, 2 * intermediate] and [experts, hidden]
+    is_shard: whether ids may be `len(gate_up)`, for experts of other ranks, which add nothing
     raises: RuntimeError inside the capture of a graph, where the experts are multiplied one by one
     """
     # Stable, so that an expert multiplies its tokens in the same order in every run.
@@ -82,8 +98,12 @@ def mix_experts(
     multiply = run_experts_grouped if has_grouped_mm(x, gate_up) else run_experts_one_by_one
     # Back to the tokens' order before summing, so that no token's sum depends on its neighbours.
     outputs = torch.empty_like(grouped)
-    outputs[order] = multiply(grouped, ids, gate_up, down, activation)
-    return (outputs.view(*ids.shape, -1) * weights[..., None]).sum(1)
+    outputs[order] = multiply(grouped, ids, gate_up, down, activation, biases)
+    terms = outputs.view(*ids.shape, -1) * weights[..., None]
+    if is_shard:
+        # Not by a weight of 0: rows of no expert may be NaN.
+        terms.masked_fill_((ids == len(gate_up))[..., None], 0)
+    return terms.sum(1)
 
 
 def run_experts_grouped(
@@ -91,19 +111,27 @@ def run_experts_grouped(
     ids: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    activation: Activation = Activation.SILU,
+    activation: Activation | ClampedGate = Activation.SILU,
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """The experts' outputs, in two grouped products; nothing is read on the host.
 
-    grouped, result: [tokens * per_token, hidden], the first expert's tokens first
+    grouped, result: [tokens * per_token, hidden], the first expert's tokens first; rows with the id
+        `len(gate_up)`, which come last, are undefined
     """
     ones = torch.ones(ids.numel(), dtype=torch.int32, device=ids.device)
-    counts = torch.zeros(len(gate_up), dtype=torch.int32, device=ids.device).scatter_add_(
+    counts = torch.zeros(len(gate_up) + 1, dtype=torch.int32, device=ids.device).scatter_add_(
         0, ids.flatten(), ones
     )
-    ends = counts.cumsum(0, dtype=torch.int32)
-    inner = activate_and_mul(F.grouped_mm(grouped, gate_up.mT, offs=ends), activation)
-    return F.grouped_mm(inner, down.mT, offs=ends)
+    ends = counts[:-1].cumsum(0, dtype=torch.int32)
+    product = F.grouped_mm(grouped, gate_up.mT, offs=ends)
+    if biases is None:
+        return F.grouped_mm(activate_and_mul(product, activation), down.mT, offs=ends)
+    # Rows of other ranks' experts come last, and any bias will do for them.
+    numbers = ids.flatten().sort().values.clamp_(max=len(gate_up) - 1)
+    first, second = (bias.index_select(0, numbers) for bias in biases)
+    inner = activate_and_mul(product.add_(first), activation)
+    return F.grouped_mm(inner, down.mT, offs=ends).add_(second)
 
 
 def run_experts_one_by_one(
@@ -111,7 +139,8 @@ def run_experts_one_by_one(
     ids: Tensor,
     gate_up: Tensor,
     down: Tensor,
-    activation: Activation = Activation.SILU,
+    activation: Activation | ClampedGate = Activation.SILU,
+    biases: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """As `run_experts_grouped`, with the number of each expert's tokens read on the host.
 
@@ -123,13 +152,15 @@ def run_experts_one_by_one(
             "how many tokens each expert gets is counted on the host, so no graph holds these "
             "experts"
         )
-    counts = ids.flatten().bincount(minlength=len(gate_up)).tolist()
-    parts = [
-        F.linear(activate_and_mul(F.linear(part, gate_up[expert]), activation), down[expert])
-        for expert, part in enumerate(torch.split(grouped, counts))
-        if len(part)
-    ]
-    return torch.cat(parts)
+    counts = ids.flatten().bincount(minlength=len(gate_up) + 1).tolist()
+    *parts, others = torch.split(grouped, counts)
+    outputs = []
+    for expert, part in enumerate(parts):
+        if len(part):
+            first, second = (None, None) if biases is None else (bias[expert] for bias in biases)
+            inner = activate_and_mul(F.linear(part, gate_up[expert], first), activation)
+            outputs.append(F.linear(inner, down[expert], second))
+    return torch.cat([*outputs, others]) if len(others) else torch.cat(outputs)
 
 
 def has_grouped_mm(x: Tensor, gate_up: Tensor) -> bool:

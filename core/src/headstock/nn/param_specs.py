@@ -46,11 +46,10 @@ def _add_one(weight: Tensor) -> Tensor:
 def row_transform(config: ModelConfig, layer: LayerConfig) -> Transform | None:
     """What brings rows that are turned in neighbouring pairs into halves; None if they are."""
     rope = None if layer.rope is None else config.ropes[layer.rope]
-    return (
-        None
-        if rope is None or not rope.interleaved
-        else partial(_pairs_to_halves, rope.dim, config.head_dim, config.heads + config.kv_heads)
-    )
+    if rope is None or not rope.interleaved:
+        return None
+    sizes = config.sizes_of(layer)
+    return partial(_pairs_to_halves, rope.dim, sizes.head_dim, sizes.heads + sizes.kv_heads)
 
 
 # Once, at load: which number of a query stands where changes no product with a key, as long as
@@ -99,18 +98,28 @@ def make_linear_specs(
     bias: bool,
     transform: Transform | None = None,
     bias_transform: Transform | None = None,
+    role: Role = Role.LINEAR,
+    rows: int | None = None,
 ) -> NamedSpecs:
     """A linear map of `width` inputs, its sources one above the other, and its bias if any.
 
+    parts: how many rows each source has
+    rows: how many the transform leaves; None for all
     bias_transform: that of the bias; None for the weight's
     """
-    rows = sum(parts)
+    count = sum(parts)
+    kept = count if rows is None else rows
     weights = (tuple(f"{source}.weight" for source in sources),)
-    roles = frozenset((Role.LINEAR,))
+    roles = frozenset((role,))
     yield (
         name,
         ParamSpec(
-            shape=(rows, width), roles=roles, sources=weights, parts=parts, transform=transform
+            shape=(kept, width),
+            roles=roles,
+            sources=weights,
+            parts=parts,
+            transform=transform,
+            source_shape=None if rows is None else (count, width),
         ),
     )
     if bias:
@@ -118,10 +127,11 @@ def make_linear_specs(
         yield (
             f"{name}.bias",
             ParamSpec(
-                shape=(rows,),
+                shape=(kept,),
                 roles=roles,
                 sources=biases,
                 parts=parts,
                 transform=bias_transform or transform,
+                source_shape=None if rows is None else (count,),
             ),
         )

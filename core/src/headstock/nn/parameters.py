@@ -8,6 +8,19 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from headstock.nn.conv_parameters import make_conv_specs
+from headstock.nn.delta_parameters import (
+    DELTA_NAMES,
+    DeltaNames,
+    make_delta_specs,
+    take_gates,
+    take_queries,
+)
+from headstock.nn.expert_parameters import (
+    make_expert_specs,
+    make_router_specs,
+    make_stacked_expert_specs,
+)
 from headstock.nn.latent_parameters import latent_parameters
 from headstock.nn.param_specs import (
     NamedSpecs,
@@ -29,7 +42,6 @@ from headstock.spi import (
     QkNorm,
     Role,
     Rope,
-    ShortConv,
 )
 
 
@@ -42,17 +54,23 @@ class TensorNames:
 
     expert: the beginning of an expert's names, with `{}` for its number
     whole_gate_up, whole_down: one tensor for all experts, where the checkpoint has it
-    router_bias: the whole name
+    sinks, router_bias: the whole names
+    layer_scalar, router_scale, expert_scales: the whole names
     router_bias_shape: the dimensions that it is stored with before that of the experts
     final_norm: the name of the norm after all layers, the whole of it but `.weight`
+    has_stacked_experts: whether those are all there is, [experts, inputs, outputs] each, where gate
+        and up take turns among the outputs of an expert
+    may_swap_whole: whether those may be stored as [experts, inputs, outputs]
     left_out: beginnings of whole names of parts that are not computed, with `{}` for the number of
         layers
+    towers, renames: as in `ParamSpec`
     """
 
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
     out: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm"
     k_norm: str = "self_attn.k_norm"
+    sinks: str = "self_attn.sinks"
     attn_norm: str = "input_layernorm"
     attn_post_norm: str = "post_attention_layernorm"
     mlp_norm: str = "post_attention_layernorm"
@@ -70,11 +88,22 @@ class TensorNames:
     shared_gate_up: tuple[str, ...] = ("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj")
     shared_down: str = "mlp.shared_expert.down_proj"
     shared_gate: str = "mlp.shared_expert_gate"
+    layer_scalar: str = "layer_scalar"
+    router_scale: str = "router.scale"
+    expert_scales: str = "router.per_expert_scale"
+    dense_post_norm: str = "post_feedforward_layernorm_1"
+    experts_norm: str = "pre_feedforward_layernorm_2"
+    experts_post_norm: str = "post_feedforward_layernorm_2"
     conv_in: str = "conv.in_proj"
     conv: str = "conv.conv"
     conv_out: str = "conv.out_proj"
+    delta: DeltaNames = DELTA_NAMES
     final_norm: str = "model.norm"
+    may_swap_whole: bool = False
+    has_stacked_experts: bool = False
     left_out: tuple[str, ...] = ()
+    towers: tuple[tuple[str, str], ...] = ()
+    renames: tuple[tuple[str, str], ...] = ()
 
 
 LLAMA_NAMES = TensorNames()
@@ -84,16 +113,21 @@ def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[st
     """Every parameter of the decoder, by name."""
     specs = dict(_outer_parameters(config, names))
     for layer in config.layers:
-        specs |= (
-            _attention_parameters(config, layer, names)
-            if layer.conv is None
-            else _conv_parameters(config, layer, layer.conv, names)
-        )
-        specs |= (
-            _mlp_parameters(config, layer, names)
-            if layer.experts is None
-            else _moe_parameters(config, layer, layer.experts, names)
-        )
+        specs |= _attn_norm_specs(config, layer, names)
+        if layer.conv is not None:
+            specs |= make_conv_specs(config, layer, layer.conv, _list_conv_names(layer, names))
+        elif layer.delta is not None:
+            specs |= make_delta_specs(config, layer, layer.delta, names.delta)
+        else:
+            specs |= _attention_parameters(config, layer, names)
+        specs |= _mlp_norm_specs(config, layer, names)
+        if layer.has_mlp:
+            specs |= _mlp_parameters(config, layer, names)
+        if layer.experts is not None:
+            specs |= _moe_parameters(config, layer, layer.experts, names)
+        if layer.scalar is not None:
+            scalar = f"model.layers.{layer.index}.{names.layer_scalar}"
+            specs[layer.scalar] = ParamSpec(shape=(1,), sources=((scalar,),), dummy=1.0)
     return specs
 
 
@@ -110,6 +144,8 @@ def _outer_parameters(config: ModelConfig, names: TensorNames) -> NamedSpecs:
             sources=(("model.embed_tokens.weight",),),
             copies=twin,
             left_out=tuple(name.format(len(config.layers)) for name in names.left_out),
+            towers=names.towers,
+            renames=names.renames,
         ),
     )
     if not config.tied_embeddings:
@@ -148,21 +184,34 @@ def _attention_parameters(
 ) -> NamedSpecs:
     """Parameters of a layer's attention: q, k and v merged in this order."""
     source, prefix = f"model.layers.{layer.index}.", layer.prefix
-    width, kv_width = config.heads * config.head_dim, config.kv_heads * config.head_dim
+    sizes = config.sizes_of(layer)
+    width, kv_width = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     turn = row_transform(config, layer)
-    yield from _attn_norm_specs(config, layer, names)
+    gate = partial(take_queries, sizes.heads, sizes.head_dim) if layer.has_gate else None
     if layer.latent is not None:
         yield from latent_parameters(config, layer, layer.latent)
         return
+    qkv = names.qkv if layer.has_own_values else (*names.qkv[:2], names.qkv[1])
     # Merged, so that keys and values lie side by side in the product and one operation stores them.
     yield from make_linear_specs(
         f"{prefix}qkv",
         config.hidden,
-        tuple(f"{source}{name}" for name in names.qkv),
-        (width, kv_width, kv_width),
+        tuple(f"{source}{name}" for name in qkv),
+        (2 * width if layer.has_gate else width, kv_width, kv_width),
         config.qkv_bias,
-        turn,
+        turn if gate is None else chain_transforms(gate, turn),
+        rows=width + 2 * kv_width if layer.has_gate else None,
     )
+    if layer.has_gate:
+        yield from make_linear_specs(
+            f"{prefix}attn_gate",
+            config.hidden,
+            (f"{source}{names.qkv[0]}",),
+            (2 * width,),
+            config.qkv_bias,
+            partial(take_gates, sizes.heads, sizes.head_dim),
+            rows=width,
+        )
     yield from make_linear_specs(
         f"{prefix}attn_out",
         width,
@@ -171,6 +220,23 @@ def _attention_parameters(
         config.out_bias,
         bias_transform=first_shard_transform(config),
     )
+    if layer.sinks is not None:
+        yield (
+            layer.sinks,
+            ParamSpec(
+                shape=(sizes.heads,), sources=((f"{source}{names.sinks}",),), dtype="float32"
+            ),
+        )
+    if config.value_norm:
+        yield (
+            f"{prefix}v_norm",
+            ParamSpec(
+                shape=(sizes.kv_heads, sizes.head_dim),
+                roles=frozenset((Role.HEAD_NORM,)),
+                dtype=norm_dtype(config),
+                compute=partial(_make_ones, sizes.kv_heads, sizes.head_dim),
+            ),
+        )
     if config.qk_norm is QkNorm.WHOLE:
         yield f"{prefix}q_norm", make_norm_spec(config, width, f"{source}{names.q_norm}", turn)
         yield f"{prefix}k_norm", make_norm_spec(config, kv_width, f"{source}{names.k_norm}", turn)
@@ -180,15 +246,20 @@ def _attention_parameters(
         yield (
             f"{prefix}qk_norm",
             ParamSpec(
-                shape=(config.heads + config.kv_heads, config.head_dim),
+                shape=(sizes.heads + sizes.kv_heads, sizes.head_dim),
                 roles=frozenset((Role.HEAD_NORM,)),
-                sources=(q,) * config.heads + (k,) * config.kv_heads,
+                sources=(q,) * sizes.heads + (k,) * sizes.kv_heads,
                 stacked=True,
                 dummy=0.0 if config.norm_offset else 1.0,
                 dtype=norm_dtype(config),
                 transform=chain_transforms(norm_transform(config), head_transform(config, layer)),
             ),
         )
+
+
+def _make_ones(heads: int, head_dim: int, config: ModelConfig, max_seq_len: int) -> Tensor:
+    """The weight of a norm without one.   returns: [heads, head_dim]"""
+    return torch.ones(heads, head_dim)
 
 
 def _attn_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
@@ -206,52 +277,16 @@ def _attn_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames
         )
 
 
-def _conv_parameters(
-    config: ModelConfig, layer: LayerConfig, conv: ShortConv, names: TensorNames
-) -> NamedSpecs:
-    """Parameters of a gated convolution: the gate before, the one after and its input merged."""
-    source, prefix, width = f"model.layers.{layer.index}.", layer.prefix, conv.width
-    yield from _attn_norm_specs(config, layer, names)
-    yield from make_linear_specs(
-        f"{prefix}conv_in",
-        config.hidden,
-        (f"{source}{names.conv_in}",),
-        (width,) * 3,
-        conv.bias,
-    )
-    yield (
-        f"{prefix}conv",
-        ParamSpec(
-            shape=(conv.taps, width),
-            sources=((f"{source}{names.conv}.weight",),),
-            source_shape=(width, 1, conv.taps),
-            transform=_by_tap,
-        ),
-    )
-    if conv.bias:
-        yield (
-            f"{prefix}conv.bias",
-            ParamSpec(shape=(width,), sources=((f"{source}{names.conv}.bias",),)),
-        )
-    yield from make_linear_specs(
-        f"{prefix}conv_out",
-        width,
-        (f"{source}{names.conv_out}",),
-        (config.hidden,),
-        conv.bias,
-        bias_transform=first_shard_transform(config),
-    )
-
-
-def _by_tap(weight: Tensor) -> Tensor:
-    """A convolution's weight with a row for each tap.   weight: [width, 1, taps]"""
-    return weight[:, 0].t().contiguous()
+def _list_conv_names(layer: LayerConfig, names: TensorNames) -> tuple[str, str, str]:
+    """What the checkpoint calls the maps and the weights of a layer's convolution."""
+    source = f"model.layers.{layer.index}."
+    return f"{source}{names.conv_in}", f"{source}{names.conv}", f"{source}{names.conv_out}"
 
 
 def _mlp_parameters(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:
     """Parameters of a dense feed-forward part: gate and up merged in this order."""
-    source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, config.intermediate
-    yield from _mlp_norm_specs(config, layer, names)
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    inner = config.sizes_of(layer).intermediate
     yield from make_linear_specs(
         f"{prefix}gate_up",
         config.hidden,
@@ -273,18 +308,10 @@ def _moe_parameters(
     config: ModelConfig, layer: LayerConfig, experts: Experts, names: TensorNames
 ) -> NamedSpecs:
     """Parameters of a mixture of experts, from one tensor an expert or from one for all."""
-    source, prefix, inner = f"model.layers.{layer.index}.", layer.prefix, experts.intermediate
-    each = [f"{source}{names.expert.format(expert)}" for expert in range(experts.count)]
-    yield from _mlp_norm_specs(config, layer, names)
-    yield (
-        f"{prefix}router",
-        ParamSpec(
-            shape=(experts.count, config.hidden),
-            roles=frozenset((Role.LINEAR,)),
-            sources=((f"{source}{names.router}.weight",),),
-            dtype="float32" if experts.wide_scores else None,
-        ),
-    )
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    if experts.beside_mlp:
+        yield from _beside_mlp_norm_specs(config, layer, names)
+    yield from make_router_specs(config, layer, experts, f"{source}{names.router}")
     if experts.choice_bias:
         yield (
             f"{prefix}router_bias",
@@ -296,31 +323,54 @@ def _moe_parameters(
                 transform=torch.flatten,
             ),
         )
-    yield (
-        f"{prefix}experts_gate_up",
-        ParamSpec(
-            shape=(experts.count, 2 * inner, config.hidden),
-            roles=frozenset((Role.EXPERTS,)),
-            sources=tuple(
-                tuple(f"{name}{part}.weight" for part in names.expert_gate_up) for name in each
-            ),
-            stacked=True,
-            parts=(inner, inner),
-            whole=f"{source}{names.whole_gate_up}",
-        ),
-    )
-    yield (
-        f"{prefix}experts_down",
-        ParamSpec(
-            shape=(experts.count, config.hidden, inner),
-            roles=frozenset((Role.EXPERTS,)),
-            sources=tuple((f"{name}{names.expert_down}.weight",) for name in each),
-            stacked=True,
-            whole=f"{source}{names.whole_down}",
-        ),
-    )
+    if experts.has_scales:
+        scales = ((f"{source}{names.expert_scales}",),)
+        yield f"{prefix}expert_scales", ParamSpec(shape=(experts.count,), sources=scales, dummy=1.0)
+    wholes = (f"{source}{names.whole_gate_up}", f"{source}{names.whole_down}")
+    if names.has_stacked_experts:
+        yield from make_stacked_expert_specs(config, layer, experts, wholes)
+    else:
+        each = [f"{source}{names.expert.format(expert)}" for expert in experts.own]
+        yield from make_expert_specs(
+            config,
+            layer,
+            experts,
+            wholes,
+            tuple(tuple(f"{name}{part}" for part in names.expert_gate_up) for name in each),
+            tuple((f"{name}{names.expert_down}",) for name in each),
+            may_swap_whole=names.may_swap_whole,
+        )
     if experts.shared:
         yield from _shared_expert_parameters(config, layer, experts, names)
+
+
+def _beside_mlp_norm_specs(
+    config: ModelConfig, layer: LayerConfig, names: TensorNames
+) -> NamedSpecs:
+    """The norms of experts beside a dense feed-forward part, and of what that gives."""
+    source, prefix = f"model.layers.{layer.index}.", layer.prefix
+    for name, stored in (
+        ("dense_post_norm", names.dense_post_norm),
+        ("experts_norm", names.experts_norm),
+        ("experts_post_norm", names.experts_post_norm),
+    ):
+        yield f"{prefix}{name}", make_norm_spec(config, config.hidden, f"{source}{stored}")
+    # What is normalized is multiplied by the scale, and by this: one norm.
+    yield (
+        f"{prefix}router_norm",
+        ParamSpec(
+            shape=(config.hidden,),
+            roles=frozenset((Role.NORM,)),
+            sources=((f"{source}{names.router_scale}",),),
+            dummy=config.hidden**-0.5,
+            dtype=norm_dtype(config),
+            transform=partial(_multiply, config.hidden**-0.5),
+        ),
+    )
+
+
+def _multiply(factor: float, weight: Tensor) -> Tensor:
+    return weight.mul_(factor)
 
 
 def _shared_expert_parameters(
@@ -346,7 +396,9 @@ def _shared_expert_parameters(
     )
     if experts.shared_gate:
         gate = (f"{source}{names.shared_gate}",)
-        yield from make_linear_specs(f"{prefix}shared_gate", config.hidden, gate, (1,), False)
+        yield from make_linear_specs(
+            f"{prefix}shared_gate", config.hidden, gate, (1,), False, role=Role.ROUTER
+        )
 
 
 def _mlp_norm_specs(config: ModelConfig, layer: LayerConfig, names: TensorNames) -> NamedSpecs:

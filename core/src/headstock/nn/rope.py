@@ -77,6 +77,17 @@ def _linear_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[
     return frequencies / rope.parameters["factor"], 1.0
 
 
+def _proportional_frequencies(
+    rope: Rope, max_position: int, positions: int
+) -> tuple[Tensor, float]:
+    """The first of a head's frequencies, divided by `factor`; pairs of the rest do not turn."""
+    numbers = rope.parameters
+    turned = int(numbers.get("partial_rotary_factor", 1.0) * rope.dim // 2)
+    frequencies, _ = _default_frequencies(rope, max_position, positions)
+    frequencies[turned:] = 0
+    return frequencies / numbers.get("factor", 1.0), 1.0
+
+
 def _llama3_frequencies(rope: Rope, max_position: int, positions: int) -> tuple[Tensor, float]:
     """Llama 3.1: slow frequencies divided by `factor`, fast ones kept, those between blended."""
     numbers = rope.parameters
@@ -159,6 +170,7 @@ SCALINGS: Mapping[str, Callable[[Rope, int, int], tuple[Tensor, float]]] = {
     "linear": _linear_frequencies,
     "llama3": _llama3_frequencies,
     "longrope": _long_frequencies,
+    "proportional": _proportional_frequencies,
     "yarn": _yarn_frequencies,
 }
 """Type of scaling in config.json -> `(rope, max_position, positions) -> (frequencies, factor)`.

@@ -177,8 +177,8 @@ def apply_processor(
         result = _describe_scores(scores) if isinstance(scores, Tensor) else shorten(scores)
         kind = type(processor)
         raise PluginBroken(
-            f"the logits processor {kind.__module__}.{kind.__qualname__} returned {result}; "
-            f"expected {_describe_scores(logits)}; report it to its author"
+            f"the logits processor {kind.__module__}.{kind.__qualname__}: expected "
+            f"{_describe_scores(logits)}, got {result}; report it to its author"
         )
     return scores
 

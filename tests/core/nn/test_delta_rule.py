@@ -1,0 +1,108 @@
+"""The gated delta rule: what no chunk, neighbour or earlier sequence of a page may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from headstock.nn.delta_rule import apply_delta_rule_, make_decay, normalize_gated
+from headstock.spi import Batch
+
+KEYS, VALUES, WIDTH, DEPTH = 2, 4, 6, 5
+
+
+def make_inputs(seed: int, count: int) -> list[Tensor]:
+    """q, k, v, decay and beta of so many tokens."""
+    noise = torch.Generator().manual_seed(seed)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=noise)
+
+    q, k, v = draw(KEYS, WIDTH), draw(KEYS, WIDTH), draw(VALUES, DEPTH)
+    return [q, k, v, -draw(VALUES).abs(), draw(VALUES).sigmoid()]
+
+
+def run(rows: list[list[Tensor]], starts: list[int], state: Tensor, padding: int = 0) -> Any:
+    """What the rows read in one step; their pages are 1, 2, ..."""
+    counts = [len(row[0]) for row in rows]
+    ends = torch.tensor([0, *counts]).cumsum(0)
+    inputs = [
+        torch.cat([*parts, parts[0].new_ones(padding, *parts[0].shape[1:])])
+        for parts in zip(*rows, strict=True)
+    ]
+    batch: Any = Batch.__new__(Batch)
+    for name, value in (
+        ("starts", torch.tensor(starts)),
+        ("query_start", ends),
+        ("max_query_len", max(counts)),
+    ):
+        object.__setattr__(batch, name, value)
+    pages = torch.arange(1, len(rows) + 1)
+    out = apply_delta_rule_(*inputs, state, pages, batch)
+    return [out[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+
+
+def new_state(rows: int) -> Tensor:
+    return torch.full((rows + 1, VALUES, WIDTH, DEPTH), torch.nan)
+
+
+def recur(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
+    """The definition, token by token in float64."""
+    q, k = (each.double().repeat_interleave(VALUES // KEYS, 1) for each in (q, k))
+    q, k = (each / (each.square().sum(-1, keepdim=True) + 1e-6).sqrt() for each in (q, k))
+    memory, outs = torch.zeros(VALUES, WIDTH, DEPTH, dtype=torch.float64), []
+    for at in range(len(q)):
+        memory = memory * decay[at].double().exp()[:, None, None]
+        known = torch.einsum("hkv,hk->hv", memory, k[at])
+        learned = beta[at].double()[:, None] * (v[at].double() - known)
+        memory = memory + torch.einsum("hk,hv->hkv", k[at], learned)
+        outs.append(torch.einsum("hkv,hk->hv", memory, q[at]) / WIDTH**0.5)
+    return torch.stack(outs)
+
+
+@given(st.integers(0, 9), st.integers(1, 40))
+def test_it_is_what_the_definition_says(seed: int, count: int) -> None:
+    inputs = make_inputs(seed, count)
+    (found,) = run([inputs], [0], new_state(1))
+    torch.testing.assert_close(found.double(), recur(*inputs), atol=1e-5, rtol=1e-4)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 12), st.integers(0, 12)), min_size=1, max_size=4),
+    st.integers(0, 3),
+    st.integers(0, 5),
+)
+def test_neither_cuts_nor_neighbours_nor_padding_change_a_bit(
+    sizes: list[tuple[int, int]], padding: int, seed: int
+) -> None:
+    rows = [make_inputs(seed + at, first + rest) for at, (first, rest) in enumerate(sizes)]
+    alone, states = [], []
+    for row in rows:
+        state = new_state(1)
+        alone += run([row], [0], state)
+        states.append(state[1])
+    state = new_state(len(rows))
+    parts = [[each[:first] for each in row] for row, (first, _) in zip(rows, sizes, strict=True)]
+    begun = run(parts, [0] * len(rows), state, padding)
+    # The rest one by one, as in decode, beside rows that have none left.
+    outs = [[each] for each in begun]
+    for at, (row, (first, rest)) in enumerate(zip(rows, sizes, strict=True)):
+        own = torch.stack((state[0], state[at + 1]))
+        for index in range(first, first + rest):
+            outs[at] += run([[each[index : index + 1] for each in row]], [index], own)
+        assert torch.equal(torch.cat(outs[at]), alone[at])
+        assert torch.equal(own[1], states[at])
+
+
+def test_decay_and_the_gated_norm_are_those_of_the_paper() -> None:
+    a, rate, bias = torch.randn(3, 4), torch.rand(4), torch.randn(4)
+    wanted = -rate * torch.log1p(torch.exp(a + bias))
+    torch.testing.assert_close(make_decay(a, rate, bias), wanted)
+    x, gate, weight = torch.randn(3, 2, 8), torch.randn(3, 2, 8), torch.rand(8)
+    normed = x / (x.square().mean(-1, keepdim=True) + 0.1).sqrt() * weight
+    found = normalize_gated(x, gate, weight, 0.1)
+    torch.testing.assert_close(found, normed * gate * gate.sigmoid())
