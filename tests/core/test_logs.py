@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import re
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -104,3 +106,22 @@ def test_a_line_is_bounded_and_whole_at_level_debug(capsys: pytest.CaptureFixtur
     show_logs("INFO")
     LOG.warning(log_event("facts", **{f"key{number}": "x" * 100 for number in range(40)}))
     assert len(capsys.readouterr().err) == 401
+
+
+def test_warnings_and_lines_of_libraries_look_like_headstocks_own() -> None:
+    code = """
+import logging, warnings
+from headstock.logs import show_library_logs, show_logs
+show_logs("INFO")
+show_library_logs()
+show_library_logs()
+warnings.warn("two\\nlines")
+logging.getLogger("asyncio").error("a task %s", "failed")
+logging.getLogger("asyncio").info("not shown")
+logging.getLogger("headstock.x").info("once")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    warned, failed, own = done.stderr.splitlines()
+    assert re.match(r"time=\S+Z level=warning logger=py\.warnings event=.*two\\nlines", warned)
+    assert re.match(r'time=\S+Z level=error logger=asyncio event="a task failed"$', failed)
+    assert own.endswith("level=info logger=headstock.x event=once")

@@ -51,7 +51,7 @@ EDGES: list[tuple[str, list[Any], list[Any]]] = [
     ("logit_bias", [None, {}, {0: -100, "7": 100.0}, dict.fromkeys(range(1024), 1.0)],
      [{0: -100.1}, {0: 100.1}, {-1: 0}, {"x": 0}, dict.fromkeys(range(1025), 1.0), [1]]),
     ("allowed_token_ids", [None, [0]], [[], [-1], [True]]),
-    ("user", [None, "", "x", "x" * 256], ["x" * 257, 5, "\ud800"]),
+    ("user", [None, "", "x", "x" * 512], ["x" * 513, 5, "\ud800"]),
     ("extra_args",
      [None, {}, {"a": [1] * 9999}, {"a": [None, True, 1.5, "x", {"b": [INT64 - 1, -INT64]}]}],
      [5, [], {1: 2}, {"a": INT64}, {"a": math.inf}, {"a": {1: 2}}, {"a": (1,)}, {"a": {"b": {1}}},

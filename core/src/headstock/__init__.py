@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from headstock.config import EngineConfig
+    from headstock.config import EngineArgs, EngineConfig
     from headstock.errors import (
         AmbiguousPlugin,
         CannotRun,
@@ -48,6 +48,7 @@ __all__ = [
     "CompletionOutput",
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
+    "EngineArgs",
     "EngineConfig",
     "EngineDied",
     "HeadstockError",
@@ -69,7 +70,7 @@ __all__ = [
 
 HOMES = {
     "LLM": "headstock.llm",
-    "EngineConfig": "headstock.config",
+    **dict.fromkeys(("EngineArgs", "EngineConfig"), "headstock.config"),
     "SamplingParams": "headstock.sampling_params",
     "StructuredOutputsParams": "headstock.structured_outputs",
     **dict.fromkeys(
@@ -87,9 +88,28 @@ HOMES = {
 }
 """Where public names live; the rest are errors."""
 
+FOREIGN = {
+    **dict.fromkeys(
+        ("AsyncLLM", "AsyncLLMEngine"),
+        "LLM.astream(prompt, params) gives pieces of an answer, LLM.generate_async whole ones",
+    ),
+    "AsyncEngineArgs": "EngineArgs has the same flags, and LLM takes their values",
+    "Engine": "SGLang's Engine(model_path=NAME) is LLM(NAME) here, with SamplingParams",
+    "FlexibleArgumentParser": "EngineArgs.add_cli_args takes an argparse.ArgumentParser",
+    "LLMEngine": "LLM runs its steps itself; LLM.stream(prompt, params) gives pieces of an answer",
+    "LoRARequest": "LoRA adapters are not supported; merge one into its model",
+    "PoolingParams": "LLM.embed(texts) returns a vector for each text",
+    "RequestOutputKind": "LLM.generate gives whole answers, LLM.stream and LLM.astream pieces",
+    "Runtime": "LLM(NAME) is an engine in this process, 'headstock serve NAME' one behind HTTP",
+}
+"""Names of vLLM and SGLang that are not here -> what to do in their place."""
+
 
 def __getattr__(name: str) -> object:
     """The public name, from the module where it lives."""
+    if name in FOREIGN:
+        # Not an AttributeError, of which `from headstock import` would make its own text.
+        raise ImportError(f"headstock has no {name}; {FOREIGN[name]}", name=name)
     if name not in __all__:
         raise AttributeError(f"module 'headstock' has no attribute {name!r}")
     if name == "LLM":  # it imports torch

@@ -1,4 +1,4 @@
-"""Installed distributions by their metadata: files by anyone, any of which may be broken.
+"""Installed distributions by their metadata: untrusted files, which may be broken.
 
 Importing it imports the standard library alone.
 """
@@ -70,7 +70,7 @@ class InstalledDistribution:
         return normalize_name(self.stem[0] or self.name)
 
     def read_text(self, file: str) -> tuple[str, str]:
-        """The text of a file, empty where there is none, and why it cannot be read."""
+        """The text of a file, empty without one, and why it cannot be read."""
         try:
             return self.source.read_text(file) or "", ""
         except Exception as error:  # of the file system, of a decoder, of another finder's class

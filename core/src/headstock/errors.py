@@ -65,7 +65,7 @@ PLUGIN_FAILURES = (Exception, SystemExit)
 
 
 class HeadstockError(Exception):
-    """An error that the user sees as one line: what is wrong, what was wanted, the next move."""
+    """An error that the user sees as one line: what was expected, what came, the next move."""
 
     exit_code: ClassVar[int] = 70
 

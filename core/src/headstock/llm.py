@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, Unpack, cast, overload
 from headstock.config import EngineConfig, make_engine_config
 from headstock.errors import UsageError, describe_type
 from headstock.outputs import EmbeddingRequestOutput, RequestOutput
-from headstock.requests.engine_protocol import StartEngine
-from headstock.requests.foreign_names import drop_foreign_options, explain_missing_method
-from headstock.requests.input_processor import (
+from headstock.requests.batch_params import (
     ParamsInput,
     RequestParams,
     list_params,
     name_prompt_in_errors,
 )
+from headstock.requests.engine_protocol import StartEngine
+from headstock.requests.foreign_names import drop_foreign_options, explain_missing_method
 from headstock.requests.progress_bars import UseTqdm, prompt_bar
 from headstock.requests.prompt_request import PromptRequest
 from headstock.requests.session import EngineSession, start_engine
@@ -152,40 +152,49 @@ class LLM:
     def embed(
         self,
         prompts: PromptType,
-        pooling: str = "last",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]: ...
 
     @overload
     def embed(
         self,
         prompts: Sequence[PromptType],
-        pooling: str = "last",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]: ...
 
     def embed(
         self,
         prompts: PromptType | Sequence[PromptType],
-        pooling: str = "last",
-        normalize: bool = True,
+        pooling: str | None = None,
+        normalize: bool | None = None,
         use_tqdm: UseTqdm = False,
         priority: Sequence[int] | None = None,
+        prompt_name: str | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """The vectors of the prompts, in their order, at `output.outputs.embedding`.
 
         They are made of the hidden states after the model's last norm. `pooling` says of which:
         "last" is that of the last token, "mean" the mean of all. `normalize` gives them length 1.
+        Without either, they are as the checkpoint's modules.json says; without that, "last" and of
+        length 1. `prompt_name` puts the checkpoint's instruction of this name before each text.
         `use_tqdm` and `priority` are as in `generate`. A prompt that fails while it runs has no
         numbers and says why in `outputs.error`, and the others go on.
         raises: RequestError naming the prompt at fault, UsageError after `close`, EngineDied
         """
         requests = self._session.input_processor.process_embeddings(
-            list_prompts(prompts), pooling, normalize=normalize, priorities=priority
+            list_prompts(prompts),
+            pooling,
+            normalize=normalize,
+            prompt_name=prompt_name,
+            priorities=priority,
         )
         with (
             prompt_bar(use_tqdm, len(requests)) as advance,

@@ -15,13 +15,13 @@ from typing import TextIO
 
 from attrs import frozen
 
-__all__ = ["LogEvent", "StderrHandler", "log_event", "show_logs"]
+__all__ = ["LogEvent", "StderrHandler", "log_event", "show_library_logs", "show_logs"]
 
 ROOT_LOGGER = "headstock"
 MAX_LINE_LENGTH = 400
 """Characters of a line above DEBUG: the error of a compiler alone may have a hundred thousand."""
 VALUE_LENGTHS = (240, 160, 120, 80, 64, 48, 32)
-"""What the longest values of a line may have, tried in turn until the line is short enough."""
+"""Limits of a line's longest values, tried in order until the line is short enough."""
 PLAIN_TEXT = re.compile(r"[\w.,:/+@%-]+")
 """Text that needs no quotes in a log line."""
 
@@ -121,6 +121,21 @@ def show_logs(level: str, least: str = "NOTSET") -> None:
     logger.setLevel(max(levels[level], levels[least]))
     # Handlers of the root logger, which a library may have set, would print each line again.
     logger.propagate = False
+    _add_handler(logger)
+
+
+def show_library_logs() -> None:
+    """Show what other libraries log or warn of as lines like headstock's, from WARNING.
+
+    It is for programs whose standard error other programs read.
+    writes: the root logger, and `warnings.showwarning`
+    """
+    logging.captureWarnings(True)
+    _add_handler(logging.getLogger())
+
+
+def _add_handler(logger: logging.Logger) -> None:
+    """Write the logger's lines to standard error, unless it does already."""
     if not any(isinstance(handler, StderrHandler) for handler in logger.handlers):
         handler = StderrHandler()
         handler.setFormatter(_KeyValueFormatter())

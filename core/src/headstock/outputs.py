@@ -18,6 +18,7 @@ __all__ = [
     "Logprob",
     "RequestMetrics",
     "RequestOutput",
+    "ScoreOutput",
     "TokenLogprob",
     "ToolCall",
     "Update",
@@ -194,6 +195,17 @@ class EmbeddingRequestOutput:
     def num_cached_tokens(self) -> int | None:
         """Prompt tokens that the prefix index spared."""
         return self.metrics.cached_tokens
+
+
+@frozen(kw_only=True)
+class ScoreOutput:
+    """The score of a document against a query: a probability, or a cosine.
+
+    error: why there is none; the score is NaN then
+    """
+
+    score: float
+    error: str | None = None
 
 
 @frozen

@@ -22,6 +22,7 @@ _MOST_WHITE: Final = 8
 """How much longer a schema given as text may be than without its white space."""
 
 PARAMETER: Final = "structured_outputs"
+CALL_PARTS: Final = frozenset({"calls", "begin", "end", "separator"})
 STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
 """The ways to give a structure."""
 
@@ -53,10 +54,10 @@ def _to_schema(value: Any) -> str | None:
     return text
 
 
-def _too_deep() -> RequestError:
+def _too_deep(name: str = "json") -> RequestError:
     return RequestError(
-        f"{PARAMETER}: json is nested deeper than {MAX_SCHEMA_DEPTH} levels; use $defs or flatten "
-        "it",
+        f"{PARAMETER}: {name} is nested deeper than {MAX_SCHEMA_DEPTH} levels; use $defs or "
+        "flatten it",
         PARAMETER,
     )
 
@@ -64,7 +65,7 @@ def _too_deep() -> RequestError:
 def _measure_depth(value: Any) -> int:
     """How deep lists and mappings are nested, as far as the limit and one more.
 
-    raises: RequestError for more values than so many bytes can spell
+    raises: RequestError for more values than the limit of bytes can hold
     """
     level, depth, count = [value], 0, 0
     while depth <= MAX_SCHEMA_DEPTH:
@@ -124,7 +125,7 @@ def _to_grammar(value: Any) -> str | None:
 
 
 def _to_text(name: str, value: Any, most: int) -> str | None:
-    """A text of at most so many bytes, or None.   raises: RequestError"""
+    """A text of at most `most` bytes, or None.   raises: RequestError"""
     if value is None:
         return None
     if not isinstance(value, str) or not value:
@@ -149,8 +150,27 @@ def _to_reasoning(value: Any) -> ReasoningTokens | None:
     if value is None or isinstance(value, ReasoningTokens):
         return value
     if not isinstance(value, Mapping) or not set(value) <= {"start", "end"} or "end" not in value:
-        raise _wrong("after_reasoning must have end, and may have start", value)
+        raise _wrong("after_reasoning: expected end, and start where needed", value)
     return ReasoningTokens(**value)
+
+
+def _to_calls(value: Any) -> str | None:
+    """Calls as `GrammarKind.JSON_OR_CALLS` has them, given as text or as a mapping.
+
+    raises: RequestError
+    """
+    if value is None:
+        return None
+    try:
+        calls = json.loads(value) if isinstance(value, str) else value
+        if not isinstance(calls, Mapping) or set(calls) != CALL_PARTS:
+            raise _wrong(f"or_calls: expected an object of {', '.join(sorted(CALL_PARTS))}", value)
+        schemas = [segment.get("json") for call in calls["calls"] for segment in call]
+        if any(_measure_depth(schema) > MAX_SCHEMA_DEPTH for schema in schemas):
+            raise _too_deep("the schema of a tool")
+        return json.dumps(calls, ensure_ascii=False)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        raise _wrong(f"or_calls: expected JSON ({shorten(error)})", value) from None
 
 
 def _check_token(instance: object, attribute: Any, value: Any) -> None:
@@ -173,7 +193,7 @@ class ReasoningTokens:
 
     def __attrs_post_init__(self) -> None:
         if self.start == self.end:
-            raise _wrong("after_reasoning must begin and end with two tokens", self.end)
+            raise _wrong("after_reasoning: expected different tokens for start and end", self.end)
 
 
 @frozen(kw_only=True)
@@ -186,6 +206,8 @@ class StructuredOutputsParams:
     grammar: a context-free grammar, in the syntax of the grammar plugin
     json_object: any JSON object
     after_reasoning: the structure begins behind these; `LLM.chat` sets it where a model reasons
+    or_calls: the answer may be calls of tools instead, as `GrammarKind.JSON_OR_CALLS` has them;
+        `LLM.chat` sets it where the model may call tools
 
     raises: RequestError
     """
@@ -196,6 +218,7 @@ class StructuredOutputsParams:
     grammar: str | None = field(default=None, converter=_to_grammar)
     json_object: bool = field(default=False, converter=_to_bool)
     after_reasoning: ReasoningTokens | None = field(default=None, converter=_to_reasoning)
+    or_calls: str | None = field(default=None, converter=_to_calls)
 
     def __attrs_post_init__(self) -> None:
         names = [name for name in STRUCTURES if getattr(self, name)]
@@ -205,11 +228,15 @@ class StructuredOutputsParams:
                 f"got {' and '.join(names) or 'none'}",
                 PARAMETER,
             )
+        if self.or_calls is not None and not (self.json or self.json_object):
+            raise _wrong("or_calls: expected json or json_object beside it", names[0])
         _check_size(names[0], self.text, MAX_SCHEMA_BYTES)
 
     @property
     def kind(self) -> GrammarKind:
         """How the structure is given."""
+        if self.or_calls is not None:
+            return GrammarKind.JSON_OR_CALLS
         if self.json is not None or self.json_object:
             return GrammarKind.JSON_SCHEMA
         if self.regex is not None:
@@ -219,11 +246,19 @@ class StructuredOutputsParams:
     @property
     def text(self) -> str:
         """The structure as a grammar plugin reads it."""
+        if self.or_calls is not None:
+            # Both are JSON objects.
+            return f'{{"json": {self.schema}, {self.or_calls[1:]}'
         if self.json_object:
-            return '{"type": "object"}'
+            return self.schema
         if self.choice is not None:
             return json.dumps(self.choice, ensure_ascii=False)
         return self.json or self.regex or self.grammar or ""
+
+    @property
+    def schema(self) -> str:
+        """The JSON schema; empty for another structure."""
+        return '{"type": "object"}' if self.json_object else self.json or ""
 
     @property
     def depth(self) -> int:
@@ -242,7 +277,7 @@ def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
     if not isinstance(value, Mapping):
         raise _wrong("expected a StructuredOutputsParams or a mapping", value)
     for name in value:
-        if name not in (*STRUCTURES, "after_reasoning"):
+        if name not in (*STRUCTURES, "after_reasoning", "or_calls"):
             near = find_nearest_name(str(name), STRUCTURES)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(STRUCTURES)}"
             raise RequestError(f"{PARAMETER} has no {shorten(name)!r}; {hint}", PARAMETER)

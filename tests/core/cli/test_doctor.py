@@ -159,8 +159,11 @@ def test_plugins_pass_lack_kernels_or_are_broken() -> None:
 def test_a_backend_that_cannot_run_here_is_a_warning_with_the_reason_and_the_next_move() -> None:
     all_found = list(check_parts(EngineConfig(device="cpu")))
     findings = {finding.subject: finding for finding in all_found}
-    assert len(findings) == len(all_found) and not any(
-        "pip install" in finding.hint for finding in all_found
+    assert len(findings) == len(all_found)
+    # A library would not help where there is no GPU. Ray is one that any machine may lack.
+    assert [finding.subject for finding in all_found if "pip install" in finding.hint] in (
+        [],
+        ["executor ray"],
     )
     for name in ("fa", "fi"):
         found = findings[f"attention {name}"]

@@ -138,6 +138,7 @@ def test_whatever_a_case_raises_is_a_failure_on_one_line(error: BaseException, r
     assert result.reason.startswith(reason) and "\n" not in result.reason
 
 
+@pytest.mark.full
 def test_a_module_that_imports_torch_is_not_light() -> None:
     check.check_light("headstock_sdpa.plugin:spec")
     with pytest.raises(AssertionError, match="imports torch"):

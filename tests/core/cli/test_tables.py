@@ -26,7 +26,7 @@ def piped(*arguments: str) -> list[str]:
 
 def test_without_a_terminal_a_record_is_one_line_in_columns() -> None:
     stream = io.StringIO()
-    print_table(HEADER, ROWS, stream, spare="TARGET")
+    print_table(HEADER, ROWS, stream, spare=("TARGET",))
     assert stream.getvalue().splitlines() == [
         "NAME    TARGET       WHAT",
         "a       module:spec  short",
@@ -48,13 +48,33 @@ def test_a_narrow_terminal_breaks_cells_between_words_and_leaves_the_spare_colum
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(columns))
     stream = Terminal()
-    print_table(HEADER, ROWS, stream, spare="TARGET")
+    print_table(HEADER, ROWS, stream, spare=("TARGET",))
     text = CONTROL.sub("", stream.getvalue())
     lines = text.splitlines()
     assert max(map(len, lines)) <= columns
     assert ("TARGET" in lines[0], "module:spec" in text) == (has_target, has_target)
     assert any(line.startswith("[b]") for line in lines)
     assert text.split().count("sentence") == 8
+
+
+def test_further_spare_columns_go_while_names_would_be_broken(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rows = [("a-name-of-twenty-six-char", "1.0", "module:spec", "ok")]
+    header = ("NAME", "VERSION", "TARGET", "STATUS")
+    left = {}
+    for columns in (80, 50, 40):
+        monkeypatch.setenv("COLUMNS", str(columns))
+        stream = Terminal()
+        print_table(header, rows, stream, spare=("TARGET", "VERSION"))
+        lines = CONTROL.sub("", stream.getvalue()).splitlines()
+        assert lines[1].startswith("a-name-of-twenty-six-char ")
+        left[columns] = lines[0].split()
+    assert left == {
+        80: ["NAME", "VERSION", "TARGET", "STATUS"],
+        50: ["NAME", "VERSION", "STATUS"],
+        40: ["NAME", "STATUS"],
+    }
 
 
 def test_a_line_is_folded_between_words_with_its_continuation_indented() -> None:
@@ -130,7 +150,7 @@ def test_a_terminal_of_80_columns_shows_no_longer_line_and_a_pipe_the_same_recor
 
 @pytest.mark.full
 def test_a_run_on_a_terminal_says_what_it_is_made_of_within_80_columns() -> None:
-    code, lines = shown("run", "-p", "12 + 30 =", "--num-pages", "256", "--temperature", "0")
+    code, lines = shown("run", "-v", "-p", "12 + 30 =", "--num-pages", "256", "--temperature", "0")
     assert code == 0 and "12 + 30 = 42." in lines
     assert [line for line in lines if len(line) > 80] == []
     (number,) = (
@@ -146,8 +166,8 @@ def test_one_line_in_a_pipe_is_one_preset_setting() -> None:
 
 
 def test_an_error_on_a_terminal_breaks_between_words() -> None:
-    code, lines = shown("run", "Hello")
+    code, lines = shown("run", "m", "Hello", "more")
     assert code == 2 and [line for line in lines if len(line) > 80] == []
     assert " ".join(lines).startswith(
-        "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model"
+        "headstock: unexpected argument more (the first word is the model, the second a prompt"
     )

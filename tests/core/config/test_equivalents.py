@@ -29,10 +29,10 @@ from headstock.errors import NotSupported, UsageError
         ("trust_remote_code", True, "code in a model's directory is never run"),
         (
             "quantization",
-            "awq",
+            "bitsandbytes",
             (
-                "config.json decides how weights are quantized; headstock quantizes none; "
-                "kv_dtype (--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
+                "config.json says how a checkpoint is quantized; quant (--quant) fp8, int8 or int4 "
+                "quantizes one at load; kv_dtype (--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
             ),
         ),
         (
@@ -123,6 +123,8 @@ def test_the_table_names_no_setting_of_headstock_and_only_flags_that_are_there()
         ),
         ({"async_scheduling": False}, ["--no-async-scheduling"], "taken as", {"overlap": False}),
         ({"quantization": None}, ["--quantization", "null"], "this is already the default", {}),
+        ({"quantization": "awq"}, ["--quantization", "awq"], "this is already the default", {}),
+        ({"quantization": "fp8"}, ["--quantization", "fp8"], "taken as quant", {"quant": "fp8"}),
     ],
     ids=str,
 )

@@ -102,7 +102,7 @@ def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
         ("tp: 1\nattn: sdpa\ntp: 2", "not valid YAML: key tp comes twice, at line 3, column 1"),
         ("opt:\n  fa: {x: 1, x: 2}", "not valid YAML: key x comes twice, at line 2, column 14"),
         ("[1, 2]", "expected a mapping of settings, got list"),
-        ("[a]: 2", "not valid YAML: a key must be one word or text, at line 1, column 1"),
+        ("[a]: 2", "not valid YAML: expected one word or text as a key, at line 1, column 1"),
         (
             "tp: [1",
             "not valid YAML: expected ',' or ']', but got '<stream end>', at line 1, column 7",

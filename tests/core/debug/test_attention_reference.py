@@ -11,6 +11,7 @@ from headstock.debug.attention_reference import find_deviation
 from headstock.spi import LayerInfo, Phase
 from headstock_conformance.attention.cases import (
     AttentionCase,
+    add_sinks,
     describe_pool,
     in_8_bits,
     in_second_group,
@@ -31,6 +32,7 @@ LAYERS = {
     "window": evolve(LAYER, window=7),
     "cap": evolve(LAYER, softcap=2.0),
     "both": evolve(LAYER, window=1, softcap=0.5),
+    "sinks": add_sinks(evolve(LAYER, window=7), 4, "cpu"),
 }
 
 

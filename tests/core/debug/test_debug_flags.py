@@ -13,7 +13,8 @@ import pytest
 from attrs import evolve
 from broken_parts.outcome import DEBUG, make_config, make_request
 from broken_parts.specs import install
-from families import CASES, Case
+from families import Case
+from family_cases import CASES
 from fault_injection import FaultInjector
 
 from headstock import SamplingParams

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from fp8_checkpoints import quantize_directory
+from often import often
 
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.engine.engine import Engine
 from headstock.errors import CannotRun, ModelError, UsageError
 
-from .demo import SMALL, drain, request
+from .demo import SMALL, drain, request, tokens
 
 
 @pytest.mark.parametrize(
@@ -26,10 +27,20 @@ from .demo import SMALL, drain, request
         ({"page_size": 16, "attn": "sdpa,sdpa,sdpa"}, UsageError, "PREFILL,DECODE"),
         ({"attn": "nope"}, UsageError, "nope"),
         ({"runner": "cudagraf"}, UsageError, "cudagraph"),
-        ({"kv_dtype": "fp8_e4m3"}, CannotRun, "float8_e4m3fn KV"),
         ({"kv_dtype": "bfloat16"}, CannotRun, "float32 with bfloat16 KV is not supported"),
         ({"tp": 2, "executor": "inline"}, UsageError, r"inline has one rank, and tp \(--tp\) is 2"),
-        ({"tp": 3}, CannotRun, "which 3 shards do not divide"),
+        # Both start processes.
+        *often(
+            1,
+            [
+                (
+                    {"tp": 2, "ep": True},
+                    UsageError,
+                    r"ep \(--ep\) on: \w+ has no experts to give to ranks",
+                ),
+                ({"tp": 3}, CannotRun, "expected a multiple of 3 shards"),
+            ],
+        ),
         ({"opt": ("nobody.x=1",)}, UsageError, "nobody"),
         ({"opt": ("mixed.x=1",)}, UsageError, "'mixed' has no options"),
         ({"opt": ("eager.x=1",), "runner": "eager"}, UsageError, "'eager' has no options"),
@@ -37,7 +48,7 @@ from .demo import SMALL, drain, request
         (
             {"executor": "inlin"},
             UsageError,
-            r"\(--executor\) inlin: .* inline, multiprocess; did you mean inline\?",
+            r"\(--executor\): .* inline, multiprocess, ray, got inlin; did you mean inline\?",
         ),
         ({"opt": ("torch.x=1",), "ops": "torch"}, UsageError, "'torch' has no options"),
         ({"opt": ("naive.x=1",), "cache_type": "naive"}, UsageError, "'naive' has no options"),
@@ -74,6 +85,13 @@ def test_the_summary_prints_what_was_agreed(engine: Engine) -> None:
     )
 
 
+def test_experts_that_one_rank_cannot_cut_are_noted() -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"ep": True})))
+
+    assert any("ep (--ep) changes nothing" in line for line in engine.summary.lines())
+    engine.close()
+
+
 def test_a_pool_smaller_than_a_sequence_cuts_max_seq_len_and_says_so() -> None:
     engine = Engine(EngineConfig(num_pages=10, max_running_requests=2))
 
@@ -99,7 +117,7 @@ def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
     (tmp_path / "config.json").write_text(json.dumps(hf | {"max_position_embeddings": 10**10}))
     with pytest.raises(
-        ModelError, match=r"max_position_embeddings is 10000000000, expected at most 16777216"
+        ModelError, match=r"max_position_embeddings: expected at most 16777216, got 10000000000"
     ):
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
 
@@ -146,3 +164,31 @@ def test_what_loading_makes_of_quantized_weights_is_said(
         engine.close()
 
     assert caplog.text.count(row[1]) == 1
+
+
+def test_weights_that_are_to_be_quantized_are_said_and_refused_by_name(tmp_path: Path) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"quant": "int8"})))
+    plain = Engine(EngineConfig(**SMALL))
+    assert [row[1] for row in engine.summary.table if row[0] == "weights"] == [
+        "linear maps quantized to int8 at load"
+    ]
+    assert engine.summary.ops == "fbgemm"
+    engine.close()
+    plain.close()
+
+    with pytest.raises(CannotRun, match=r"ops \(--ops\) torch multiplies by no weights in int4"):
+        Engine(EngineConfig(**(SMALL | {"quant": "int4", "ops": "torch"})))
+
+    demo, packed = tmp_path / "demo", tmp_path / "packed"
+    shutil.copytree(registry.load_spec("checkpoint", "demo").directory, demo)
+    quantize_directory(demo, packed, (128, 128))
+    with pytest.raises(UsageError, match=r"int8: the weights in .* are fp8_e4m3 already"):
+        Engine(EngineConfig(**(SMALL | {"quant": "int8", "model": str(packed)})))
+    Engine(EngineConfig(**(SMALL | {"quant": "fp8", "model": str(packed)}))).close()
+
+
+@pytest.mark.parametrize("quant", ["fp8", "int8", "int4"])
+def test_products_of_quantized_maps_pass_the_checks_of_operations(quant: str) -> None:
+    engine = Engine(EngineConfig(**(SMALL | {"quant": quant, "debug_ops": True})))
+    assert len(tokens(drain(engine, request("a", max_tokens=4))["a"])) == 4
+    engine.close()

@@ -231,9 +231,9 @@ def ints(*values: int) -> Ints:
 BREACHES = {
     "raises": (lambda tokens, room: 1 // 0, "ZeroDivisionError"),
     "exits": (lambda tokens, room: (_ for _ in ()).throw(SystemExit(0)), "SystemExit"),
-    "nothing": (lambda tokens, room: None, "not counts and drafts"),
-    "lists": (lambda tokens, room: ([1], [2]), "not a flat array of integers"),
-    "floats": (lambda tokens, room: (ints(1), np.ones(1)), "not a flat array of integers"),
+    "nothing": (lambda tokens, room: None, "expected counts and drafts, got None"),
+    "lists": (lambda tokens, room: ([1], [2]), "expected flat arrays of integers, got"),
+    "floats": (lambda tokens, room: (ints(1), np.ones(1)), "expected flat arrays of integers, got"),
     "rows": (lambda tokens, room: (ints(1, 1), ints(1, 1)), "2 counts for 1 rows"),
     "room": (lambda tokens, room: (room + 1, np.zeros(room[0] + 1, np.int32)), "with room for"),
     "negative": (lambda tokens, room: (ints(-1), ints()), "-1 drafts for a row"),
@@ -275,9 +275,13 @@ def test_a_proposer_that_breaks_a_rule_is_named(
         (
             {"proposer": "guess", "opt": ("guess.drafts=16",)},
             PluginBroken,
-            "max_drafts 16; .* 1 to 15",
+            "max_drafts: expected 1 to 15, got 16",
         ),
-        ({"proposer": "guess", "opt": ("guess.drafts=0",)}, PluginBroken, "max_drafts 0"),
+        (
+            {"proposer": "guess", "opt": ("guess.drafts=0",)},
+            PluginBroken,
+            "max_drafts: expected 1 to 15, got 0",
+        ),
         ({"opt": ("guess.drafts=2",)}, UsageError, "no chosen plugin has that name"),
     ],
     ids=str,

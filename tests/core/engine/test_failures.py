@@ -71,9 +71,12 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ([7], "returned list for 1 rows"),
-        (Sample(tokens=NO_TOKENS, healthy=NO_TOKENS.bool()), "returned 0 tokens for 1 rows"),
-        (Sample(tokens=NO_TOKENS + 0.5, healthy=NO_TOKENS.bool()), "returned torch.float32 and"),
+        ([7], "expected a token for each of 1 rows, got list"),
+        (Sample(tokens=NO_TOKENS, healthy=NO_TOKENS.bool()), "of 1 rows, got 0 tokens"),
+        (
+            Sample(tokens=NO_TOKENS + 0.5, healthy=NO_TOKENS.bool()),
+            "as tokens and healthy, got torch.float32 and",
+        ),
         (Sample(tokens=torch.zeros(1).long(), healthy=NO_TOKENS.bool()), "[0] healthy flags"),
         (
             Sample(
@@ -81,7 +84,7 @@ NO_TOKENS = torch.zeros(0, dtype=torch.int64)
                 healthy=torch.ones(1, dtype=torch.bool),
                 order=np.array([1]),
             ),
-            "an order of 1 among 1 tokens for 1 rows",
+            "of 1 rows, got an order of 1 among 1 tokens",
         ),
     ],
 )

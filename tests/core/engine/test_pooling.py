@@ -166,7 +166,7 @@ def test_a_runner_that_claims_it_and_pools_nothing_fails_the_step(
     harness = EngineHarness(engine).run([pooled("a", range(5)), request("b", range(7))])
 
     assert harness.reasons["a"] == "error" and "a" not in harness.embeddings
-    assert "pooled hidden states of shape None; wanted (1, 1)" in caplog.text
+    assert "pooled hidden states of the runner: expected shape (1, 1), got None" in caplog.text
     engine.close()
 
 

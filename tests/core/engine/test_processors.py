@@ -169,10 +169,10 @@ def test_log_probabilities_are_of_the_scores_before(toys: Toys) -> None:
     ("row", "message"),
     [
         (lambda *_: {"nothing": 3}, "expected None, or values of by, begin"),
-        (lambda *_: {"by": (1, 2)}, r"gave its column 'by' .*; expected int64 number"),
-        (lambda *_: {"by": 1.9}, r"gave its column 'by' 1.9; expected int64 number"),
-        (lambda *_: {"by": 2.0**70}, r"gave its column 'by' .*; expected int64 number"),
-        (lambda *_: {"by": "7"}, r"gave its column 'by' .*; expected int64 number"),
+        (lambda *_: {"by": (1, 2)}, r"column 'by': expected int64 number, got "),
+        (lambda *_: {"by": 1.9}, r"column 'by': expected int64 number, got 1.9"),
+        (lambda *_: {"by": 2.0**70}, r"column 'by': expected int64 number, got "),
+        (lambda *_: {"by": "7"}, r"column 'by': expected int64 number, got "),
         (lambda *_: 1 / 0, "'shift' raised ZeroDivisionError"),
         (lambda *_: int("x"), "'shift': invalid literal"),
     ],
@@ -199,7 +199,7 @@ def test_scores_of_another_shape_fail_the_step_by_name(
     engine.close()
 
     assert harness.reasons == {"a": "error"}
-    assert "the logits processor toy_processor.Shift returned" in caplog.text
+    assert "the logits processor toy_processor.Shift: expected" in caplog.text
 
 
 def test_what_a_processor_says_of_itself_is_checked(
@@ -208,14 +208,14 @@ def test_what_a_processor_says_of_itself_is_checked(
     with pytest.raises(UsageError, match="names shift twice"):
         toys.engine(logits_processors=("shift", "shift"))
     monkeypatch.setattr(Sharpen, "columns", {"reach": 3})
-    with pytest.raises(PluginBroken, match="'sharpen' gives columns"):
+    with pytest.raises(PluginBroken, match="'sharpen': columns and changes_argmax: expected"):
         toys.engine(logits_processors=("sharpen",))
     with pytest.raises(ValueError, match="dtype"):
         LogitColumn(neutral=0, dtype="bfloat16")  # type: ignore[arg-type]
     for neutral in ("x", None, [1.0]):
         with pytest.raises(TypeError, match="neutral"):
             LogitColumn(neutral=neutral)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=r"must be whole, got 0\.5"):
+    with pytest.raises(ValueError, match=r"expected a whole number, got 0\.5"):
         LogitColumn(neutral=0.5, dtype="int64")
 
 

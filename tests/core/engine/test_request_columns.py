@@ -77,7 +77,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("runner", ["eager", "rerun"])
+@pytest.mark.parametrize("runner", often(1, ["rerun", "eager"]))
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
 @pytest.mark.parametrize("name", SETTINGS)
 def test_requests_of_other_values_say_what_they_say_alone(

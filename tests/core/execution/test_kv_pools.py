@@ -184,5 +184,5 @@ def test_attention_gets_the_tables_of_groups_that_keep_tokens(by_numpy: bool) ->
 
     assert [table.tolist() for table in step.page_tables] == [[[2]], [[3]], [[4]]]
     rows = (LayerConfig(index=n, prefix="", group=n, scale=1.0) for n in range(4))
-    found = list_attention_layers(evolve(MODEL, layers=tuple(rows), kv_groups=groups))
+    found = list_attention_layers(evolve(MODEL, layers=tuple(rows), kv_groups=groups), {})
     assert {layer: info.group for layer, info in found.items()} == {1: 0, 2: 1, 3: 2}

@@ -174,12 +174,12 @@ def wrong_at_128(
     experts: Any,
     convs: Any,
     groups: Any,
-    scale: float,
+    scales: Any,
     *others: Any,
 ) -> Any:
     """Attention of the commonest head size is scaled by too much."""
-    factor = math.sqrt(2) if scale == 128**-0.5 else 1.0
-    return make_layers(windows, experts, convs, groups, scale * factor, *others)
+    wrong = [scale * math.sqrt(2) if scale == 128**-0.5 else scale for scale in scales]
+    return make_layers(windows, experts, convs, groups, wrong, *others)
 
 
 def armed_early(patch: pytest.MonkeyPatch) -> None:

@@ -185,11 +185,11 @@ NEGLECTED = {
     ),
     "windows not reserved": Mutant(
         around(admission, "can_reserve_pages", by_what_is_free),
-        "preempted|evict without|are evictable",
+        "preempted|evict without|evictable pages, got",
     ),
     "windows matched in part": Mutant(
         around(GroupIndex, "count_reusable", lambda count, index, pages: len(pages)),
-        "which keeps a window, those in columns",
+        "which has a window: expected all columns",
     ),
     "windows begin a page late": Mutant(
         around(KVGroup, "first_kept_page", a_page_late),

@@ -49,7 +49,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[LLM, Script
         request_args=None,
         check_sampling=None,
         close=lambda: None,
-        summary=SimpleNamespace(lines=list, no_text=""),
+        summary=SimpleNamespace(lines=list, no_text="", placeholders=()),
     )
     loop = ScriptedLoop(vocab)
     with LLM(config=EngineConfig(), start=lambda config: (engine, loop)) as llm:

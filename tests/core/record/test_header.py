@@ -146,7 +146,7 @@ def test_a_header_nested_without_end_is_refused(
         out.write(FIRST + b"3\n")
         write_frame(out, HEADER, b"[" * 100_000)
     assert main(["replay", str(file)]) == 6
-    assert "its header is no JSON" in capsys.readouterr().err
+    assert "its header is not JSON" in capsys.readouterr().err
 
 
 def test_every_limit_and_every_field_of_a_group_has_a_rule() -> None:

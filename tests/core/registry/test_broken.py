@@ -31,7 +31,7 @@ EXPECTED = [
     ("system-exit", PluginBroken, ["raises-system-exit 1.0", "SystemExit", "left early"]),
     ("when-called", PluginBroken, ["raises-when-called 1.0", "KeyError", "lost"]),
     ("no-spec", PluginBroken, ["has-no-spec 1.0", "has_no_spec:spec", "AttributeError"]),
-    ("wrong-type", PluginBroken, ["wrong-type 1.0", "returned a dict", "SchedulerSpec"]),
+    ("wrong-type", PluginBroken, ["wrong-type 1.0", "expected a SchedulerSpec", "got dict"]),
     ("wrong-name", PluginBroken, ["wrong-name 1.0", "'another'"]),
     (
         "twin",
@@ -111,7 +111,7 @@ def test_a_missing_requirement_is_found_without_importing(broken: Path) -> None:
 
 def test_alternatives_that_are_all_missing_are_all_named(broken: Path) -> None:
     (reason,) = registry.find_missing(registry.load_spec("scheduler", "choosy"))
-    assert "no-such-kernels is not installed and attrs is" in reason.message
+    assert "no-such-kernels is not installed and attrs: expected" in reason.message
     assert reason.hint == "pip install 'no-such-kernels'"
 
 

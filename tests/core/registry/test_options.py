@@ -116,6 +116,15 @@ def test_a_plugin_without_options_takes_none() -> None:
         registry.make_options(make_spec(None), ["fa.x=1"])
 
 
+def test_an_option_of_two_plugins_of_a_name_is_for_the_one_with_options(
+    spec: SchedulerSpec,
+) -> None:
+    plain, given = make_spec(None), ["fa.num_splits=2", "scheduler:fa.num_splits=3", "radix.x=1"]
+    assert registry.leave_to_namesakes(spec, given, [plain, spec]) == tuple(given)
+    assert registry.leave_to_namesakes(plain, given, [plain, spec]) == tuple(given[1:])
+    assert registry.leave_to_namesakes(plain, given, [plain]) == tuple(given)
+
+
 def test_an_option_class_must_be_an_attrs_class(spec: SchedulerSpec) -> None:
     with pytest.raises(PluginBroken, match="not an attrs class"):
         registry.make_options(make_spec("fa_options:Plain"))
@@ -128,7 +137,7 @@ def test_a_field_that_no_text_can_be_read_for_is_its_authors_mistake_unless_it_r
 ) -> None:
     for name in ("sizes", "other"):
         with pytest.raises(
-            PluginBroken, match=f"its option '{name}': it is of type .*, expected int, float"
+            PluginBroken, match=f"its option '{name}': expected int, float.* got type "
         ):
             registry.make_options(make_spec("fa_options:Unread"), [f"fa.{name}=3"])
     assert registry.make_options(make_spec("fa_options:Unread"), ["fa.read=312"]) == Unread(

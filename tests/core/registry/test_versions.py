@@ -60,6 +60,7 @@ def with_path(environment: dict[str, str], folder: Path) -> dict[str, str]:
     }
 
 
+@pytest.mark.full
 def test_a_later_revision_runs_plugins_made_for_it_and_before_it(later: dict[str, str]) -> None:
     # All other parts, the family of the demo model included, were made for 0.3.
     run = run_headstock(later, *RUN, "--scheduler", "of-0-3-99")

@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from toy_workloads import limits, prompt, random_requests, request, to_pooling
 
 from headstock.builtin import mixed
@@ -177,7 +178,7 @@ def test_adapters_share_no_prefix(contiguous: bool) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=15)
+@settings(max_examples=count_examples(15))
 def test_looking_changes_nothing(seed: int) -> None:
     plans = []
     for schedule in (mixed.schedule, Shown().schedule):

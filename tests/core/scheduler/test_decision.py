@@ -188,5 +188,5 @@ def test_positions_that_are_fractions_are_refused_by_name(name: str) -> None:
 
     drive = Drive(limits(schedule=schedule))
     drive.submit(request("0", prompt(RNG, 4), 3))
-    with pytest.raises(PluginBroken, match=f"{name} of type float64; expected int32|1 rows but 0"):
+    with pytest.raises(PluginBroken, match=f"{name}: expected int32, got float64|1 rows but 0"):
         drive.step()

@@ -101,7 +101,7 @@ def raises(view: View, budget: Budget) -> ScheduleDecision:
         (raises, "the scheduler 'mixed' raised ZeroDivisionError: of its own; report it"),
         (
             lambda view, budget: None,
-            "the scheduler 'mixed' returned None, not a ScheduleDecision; report it",
+            "the scheduler 'mixed': expected a ScheduleDecision, got None; report it",
         ),
     ],
 )

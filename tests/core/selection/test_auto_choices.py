@@ -14,21 +14,29 @@ from headstock.errors import CannotRun
 from headstock.execution.threaded import ThreadedExecutor
 from headstock.registry import requirements
 from headstock.selection import auto_choices as auto
+from headstock.selection.attention_choice import select_attention
+from headstock.selection.candidates import select_first_accepted
 from headstock.selection.model_needs import resolve_model_dtype
-from headstock.selection.select import select_attention, select_first_accepted
 from headstock.spi import DeviceEnv, Rejection
 
 from .test_capabilities import CPU, H200, question
 
+BLACKWELL = ("trtllm", "fi", "fa,fi", "fa", "triton", "sdpa")
 AUTO = [
     (CPU, ("sdpa",)),
-    (H200, ("fa", "fa,fi", "fi", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(10, 0)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "fa", "sdpa")),
-    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "fa", "sdpa")),
+    (H200, ("fa", "fa,fi", "fi", "triton", "sdpa")),
+    (
+        DeviceEnv(device="cuda", capability=(10, 0)),
+        ("trtllm", "fi", "fa,fi", "fa", "triton", "sdpa"),
+    ),
+    (
+        DeviceEnv(device="cuda", capability=(10, 3)),
+        ("trtllm", "fi", "fa,fi", "fa", "triton", "sdpa"),
+    ),
+    (DeviceEnv(device="cuda", capability=(8, 0)), ("fa,fi", "fi", "fa", "triton", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(8, 9)), ("fa,fi", "fi", "fa", "triton", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(11, 0)), ("fi", "fa", "triton", "sdpa")),
+    (DeviceEnv(device="cuda", capability=(12, 0)), ("fi", "fa", "triton", "sdpa")),
     (DeviceEnv(device="cuda", capability=(7, 5)), ("sdpa",)),
 ]
 

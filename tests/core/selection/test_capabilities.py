@@ -14,6 +14,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, PluginBroken, UnknownPlugin
 from headstock.registry import loading
+from headstock.selection.attention_choice import select_backends
 from headstock.selection.capabilities import (
     check_narrower,
     find_rejections,
@@ -21,7 +22,6 @@ from headstock.selection.capabilities import (
 )
 from headstock.selection.model_needs import AttentionNeeds, resolve_kv_dtype
 from headstock.selection.negotiate import agree_page_size, negotiate_terms
-from headstock.selection.select import select_backends
 from headstock.spi import (
     AttentionCapabilities,
     AttentionSpec,
@@ -144,7 +144,7 @@ def test_a_page_size_asked_for_is_never_replaced_by_another(requested: int) -> N
     ("requested", "who"), [("auto", "attn (--attn) x"), (32, "page_size (--page-size) 32")]
 )
 def test_the_summary_says_who_decided_the_page_size(requested: Any, who: str) -> None:
-    attention = (SimpleNamespace(spec=spec(), capabilities=capabilities()),)
+    attention = (SimpleNamespace(spec=spec(), phases=ALL, capabilities=capabilities()),)
     parts: Any = SimpleNamespace(attention=attention, cache=registry.load_spec("cache", "naive"))
     agreed = negotiate_terms(EngineConfig(page_size=requested), parts, model(), "float32", CPU)
     assert ("page size", str(agreed.page_size), who) in agreed.table
@@ -270,7 +270,7 @@ def test_a_resolve_that_answers_with_something_else_is_broken(
     answer: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registry, "import_object", lambda spec, path: lambda query, env: answer)
-    with pytest.raises(PluginBroken, match="attention backend 'x': its resolve returned"):
+    with pytest.raises(PluginBroken, match=r"attention backend 'x': resolve: expected .* got "):
         resolve_capabilities(attrs.evolve(spec(), resolve="a:b"), question().make_query(ALL), CPU)
 
 
@@ -329,7 +329,7 @@ def test_a_field_of_a_spec_that_is_of_another_type_cannot_be_given(wrong: dict[s
             "attention backend 'x': it could not be made: RuntimeError: boom",
         ),
         (SystemExit(3), PluginBroken, "SystemExit: 3"),
-        (None, PluginBroken, "which is no AttentionBackend"),
+        (None, PluginBroken, "expected AttentionBackend, got"),
     ],
 )
 def test_a_backend_that_cannot_be_made_is_named(

@@ -179,7 +179,7 @@ def test_a_real_process_ends_with_the_same_line_and_code(
     [
         ("raised", 5, REASON),
         ("fault", 3, "its resolve raised KeyError: 'lost'"),
-        ("nonsense", 3, "its resolve returned no; expected None, or each Rejection in a tuple"),
+        ("nonsense", 3, "resolve: expected None or a tuple of Rejections, got no"),
     ],
 )
 def test_what_resolve_raises_or_returns_is_told_apart(
@@ -423,7 +423,7 @@ def test_a_family_that_two_distributions_provide_is_picked_by_name(
     capsys.readouterr()
     assert main([*RUN, "--model-family", "nobody"]) == 2
     line = one_line(capsys.readouterr().err)
-    assert "(--model-family) nobody" in line and "Qwen3ForCausalLM" in line
+    assert "(--model-family): expected" in line and "for Qwen3ForCausalLM, got nobody" in line
 
 
 def test_every_field_of_the_query_is_told() -> None:

@@ -29,6 +29,7 @@ from headstock.spi import (
     KVGroup,
     LatentAttention,
     LatentKV,
+    LayerSizes,
     LayoutKind,
     ModelConfig,
     Phase,
@@ -100,54 +101,85 @@ GOOD = [
     with_groups(group(0, 1, 2), windows=(4, None, 6)),
     with_groups(group(0, 1, 2, window=6), windows=(4, 6, 6)),
 ]
+WIDE = LayerSizes(heads=4, kv_heads=1, head_dim=16, intermediate=16)
+
+
+def with_sizes(*groups: KVGroup, **changes: Any) -> ModelConfig:
+    """Three layers of which the last has fewer and wider heads of keys and values."""
+    first, second, third = with_groups(*groups).layers
+    return evolve(
+        with_groups(*groups), layers=(first, second, evolve(third, sizes=evolve(WIDE, **changes)))
+    )
+
+
+WIDE_FULL = FullKV(kv_heads=1, k_dim=16, v_dim=16)
+GOOD += [
+    with_sizes(group(0, 1), group(2, layout=WIDE_FULL)),
+    with_sizes(group(0, 1, 2), kv_heads=2, head_dim=8, intermediate=99),
+]
 BAD = [
-    (with_groups(group(0, 1)), "layer 2 is in no group; expected exactly one"),
-    (with_groups(group(0, 1), group(1, 2)), "layer 1 is in 2 groups"),
+    (with_sizes(group(0, 1, 2)), "layout: expected .*kv_heads=1, k_dim=16.* got .*k_dim=8"),
+    (with_sizes(group(0, 1), group(2)), "layout: expected .*kv_heads=1, k_dim=16.* got .*k_dim=8"),
+    (
+        with_sizes(group(0, 1, 2), heads=2, kv_heads=2, head_dim=8),
+        "heads of its layers: expected one number, got 2 and 4",
+    ),
+    (with_groups(group(0, 1)), "groups of layer 2: expected exactly one, got 0"),
+    (with_groups(group(0, 1), group(1, 2)), "groups of layer 1: expected exactly one, got 2"),
     (with_groups(group(0, 1, 2, 3)), "a group lists layer 3, and there are 3 layers"),
     (with_groups(group(0, 1, 2), group()), "group 1 has no layer"),
     (with_groups(group(0, 1, 2, window=6), windows=(4, 7, 6)), "layer 1 .* sees 7 .* keeps 6"),
     (with_groups(group(0, 1, 2, window=6), windows=(4, None, 6)), "sees all .* keeps 6"),
     (
         with_groups(group(0, 1, 2, window=0), windows=(0, 0, 0)),
-        "a window of 0; expected at least 1",
+        "window: expected 1 or more, got 0",
     ),
     (with_groups(group(0, 1, 2, layout=STATE), windows=(4, None, None)), "keeps a state"),
     (with_groups(group(0, 1, 2, layout=STATE, window=3)), "keeps a state"),
-    (with_groups(group(0, 1, 2, layout=StateKV(tensors=()))), "a state of \\[\\]"),
+    (with_groups(group(0, 1, 2, layout=StateKV(tensors=()))), "state: .* got \\[\\]"),
     (
         with_groups(group(0, 1, 2, layout=evolve(STATE, tensors=STATE.tensors * 2))),
-        "each of another name",
+        "state: expected .* different names, got",
     ),
     (
         with_groups(group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3, 0)),)))),
         "'x' without elements",
     ),
-    (with_groups(group(0, 1, 2, layout=evolve(LATENT, rope_dim=24))), "24 for the position"),
-    (with_groups(group(0, 1, 2, layout=evolve(FULL, kv_heads=4))), "as the model has them"),
-    (with_groups(group(0, 1, 2, layout=evolve(FULL, v_dim=16))), "as the model has them"),
-    (with_groups(group(0, 1, 2, dtype="half-way")), "the type half-way; expected a floating"),
+    (
+        with_groups(group(0, 1, 2, layout=evolve(LATENT, rope_dim=24))),
+        "rope_dim: expected .* got 24",
+    ),
+    (
+        with_groups(group(0, 1, 2, layout=evolve(FULL, kv_heads=4))),
+        "layout: expected FullKV.* got .*kv_heads=4",
+    ),
+    (
+        with_groups(group(0, 1, 2, layout=evolve(FULL, v_dim=16))),
+        "layout: expected FullKV.* got .*v_dim=16",
+    ),
+    (with_groups(group(0, 1, 2, dtype="half-way")), "dtype: expected a float type .* got half-way"),
     (
         with_groups(
             group(0, 1, 2, layout=evolve(STATE, tensors=(StateTensor("x", (3,), "int8"),)))
         ),
-        "a state of int8; expected a floating",
+        "state: expected a float type .* got int8",
     ),
     (
         with_conv(ShortConv(taps=3, width=8), group(0), group(1, 2)),
-        "layer 1 has a convolution that keeps .* its group keeps FullKV",
+        "layer 1 keeps StateKV.* its group keeps FullKV",
     ),
     (
         with_conv(ShortConv(taps=4, width=8), group(0), group(1, 2, layout=CONV.layout)),
-        "convolution that keeps .*\\(3, 8\\).* keeps .*\\(2, 8\\)",
+        "layer 1 keeps .*\\(3, 8\\).* keeps .*\\(2, 8\\)",
     ),
     (latent_model(evolve(LATENT, dim=25)), r"over LatentKV\(dim=24, .* and keeps LatentKV\(dim=25"),
     (latent_model(FULL), "has latent attention over .*, and keeps FullKV"),
-    (latent_model(kv_heads=2), r"\(kv_heads, head_dim\) is \(2, 24\); expected \(1, 24\)"),
-    (latent_model(head_dim=8), r"\(kv_heads, head_dim\) is \(1, 8\); expected \(1, 24\)"),
-    (latent_model(qk_norm=QkNorm.HEAD), "qk_norm is head; expected none"),
+    (latent_model(kv_heads=2), r"\(kv_heads, head_dim\): expected \(1, 24\), got \(2, 24\)"),
+    (latent_model(head_dim=8), r"\(kv_heads, head_dim\): expected \(1, 24\), got \(1, 8\)"),
+    (latent_model(qk_norm=QkNorm.HEAD), "qk_norm: expected none, got head"),
     (latent_model(ropes=(Rope(theta=9.0, dim=4),)), "no rope for the 8 elements"),
-    (with_groups(group(0, 1, 2, layout="full")), "a layout of type str; expected FullKV"),
-    (evolve(model(), layers=model().layers[1:]), "layers are numbered 1, 2, 3; expected 0, 1"),
+    (with_groups(group(0, 1, 2, layout="full")), "layout: expected FullKV, .* got str"),
+    (evolve(model(), layers=model().layers[1:]), "layers: expected 0, 1, 2, .* got 1, 2, 3"),
     (
         evolve(model(), layers=(evolve(model().layers[0], group=3), *model().layers[1:])),
         "layer 0 names group 3, and there are 3",
@@ -156,7 +188,7 @@ BAD = [
         evolve(model(), layers=(evolve(model().layers[0], group=1), *model().layers[1:])),
         "layer 0 names group 1, which does not list it",
     ),
-    (evolve(model(), layers=(), kv_groups=()), "none keeps tokens"),
+    (evolve(model(), layers=(), kv_groups=()), "group that keeps tokens, got none"),
 ]
 
 
@@ -185,7 +217,7 @@ def leave_out_a_group(config: ModelConfig) -> ModelConfig:
     ("change", "fault"),
     [
         (look_too_far, "layer 1 of group 1 sees 10 tokens, and the group keeps 9"),
-        (leave_out_a_group, "layer 1 is in no group; expected exactly one"),
+        (leave_out_a_group, "groups of layer 1: expected exactly one, got 0"),
     ],
 )
 def test_a_family_with_wrong_groups_is_refused_in_one_line_before_weights_load(

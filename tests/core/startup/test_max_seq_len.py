@@ -54,6 +54,6 @@ def test_other_ropes_have_a_limit_without_that_reason(scaling: Any) -> None:
 @pytest.mark.parametrize("kind", ["mrope", "ntk", "su", "proportional", "Dynamic", "longrope"])
 def test_other_types_of_scaling_are_refused_by_name(kind: str) -> None:
     with pytest.raises(
-        ValueError, match=f"rope_type is '{kind}', expected one of default, dynamic"
+        ValueError, match=f"rope_type: expected one of default, dynamic.* got '{kind}'"
     ):
         read(rope_scaling={"rope_type": kind, "factor": 4.0})

@@ -15,7 +15,7 @@ from headstock import LLM
 from headstock.config import EngineConfig
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
-from headstock.spi import CaptureProgress, ReplayLimits, ReplaySizes, Runner, Sampling
+from headstock.spi import CaptureProgress, DeltaRule, ReplayLimits, ReplaySizes, Runner, Sampling
 from headstock.startup import build, graph_captures
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.graph_captures import (
@@ -157,6 +157,12 @@ def test_a_runner_that_says_no_sizes_is_named(caplog: pytest.LogCaptureFixture) 
     assert "Mute.prepare: expected ReplaySizes, got " in caplog.messages[0]
 
 
+def make_inputs(config: EngineConfig, *deltas: DeltaRule | None) -> Any:
+    """What a model of these layers is built from."""
+    layers = [SimpleNamespace(delta=delta) for delta in deltas or (None,)]
+    return SimpleNamespace(config=config, model=SimpleNamespace(layers=layers))
+
+
 @pytest.mark.parametrize(
     ("settings", "limits"),
     [
@@ -173,10 +179,16 @@ def test_a_runner_that_says_no_sizes_is_named(caplog: pytest.LogCaptureFixture) 
 def test_full_steps_have_a_graph_beside_the_short_ones(
     settings: dict[str, Any], limits: tuple[int, int, int]
 ) -> None:
-    inputs: Any = SimpleNamespace(config=EngineConfig(**settings))
     assembled: Any = SimpleNamespace(watch=None)
-    found = replay_limits(inputs, assembled)
+    found = replay_limits(make_inputs(EngineConfig(**settings)), assembled)
     assert (found.max_rows, found.max_tokens, found.full_tokens) == limits
+
+
+def test_prompts_of_delta_rules_have_no_graphs() -> None:
+    delta = DeltaRule(key_heads=1, value_heads=1, key_dim=2, value_dim=2, taps=2)
+    assembled: Any = SimpleNamespace(watch=None)
+    found = replay_limits(make_inputs(EngineConfig(), None, delta), assembled)
+    assert (found.max_rows, found.max_tokens, found.full_tokens) == (256, 0, 0)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +198,7 @@ def test_full_steps_have_a_graph_beside_the_short_ones(
 def test_graphs_are_deferred_unless_told_otherwise_or_steps_are_watched(
     is_deferred: bool, watch: object, expected: bool
 ) -> None:
-    inputs: Any = SimpleNamespace(config=EngineConfig(defer_graphs=is_deferred))
+    inputs = make_inputs(EngineConfig(defer_graphs=is_deferred))
     assembled: Any = SimpleNamespace(watch=watch)
     assert replay_limits(inputs, assembled).may_defer == expected
 

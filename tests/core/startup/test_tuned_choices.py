@@ -131,7 +131,7 @@ def test_a_damaged_file_is_a_line_in_the_log(
 @pytest.mark.parametrize(
     ("settings", "error", "says"),
     [
-        ({"tuned_choices": "~nobody-here/x"}, UsageError, "~nobody-here/x: no such user; expected"),
+        ({"tuned_choices": "~nobody-here/x"}, UsageError, "expected .* got ~nobody-here/x"),
         ({"model": "~nobody-here/x"}, HeadstockError, "~nobody-here/x"),
         ({"chat_template": "~nobody-here/x.jinja"}, ModelError, "cannot be read: No such file"),
     ],
@@ -151,7 +151,7 @@ def test_a_file_in_the_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         lambda: load_tuned_choices(make_config(path), describe_device("cpu")),
         lambda: create_choices_folder(str(path)),
     ):
-        with pytest.raises(UsageError, match=r"choices is a file; expected a directory, or off"):
+        with pytest.raises(UsageError, match=r"expected a directory or off, got .*choices$"):
             use()
     with pytest.raises(ModelError, match="cannot be written: Not a directory; pass a directory"):
         create_choices_folder(str(path / "below"))
@@ -258,8 +258,8 @@ def test_operations_measure_their_own_options(
     ("found", "says"),
     [
         ("{}['lost']", "its tune raised KeyError: 'lost'"),
-        ("7", "its tune returned 7; expected texts by option"),
-        ("{'width': 2}", "its tune returned {'width': 2}; expected texts by option"),
+        ("7", "tune: expected texts by option, got 7"),
+        ("{'width': 2}", "tune: expected texts by option, got {'width': 2}"),
         ("{'height': '2'}", "its tune found options that it refuses: .*no such option"),
         ("{'width': 'wide'}", "its tune found options that it refuses: .*expected an integer"),
     ],

@@ -282,6 +282,7 @@ def scripted(
         max_seq_len: int = 256,
         running: int = 4,
         chat_template: str | None = None,
+        open_objects: bool = False,
         **options: object,
     ) -> tuple[LLM, ScriptedLoop]:
         loop = ScriptedLoop(tokenizer.vocab_size, **options)  # type: ignore[arg-type]
@@ -294,10 +295,14 @@ def scripted(
             request_args=None,
             check_sampling=None,
             close=lambda: None,
-            summary=SimpleNamespace(lines=lambda *later: ["model: scripted"], no_text=""),
+            summary=SimpleNamespace(
+                short_lines=lambda *later: ["model: scripted"], no_text="", placeholders=()
+            ),
             stats=lambda: SimpleNamespace(draft_line=""),
         )
-        config = EngineConfig(max_running_requests=running, chat_template=chat_template)
+        config = EngineConfig(
+            max_running_requests=running, chat_template=chat_template, open_objects=open_objects
+        )
         llm = LLM(config=config, start=lambda config: (engine, loop))
         made.append(llm)
         return llm, loop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,50 @@ def test_a_given_template_takes_the_place_of_the_models_and_of_none(
     for each in (tokenizer, Tokenizer(byte_fallback)):
         assert render_chat(each, HELLO, template=template) == "[hello]>"
         assert render_chat(each, HELLO, template=template, add_generation_prompt=False) == "[hello]"
+
+
+PARTS = (
+    "{% for m in messages %}{{ m.role.upper() }}: {% for part in m.content | selectattr('type', "
+    "'equalto', 'text') %}{{ part.text }}{% endfor %};{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("content", ["hello", [{"type": "text", "text": "hello"}]])
+def test_a_template_that_reads_parts_alone_gets_parts(tokenizer: Tokenizer, content: Any) -> None:
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": content}]
+    text = render_chat(tokenizer, messages, template=PARTS)
+    assert text == "SYSTEM: Be brief.;USER: hello;"
+
+    begun = [*messages, {"role": "assistant", "content": "Hi"}]
+    text = render_chat(
+        tokenizer,
+        begun,
+        template=PARTS,
+        add_generation_prompt=False,
+        continue_final_message=True,
+    )
+    assert text.endswith("ASSISTANT: Hi")
+
+
+def test_a_template_beside_those_of_the_tokenizer_counts_where_these_have_none(
+    byte_fallback: Path, byte_level: Path, tmp_path: Path
+) -> None:
+    for name, directory in (("none", byte_fallback), ("own", byte_level)):
+        copy = tmp_path / name
+        shutil.copytree(directory, copy)
+        (copy / "chat_template.json").write_text(json.dumps({"chat_template": PARTS}))
+    assert render_chat(Tokenizer(tmp_path / "none"), HELLO) == "USER: hello;"
+    assert render_chat(Tokenizer(tmp_path / "own"), HELLO).startswith("<|im|>user: hello")
+
+
+@pytest.mark.parametrize("text", ["[", "[]", "{}", '{"chat_template": 3}', "\xff"])
+def test_such_a_file_that_holds_no_template_is_named(
+    byte_fallback: Path, tmp_path: Path, text: str
+) -> None:
+    copy = shutil.copytree(byte_fallback, tmp_path / "copy")
+    (copy / "chat_template.json").write_bytes(text.encode("latin-1"))
+    with pytest.raises(ModelError, match=r"chat_template\.json in .* correct or remove the file"):
+        render_chat(Tokenizer(copy), HELLO)
 
 
 def test_a_template_is_text_or_a_file(tmp_path: Path) -> None:

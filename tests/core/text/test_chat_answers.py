@@ -31,7 +31,8 @@ TOOLS: list[Any] = [
 ]
 TEMPLATE = (
     "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}{{ mood }}"
-    "{{ reasoning_effort }}{# </think> #}" + HERMES_CALLS
+    "{{ reasoning_effort }}{{ documents | tojson if documents else '' }}{# </think> #}"
+    + HERMES_CALLS
 )
 CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
 ANSWER = f"<think>\nHm.\n</think>\n\nSo: {CALL}\n{CALL}"
@@ -151,13 +152,14 @@ def test_a_conversation_is_the_same_on_the_command_line(
         "chat_template": TEMPLATE,
         "chat_template_kwargs": {"mood": "!"},
         "reasoning_effort": "low",
+        "documents": [{"title": "Sums", "text": "5"}],
     }
     file.write_text(json.dumps(body) + "\n" + json.dumps({"messages": TALK}))
 
     said: Any = {"script": says(tokenizer, ANSWER), "max_seq_len": 900}
     _, out, _ = run("--input", str(file), "--json", "--max-tokens", "500", **said)
     first, second = map(json.loads, out.splitlines())
-    assert first["prompt"] == json.dumps(TOOLS) + "2 + 3?!low"
+    assert first["prompt"] == json.dumps(TOOLS) + "2 + 3?!low" + json.dumps(body["documents"])
     assert (first["reasoning"], first["text"], first["finish_reason"]) == (*WHOLE[:2], WHOLE[3])
     assert [(call["name"], call["arguments"]) for call in first["tool_calls"]] == [
         ("add", '{"a": 2}')
@@ -238,6 +240,8 @@ def test_flags_of_conversations_are_checked_before_a_model_is_loaded(
         ({"tools": TOOLS, "tool_choice": allow("auto")}, "tool_choice", "allowed_tools: expected"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "expected true or false, got int 1"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "the chat template does not read it"),
+        ({"documents": [{}]}, "documents", "the chat template does not write documents"),
+        ({"documents": ["a"]}, "documents", r"documents\[0\]: expected an object, got str"),
         ({"continue_final_message": True}, "continue_final_message", "add_generation_prompt false"),
     ],
 )
@@ -310,8 +314,12 @@ def test_allowed_tools_are_those_that_are_offered_or_one_of_which_is_called() ->
         assert [tool.name for tool in asked.forced_tools] == forced
 
 
-def test_a_forced_call_is_no_other_structure(scripted: Make) -> None:
-    llm, _ = scripted()
+def test_a_forced_call_is_no_other_structure_than_json_of_the_text(scripted: Make) -> None:
+    llm, loop = scripted()
+    # Clients name the schema of the last answer in every turn; a call has no text.
+    both = SamplingParams(max_tokens=1, structured_outputs={"json": {"type": "array"}})  # type: ignore[arg-type]
+    llm.chat(TALK, both, tools=TOOLS, tool_choice="required", chat_template=TEMPLATE)
+    assert loop.seen[0].params.structured_outputs.json == '{"type": "object"}'
     params = SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
     with pytest.raises(RequestError, match="tool_choice requires a call, and the request asks"):
         llm.chat(TALK, params, tools=TOOLS, tool_choice="required", chat_template=TEMPLATE)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from headstock.cli import run as verb
-from headstock.cli.chat import Chat, run_chat
+from headstock.cli.chat_session import Chat, run_chat
 from headstock.cli.turns import LineDropped
 from headstock.errors import UsageError
 from headstock.llm import LLM

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.text.detokenizer import WINDOW, Detokenizer
 from headstock.text.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ def streamed(tokenizer: Tokenizer, tokens: list[int], skip: bool) -> list[str]:
     return [*(detokenizer.add_token(token) for token in tokens), detokenizer.flush()]
 
 
-@settings(max_examples=400)
+@settings(max_examples=count_examples(400))
 @given(data=st.data(), skip=st.booleans())
 def test_stream_equals_decode_of_all_tokens(
     either: Tokenizer, data: st.DataObject, skip: bool
@@ -39,7 +40,7 @@ def test_stream_equals_decode_of_all_tokens(
     )
 
 
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 @given(data=st.data(), skip=st.booleans())
 def test_many_tokens_at_once_have_the_text_of_one_by_one(
     either: Tokenizer, data: st.DataObject, skip: bool
@@ -58,7 +59,7 @@ def test_many_tokens_at_once_have_the_text_of_one_by_one(
     assert "".join(pieces) == singly
 
 
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 @given(data=st.data(), texts=st.lists(st.sampled_from(TEXTS), max_size=12))
 def test_stream_of_cut_texts_equals_decode(
     either: Tokenizer, data: st.DataObject, texts: list[str]

@@ -113,7 +113,7 @@ BAD: list[tuple[Any, str]] = [
     ([[5, True]], "prompt token ids: expected integers"),
     ([[5, -1]], "prompt token ids: expected integers"),
     ([5.5], "expected text or a list of token ids"),
-    ({"text": "x"}, "must have one of prompt and"),
+    ({"text": "x"}, "one of prompt and prompt_token_ids, .* got text"),
     ({"prompt_token_ids": "abc"}, "prompt_token_ids: expected a list of token ids, got str abc"),
     ({"prompt": [5, 6]}, "prompt: expected text, got list"),
     ([{"prompt": 5}], "prompt: expected text, got int 5"),

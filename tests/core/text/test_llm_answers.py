@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock import LLM, RequestOutput, SamplingParams
 from headstock.outputs import CompletionOutput, Update
@@ -85,7 +86,10 @@ def test_a_stop_string_that_is_complete_with_the_last_of_min_tokens_does_not_cou
 
 
 @pytest.mark.feature("I19")
-@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=count_examples(200),
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(
     text=st.text("ab 日😀é", min_size=1, max_size=20),
     stops=st.lists(st.text("ab 日😀", min_size=1, max_size=3), max_size=3),

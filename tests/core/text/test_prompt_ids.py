@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from array import array
 from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from headstock.errors import RequestError, describe_type
 from headstock.text.prompt import (
+    MAX_CUT,
+    PROBED_CHARACTERS,
     Prompt,
     check_prompt,
     check_tokens,
     list_prompts,
     split_prompt,
+    tokenize_end,
     tokenize_prompt,
 )
 from headstock.text.tokenizer import Tokenizer
@@ -51,6 +56,21 @@ def test_integers_of_other_types_are_token_ids() -> None:
         prompt = Prompt(None, tokens)  # type: ignore[arg-type]
         check_prompt(prompt, vocab=768, max_seq_len=9, length_hint="")
     assert split_prompt([5, 7]) == ((5, 7), "")
+
+
+def test_the_last_tokens_of_a_text_are_those_of_the_whole_text(tokenizer: Tokenizer) -> None:
+    text = "aaaaa bb\n" * 200
+    whole = tokenizer.encode(text)
+    for count in (1, 7, len(whole), len(whole) + 1):
+        cut = tokenize_end(text, tokenizer, count, max_seq_len=9, add_special_tokens=True)
+        assert list(cut) == whole[-count:]
+
+
+def test_a_text_of_which_all_tokens_would_be_too_many_is_not_cut() -> None:
+    letters: Any = SimpleNamespace(encode=lambda text, add_special_tokens: range(len(text)))
+    text = "a" * (PROBED_CHARACTERS * MAX_CUT + 1)
+    with pytest.raises(RequestError, match="too many to cut; send its end alone"):
+        tokenize_end(text, letters, 5, max_seq_len=9, add_special_tokens=True)
 
 
 class Id(IntEnum):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.text.reasoning import (
     MARKS,
@@ -117,7 +118,7 @@ SHREDS = ("<think>", "</think>", "<", "think", ">", "/", "\n", " ", "a")
     st.lists(st.sampled_from(SHREDS), max_size=10),
     st.sets(st.integers(0, 60), max_size=8),
 )
-@settings(max_examples=150)
+@settings(max_examples=count_examples(150))
 def test_no_cut_changes_what_is_found(
     marks: ReasoningMarks, state: ReasoningState, shreds: list[str], borders: set[int]
 ) -> None:

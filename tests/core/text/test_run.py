@@ -126,7 +126,7 @@ def test_quiet_draws_no_bar_while_loading(
 ) -> None:
     def load(config: Any, start: Any) -> SimpleNamespace:
         start.keywords["on_progress"]("weights", 5, 10)
-        return SimpleNamespace(list_summary=lambda: ["model: none"])
+        return SimpleNamespace(list_summary=lambda verbose: ["model: none"])
 
     monkeypatch.setattr("headstock.requests.session.EngineSession", load)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)

@@ -184,7 +184,7 @@ def test_token_ids_cannot_go_through_the_template(run: Run, tmp_path: Path) -> N
         ["--stop", "x" * 257],
         [*["--stop", "x"] * 17],
         ["--nonsense"],
-        ["word"],
+        ["m", "word", "another"],
     ],
 )
 def test_bad_flags_are_usage_errors_before_a_model_is_loaded(
@@ -252,9 +252,16 @@ def test_token_ids_need_no_tokenizer(run: Run, tmp_path: Path) -> None:
     assert code == 1 and "stop needs text; no tokenizer in " in err and "stop_token_ids" in err
 
 
-def test_a_word_without_a_flag_is_told_which_flag_it_wants(run: Run) -> None:
-    said = (
-        "headstock: unexpected argument Hello (a prompt is given as --prompt TEXT, a model as "
-        "--model NAME); "
-    )
-    assert run("Hello", absent=True) == (2, "", said + "see 'headstock run --help'\n")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["two words"], "the first word is the model, and no model is called two words"),
+        (["m", "--model", "n"], "the model is given twice, as m and as --model n; give one"),
+        (["m", "a prompt", "another"], "unexpected argument another (the first word is the model"),
+    ],
+)
+def test_words_without_a_flag_are_a_model_and_a_prompt(
+    run: Run, words: list[str], said: str
+) -> None:
+    code, out, err = run(*words, absent=True)
+    assert (code, out) == (2, "") and err.startswith(f"headstock: {said}")

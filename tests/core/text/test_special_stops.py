@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock import LLM, SamplingParams
 from headstock.outputs import CompletionOutput, Update
@@ -63,7 +64,7 @@ def find_end(
 STOPS = ("<|im|>", "a<|im|>", "<|im|>b", "ab<|im|>a", "<|im|><|im|>", "ab", "b", "ba<|im|>", "aab")
 
 
-@settings(max_examples=500)
+@settings(max_examples=count_examples(500))
 @given(
     parts=st.lists(st.lists(st.sampled_from("abi"), max_size=4), min_size=1, max_size=6),
     stops=st.lists(st.sampled_from(STOPS), min_size=1, max_size=4, unique=True),

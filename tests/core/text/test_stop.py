@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.text.stop import StopStringMatcher
 
@@ -19,7 +20,7 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
     return text, None
 
 
-@settings(max_examples=500)
+@settings(max_examples=count_examples(500))
 @given(
     pieces=st.lists(st.text("ab日", max_size=3), max_size=12), stops=STOPS, include=st.booleans()
 )

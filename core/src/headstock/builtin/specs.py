@@ -12,6 +12,7 @@ from headstock.spi import (
     RunnerSpec,
     SchedulerSpec,
     SpiRange,
+    WeightKind,
 )
 
 DEVICES = (DeviceRange("cpu"), DeviceRange("cuda"))
@@ -109,6 +110,9 @@ def fbgemm_ops() -> OpsSpec:
         summary="onednn, with linear maps kept in float16 where that loses nothing",
         implementation="headstock.ops.fbgemm_ops:FbgemmOps",
         capabilities=OpsCapabilities(
-            devices=(DeviceRange("cpu"),), dtypes=frozenset({"float32"}), layouts=LAYOUTS
+            devices=(DeviceRange("cpu"),),
+            dtypes=frozenset({"float32"}),
+            layouts=LAYOUTS,
+            formats=frozenset((WeightKind.FP8_E4M3, WeightKind.INT8, WeightKind.INT4)),
         ),
     )

@@ -169,7 +169,7 @@ def format_footer(output: RequestOutput, tokens: int) -> str:
 
 
 def format_totals(outputs: Sequence[RequestOutput], num_prompts: int) -> str:
-    """One line about the results of a batch of which `num_prompts` prompts were to be answered."""
+    """One line about the results of a batch of `num_prompts` prompts."""
     tokens = sum(output.num_output_tokens for output in outputs)
     metrics = [output.metrics for output in outputs]
     seconds = max(times.end or 0.0 for times in metrics) - min(times.arrival for times in metrics)

@@ -44,7 +44,7 @@ def make_parser() -> FlagParser:
     """The parser of `headstock doctor`."""
     about = (
         "Check what works on this machine, and whether it can serve the model with these flags. "
-        "WARN is no obstacle."
+        "WARN does not prevent serving."
     )
     root = FlagParser(prog="headstock doctor", description=about, epilog=EPILOG)
     root.add_argument("--json", action="store_true", help="print JSON instead of text")

@@ -142,7 +142,10 @@ def _parse_line(where: str, line: bytes) -> PromptInput:
         key: rest.pop(key) for key in ("prompt", "prompt_token_ids", "messages") if key in rest
     }
     if len(contents) != 1:
-        raise RequestError("must have one of prompt, prompt_token_ids and messages")
+        raise RequestError(
+            "expected one of prompt, prompt_token_ids and messages, got "
+            f"{' and '.join(contents) or 'none'}"
+        )
     options = {key: rest.pop(key) for key in CONVERSATION_OPTIONS if key in rest}
     priority, salt = check_priority(rest.pop("priority", 0)), rest.pop("cache_salt", None)
     # For its checks alone: a bad line is named before a model is loaded. Its values are merged

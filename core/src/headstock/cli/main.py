@@ -37,6 +37,8 @@ from headstock.errors import (
 VERBS: Mapping[str, str] = MappingProxyType(
     {
         "run": "generate text: one prompt, a file of prompts, or a chat",
+        "chat": "talk with a model",
+        "models": "list the models on this machine, and whether they can run here",
         "replay": "run a recorded schedule again, without a device",
         "plugins": "list the installed plugins, describe or check one of them",
         "config": "show the settings in effect, the source of each, and the presets",
@@ -45,7 +47,16 @@ VERBS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Core's own verbs, with their summaries; the module of one is `headstock.cli.VERB`."""
-RESUMING_VERBS = ("run",)
+BEGINNING = """\
+headstock chat MODEL          talk with a model; 'demo' is a small one that is installed
+headstock run MODEL "TEXT"    continue a text
+headstock serve MODEL         serve a model over HTTP, with a page for browsers
+
+MODEL is a directory, a hub id such as Qwen/Qwen3-0.6B, or the name of an installed checkpoint.
+'headstock models' lists those on this machine, 'headstock --help' what else headstock does."""
+"""What `headstock` alone prints."""
+
+RESUMING_VERBS = ("run", "chat")
 """Verbs that resume the collection of garbage themselves, once an engine has started."""
 
 # As shells report signals, 128 and the number: SIGINT, SIGPIPE, SIGTERM. 70 is EX_SOFTWARE of
@@ -64,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     prepare_torch(os.environ)  # before anything imports torch, which looks at it once
     try:
         with handle_signals():
-            return _run_verb(arguments[verbose:])
+            return _run_verb(_pass_verbose(arguments[verbose:]) if verbose else arguments)
     except BaseException as error:
         if verbose or os.environ.get(TRACEBACK, "0") not in ("", "0"):
             traceback.print_exc()
@@ -77,6 +88,12 @@ def main(argv: list[str] | None = None) -> int:
         if argv is None:
             # The process ends. A last collection over all that torch defined would take 0.6 s.
             gc.freeze()
+
+
+def _pass_verbose(arguments: list[str]) -> list[str]:
+    """The arguments of a verb that says more at its start too, told to do so."""
+    verb, rest = arguments[:1], arguments[1:]
+    return [*verb, "--verbose", *rest] if verb and verb[0] in RESUMING_VERBS else arguments
 
 
 def _run_verb(arguments: list[str]) -> int:
@@ -141,7 +158,7 @@ def _dispatch_verb(arguments: list[str]) -> int:
     """The exit code of the verb that comes first, called with what follows it."""
     match arguments:
         case []:
-            print(_format_usage(), file=sys.stderr)
+            print(BEGINNING, file=sys.stderr)
             return UsageError.exit_code
         case ["-h" | "--help" | "help", *_]:
             print(_format_usage())
@@ -221,7 +238,7 @@ def read_version() -> str:
 def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     """The function behind a verb that a plugin provides; `DISTRIBUTION:VERB` picks one of several.
 
-    raises: UsageError with a suggestion when there is none, PluginBroken, SpiMismatch, CannotRun
+    raises: UsageError with a suggestion if it is unknown, PluginBroken, SpiMismatch, CannotRun
     """
     # Late: the registry takes 70 ms of processor time to import, which core's own verbs need not
     # pay.
@@ -244,8 +261,8 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
     run: Callable[[list[str]], object] = registry.import_implementation(spec)
     if not callable(run):
         raise PluginBroken(
-            f"verb {verb!r}: {spec.implementation} is {shorten(run)}; expected main(arguments) "
-            "-> int"
+            f"verb {verb!r}: {spec.implementation}: expected main(arguments) -> int, got "
+            f"{shorten(run)}"
         )
 
     def run_checked(arguments: list[str]) -> int:
@@ -253,8 +270,7 @@ def _load_plugin_verb(verb: str) -> Callable[[list[str]], int]:
         # sys.exit(None) would end with 0, and so call a command that forgot its code a success.
         if not isinstance(code, int):
             raise PluginBroken(
-                f"verb {verb!r}: {spec.implementation} returned {shorten(code)}; "
-                "expected an exit code"
+                f"verb {verb!r}: {spec.implementation}: expected an exit code, got {shorten(code)}"
             )
         return code
 

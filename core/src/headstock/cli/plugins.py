@@ -138,7 +138,7 @@ def _show_list(kind: str | None, *, as_json: bool) -> None:
     cells = [
         (*(_format_cell(row[title.lower()]) for title in header[:-1]), state(row)) for row in rows
     ]
-    print_table(header, cells, sys.stdout, spare="TARGET")
+    print_table(header, cells, sys.stdout, spare=("TARGET", "VERSION", "DISTRIBUTION"))
     if width is not None:
         _show_hints(rows, width)
     # The list reads metadata alone, which says nothing of this machine.
@@ -163,7 +163,7 @@ def _show_hints(rows: Sequence[dict[str, str]], width: int) -> None:
 def _make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
     """A plugin for JSON; `hint` is the command that completes its distribution, or else "".
 
-    In place of the hint a plugin of another version of the contract has the line that refuses it.
+    A plugin of another contract version has the refusal's line instead of the hint.
     """
     row: dict[str, str] = attrs.asdict(plugin)
     if plugin.status != "ok":
@@ -177,7 +177,7 @@ def _make_row(plugin: InstalledPlugin, hint: str) -> dict[str, str]:
 
 
 def _make_unusable_row(entry: UnusableEntry) -> dict[str, str]:
-    """An entry point that is no plugin, or a file of them that cannot be read, for JSON."""
+    """An entry point that is not a plugin, or an unreadable file of them, for JSON."""
     row: dict[str, str] = attrs.asdict(entry)
     return {"hint" if key == "reason" else key: value for key, value in row.items()}
 
@@ -286,7 +286,7 @@ def _format_requirement(need: Require) -> str:
             for alternative in need.any_of
         )
     installed = registry.find_version(need.distribution) or "nothing"
-    return f"expected {need.version or 'any version'}, found {installed}"
+    return f"expected {need.version or 'any version'}, got {installed}"
 
 
 def _list_option_defaults(spec: PluginSpec) -> dict[str, object]:

@@ -28,7 +28,7 @@ from headstock.cli.notes import print_note, start_logs
 from headstock.cli.process import check_distinct_files, reserve_output, resume_collections
 from headstock.cli.tables import print_summary
 from headstock.config.effective import ResolvedConfig
-from headstock.config.flag_parser import FlagParser
+from headstock.config.flag_parser import WORDS, FlagParser
 from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
 from headstock.errors import HeadstockError, RequestError, UsageError
 from headstock.requests.progress_bars import ProgressBars
@@ -44,8 +44,8 @@ A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages
 parameters of its own, such as {"prompt": "Hello", "max_tokens": 20}; "priority" (lower goes first)
 and "cache_salt" (prefixes are shared only within one salt) too. "messages" may have "tools",
 "tool_choice", "parallel_tool_calls", "chat_template", "chat_template_kwargs", "reasoning_effort",
-"add_generation_prompt" and "continue_final_message" beside them. With no prompt and a terminal, a
-chat begins.
+"documents", "add_generation_prompt" and "continue_final_message" beside them. With no prompt and a
+terminal, a chat begins.
 
 exit codes:
     0  all answered                 6  a model or file cannot be read
@@ -57,12 +57,28 @@ exit codes:
 """
 
 
+COMMON_FLAGS = (
+    *("--prompt", "--input", "--chat", "--system", "--json", "--verbose", "--quiet"),
+    *("--max-tokens", "--temperature", "--top-p", "--top-k", "--seed", "--stop"),
+    *("--config", "--model", "--quant", "--device", "--dtype", "--max-seq-len", "--attn", "--tp"),
+)
+"""The flags that `--help` lists."""
+
+
 def main(arguments: list[str]) -> int:
     """Run `headstock run ARGUMENTS` and return the exit code.
 
     raises: HeadstockError, KeyboardInterrupt
     """
-    args = make_parser().parse_args(arguments)
+    return answer(make_parser().parse_args(arguments))
+
+
+def answer(args: Namespace) -> int:
+    """Answer the prompts of parsed arguments and return the exit code.
+
+    raises: HeadstockError, KeyboardInterrupt
+    """
+    args.prompt = [*getattr(args, WORDS)[1:], *args.prompt]
     resolved = resolve_flags(args, os.environ)
     for line in resolved.notes:
         print_note(f"note: {line}")
@@ -72,13 +88,13 @@ def main(arguments: list[str]) -> int:
     inputs = _collect_prompts(args, options, is_chat=_is_chat(args, resolved))
     if inputs is None:
         # deferred for start-up time: only a chat needs a line editor
-        from headstock.cli.chat import run_chat
+        from headstock.cli.chat_session import run_chat
         from headstock.cli.turns import history_path, open_reader
 
         _check_chat(resolved)
         _require_tokenizer(resolved)
         read = open_reader(history_path(args.history, os.environ))
-        with open_model(resolved, quiet=args.quiet, alone=True) as session:
+        with open_model(resolved, quiet=args.quiet, verbose=args.verbose, alone=True) as session:
             return run_chat(
                 session,
                 session.default_chat_params.replace(resolved.sampling),
@@ -105,7 +121,7 @@ def _run_batch(
         for _, prompt_input in good
     ):
         _require_tokenizer(resolved)
-    with open_model(resolved, quiet=args.quiet) as session:
+    with open_model(resolved, quiet=args.quiet, verbose=args.verbose) as session:
         batch = PromptBatch(
             session=session,
             json_output=json_output,
@@ -116,12 +132,16 @@ def _run_batch(
         return batch.run(good)
 
 
-def make_parser() -> FlagParser:
-    """The parser of `headstock run`."""
+def make_parser(verb: str = "run") -> FlagParser:
+    """The parser of `headstock run` and `headstock chat`."""
     root = FlagParser(
-        prog="headstock run",
-        hint=" (a prompt is given as --prompt TEXT, a model as --model NAME)",
-        description="Generate text: one prompt, a file of prompts, or a chat.",
+        prog=f"headstock {verb}",
+        usage="%(prog)s [MODEL [PROMPT]] [options]",
+        hint=" (the first word is the model, the second a prompt; give more with --prompt TEXT)",
+        max_words=2,
+        common=COMMON_FLAGS,
+        description="Generate text: one prompt, a file of prompts, or a chat. MODEL is an "
+        "installed checkpoint's name, a directory, or a hub id.",
         epilog=EPILOG,
     )
     section = root.add_argument_group("prompts and output")
@@ -158,6 +178,9 @@ def make_parser() -> FlagParser:
     )
     section.add_argument(
         "--json", action="store_true", help="print one JSON line an answer instead of text"
+    )
+    section.add_argument(
+        "-v", "--verbose", action="store_true", help="show plugins, memory and times at the start"
     )
     section.add_argument(
         "--quiet",
@@ -201,7 +224,7 @@ def _is_chat(args: Namespace, resolved: ResolvedConfig) -> bool:
 def _collect_prompts(
     args: Namespace, options: Mapping[str, Any], *, is_chat: bool
 ) -> list[PromptInput | InvalidPrompt] | None:
-    """The prompts in their order; None when there are none and a terminal can chat.
+    """The prompts in order; None without prompts, if a terminal can chat.
 
     raises: UsageError, ModelError
     """
@@ -269,8 +292,10 @@ def _select_valid(
             show_error(prompt_input.where, number, prompt_input.reason, json_output)
 
 
-def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) -> EngineSession:
-    """Load the model and print its summary on standard error.
+def open_model(
+    resolved: ResolvedConfig, *, quiet: bool, verbose: bool = False, alone: bool = False
+) -> EngineSession:
+    """Load the model and print its summary on standard error, with `verbose` all of it.
 
     With `alone` one request runs at a time, so CUDA graphs of one row are enough.
     """
@@ -284,5 +309,5 @@ def open_model(resolved: ResolvedConfig, *, quiet: bool, alone: bool = False) ->
         session = EngineSession(config, partial(start_engine, on_progress=bars.update))
     resume_collections()
     if not quiet:
-        print_summary(session.list_summary())
+        print_summary(session.list_summary(verbose=verbose))
     return session

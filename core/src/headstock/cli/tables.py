@@ -11,7 +11,7 @@ from typing import Literal, TextIO
 
 from headstock.requests.terminal import can_style
 
-MAX_UNBROKEN_CELL = 26
+MAX_UNBROKEN_CELL = 40
 """Characters up to which a column of a table is never broken: names and versions are not, sentences
 are.
 """
@@ -23,6 +23,8 @@ PROGRAM_COMMAND = re.compile(r"(?:pip install [^;]*? && )?python3? -c \".*$")
 """A command that holds a program; nothing follows it."""
 UNBROKEN_SPACE = "\0"
 """Stands for a space where a line may not be broken."""
+LEAST_BROKEN_CELL = 6
+"""Characters that a column whose cells are broken has at least."""
 MIN_WIDTH = 20
 """Columns below which nothing is fitted: a terminal that narrow does not know its width."""
 
@@ -44,7 +46,7 @@ def fold_line(line: str, width: int | None, indent: int) -> str:
     """`line` broken between words into lines of `width`, all but the first indented.
 
     Without a width the line stays whole. So does a word longer than a line, and a quoted command,
-    so that it can be copied. A command that holds a program gets a line of its own.
+    so that it can be copied. A command with a program gets its own line.
     """
     if width is None or len(line) <= width:
         return line
@@ -71,20 +73,41 @@ def print_summary(lines: Iterable[str]) -> None:
 
 
 def print_table(
-    header: Sequence[str], rows: Sequence[Sequence[object]], stream: TextIO, *, spare: str = ""
+    header: Sequence[str],
+    rows: Sequence[Sequence[object]],
+    stream: TextIO,
+    *,
+    spare: Sequence[str] = (),
 ) -> None:
-    """Print records under a header; a terminal too narrow for them lacks the column `spare`."""
+    """Print records under a header.
+
+    spare: columns that a terminal too narrow for the records lacks: the first one, and each of the
+        others while columns that are not broken leave no room
+    """
     cells = [[str(cell) for cell in row] for row in rows]
     width = terminal_width(stream)
     if width is None:
         # Flushed, so that what follows on standard error comes behind it where both are one file.
         print("\n".join(_align_columns([list(header), *cells])), file=stream, flush=True)
         return
-    if spare and max(map(len, _align_columns([list(header), *cells]))) > width:
-        left_out = list(header).index(spare)
-        header = [title for title in header if title != spare]
-        cells = [[*row[:left_out], *row[left_out + 1 :]] for row in cells]
+    for number, title in enumerate(spare):
+        needed = _count_least(header, cells) if number else _count_whole(header, cells)
+        if needed > width:
+            left_out = list(header).index(title)
+            header = [each for each in header if each != title]
+            cells = [[*row[:left_out], *row[left_out + 1 :]] for row in cells]
     _print_fitted(header, cells, stream, width)
+
+
+def _count_whole(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The columns of a terminal on which no cell is broken."""
+    return max(map(len, _align_columns([header, *rows])))
+
+
+def _count_least(header: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """The columns of a terminal on which no name is broken."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    return sum(2 + (each if each <= MAX_UNBROKEN_CELL else LEAST_BROKEN_CELL) for each in widths)
 
 
 def _align_columns(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from headstock.config.effective import ResolvedConfig, make_engine_config, resolve_keywords
     from headstock.config.engine import EngineConfig
+    from headstock.config.engine_args import EngineArgs
     from headstock.config.flag_parser import FlagParser
     from headstock.config.flags import add_engine_flags, add_sampling_flags, resolve_flags
     from headstock.config.presets import PRESETS
 
 __all__ = [
     "PRESETS",
+    "EngineArgs",
     "EngineConfig",
     "FlagParser",
     "ResolvedConfig",
@@ -29,6 +31,7 @@ __all__ = [
 
 _HOMES = {
     "PRESETS": "headstock.config.presets",
+    "EngineArgs": "headstock.config.engine_args",
     "EngineConfig": "headstock.config.engine",
     "FlagParser": "headstock.config.flag_parser",
     "ResolvedConfig": "headstock.config.effective",

@@ -75,7 +75,7 @@ def setting_names() -> Mapping[str, SettingName]:
     names: dict[str, SettingName] = {}
     for setting in (CONFIG, PRESET, *engine_settings().values(), *sampling_settings().values()):
         names[setting.key] = SettingName(setting)
-        # a short flag such as -m is no name for a file
+        # a short flag such as -m is not a key of a file
         names |= {
             flag_to_key(alias): SettingName(setting, alias)
             for alias in setting.aliases

@@ -247,6 +247,14 @@ class EngineConfig(PartSettings):
         aliases=("--tp-size", "--tensor-parallel-size"),
         group="running",
     )
+    ep: bool = setting_field(
+        "--ep",
+        Switch(),
+        False,
+        "with --tp, give each rank some experts whole instead of a part of each",
+        aliases=("--enable-expert-parallel",),
+        group="running",
+    )
     # The one field that is not named after its flag: on the command line --seed is the sampling
     # seed of each prompt, in Python `LLM(seed=...)` is the engine's, as vLLM's users expect.
     seed: int = setting_field(

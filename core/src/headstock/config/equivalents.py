@@ -15,11 +15,12 @@ PREFIXES = "prefixes are reused by default; cache_type (--cache-type) naive turn
 NO_SWAP = "no pages are swapped to the host; a preempted request is recomputed"
 NO_OFFLOAD = "weights are not offloaded to the host; a smaller dtype (--dtype) halves them"
 QUANTIZED = (
-    "config.json decides how weights are quantized; headstock quantizes none; kv_dtype "
-    "(--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
+    "config.json says how a checkpoint is quantized; quant (--quant) fp8, int8 or int4 quantizes "
+    "one at load; kv_dtype (--kv-dtype) fp8_e4m3 stores the KV pool in 8 bits"
 )
 CHUNKED = "long prompts are always cut into chunks of max_batch_tokens (--max-batch-tokens)"
 ONE_DEVICE = "ranks share every layer (tp, --tp); this version has no other parallelism"
+EXPERTS = "ep (--ep) cuts experts by number over the ranks of tp (--tp), as many as these are"
 ADAPTERS = "LoRA adapters are not supported; merge one into its model"
 SPECULATION = (
     "proposer (--proposer) ngram proposes the tokens that followed the latest ones earlier; draft "
@@ -52,9 +53,8 @@ EQUIVALENTS: Mapping[str, str] = MappingProxyType(
         ),
         "random_seed": "seed (--engine-seed) is the seed of requests without one of their own",
         **dict.fromkeys(("async_scheduling", "disable_overlap_schedule"), OVERLAP),
-        **dict.fromkeys(
-            ("pipeline_parallel_size", "data_parallel_size", "enable_expert_parallel"), ONE_DEVICE
-        ),
+        **dict.fromkeys(("pipeline_parallel_size", "data_parallel_size"), ONE_DEVICE),
+        **dict.fromkeys(("ep_size", "expert_parallel_size"), EXPERTS),
         **dict.fromkeys(("distributed_executor_backend", "disable_custom_all_reduce"), ONE_DEVICE),
         **dict.fromkeys(("enable_lora", "lora_modules", "lora_paths"), ADAPTERS),
         **dict.fromkeys(
@@ -87,7 +87,8 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "trust_remote_code": (False,),
         "pipeline_parallel_size": (1,),
         "data_parallel_size": (1,),
-        "enable_expert_parallel": (False,),
+        "ep_size": (1,),
+        "expert_parallel_size": (1,),
         "distributed_executor_backend": (None, "uni", "mp"),
         "disable_custom_all_reduce": (True, False),
         # Several answers to a prompt share its pages, and a preempted request is recomputed: pages
@@ -95,14 +96,18 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "swap_space": (0, 4),
         "cpu_offload_gb": (0,),
         "kv_offloading_size": (None, 0),
-        **dict.fromkeys(("quantization", "speculative_config", "tokenizer_revision"), (None,)),
+        **dict.fromkeys(("speculative_config", "tokenizer_revision"), (None,)),
+        # Names of what the checkpoint is, which config.json says too.
+        "quantization": (
+            *(None, "awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt"),
+            *("mxfp4", "fbgemm_fp8"),
+        ),
         "tokenizer": (None,),
         "tokenizer_mode": ("auto",),
         "skip_tokenizer_init": (False,),
         "enable_lora": (False,),
         "enable_sleep_mode": (False,),
         "use_v2_block_manager": (True,),
-        "model_impl": ("auto",),
         "task": (None, "auto", "generate"),
         "generation_config": ("auto",),
         "limit_mm_per_prompt": (None, {}),
@@ -117,6 +122,7 @@ SAME: Mapping[str, tuple[object, ...]] = MappingProxyType(
 
 TAKEN: Mapping[str, tuple[object, str, object]] = MappingProxyType(
     {
+        "quantization": ("fp8", "quant", "fp8"),
         "enforce_eager": (True, "runner", "eager"),
         "disable_cuda_graph": (True, "runner", "eager"),
         "enable_prefix_caching": (False, "cache_type", "naive"),

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby
 from typing import Any, NoReturn
 
-from headstock.errors import NotSupported, UsageError, shorten, suggest_name
+from headstock.errors import NotSupported, UsageError, format_count, shorten, suggest_name
 
+WORDS = "words"
+"""Where a parsed namespace keeps what stands without a flag."""
 MODEL_FLAG = "--model"
 """The flag of every verb that takes the engine's."""
 
@@ -35,32 +38,94 @@ class _FlagHelpFormatter(argparse.HelpFormatter):
         return "\n".join(indent + line if line else line for line in lines)
 
 
+class _ShowHelp(argparse.Action):
+    """`--help` prints the common flags, `--help all` every one."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        assert isinstance(parser, FlagParser)
+        sys.stdout.write(parser.format_help() if values else parser.format_common_help())
+        parser.exit()
+
+
 class FlagParser(argparse.ArgumentParser):
     """A parser that raises one-line UsageErrors, suggests flags, and takes no abbreviations.
 
-    `hint` says where a word without a flag may have belonged.
+    hint: says where a word without a flag may have belonged
+    max_words: how many words without a flag there may be
+    common: the flags that `--help` lists; the others are in `--help all`. Empty for all of them
     """
 
-    def __init__(self, usage: str = "%(prog)s [options]", hint: str = "", **options: Any) -> None:
+    def __init__(
+        self,
+        usage: str = "%(prog)s [options]",
+        hint: str = "",
+        *,
+        max_words: int = 0,
+        common: Collection[str] = (),
+        **options: Any,
+    ) -> None:
         self.hint = hint
+        self.max_words = max_words
+        self.common = frozenset(common)
         super().__init__(
             # An abbreviation would change its meaning with the next flag that begins alike.
             allow_abbrev=False,
             usage=usage,
+            add_help=not common,
             **{"formatter_class": _FlagHelpFormatter, **options},
         )
+        if common:
+            self.add_argument(
+                "-h",
+                "--help",
+                action=_ShowHelp,
+                nargs="?",
+                choices=["all"],
+                metavar="all",
+                help="show the common flags, or all of them, and exit",
+            )
+
+    def format_common_help(self) -> str:
+        """The help with the common flags alone."""
+        shown = {*self.common, "--help"}
+        others = [
+            action
+            for action in self._actions
+            if action.help != argparse.SUPPRESS and not shown.intersection(action.option_strings)
+        ]
+        texts = [action.help for action in others]
+        for action in others:
+            action.help = argparse.SUPPRESS
+        epilog = self.epilog
+        more = format_count(len(others), "more flag")
+        self.epilog = f"'{self.prog} --help all' lists {more}, and what exit codes mean."
+        try:
+            return self.format_help()
+        finally:
+            self.epilog = epilog
+            for action, text in zip(others, texts, strict=True):
+                action.help = text
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
-    # argparse declares overloads for the namespace's class, of which only the plain one is used
+    # argparse declares overloads for the namespace's class, but only the plain one is used
     # here. Refusing what is left over in this method, not in parse_args, lets a sub-parser suggest
     # its own flags.
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
         parsed, rest = super().parse_known_args(args, namespace)
-        if rest:
-            self.refuse(rest[0].split("=")[0])
-        return parsed, rest
+        unknown = [word for word in rest if word.startswith("-")] or rest[self.max_words :]
+        if unknown:
+            self.refuse(unknown[0].split("=")[0])
+        if self.max_words:
+            setattr(parsed, WORDS, rest)
+        return parsed, []
 
     def refuse(self, word: str) -> NoReturn:
         """Raise UsageError for an argument that nothing takes."""

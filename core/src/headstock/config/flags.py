@@ -12,12 +12,12 @@ from attrs import evolve
 from headstock.config.catalog import SettingName, engine_settings, sampling_settings
 from headstock.config.effective import ResolvedConfig, merge_sources, take_meaning
 from headstock.config.equivalents import SAME, TAKEN, find_meaning
-from headstock.config.flag_parser import FlagParser
+from headstock.config.flag_parser import MODEL_FLAG, WORDS, FlagParser
 from headstock.config.setting import Setting
 from headstock.config.source_settings import CONFIG, PRESET
 from headstock.config.sources import SourceValue
 from headstock.config.value_types import Choice, Repeated, Switch
-from headstock.errors import shorten
+from headstock.errors import UsageError, shorten
 
 DEST_PREFIX = "setting "
 """Where a parsed namespace keeps settings; no other flag's name has a space."""
@@ -63,7 +63,7 @@ def _add_foreign_flag(parser: argparse.ArgumentParser, name: str) -> None:
             option_string: str | None = None,
         ) -> None:
             flag = str(option_string)
-            value = flag != negative if values is None else _read_foreign(str(values))
+            value = flag != negative if values is None else read_foreign(str(values))
             meaning = find_meaning(name, value)
             if meaning is None and isinstance(parser, FlagParser):
                 parser.refuse(flag)
@@ -77,7 +77,7 @@ def _add_foreign_flag(parser: argparse.ArgumentParser, name: str) -> None:
     parser.add_argument(flag, negative, **options)
 
 
-def _read_foreign(text: str) -> object:
+def read_foreign(text: str) -> object:
     """The value of another engine's flag: a JSON value, or text."""
     try:
         return json.loads(text.lower())
@@ -112,7 +112,7 @@ def _add_flag(
     shown = text if listed else argparse.SUPPRESS
     section.add_argument(setting.flag, action=_make_action(setting), help=shown, **options)
     for alias in setting.aliases:
-        # An argument of its own, though argparse knows aliases: it would list all of them in the
+        # A separate argument, although argparse supports aliases: it would list all of them in the
         # help.
         section.add_argument(alias, action=_make_action(setting), help=argparse.SUPPRESS, **options)
     if setting.negative is not None:
@@ -159,7 +159,7 @@ def _make_action(setting: Setting) -> type[argparse.Action]:
 
 
 def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> ResolvedConfig:
-    """The configuration in effect for parsed flags.
+    """The configuration in effect for parsed flags; the first word without one is the model.
 
     raises: UsageError; ModelError when the file cannot be read
     """
@@ -168,6 +168,7 @@ def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> 
         for dest, value in vars(namespace).items()
         if dest.startswith(DEST_PREFIX)
     }
+    _add_model(flags, getattr(namespace, WORDS, ()))
     foreign: list[str] = []
     for dest, found in vars(namespace).items():
         if dest.startswith(FOREIGN_PREFIX):
@@ -175,3 +176,22 @@ def resolve_flags(namespace: argparse.Namespace, environ: Mapping[str, str]) -> 
             foreign += take_meaning(meaning, flags, "flag", flag, text)
     resolved = merge_sources(flags, environ, is_command=True)
     return evolve(resolved, notes=(*foreign, *resolved.notes))
+
+
+def _add_model(flags: dict[str, SourceValue], words: Sequence[str]) -> None:
+    """Take the first word for the model.   raises: UsageError"""
+    if not words:
+        return
+    word, setting = words[0], engine_settings()["model"]
+    given = flags.get(setting.key)
+    if given is not None and given.raw != word:
+        raise UsageError(
+            f"the model is given twice, as {shorten(word)} and as {MODEL_FLAG} "
+            f"{shorten(given.raw)}; give one"
+        )
+    if len(word.split()) != 1:
+        raise UsageError(
+            f"the first word is the model, and no model is called {shorten(word)}; give the model "
+            "before a prompt"
+        )
+    flags[setting.key] = SourceValue(SettingName(setting), word, "flag", MODEL_FLAG)

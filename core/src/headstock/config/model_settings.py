@@ -40,6 +40,14 @@ class ModelSettings:
         default_text="auto: the only one",
         group="model",
     )
+    model_impl: str = setting_field(
+        "--model-impl",
+        Choice(names=("auto", "native", "transformers")),
+        "auto",
+        "who computes the model; native: a family; transformers: its module, over headstock's "
+        "pages; auto: transformers where no family serves the architecture",
+        group="model",
+    )
     dtype: str = setting_field(
         "--dtype",
         Choice(names=("auto", "float32", "bfloat16", "float16"), spellings=DTYPE_SPELLINGS),
@@ -62,6 +70,16 @@ class ModelSettings:
         Choice(names=("auto", "dummy")),
         "auto",
         "dummy: random weights of the right shapes",
+        group="model",
+    )
+    quant: str = setting_field(
+        "--quant",
+        Choice(
+            names=("off", "fp8", "int8", "int4"),
+            spellings={"none": "off"},
+        ),
+        "off",
+        "numbers that linear maps are quantized to at load; off: as the checkpoint has them",
         group="model",
     )
     chat_template: str | None = setting_field(
@@ -92,6 +110,16 @@ class ModelSettings:
         "marks that tell reasoning from the answer in chats; auto: those of the chat template",
         group="model",
         shapes_steps=False,
+    )
+    scoring: str = setting_field(
+        "--scoring",
+        Choice(names=("auto", "yes-no", "cosine")),
+        "auto",
+        "how documents are scored against queries; yes-no: by the next token, as Qwen3-Reranker; "
+        "cosine: by their vectors; auto: as the checkpoint's modules.json says",
+        group="model",
+        shapes_steps=False,
+        listed="server",
     )
     max_seq_len: int | None = setting_field(
         "--max-seq-len",

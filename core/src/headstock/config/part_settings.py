@@ -7,7 +7,7 @@ from attrs import frozen
 from headstock.config.model_settings import ModelSettings
 from headstock.config.patterns import ATTN, NAME, OPTION
 from headstock.config.setting import setting_field
-from headstock.config.value_types import Number, Text, Texts
+from headstock.config.value_types import Number, Switch, Text, Texts
 
 
 @frozen(kw_only=True)
@@ -18,7 +18,8 @@ class PartSettings(ModelSettings):
         "--attn",
         ATTN,
         "auto",
-        "attention backend for both phases, or one for prefill and one for decode",
+        "attention backend for both phases, or one for prefill and one for decode; + joins "
+        "those for KV groups of other shapes",
         aliases=("--attention-backend",),
         default_text="auto: the first of the device's list that can run",
         group="parts",
@@ -73,6 +74,15 @@ class PartSettings(ModelSettings):
         5.0,
         "seconds that a grammar may take to compile before the request is refused",
         group="parts",
+    )
+    open_objects: bool = setting_field(
+        "--open-objects",
+        Switch(),
+        False,
+        "let objects of structured outputs have members that their schema does not list, unless it "
+        "says additionalProperties: false; off: only where it says that they may",
+        group="parts",
+        shapes_steps=False,
     )
     executor: str = setting_field(
         "--executor",

@@ -32,13 +32,15 @@ MARK_SPELLINGS = {
 }
 """Reasoning parsers of vLLM and SGLang -> the marks that they look for."""
 
-GRAPH_BATCH = "the largest batch size that gets a CUDA graph, 0 for none; it is no on/off switch"
+GRAPH_BATCH = (
+    "the largest batch size that gets a CUDA graph, 0 for none; it is not an on/off switch"
+)
 
 NAME = Text(pattern=r"[^\s,]+", rule="one name without spaces or commas", form="NAME")
 ATTN = Text(
-    pattern=r"[^\s,]+(,[^\s,]+)?",
-    rule="one name, or two as PREFILL,DECODE",
-    form="P[,D]",
+    pattern=r"[^\s,+]+(,[^\s,+]+)?(\+[^\s,+]+(,[^\s,+]+)?)*",
+    rule="one name, or two as PREFILL,DECODE, and more after + for KV groups of other shapes",
+    form="P[,D][+P[,D]]",
 )
 OPTION = Text(
     pattern=r"(?s)[^\s.=]+\.[^\s.=]+=.*", rule="NAME.FIELD=VALUE", form="NAME.FIELD=VALUE"

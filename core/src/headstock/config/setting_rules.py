@@ -25,7 +25,7 @@ def check_pool_sizes(sizes: Mapping[str, object]) -> None:
 
 def describe_size_conflict(texts: Sequence[str]) -> str:
     """The error for several pool sizes; `texts` say where each was given, and the value."""
-    return f"{' and '.join(texts)}: expected at most one of {', '.join(POOL_SIZES)}"
+    return f"expected at most one of {', '.join(POOL_SIZES)}, got {' and '.join(texts)}"
 
 
 def check_sequence_length(

@@ -18,7 +18,7 @@ from headstock.errors import ModelError, UsageError, shorten, suggest_name
 
 PREFIX = "HEADSTOCK_"
 OTHER_VARIABLES = frozenset({"HEADSTOCK_API_KEY", "HEADSTOCK_HISTORY", "HEADSTOCK_TRACEBACK"})
-"""Variables with the prefix that are no settings."""
+"""Variables with the prefix that are not settings."""
 
 
 SourceKind = Literal["flag", "keyword", "environment", "file", "preset"]

@@ -86,7 +86,7 @@ class Integer(ValueType):
         # numpy's integers have __index__ too; True would otherwise count as 1
         if not isinstance(raw, bool) and hasattr(raw, "__index__"):
             return operator.index(raw)
-        # at most 4,000 digits: int() refuses longer texts with an error of its own
+        # at most 4,000 digits: int() refuses longer texts with a different error
         if isinstance(raw, str) and re.fullmatch(r"[+-]?[0-9]{1,4000}", raw.strip()):
             return int(raw)
         raise make_invalid("a whole number" + (f" or '{self.word}'" if self.word else ""), raw)
@@ -155,7 +155,7 @@ class Choice(ValueType):
 
     def read(self, raw: object) -> Value:
         if isinstance(raw, str):
-            # Names are lower case (float32) or upper case (DEBUG), and the user's case is no error.
+            # Names are lower case (float32) or upper case (DEBUG), and other case is accepted.
             for text in (raw.strip(), raw.strip().lower(), raw.strip().upper()):
                 name = self.spellings.get(text, text)
                 if name in self.names:

@@ -33,7 +33,7 @@ class _SettingsLoader(yaml.SafeLoader):
     A few nested aliases can stand for more data than fits any memory.
     """
 
-    # A table of its own: add_implicit_resolver would copy the rules of YAML 1.1 from SafeLoader.
+    # A separate table: add_implicit_resolver would copy the rules of YAML 1.1 from SafeLoader.
     yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {}  # type: ignore[misc]  # the stubs take it for an instance's
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
@@ -49,7 +49,7 @@ class _SettingsLoader(yaml.SafeLoader):
         yield table
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                self.refuse("a key must be one word or text", key_node)
+                self.refuse("expected one word or text as a key", key_node)
             key = str(key_node.value)
             if key in table:
                 self.refuse(f"key {shorten(key)} comes twice", key_node)

@@ -84,7 +84,11 @@ def attend_row(q: Tensor, keys: Tensor, values: Tensor, layer: LayerInfo) -> Ten
         if layer.window is not None:
             is_hidden |= other <= at - layer.window
         scores = scores.masked_fill_(is_hidden, -math.inf)
-        parts.append(torch.einsum("hqk,khd->qhd", scores.softmax(-1), values))
+        if layer.sinks is not None:
+            sinks = layer.sinks[:, None, None].expand(-1, len(part), 1)
+            scores = torch.cat((scores, sinks), -1)
+        weights = scores.softmax(-1)[..., : len(keys)]
+        parts.append(torch.einsum("hqk,khd->qhd", weights, values))
     return torch.cat(parts) * layer.v_scale
 
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 import torch
-from attrs import evolve
 from torch import Tensor
 
 from headstock.errors import PluginBroken
@@ -37,16 +36,25 @@ ROUNDING = {torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
 class PlainWeights:
-    """Keeps a copy of each parameter as it is read, and hands it to the operations' `prepare`."""
+    """Keeps a plain copy of each parameter, and hands it to the operations' `prepare`.
 
-    def __init__(self, prepare: Callable[[ParamSpec, Weight], Weight]) -> None:
+    unpack: makes the plain tensor of a packed weight
+    """
+
+    def __init__(
+        self,
+        prepare: Callable[[ParamSpec, Weight], Weight],
+        unpack: Callable[[ParamSpec, Weight], Tensor],
+    ) -> None:
         self._prepare = prepare
+        self._unpack = unpack
         self.kept: list[Weight] = []
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """Prepare the weight, after a copy of it was kept."""
         bias = None if weight.bias is None else weight.bias.clone()
-        self.kept.append(evolve(weight, tensor=weight.tensor.clone(), bias=bias))
+        tensor = weight.tensor.clone() if weight.format is None else self._unpack(spec, weight)
+        self.kept.append(Weight(tensor=tensor, bias=bias))
         return self._prepare(spec, weight)
 
     def name_by(self, params: Params) -> Mapping[str, Weight]:
@@ -115,15 +123,15 @@ class OperationReference:
     ) -> None:
         """Raise PluginBroken when a result is further off than its type allows.
 
-        Rows of which the reference is not finite are left out: their logits tell.
+        Rows whose reference is not finite are skipped: their logits are checked instead.
 
         found, wanted: [n, numbers]
         before: the stream that a term was added to, which is compared without it
         """
         if result.shape != expected.shape:
             raise PluginBroken(
-                f"{self.who} gave {list(result.shape)} as {what}, and plain torch "
-                f"{list(expected.shape)}"
+                f"{self.who} gave wrong {what}: expected {list(expected.shape)}, as plain torch, "
+                f"got {list(result.shape)}"
             )
         dtype = result.dtype if before is None else before.dtype
         dtype = dtype if dtype in TOLERANCE else torch.bfloat16
@@ -145,7 +153,7 @@ class OperationReference:
             )
 
     def find_sampling_fault(self, sampled: Sample, logits: Tensor, sampling: Sampling) -> str:
-        """Describe a sampled token that others beat; empty when there is none.
+        """Describe a sampled token with a lower score than others; empty without one.
 
         logits: [n, vocab] float32
         """
@@ -171,7 +179,7 @@ class OperationReference:
 def _find_logprob_fault(
     sampled: Sample, logits: Tensor, sampling: Sampling, tolerance: float
 ) -> str:
-    """Describe a log-probability that is not the model's; empty when there is none.
+    """Describe a log-probability that differs from the model's; empty without one.
 
     logits: [n, vocab] float32
     """
@@ -189,8 +197,8 @@ def _find_logprob_fault(
     }
     for what, (found, right) in pairs.items():
         if found.shape != right.shape:
-            return f"gave {list(found.shape)} as {what}; expected {list(right.shape)}"
-        # Equal ones first: of two that are infinite there is no difference.
+            return f"gave a wrong {what}: expected {list(right.shape)}, got {list(found.shape)}"
+        # Equal values first: the difference of two infinities is NaN.
         errors = torch.where(found == right, 0.0, (found - right).abs()).nan_to_num(nan=math.inf)
         is_off = (errors > allowed[:, None]).any(-1) & sampled.healthy
         if bool(is_off.any()):

@@ -82,7 +82,7 @@ class WatchedPages:
         return self.numbers[self.turn % len(self.numbers)]
 
     def find_page(self, now: PageSums, before: PageSums) -> int:
-        """The first page of which the sums differ."""
+        """The first page whose sums differ."""
         entries = (now.reached != before.reached).flatten(1).any(1).nonzero()
         return int(self.pages[int(entries[0])]) if len(entries) else self.rest_page
 

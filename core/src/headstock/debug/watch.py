@@ -84,7 +84,7 @@ class DebugWatch(StepWatch):
         self.is_running = False
         who = f"the runner {self.runner!r}"
         if not isinstance(sample, Sample):
-            raise PluginBroken(f"{who} returned {describe_type(sample)}; expected a Sample")
+            raise PluginBroken(f"{who}: expected a Sample, got {describe_type(sample)}")
         tokens, healthy, count = sample.tokens, sample.healthy, int(step.num_logits.sum())
         # A replay that verifies drafts is padded to the same count in every row.
         has_count = len(tokens) >= count if sample.is_replayed else len(tokens) == count

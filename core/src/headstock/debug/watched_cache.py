@@ -129,7 +129,7 @@ class WatchedPolicy(CachePolicy):
                 known[own] = digest
             elif kept and known.get(kept) != digest:
                 self._blame(
-                    f"put page {kept} of KV group {group} in the place of page {own}, though it "
+                    f"put page {kept} of KV group {group} for page {own}, though it "
                     "stands for other tokens or is another tenant's"
                 )
 

@@ -15,7 +15,7 @@ from headstock.spi import LogitColumn, LogitsProcessor
 from headstock.spi.arrays import Ints
 
 MOST_ALONE = 4
-"""Rows of a step that are processed once more by themselves."""
+"""Rows of a step that are processed again, alone."""
 
 
 class WatchedProcessor(LogitsProcessor):

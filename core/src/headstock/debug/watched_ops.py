@@ -12,6 +12,7 @@ from headstock.debug.kv_writes import KVWrites
 from headstock.debug.operation_reference import OperationReference
 from headstock.debug.watch import DebugWatch
 from headstock.errors import PluginBroken, describe_type
+from headstock.nn.vocab_shard import gather_mask
 from headstock.spi import (
     ALONE,
     Batch,
@@ -25,6 +26,7 @@ from headstock.spi import (
     Sampling,
     Stream,
     Weight,
+    WeightFormat,
 )
 
 _BATCH_TENSORS = ("tokens", "positions", "token_rows", "row_ids", "starts", "query_start")
@@ -55,6 +57,10 @@ class WatchedOps(Ops):
         self.page_tables = page_tables
         self._writes: KVWrites | None = None
         self._batch: tuple[Tensor, ...] = ()
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        """As the watched set says."""
+        return self.inner.takes_format(spec, format)
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """As `inner`."""
@@ -92,7 +98,7 @@ class WatchedOps(Ops):
         q = self.inner.qkv_rope_store(x, layer, batch)
         where = f"qkv_rope_store of layer {layer.index}"
         if not isinstance(q, Tensor) or q.dim() != 3 or len(q) != len(batch.tokens):
-            self._blame(f"returned {_describe(q)} from {where}; expected [tokens, heads, head_dim]")
+            self._blame(f"in {where}: expected [tokens, heads, head_dim], got {_describe(q)}")
         self._writes.check(layer)
         self.watch.note_result(q, batch, f"{where} by {self.name!r}")
         if expected is not None and self.reference is not None:
@@ -121,6 +127,13 @@ class WatchedOps(Ops):
         if not self.watch.is_running:
             return y
         return self._check_stream("short_conv", y, batch, layer, None, None)
+
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """See `Ops.delta_rule`.   raises: PluginBroken"""
+        y = self.inner.delta_rule(x, layer, batch)  # not compared either
+        if not self.watch.is_running:
+            return y
+        return self._check_stream("delta_rule", y, batch, layer, None, None)
 
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """See `Ops.mlp`.   raises: PluginBroken"""
@@ -157,7 +170,7 @@ class WatchedOps(Ops):
         expected = self.reference.final_norm(x, batch) if self.reference is not None else None
         hidden = self.inner.final_norm(x, batch)
         if not isinstance(hidden, Tensor) or len(hidden) != len(batch.tokens):
-            self._blame(f"returned {_describe(hidden)} from final_norm; expected [tokens, hidden]")
+            self._blame(f"in final_norm: expected [tokens, hidden], got {_describe(hidden)}")
         self.watch.note_result(hidden, batch, f"final_norm by {self.name!r}")
         if expected is not None and self.reference is not None:
             self.reference.compare(hidden, expected, "final_norm")
@@ -178,7 +191,8 @@ class WatchedOps(Ops):
         if not self.watch.is_running:
             return self.inner.sample(logits, sampling)
         copy = logits.clone()  # sampling may write the logits
-        return self._check_sample(self.inner.sample(logits, sampling), copy, None, sampling)
+        whole = gather_mask(sampling, self.config, self.all_gather)
+        return self._check_sample(self.inner.sample(logits, sampling), copy, None, whole)
 
     def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """See `Ops.lm_head_sample`.   raises: PluginBroken"""
@@ -186,7 +200,8 @@ class WatchedOps(Ops):
             return self.inner.lm_head_sample(hidden, sampling)
         logits = self.reference.lm_head(hidden) if self.reference is not None else None
         sampled = self.inner.lm_head_sample(hidden, sampling)
-        return self._check_sample(sampled, logits, hidden, sampling)
+        whole = gather_mask(sampling, self.config, self.all_gather)
+        return self._check_sample(sampled, logits, hidden, whole)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """As `inner`."""
@@ -215,9 +230,7 @@ class WatchedOps(Ops):
         where = operation if layer is None else f"{operation} of layer {layer.index}"
         if not isinstance(x, Stream) or len(x.total) != len(batch.tokens):
             result = _describe(x.total) if isinstance(x, Stream) else describe_type(x)
-            self._blame(
-                f"returned {result} from {where}; expected a Stream of {len(batch.tokens)} rows"
-            )
+            self._blame(f"in {where}: expected a Stream of {len(batch.tokens)} rows, got {result}")
         what = f"{where} by {self.name!r}"
         self.watch.note_result(x.total, batch, what)
         if x.pending is not None:
@@ -237,7 +250,7 @@ class WatchedOps(Ops):
         raises: PluginBroken
         """
         if not isinstance(sampled, Sample):
-            self._blame(f"sampled {describe_type(sampled)}; expected a Sample")
+            self._blame(f"in sample: expected a Sample, got {describe_type(sampled)}")
         tokens = sampled.tokens
         if len(tokens) and not 0 <= int(tokens.min()) <= int(tokens.max()) < self.vocab:
             wrong = int(tokens.min()) if int(tokens.min()) < 0 else int(tokens.max())
@@ -252,7 +265,7 @@ class WatchedOps(Ops):
         for rows in sick:
             if bool((rows & sampled.healthy).any()):
                 at = int((rows & sampled.healthy).nonzero()[0])
-                self._blame(f"called logit {at} healthy, of which the scores are not finite")
+                self._blame(f"called logit {at} healthy, although its scores are not finite")
         if logits is not None and self.reference is not None:
             fault = self.reference.find_sampling_fault(sampled, logits, sampling)
             if fault:

@@ -93,7 +93,7 @@ def inspect_environment(config: EngineConfig) -> Environment:
     except HeadstockError as error:
         problems.append(fail_finding(subject, str(error), "", error.exit_code))
     if directory is not None:
-        read = partial(read_family, directory, config.model_family, config.opt)
+        read = partial(read_family, directory, config.model_family, config.opt, config.model_impl)
         model = try_step("config.json", read, problems)
     dtype_and_needs = None
     if env is not None and model is not None:

@@ -49,7 +49,7 @@ def check_encoding() -> Iterator[Finding]:
 def check_hub() -> Iterator[Finding]:
     """Check where models from the Hugging Face hub are kept, and whether they may be downloaded."""
     folder = _hub_folder()
-    # Before the first download there is no cache: the folder in which it will be made decides.
+    # Before the first download there is no cache: check the folder in which it will be made.
     existing = next(path for path in (folder, *folder.parents) if path.exists())
     if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
         yield fail_finding(

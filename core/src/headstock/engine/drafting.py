@@ -243,10 +243,10 @@ _BLAME = "report it to its author or leave out proposer (--proposer)"
 def find_proposal_fault(answer: object, room: Ints, vocab: int) -> str:
     """Describe what is wrong with a proposer's answer; empty when nothing is."""
     if not isinstance(answer, tuple) or len(answer) != 2:
-        return f"{shorten(answer)}, not counts and drafts"
+        return f"a wrong answer: expected counts and drafts, got {shorten(answer)}"
     for array in answer:
         if not isinstance(array, np.ndarray) or array.ndim != 1 or array.dtype.kind not in "iu":
-            return f"{shorten(array)}, not a flat array of integers"
+            return f"a wrong answer: expected flat arrays of integers, got {shorten(array)}"
     counts, drafts = answer
     if len(counts) != len(room):
         return f"{len(counts)} counts for {len(room)} rows"

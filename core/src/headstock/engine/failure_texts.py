@@ -96,7 +96,7 @@ def drop_unknown_tokens(step: InFlightStep, vocab: int, ops: str) -> InFlightSte
     if sample is None:
         return step
     tokens = sample.tokens.numpy()
-    # As unsigned numbers, of which negative ones are the largest: one comparison finds both ends.
+    # As unsigned numbers, negative ones are the largest: one comparison finds both ends.
     is_unknown = tokens.astype(np.uint64) >= vocab
     if not np.count_nonzero(is_unknown):
         return step

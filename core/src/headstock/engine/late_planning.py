@@ -112,7 +112,7 @@ class LatePlanner:
             return
         has_slept, self.has_slept = self.has_slept, False
         if waited < _LEAST_WAITED:
-            if has_slept:  # for too long: what was seen is no more
+            if has_slept:  # for too long: the observation is outdated
                 self.times = HostTimes(leads=self.times.leads)
         elif plan.num_decode:
             self.times = self.times.add_step(seconds, _count_prompt_tokens(plan))

@@ -9,7 +9,7 @@ from types import MappingProxyType
 import numpy as np
 from attrs import define, field
 
-from headstock.engine.in_flight import InFlightStep
+from headstock.engine.in_flight import NOT_FINITE, InFlightStep
 from headstock.engine.tracked_request import TrackedRequest
 from headstock.execution.abstract_executor import Pending
 from headstock.outputs import TokenLogprob, Update
@@ -48,6 +48,7 @@ class OutputTracker:
     cached_tokens: int = 0
     output_tokens: int = 0
     failed: int = 0
+    not_finite: int = 0
     executed_steps: int = 0
     replayed_steps: int = 0
     peak_held_pages: int = 0
@@ -154,7 +155,9 @@ class OutputTracker:
             self._count_admitted(tracked)
         self.prompt_tokens += len(tracked.request.prompt)
         self.cached_tokens += tracked.cached_tokens or 0
-        self.failed += ended.reason == "error"
+        error = errors.get(ended.admission_id, UNEXPLAINED) if ended.reason == "error" else None
+        self.failed += error is not None
+        self.not_finite += error == NOT_FINITE
         return tracked.make_last_update(
             ended.tokens,
             ended.reason,
@@ -162,7 +165,7 @@ class OutputTracker:
             stop_token=int(ended.tokens[-1])
             if ended.reason == "stop" and not tracked.request.pooling
             else None,
-            error=errors.get(ended.admission_id, UNEXPLAINED) if ended.reason == "error" else None,
+            error=error,
         )
 
     def make_final_updates(self, state: State) -> list[Update]:

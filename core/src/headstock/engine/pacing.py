@@ -37,7 +37,7 @@ STREAM_BOUND = 300.0
 prompts in less than this.
 """
 BOUND_STEPS = 10
-"""So many steps without prompts may always take as long as one with them, by that default.
+"""By default, this many steps without prompts may take as long as one with them.
 
 Each chunk brings a decode step along, which then is at most a tenth of it.
 """
@@ -48,7 +48,7 @@ _NUM_PLAIN_STEPS = 8
 _KEPT = 0.98
 """The weight that a step has left after one more."""
 _DECODE_STRIDE = 8
-"""One of so many steps without prompt tokens is timed.
+"""One in this many steps without prompt tokens is timed.
 
 They are nine of ten steps, and the bound is on the others. Timed each, they cost the host more than
 they tell, and the fit forgot all but the last few steps with prompts.
@@ -56,7 +56,7 @@ they tell, and the fit forgot all but the last few steps with prompts.
 _FEW_TOKENS = 2 * LEAST_TOKENS
 """Prompt tokens of a short step, which may show the floor."""
 _LEAST_LARGEST = 4 * _FEW_TOKENS
-"""Once a step had so many prompt tokens, the fit does without short steps.
+"""Once a step had this many prompt tokens, the fit ignores short steps.
 
 A hundred chunks of 112 tokens took 6.5 ms each, for their launches. The fit laid that to tokens and
 pairs, and no larger chunk was tried.
@@ -65,11 +65,11 @@ _NUM_SHORT_STEPS = 16
 _FLOOR_AGE = 256
 """Timed steps after which a floor that none of them has shown is forgotten."""
 _EVEN = 1.3
-"""Short steps show a floor where their upper quartile is at most so many times the lower one."""
+"""Short steps show a floor if their upper quartile is at most this multiple of the lower one."""
 _ABOVE_FLOOR = 1.2
-"""They do where they take more than so many times what their terms take.
+"""They do if they take more than this multiple of their terms' time.
 
-A longer step that takes at most so many floors says nothing of its terms.
+A longer step that takes at most this many floors does not reveal its terms.
 """
 _RIDGE = 1e-3
 _NUM_ERRORS = 64
@@ -77,7 +77,7 @@ _LEAST_SEEN = 8
 """Short steps that are timed before it is believed that none of them keeps a bound."""
 _MARGIN_QUANTILE = 0.95
 _OUTLIER = 4.0
-"""A step that took so many times what was predicted says nothing: a kernel was compiled, or the
+"""A step that took this multiple of its prediction is ignored: a kernel was compiled, or the
 process was stopped.
 """
 _SCALES = (1.0, 256.0, 65_536.0, 1_048_576.0)
@@ -200,7 +200,7 @@ class StepTimes:
         )
 
     def predict(self, work: StepWork) -> float:
-        """Milliseconds of a step by its terms, none of which makes it shorter."""
+        """Milliseconds of a step by its terms, which are never negative."""
         return float(sum(map(mul, self.fit, work.terms())))
 
     def find_floor(self, work: StepWork) -> float:
@@ -248,7 +248,7 @@ def _solve_positive(lines: list[list[float]], right: list[float]) -> list[float]
     writes: lines, right
     """
     count = len(lines)
-    for i in range(count):  # such a matrix needs no exchange of lines
+    for i in range(count):  # this matrix needs no pivoting
         for j in range(i + 1, count):
             factor = lines[j][i] / lines[i][i]
             for k in range(i, count):
@@ -261,14 +261,14 @@ def _solve_positive(lines: list[list[float]], right: list[float]) -> list[float]
 
 
 def _pad(num_tokens: int, graph_sizes: Sequence[int]) -> int:
-    """The tokens of the smallest graph with room for so many; as many where there is none."""
+    """The size of the smallest graph with room for the tokens; their number if there is none."""
     return min((size for size in graph_sizes if size >= num_tokens), default=num_tokens)
 
 
 def list_prompt_tokens(graph_sizes: Sequence[int], decode_rows: int, most: int) -> list[int]:
     """Prompt tokens that fill a step beside the rows, ascending, from `LEAST_TOKENS` on.
 
-    Steps have the size of a graph. Where there is none, each is twice as large as the one before.
+    Steps have the size of a graph. Without graphs, each is twice as large as the one before.
     Without graphs the rows do not count.
     """
     rows = decode_rows if graph_sizes else 0
@@ -301,7 +301,7 @@ def choose_prompt_tokens(
     bound: milliseconds
     decode_rows: rows beside which the prompt tokens are computed
     graph_sizes: tokens of the steps that have graphs, to which smaller steps are padded
-    returns: one of `list_prompt_tokens`, and `LEAST_TOKENS` where there is none
+    returns: one of `list_prompt_tokens`, or `LEAST_TOKENS` if none fits
     """
     # No more than twice the step that was ever timed: the fit knows nothing of what lies beyond.
     rows = decode_rows if graph_sizes else 0
@@ -330,7 +330,7 @@ def choose_prompt_tokens(
 class StepPacer:
     """Fits the times of steps, and bounds the prompt tokens of those with decode rows.
 
-    bound: milliseconds that such a step may take; None: no step is timed
+    bound: limit of such a step in milliseconds; None: no step is timed
     most: the most tokens of a step
     graph_sizes: tokens of the steps that have graphs
     is_default: whether the bound is for streams alone, and gives way where prompts would be much
@@ -356,7 +356,7 @@ class StepPacer:
         self.plain_steps: deque[float] = deque(maxlen=_NUM_PLAIN_STEPS)
 
     def note_end(self, plan: Plan, seconds: float) -> None:
-        """A step has ended, which took so many seconds."""
+        """Record a finished step and its seconds."""
         if self.bound is None:
             return
         if plan.num_decode == len(plan.rows) and self.num_untimed < _DECODE_STRIDE - 1:
@@ -407,7 +407,7 @@ class StepPacer:
             decode_rows=int((decoding & (state.row_counters[RowCounter.NUM_KNOWN] > 0)).sum()),
             graph_sizes=self.graph_sizes,
         )
-        # A prompt that nobody waits behind has its steps for itself.
+        # A prompt without requests waiting behind it has its steps for itself.
         pace = Paced(tokens, every_step=self.is_default and (has_waiting or may_return))
         return [] if pace == state.pace else [pace]
 

@@ -1,4 +1,4 @@
-"""What a request asks of the model and the runner, checked once more where it enters the engine."""
+"""What a request needs from the model and the runner, checked again when it enters the engine."""
 
 from __future__ import annotations
 

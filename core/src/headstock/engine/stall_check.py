@@ -1,4 +1,4 @@
-"""Whether a schedule makes progress: a scheduler may run nothing, or begin the same for ever."""
+"""Whether a schedule makes progress: a scheduler may run nothing, or loop forever."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ class EngineStats:
     """Counts since the start, and the present state.
 
     running, waiting: requests now
+    failed: requests whose step failed; not_finite of them had logits that are not finite
     free_pages, cached_pages, total_pages: of all KV groups together, now; cached ones are held by
         the prefix index alone
     steps: of the scheduler; executed_steps of them had work for the device, and replayed_steps of
@@ -42,6 +43,7 @@ class EngineStats:
     output_tokens: int
     failed: int
     peak_held_pages: int
+    not_finite: int = 0
     executed_steps: int = 0
     replayed_steps: int = 0
     draft_tokens: int = 0
@@ -90,6 +92,7 @@ def collect_stats(
         cached_tokens=output_tracker.cached_tokens,
         output_tokens=output_tracker.output_tokens,
         failed=output_tracker.failed,
+        not_finite=output_tracker.not_finite,
         peak_held_pages=output_tracker.peak_held_pages,
         executed_steps=output_tracker.executed_steps,
         replayed_steps=output_tracker.replayed_steps,

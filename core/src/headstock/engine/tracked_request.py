@@ -21,7 +21,7 @@ MAX_REST_LEVEL = 4
 class DraftHistory:
     """What drafts of a running request are made from.
 
-    tokens: [max_len] int32, of which the first `length` are known
+    tokens: [max_len] int32; the first `length` are known
     max_len: the length at which the request ends
     score: accepted drafts lately, less the verifications in which none was right
     rest: tokens to sample before the next guess

@@ -8,6 +8,7 @@ __all__ = [
     "batch",
     "buffers",
     "executor",
+    "grouped_attention",
     "readback",
     "row_tables",
     "sampling_inputs",

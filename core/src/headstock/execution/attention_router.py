@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from attrs import frozen
 from torch import Tensor
 
+from headstock.execution.grouped_attention import GroupedAttention
 from headstock.spi import AttendInto, AttentionBackend, AttentionStep, LayerInfo
 
 
@@ -50,8 +51,14 @@ class PhaseRouter:
 
     @property
     def backends(self) -> tuple[AttentionBackend, ...]:
-        """The backends, without repetition."""
-        return (self.prefill,) if self.prefill is self.decode else (self.prefill, self.decode)
+        """The backends of all KV groups, without repetition."""
+        return tuple(
+            dict.fromkeys(
+                backend
+                for each in (self.prefill, self.decode)
+                for backend in (each.backends if isinstance(each, GroupedAttention) else (each,))
+            )
+        )
 
     def close(self) -> None:
         """Close the backends."""

@@ -62,30 +62,33 @@ class LaunchedStep(Pending):
 
 
 def _find_sample_fault(sample: object, plan: Plan) -> str:
-    """What a runner returned that is no sample of a plan; empty for one."""
+    """Describe why a runner's result is not a sample of the plan; empty when it is one."""
     num_rows, num_logits = len(plan.rows), int(plan.num_logits.sum())
-    wanted = f"for {num_rows} rows; wanted a token for each"
+    expected = f"expected a token for each of {num_rows} rows, got"
     if not isinstance(sample, Sample):
-        return f"{describe_type(sample)} {wanted}"
+        return f"{expected} {describe_type(sample)}"
     tokens: object = sample.tokens
     healthy: object = sample.healthy
     if not isinstance(tokens, Tensor) or not isinstance(healthy, Tensor):
         found = f"{describe_type(tokens)} and {describe_type(healthy)}"
-        return f"{found} as tokens and healthy; wanted two tensors"
+        return f"expected two tensors as tokens and healthy, got {found}"
     if tokens.dtype not in (torch.int64, torch.int32) or healthy.dtype != torch.bool:
         found = f"{tokens.dtype} and {healthy.dtype}"
-        return f"{found} as tokens and healthy; wanted torch.int64 and torch.bool"
+        return f"expected torch.int64 and torch.bool as tokens and healthy, got {found}"
     if tokens.shape != healthy.shape:
-        return f"{list(tokens.shape)} tokens and {list(healthy.shape)} healthy flags {wanted}"
+        return f"{expected} {list(tokens.shape)} tokens and {list(healthy.shape)} healthy flags"
     if sample.logprobs is not None and sample.ranks is None:
-        return "log-probabilities without ranks; score_and_sample of headstock.nn gives both"
+        return (
+            "expected ranks with log-probabilities, got none; score_and_sample of headstock.nn "
+            "gives both"
+        )
     count = len(tokens)
     if sample.order is not None:
         if len(sample.order) != num_logits or int(sample.order.max(initial=0)) >= max(count, 1):
-            return f"an order of {len(sample.order)} among {count} tokens {wanted}"
+            return f"{expected} an order of {len(sample.order)} among {count} tokens"
         count = num_logits
     # Rows that are pooled are not scored.
-    return f"{count} tokens {wanted}" if count < min(num_rows, num_logits) else ""
+    return f"{expected} {count} tokens" if count < min(num_rows, num_logits) else ""
 
 
 def _restore_order(sample: Sample, order: Ints) -> Sample:
@@ -128,16 +131,14 @@ class LocalExecutor(Executor):
             return self._launch_readback(sample, step)
 
     def _check_sample(self, sample: object, plan: Plan) -> None:
-        """Raise PluginBroken when the runner returned something that is no sample of the plan.
+        """Raise PluginBroken unless the runner returned a sample of the plan.
 
         The host looks at types and shapes alone.
         """
         fault = _find_sample_fault(sample, plan)
         if fault:
             runner = type(self.runner)
-            raise PluginBroken(
-                f"the runner {runner.__module__}.{runner.__qualname__} returned {fault}"
-            )
+            raise PluginBroken(f"the runner {runner.__module__}.{runner.__qualname__}: {fault}")
 
     def _apply_pending_plans(self) -> None:
         """Bring the tables up to date with this plan and with earlier ones that failed here.

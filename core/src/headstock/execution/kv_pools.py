@@ -129,7 +129,7 @@ def count_state_bytes(layout: StateKV, dtype: torch.dtype) -> list[int]:
 def choose_dtype(name: str | None, default: torch.dtype) -> torch.dtype:
     """Return the torch type of this name, which was checked when the model was read.
 
-    default: where there is no name
+    default: the type if there is no name
     """
     dtype: torch.dtype = default if name is None else getattr(torch, name)
     return dtype

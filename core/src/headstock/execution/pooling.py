@@ -46,11 +46,11 @@ class PoolingTable:
 
     def check_pooled(self, plan: Plan, sample: Sample) -> None:
         """Raise RuntimeError unless the runner pooled each row that the plan pools."""
-        wanted = (len(plan.pooled_rows), self.hidden)
+        expected = (len(plan.pooled_rows), self.hidden)
         shape = None if sample.pooled is None else tuple(sample.pooled.shape)
-        if wanted[0] and shape != wanted:
+        if expected[0] and shape != expected:
             raise RuntimeError(
-                f"the runner gave pooled hidden states of shape {shape}; wanted {wanted}"
+                f"pooled hidden states of the runner: expected shape {expected}, got {shape}"
             )
 
 

@@ -113,7 +113,7 @@ def pad_groups(
 
 
 def bound_prefixes(rows: int, groups: int, max_seq_len: int) -> HostPrefixes:
-    """Return the most that a capture of so many rows and groups may meet."""
+    """Return the maximum sizes for a capture of these rows and groups."""
     return HostPrefixes(
         query_lens=np.full(groups, rows, np.int32),
         context_lens=np.full(groups, max_seq_len, np.int32),

@@ -91,7 +91,7 @@ class PrefixTracker:
         rows = plan.rows[: plan.num_decode]
         is_same = np.array_equal(rows, self.rows)
         if not is_same and not np.isin(rows, self.rows).any():
-            # Other requests: that the ones before were grouped is no reason to group these.
+            # Other requests: the previous ones' groups do not apply to these.
             self.current, self.is_stale = None, True
         if self.is_stale or not is_same:
             # Pages that are full before this step, so that none holds the row's newest token.
@@ -103,7 +103,7 @@ class PrefixTracker:
         return self.current
 
     def _find_groups(self, rows: Ints, num_pages: Ints) -> GroupedRows | None:
-        """Find the groups of these rows, of which so many leading pages may be shared."""
+        """Find the groups of these rows, given how many leading pages each may share."""
         if len(rows) < 2 or not self.tables:
             return None
         columns = int(num_pages.max())

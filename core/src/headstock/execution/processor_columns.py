@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from headstock.execution.buffers import Buffers
 
 FEW_ROWS = 8
-"""Up to so many logits of a step are processed by themselves; with more, all of the step's are."""
+"""Up to this many logits of a step are processed separately; above it, all logits of the step."""
 
 FEW, ALL = "few_processed", "processed"
 """The names that a `kind` of sampling has where a step's logits are processed."""
@@ -201,7 +201,7 @@ class ProcessorColumns:
         which = self.find_processed(rows)
         if not len(which):
             return None
-        # Without those of which no row here has a value.
+        # Without columns for which no row here has a value.
         is_needed: np.ndarray = np.logical_or.reduce(self.is_used[:, rows[which]], axis=1)
         used = is_needed.nonzero()[0].tolist()
         return Processing(

@@ -80,7 +80,8 @@ class SamplingTable:
     uploaded: what the columns hold, [3, rows] float32 and [2, rows] int64
     logit_rules, rules_end: a row's rules, and the length from which they do nothing
     processors: what rows give logits processors
-    masks: the tokens that rows may sample, where their answers follow a grammar
+    masks: the tokens that rows may sample, where their answers follow a grammar; of
+        `part_vocab` ids, where a rank has a part of the vocabulary
     """
 
     def __init__(
@@ -91,6 +92,8 @@ class SamplingTable:
         processors: Mapping[str, LogitsProcessor] | None = None,
         masks: MaskSource | None = None,
         max_drafts: int = 0,
+        *,
+        part_vocab: int = 0,
     ) -> None:
         self.vocab = vocab
         self.neutral = np.array(list(_NEUTRAL_VALUES.values()), np.float32)
@@ -99,7 +102,11 @@ class SamplingTable:
         self.columns = DeviceColumns.make_greedy(rows, vocab, torch.device(device))
         self.processors = ProcessorColumns(processors or {}, rows, torch.device(device))
         self.masks = TokenMasks(
-            masks, rows=rows, places=max_drafts + 1, vocab=vocab, device=torch.device(device)
+            masks,
+            rows=rows,
+            places=max_drafts + 1,
+            vocab=part_vocab or vocab,
+            device=torch.device(device),
         )
         self.stale_rows: set[int] = set()
         self.uploaded: tuple[Ints, Ints] = (

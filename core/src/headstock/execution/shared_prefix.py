@@ -119,7 +119,7 @@ def _gather_equal(rows: Ints, parent_of: Ints, keys: Ints) -> tuple[Ints, Ints, 
     order = both.argsort(kind="stable")
     both = both[order]
     is_same = both[1:] == both[:-1]
-    # The dummy page is nobody's: groups with a window drop a row's pages by pointing there.
+    # The dummy page has no owner: groups with a window drop a row's pages by pointing there.
     is_same &= keys[order[1:]] > 0
     if not any_set(is_same):
         return NONE, NONE, NONE

@@ -106,7 +106,7 @@ class PlannedStep(Step):
         return self.maker.router.plan(*self.make_attention_steps())
 
     def make_attention_steps(self) -> tuple[AttentionStep | None, AttentionStep | None]:
-        """Make the attention steps of decode rows and of the others; None where there are none."""
+        """Make the attention steps of decode rows and of the others; None without such rows."""
         # What `batch` has uploaded is not uploaded again.
         rows = self._uploaded[0] if "_uploaded" in vars(self) else None
         return _make_attention_steps(self.plan, self.maker.buffers, rows, self.groups)
@@ -188,7 +188,7 @@ def _make_attention_steps(
     rows: UploadedRows | None = None,
     groups: PrefixGroups | None = None,
 ) -> tuple[AttentionStep | None, AttentionStep | None]:
-    """Make the attention steps of decode rows and of the others; None where there are none.
+    """Make the attention steps of decode rows and of the others; None without such rows.
 
     rows: all rows of the plan, if they are on the device    groups: where all rows decode
     """
@@ -213,7 +213,7 @@ def _make_attention_step(
     """
     if rows is None:
         rows, _ = _upload_rows(plan, buffers, part)
-    # A view of its own, so that core's array stays writeable: torch copies others at an upload.
+    # A separate view, so that core's array stays writeable: torch copies others at an upload.
     stops = read_only(plan.stops[part])
     return make_attention_step(
         buffers,

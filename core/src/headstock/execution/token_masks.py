@@ -34,7 +34,13 @@ class MaskSource(Protocol):
     """Knows which logits of a plan are masked."""
 
     def plan_masks(self, plan: Plan) -> PlannedMasks | None:
-        """Find the plan's logits that are masked; None when there are none."""
+        """Find the plan's logits that are masked; None without any."""
+
+
+class WholeMaskSource(MaskSource, Protocol):
+    """One whose masks are of whole rows.   vocab: how many token ids these have"""
+
+    vocab: int
 
 
 @frozen(eq=False)

@@ -145,7 +145,7 @@ class GrammarRows:
         return "" if request is None or request.followed is None else request.followed.failure
 
     def plan_masks(self, plan: Plan) -> GrammarMasks | None:
-        """Find the plan's logits that a grammar rules; None when there are none."""
+        """Find the plan's logits that a grammar masks; None without any."""
         if not self.admitted.num_followed:
             return None
         found: list[int] = []
@@ -290,7 +290,7 @@ def _fill_masks(
 def _check_results(
     results: object, matchers: Sequence[tuple[Matcher, Ints]]
 ) -> list[tuple[bool, ...] | BaseException]:
-    """An engine's answers, with an error in the place of each that is none.
+    """An engine's answers, with an error instead of each missing one.
 
     raises: TypeError when they are not one for each matcher
     """

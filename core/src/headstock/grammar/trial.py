@@ -84,7 +84,7 @@ class TrialProcess:
 
     def check(self, kind: GrammarKind, text: str) -> None:
         """Compile a grammar there.   raises: ValueError with what is wrong; PluginBroken"""
-        # One at a time: a caller waits for those before it, each of which has a limit of time.
+        # One at a time: a caller waits for those before it, which all have a time limit.
         with self.lock:
             process = self._ensure_process()
             end = time.monotonic() + self.seconds
@@ -108,7 +108,7 @@ class TrialProcess:
             raise ValueError(answer["error"])
 
     def _ensure_process(self) -> subprocess.Popen[bytes]:
-        """Return the process, started if there is none.   raises: PluginBroken"""
+        """Return the process, started if needed.   raises: PluginBroken"""
         if self.process is not None and self.process.poll() is None:
             return self.process
         command = [sys.executable, "-m", "headstock.grammar.trial_process"]
@@ -120,7 +120,7 @@ class TrialProcess:
             reason = "it ended or did not answer" if answer is None else answer["broken"]
             self._kill()
             raise PluginBroken(
-                f"the grammar plugin {self.plugin!r} did not start in a process of its own: "
+                f"the grammar plugin {self.plugin!r} did not start in its own process: "
                 f"{shorten(reason, 300)}"
             )
         return self.process
@@ -128,7 +128,7 @@ class TrialProcess:
     def _ask(
         self, process: subprocess.Popen[bytes], question: dict[str, Any], seconds: float
     ) -> dict[str, Any] | None:
-        """Return the answer to a question; None if there is none in time."""
+        """Return the answer to a question; None if it does not arrive in time."""
         assert process.stdin is not None
         assert process.stdout is not None
         end = time.monotonic() + seconds
@@ -170,7 +170,7 @@ def _write_all(pipe: IO[bytes], data: bytes) -> None:
 
 
 def _read_line(pipe: IO[bytes], end: float) -> bytes:
-    """Read a line; empty when there is none by `end`, in seconds of `time.monotonic`."""
+    """Read a line; empty if none arrives by `end`, in seconds of `time.monotonic`."""
     line = b""
     with selectors.DefaultSelector() as selector:
         selector.register(pipe, selectors.EVENT_READ)

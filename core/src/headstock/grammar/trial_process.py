@@ -32,7 +32,7 @@ def main() -> None:
     with contextlib.suppress(AttributeError, OSError):  # no such thing on this system
         os.nice(10)  # a step of the engine goes before a grammar that takes its time
     answers = sys.stdout
-    # What a library prints is no answer.
+    # Output printed by a library is not an answer.
     with contextlib.redirect_stdout(sys.stderr):
         start = json.loads(sys.stdin.readline())
         try:
@@ -106,7 +106,7 @@ def follow_answer(matcher: Matcher, vocabulary: Vocabulary, seed: int) -> None:
 
 
 def _limit_memory(count: int) -> None:
-    """Let the process grow by so many bytes at most, where the system can."""
+    """Limit the growth of the process to this many bytes, if the system can."""
     try:
         import resource
     except ImportError:  # no such limits on this system

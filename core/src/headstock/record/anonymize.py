@@ -23,7 +23,7 @@ class TokenAnonymizer:
     """Replaces the tokens of a run by hashes, step by step.
 
     The last two tokens of a page become hashes of the namespace and all tokens up to them; every
-    other token becomes 0. Equal prefixes get equal hashes, others differ but for one pair in
+    other token becomes 0. Equal prefixes get equal hashes, others differ except for one pair in
     2**60; a cache policy asks for no more. In contiguous mode each token counts as a page. A token
     that ends its request becomes the number of that stop id. The hash has a secret key that is
     never written, so that tokens cannot be found by hashing guesses.
@@ -68,7 +68,7 @@ class TokenAnonymizer:
             # Schedulers tell users apart, so hashes of two must differ: 64 bits of each.
             extra_args=None,  # they may hold texts, and the schedule does not depend on them
             user=request.user and self._hash(b"user", request.user.encode()).hex()[:16],
-            # Hashed once more: whoever guesses arguments could make their digests.
+            # Hashed again: guessed arguments would otherwise be confirmed by their digests.
             variant=request.variant and self._hash(b"variant", request.variant.encode()).hex()[:16],
             adapter=request.adapter and self._hash(b"adapter", request.adapter.encode()).hex()[:16],
         )

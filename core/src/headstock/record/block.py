@@ -73,7 +73,7 @@ class BlockReader:
         """Return the next `count` bytes."""
         part = self.data[self.offset : self.offset + count]
         if count < 0 or len(part) != count:
-            raise ValueError(f"{count} bytes wanted, {len(part)} left")
+            raise ValueError(f"expected {count} more bytes, got {len(part)}")
         self.offset += count
         return part
 

@@ -225,10 +225,10 @@ def _parse_header(data: bytes, name: str) -> dict[str, Any]:
     try:
         header = json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise ModelError(f"{name}: its header is no JSON: {error}") from error
+        raise ModelError(f"{name}: its header is not JSON: {error}") from error
     if not isinstance(header, dict):
         raise ModelError(
-            f"{name}: its header is no JSON object; headstock run --record FILE writes one"
+            f"{name}: its header is not a JSON object; headstock run --record FILE writes one"
         )
     return header
 

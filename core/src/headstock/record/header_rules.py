@@ -36,7 +36,7 @@ class FieldRule:
     def check(self, name: str, value: object) -> None:
         """Raise ValueError when the value is something else."""
         if not self.holds(value):
-            raise ValueError(f"{name} is {shorten(repr(value))}, expected {self.condition}")
+            raise ValueError(f"{name}: expected {self.condition}, got {shorten(repr(value))}")
 
 
 def _integer(least: int, most: int) -> FieldRule:
@@ -117,15 +117,15 @@ def check_header(header: Mapping[str, Any]) -> None:
         _check_fields(group, GROUP_RULES, f"groups[{number}].")
     if len(limits["num_pages"]) != len(groups):
         raise ValueError(
-            f"limits.num_pages has {len(limits['num_pages'])} entries, expected one a group: "
-            f"{len(groups)}"
+            f"limits.num_pages: expected one entry for each of {len(groups)} groups, got "
+            f"{len(limits['num_pages'])}"
         )
     columns = -(-limits["max_len"] // limits["page_size"])
     cells = limits["max_rows"] * columns * (limits["page_size"] + len(groups))
     if cells > MAX_CELLS or sum(limits["num_pages"]) > MAX_PAGES:
         raise ValueError(
-            f"its sizes need tables of {cells} entries and {sum(limits['num_pages'])} pages, "
-            f"expected at most {MAX_CELLS} and {MAX_PAGES}"
+            f"its sizes: expected tables of at most {MAX_CELLS} entries and {MAX_PAGES} pages, got "
+            f"{cells} and {sum(limits['num_pages'])}"
         )
 
 
@@ -136,6 +136,6 @@ def _check_fields(
     if missing := sorted(rules.keys() - values.keys()):
         raise ValueError(f"it lacks {', '.join(where + name for name in missing)}")
     if not others and (unknown := sorted(values.keys() - rules.keys())):
-        raise ValueError(f"{where}{shorten(unknown[0])} is no field of this version")
+        raise ValueError(f"{where}{shorten(unknown[0])} is not a field of this version")
     for name, rule in rules.items():
         rule.check(where + name, values[name])

@@ -93,7 +93,7 @@ def _write_value(block: BlockWriter, key: str, value: Any) -> None:
 
 
 def _read_fields(block: BlockReader, kind: type[Any], fields: Fields) -> Any:
-    """Return the next event, request or plan, of which the recording has these fields."""
+    """Return the next event, request or plan, with these recorded fields."""
     values = {
         name: _read_value(block, f"{kind.__name__}.{name}", fields)
         for name in fields[kind.__name__]
@@ -116,7 +116,7 @@ def _read_value(block: BlockReader, key: str, fields: Fields) -> Any:
     if form == JSON:
         value = block.read_json()
         return tuple(value) if isinstance(value, list) else value
-    raise ValueError(f"{key} has form {form}; expected {NONE} to {JSON}")
+    raise ValueError(f"{key}: expected a form from {NONE} to {JSON}, got {form}")
 
 
 def write_step(
@@ -152,7 +152,7 @@ def read_step(block: BlockReader, number: int, fields: Fields) -> RecordedStep:
     for _ in range(block.read_int()):
         kind = block.read_int()
         if not 0 <= kind < len(event_types):
-            raise ValueError(f"event type {kind}; expected 0 to {len(event_types) - 1}")
+            raise ValueError(f"event type: expected 0 to {len(event_types) - 1}, got {kind}")
         events.append(_read_fields(block, event_types[kind], fields))
     error = block.read_json()
     plan = None if error else _read_fields(block, Plan, fields)

@@ -5,6 +5,7 @@ Importing it does not import torch.
 
 from headstock.registry.assignments import (
     find_unclaimed,
+    leave_to_namesakes,
     make_family,
     make_options,
     make_schedule,
@@ -12,6 +13,7 @@ from headstock.registry.assignments import (
 from headstock.registry.contract_checks import explain_absent_module, find_mismatch
 from headstock.registry.culprit import Culprit, find_culprit
 from headstock.registry.entries import (
+    ANY_DECODER,
     InstalledPlugin,
     UnusableEntry,
     entry_point_group,
@@ -37,6 +39,7 @@ from headstock.registry.loading import (
 from headstock.registry.requirements import find_missing, find_version, require_installed
 
 __all__ = [
+    "ANY_DECODER",
     "CONFORMANCE_LINE",
     "Culprit",
     "InstalledPlugin",
@@ -55,6 +58,7 @@ __all__ = [
     "import_object",
     "install_lines",
     "kind_label",
+    "leave_to_namesakes",
     "list_installed",
     "list_served_names",
     "list_unusable",

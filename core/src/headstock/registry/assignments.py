@@ -63,9 +63,8 @@ def make_schedule(spec: SchedulerSpec, assignments: Sequence[str] = ()) -> Sched
         schedule = make_part(spec, object, make_options(spec, assignments))
     if not callable(schedule):
         raise PluginBroken(
-            f"the scheduler {spec.name!r}: {spec.implementation} is {shorten(schedule)}; "
-            "expected a "
-            "function schedule(view, budget)"
+            f"the scheduler {spec.name!r}: {spec.implementation}: expected a function "
+            f"schedule(view, budget), got {shorten(schedule)}"
         )
     function: ScheduleFunction = schedule
     return function
@@ -79,8 +78,8 @@ def make_family(spec: ModelSpec, assignments: Sequence[str] = ()) -> Model:
         family = make_part(spec, object, make_options(spec, assignments))
     if not isinstance(family, Model):
         raise PluginBroken(
-            f"the model family {spec.name!r}: {spec.implementation} is {describe_type(family)}; "
-            "expected a Model"
+            f"the model family {spec.name!r}: {spec.implementation}: expected a Model, got "
+            f"{describe_type(family)}"
         )
     return family
 
@@ -89,6 +88,19 @@ def find_unclaimed(assignments: Iterable[str], specs: Sequence[PluginSpec]) -> t
     """List the assignments that address none of these plugins."""
     addresses = {address for spec in specs for address in _plugin_addresses(spec)}
     return tuple(text for text in assignments if _assignment_address(text) not in addresses)
+
+
+def leave_to_namesakes(
+    spec: PluginSpec, assignments: Sequence[str], specs: Sequence[PluginSpec]
+) -> tuple[str, ...]:
+    """Leave out the assignments by a name that a plugin with options has too, if this has none.
+
+    Attention and operations may both be called `triton`.
+    """
+    is_shared = any(other.name == spec.name and other.options is not None for other in specs)
+    if spec.options is not None or not is_shared:
+        return tuple(assignments)
+    return tuple(text for text in assignments if _assignment_address(text) != spec.name)
 
 
 def _plugin_addresses(spec: PluginSpec) -> tuple[str, str]:
@@ -111,8 +123,8 @@ def _parse_assignment(assignment: str) -> tuple[str, str]:
     name = target.rpartition(".")[2].strip().replace("-", "_")
     if not equals or not name or not _assignment_address(assignment):
         raise UsageError(
-            f"opt (--opt) {shorten(assignment)!r}: expected NAME.FIELD=VALUE, such as "
-            "radix.max_prefixes=4"
+            "opt (--opt): expected NAME.FIELD=VALUE, such as radix.max_prefixes=4, got "
+            f"{shorten(assignment)!r}"
         )
     return name, text.strip()
 
@@ -154,12 +166,12 @@ def _convert_option(
             "int, float, bool, str, Literal, an enum, one of these and None, or a converter"
         )
         raise PluginBroken(
-            f"{plugin_label(spec)}: no text can be read for its option {name!r}: {error} "
-            f"{readable_types}"
+            f"{plugin_label(spec)}: no text can be read for its option {name!r}: expected "
+            f"{readable_types}, got {error}"
         ) from error
     except ValueError as error:
         raise UsageError(
-            f"opt (--opt) {spec.name}.{name}: got {shorten(text)!r}, expected {error}"
+            f"opt (--opt) {spec.name}.{name}: expected {error}, got {shorten(text)!r}"
         ) from error
 
 
@@ -192,7 +204,7 @@ def _parse_as_type(option_type: Any, text: str) -> Any:
         return parse_number(option_type, text)
     if option_type is str:
         return text
-    raise TypeError(f"it is of type {option_type}, expected")
+    raise TypeError(f"type {option_type}")
 
 
 def _parse_as_union(members: Sequence[Any], text: str) -> Any:

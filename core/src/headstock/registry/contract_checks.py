@@ -126,6 +126,6 @@ def _list_ranges(tree: ast.AST) -> Iterator[SpiRange]:
             ):
                 numbers = [each.value for each in args if isinstance(each, ast.Constant)]
                 if len(numbers) == len(args):
-                    # What is no version is reported where the plugin is loaded.
+                    # Invalid versions are reported when the plugin is loaded.
                     with contextlib.suppress(TypeError, ValueError):
                         yield SpiRange(*numbers)  # type: ignore[arg-type]

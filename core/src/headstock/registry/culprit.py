@@ -22,7 +22,7 @@ from headstock.spi import (
 )
 
 CORE = "headstock"
-"""The package whose frames are nobody's fault but core's; its own plugins lie in it too."""
+"""The package whose frames are core's fault; it also contains core's own plugins."""
 KINDS: Sequence[tuple[type, str]] = (
     (AttentionBackend, "attention"),
     (CachePolicy, "cache"),

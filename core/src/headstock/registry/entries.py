@@ -72,7 +72,7 @@ class InstalledPlugin:
 
 @frozen(kw_only=True)
 class UnusableEntry:
-    """An entry point that is no plugin, or a file of entry points that cannot be read.
+    """An entry point that is not a plugin, or an unreadable file of entry points.
 
     kind: that its group names; empty where none is known
     status: "unreadable", "unknown kind" or "reserved kind"
@@ -102,8 +102,8 @@ def entry_point_group(kind: str) -> str:
     """The entry-point group of `kind`.   raises: UsageError for a kind that does not exist"""
     if kind not in SPI:
         raise UsageError(
-            f"no kind of plugin is called {shorten(kind)!r}; expected one of "
-            f"{', '.join(SPI)}{suggest_name(kind, SPI)}"
+            f"kind of plugin: expected one of {', '.join(SPI)}, got {shorten(kind)!r}"
+            f"{suggest_name(kind, SPI)}"
         )
     return f"headstock.{kind}"
 
@@ -119,9 +119,9 @@ def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
 
 
 def list_unusable(kind: str | None = None) -> tuple[UnusableEntry, ...]:
-    """List what in entry points is no plugin though it seems meant to be one, and files unread.
+    """List entry points that are broken plugins, and unreadable files.
 
-    Those of `kind`, and those of which no kind is known, may hide a plugin of it.
+    Those of `kind` and those of unknown kinds may hide a plugin of it.
     """
     unusable = _read_entries(read_distributions, _read_path_times())[1]
     return tuple(entry for entry in unusable if kind is None or entry.kind in (kind, ""))
@@ -155,7 +155,7 @@ def _is_ours(group: str) -> bool:
 
 
 def _make_unusable(distribution: InstalledDistribution, line: EntryPointLine) -> UnusableEntry:
-    """Make the record of a line that is no plugin."""
+    """Make the record of a line that is not a plugin."""
     kind = line.group.partition(".")[2] if _is_ours(line.group) else ""
     if line.fault:
         quoted = f": {shorten(line.name or line.value)!r}" if line.group or line.name else ""
@@ -164,14 +164,14 @@ def _make_unusable(distribution: InstalledDistribution, line: EntryPointLine) ->
     elif kind in RESERVED:
         status = "reserved kind"
         reason = (
-            f"the group {line.group} is reserved for later, and this headstock reads no plugins of "
-            f"it; expected one of headstock.{{{','.join(SPI)}}}"
+            f"expected the group headstock.{{{','.join(SPI)}}}, got {line.group}, reserved for "
+            "later versions"
         )
     else:
         status = "unknown kind"
         reason = (
-            f"the group {shorten(line.group)} is of no kind of plugin; expected one of "
-            f"headstock.{{{','.join(SPI)}}}{suggest_name(kind, SPI, '')}"
+            f"expected the group headstock.{{{','.join(SPI)}}}, got {shorten(line.group)}"
+            f"{suggest_name(kind, SPI, '')}"
         )
     return UnusableEntry(
         kind=kind,
@@ -232,9 +232,12 @@ def explain_unusable(plugin: InstalledPlugin) -> str:
     """Explain what is wrong with a name or a target; empty for other plugins."""
     match plugin.status:
         case "bad name":
-            return f"it has a name that cannot be used: expected {NAME.pattern}, and not 'auto'"
+            return (
+                f"its name cannot be used: expected {NAME.pattern}, not 'auto', got "
+                f"{shorten(plugin.name)!r}"
+            )
         case "bad target":
-            return f"its target is {shorten(plugin.target)!r}; expected MODULE:FUNCTION"
+            return f"its target: expected MODULE:FUNCTION, got {shorten(plugin.target)!r}"
     return ""
 
 
@@ -320,34 +323,43 @@ def unknown_name_error(name: str) -> UnknownPlugin:
     )
 
 
-def list_served_names(architecture: str) -> tuple[str, ...]:
+ANY_DECODER = "transformers"
+"""The name of the family that is asked for architectures that no other serves."""
+
+
+def list_served_names(architecture: str, *, has_inputs: bool = False) -> tuple[str, ...]:
     """The names under which a family may serve an architecture, its own first.
 
-    transformers calls a model without its head after the family alone: Qwen3Model, Gemma3TextModel.
+    transformers calls a model without its head after the family alone: Qwen3Model, Gemma3TextModel,
+    and Gemma3Model for the one that takes images.
+    has_inputs: whether the model takes other inputs beside text
     """
     bare = architecture.removesuffix("Model")
     if bare == architecture:
         return (architecture,)
+    if has_inputs:
+        return (architecture, f"{bare}ForConditionalGeneration")
     families = dict.fromkeys((bare, bare.removesuffix("Text")))
     return (architecture, *(f"{family}ForCausalLM" for family in families))
 
 
 def unknown_architecture_error(
-    name: str, *, has_code: bool = False, inputs: Sequence[str] = ()
+    name: str, *, has_code: bool = False, inputs: Sequence[str] = (), reason: str = ""
 ) -> CannotRun:
     """Make the error for an architecture that no installed model family serves.
 
     has_code: the checkpoint brings Python code for it
     inputs: what the model takes beside text, such as "images"
+    reason: why the family of all decoders does not serve it either
     """
     lines = install_lines("model")
-    # With such inputs a base model is not that of the family which has its name.
-    names = (name,) if inputs else list_served_names(name)
+    names = list_served_names(name, has_inputs=bool(inputs))
     absent = next((lines[each] for each in names if each in lines), None)
     if absent:
         return CannotRun(f"the model family of {name} is not installed; install it with: {absent}")
     # Counted, not listed: those of a full installation would not fit into a line.
-    served = format_count(len({plugin.name for plugin in list_installed("model")}), "architecture")
+    names_served = {plugin.name for plugin in list_installed("model")} - {ANY_DECODER}
+    served = format_count(len(names_served), "architecture")
     code = "; the checkpoint's own Python code is never run" if has_code else ""
     if inputs:
         return CannotRun(
@@ -355,9 +367,11 @@ def unknown_architecture_error(
             f"not serve{code}; choose a model of text alone: 'headstock plugins list model' shows "
             f"the {served} served"
         )
+    also = f", nor does transformers: {shorten(reason, 160)}" if reason else ""
     return CannotRun(
-        f"no installed model family serves the architecture {shorten(name)}{code}; 'headstock "
-        f"plugins list model' shows the {served} served; docs/plugins.md says how to add a family"
+        f"no installed model family serves the architecture {shorten(name)}{also}{code}; "
+        f"'headstock plugins list model' shows the {served} served; docs/plugins.md says how to "
+        "add a family"
     )
 
 

@@ -11,6 +11,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "backends/flashinfer": ("headstock-flashinfer", {"attention": ("fi",)}),
         "backends/trtllm": ("headstock-trtllm", {"attention": ("trtllm",)}),
         "backends/sdpa": ("headstock-sdpa", {"attention": ("sdpa",)}),
+        "backends/triton": ("headstock-triton-attention", {"attention": ("triton",)}),
         "plugins/bench": ("headstock-bench", {"command": ("bench", "tune")}),
         "plugins/cuda-graph": ("headstock-cuda-graph", {"runner": ("cudagraph",)}),
         "plugins/llguidance-grammar": ("headstock-llguidance", {"grammar": ("llguidance",)}),
@@ -19,6 +20,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/ngram-proposer": ("headstock-ngram-proposer", {"proposer": ("ngram",)}),
         "plugins/openai-server": ("headstock-openai-server", {"command": ("serve",)}),
         "plugins/radix-cache": ("headstock-radix-cache", {"cache": ("radix",)}),
+        "plugins/ray": ("headstock-ray", {"executor": ("ray",)}),
         "plugins/replay-view": ("headstock-replay-view", {"command": ("replay-view",)}),
         "plugins/tool-parsers": (
             "headstock-tool-parsers",
@@ -27,13 +29,34 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/triton-ops": ("headstock-triton-ops", {"ops": ("triton",)}),
         "models/deepseek": (
             "headstock-deepseek",
-            {"model": ("DeepseekV2ForCausalLM", "DeepseekV3ForCausalLM")},
+            {
+                "model": (
+                    "DeepseekV2ForCausalLM",
+                    "DeepseekV3ForCausalLM",
+                    "Glm4MoeForCausalLM",
+                    "Glm4MoeLiteForCausalLM",
+                    "Glm4vMoeForConditionalGeneration",
+                    "HYV3ForCausalLM",
+                    "MiniMaxM2ForCausalLM",
+                )
+            },
         ),
         "models/gemma": (
             "headstock-gemma",
-            {"model": ("Gemma2ForCausalLM", "Gemma3ForCausalLM")},
+            {
+                "model": (
+                    "Gemma2ForCausalLM",
+                    "Gemma3ForCausalLM",
+                    "Gemma3ForConditionalGeneration",
+                    "Gemma4ForCausalLM",
+                    "Gemma4ForConditionalGeneration",
+                    "Gemma4UnifiedForCausalLM",
+                    "Gemma4UnifiedForConditionalGeneration",
+                )
+            },
         ),
-        "models/lfm2": ("headstock-lfm2", {"model": ("Lfm2ForCausalLM",)}),
+        "models/gpt-oss": ("headstock-gpt-oss", {"model": ("GptOssForCausalLM",)}),
+        "models/lfm2": ("headstock-lfm2", {"model": ("Lfm2ForCausalLM", "Lfm2MoeForCausalLM")}),
         "models/llama": (
             "headstock-llama",
             {
@@ -41,28 +64,50 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
                     "Ernie4_5ForCausalLM",
                     "Ernie4_5_MoeForCausalLM",
                     "GraniteForCausalLM",
+                    "GraniteMoeForCausalLM",
+                    "GraniteMoeSharedForCausalLM",
+                    "Idefics3ForConditionalGeneration",
                     "LlamaForCausalLM",
+                    "LlavaForConditionalGeneration",
+                    "LlavaNextForConditionalGeneration",
                     "MinistralForCausalLM",
+                    "Ministral3ForCausalLM",
+                    "Mistral3ForConditionalGeneration",
                     "MistralForCausalLM",
                     "MixtralForCausalLM",
                     "SeedOssForCausalLM",
                     "SmolLM3ForCausalLM",
+                    "SmolVLMForConditionalGeneration",
                 )
             },
         ),
-        "models/olmo": ("headstock-olmo", {"model": ("Olmo2ForCausalLM",)}),
+        "models/olmo": (
+            "headstock-olmo",
+            {"model": ("Exaone4ForCausalLM", "Olmo2ForCausalLM", "Olmo3ForCausalLM")},
+        ),
         "models/phi": ("headstock-phi", {"model": ("Phi3ForCausalLM",)}),
         "models/qwen": (
             "headstock-qwen",
             {
                 "model": (
+                    "InternVLForConditionalGeneration",
+                    "LlavaOnevisionForConditionalGeneration",
                     "Qwen2ForCausalLM",
                     "Qwen2MoeForCausalLM",
+                    "Qwen2VLForConditionalGeneration",
+                    "Qwen2_5_VLForConditionalGeneration",
                     "Qwen3ForCausalLM",
+                    "Qwen3_5ForCausalLM",
+                    "Qwen3_5ForConditionalGeneration",
+                    "Qwen3_5MoeForCausalLM",
+                    "Qwen3_5MoeForConditionalGeneration",
                     "Qwen3MoeForCausalLM",
+                    "Qwen3VLForConditionalGeneration",
+                    "Qwen3VLMoeForConditionalGeneration",
                 )
             },
         ),
+        "models/transformers": ("headstock-transformers", {"model": ("transformers",)}),
         "models/demo": ("headstock-demo", {"checkpoint": ("demo",)}),
     }
 )
@@ -73,7 +118,7 @@ CHECKOUT = "(in a checkout of headstock)"
 """Where the pip lines of this module work: no package index has these distributions yet."""
 
 CONFORMANCE_LINE = f"pip install ./plugins/conformance {CHECKOUT}"
-"""Installs the checks of plugins, which are no plugin themselves."""
+"""Installs the checks of plugins, which are not a plugin themselves."""
 
 
 def install_lines(kind: str) -> dict[str, str]:

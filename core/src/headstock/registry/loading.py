@@ -23,6 +23,7 @@ from headstock.errors import (
     PluginBroken,
     SpiMismatch,
     describe_error,
+    describe_type,
     shorten,
 )
 from headstock.registry.contract_checks import Contract, explain_mismatch, find_mismatch
@@ -170,14 +171,13 @@ def _check_spec(plugin: InstalledPlugin, spec: Any, contract: Contract) -> None:
     spec_class = SPEC_CLASSES[plugin.kind]
     if not isinstance(spec, spec_class):
         raise PluginBroken(
-            f"{plugin} returned a {type(spec).__name__}; expected {spec_class.__name__} from "
-            "headstock.spi"
+            f"{plugin}: expected a {spec_class.__name__} of headstock.spi, got "
+            f"{describe_type(spec)}"
         )
     # The name in metadata selects the plugin; one that differs would show in messages and --opt.
     if spec.name != plugin.name:
         raise PluginBroken(
-            f"{plugin} calls itself {shorten(spec.name)!r} in its spec; the two names must be the "
-            "same"
+            f"{plugin}: expected the name {plugin.name!r} in its spec, got {shorten(spec.name)!r}"
         )
     if mismatch := explain_mismatch(plugin, spec.spi, contract):
         raise SpiMismatch(mismatch)
@@ -220,8 +220,8 @@ def make_part(
         ) from error
     if not isinstance(part, base):
         raise PluginBroken(
-            f"{plugin_label(spec)}: {spec.implementation} made {shorten(part)}, which is no "
-            f"{base.__name__}"
+            f"{plugin_label(spec)}: {spec.implementation}: expected {base.__name__}, got "
+            f"{shorten(part)}"
         )
     return part
 

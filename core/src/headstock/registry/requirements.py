@@ -58,7 +58,7 @@ def _check_requirement(requirement: Require) -> Rejection | None:
     if not _is_version_allowed(requirement.version, version):
         return Rejection(
             code="version",
-            message=f"{requirement.distribution} is {version}, expected {requirement.version}",
+            message=f"{requirement.distribution}: expected {requirement.version}, got {version}",
             hint=hint,
         )
     return None

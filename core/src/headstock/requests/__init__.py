@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from headstock.requests.embedding_request import EmbeddingRequest
     from headstock.requests.engine_protocol import EngineLoop, StartedEngine
     from headstock.requests.prompt_request import PromptRequest
+    from headstock.requests.scorer import ScoreBatch, ScoreOptions
     from headstock.requests.session import EngineSession, start_engine
 
 __all__ = [
@@ -19,6 +20,8 @@ __all__ = [
     "EngineLoop",
     "EngineSession",
     "PromptRequest",
+    "ScoreBatch",
+    "ScoreOptions",
     "StartedEngine",
     "start_engine",
 ]
@@ -28,6 +31,8 @@ _HOMES = {
     "EngineLoop": "headstock.requests.engine_protocol",
     "EngineSession": "headstock.requests.session",
     "PromptRequest": "headstock.requests.prompt_request",
+    "ScoreBatch": "headstock.requests.scorer",
+    "ScoreOptions": "headstock.requests.scorer",
     "StartedEngine": "headstock.requests.engine_protocol",
     "start_engine": "headstock.requests.session",
 }

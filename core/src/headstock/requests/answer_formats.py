@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Final
 
@@ -18,8 +19,10 @@ from headstock.errors import (
 )
 from headstock.selection.auto_choices import TOOL_PARSERS
 from headstock.selection.tool_parsers import SelectedToolParser, select_tool_parser
+from headstock.spi import Tool, ToolParser
 from headstock.structured_outputs import ReasoningTokens, StructuredOutputsParams
 from headstock.text.answer import AnswerFormat
+from headstock.text.call_or_answer import CallForms, CallOrAnswerParser
 from headstock.text.conversation import Conversation
 from headstock.text.forced_call import ForcedCallParser
 from headstock.text.reasoning import ReasoningState, find_first_state, find_marks
@@ -40,13 +43,20 @@ class AnswerFormats:
         # Listing what is installed takes longer than most of a request.
         self.selected: dict[str, SelectedToolParser] = {}
         self.by_template: OrderedDict[str, SelectedToolParser | None] = OrderedDict()
+        self.samples: OrderedDict[str, list[str]] = OrderedDict()
 
     def make_format(
-        self, conversation: Conversation, template: str, prompt: str, tokenizer: Tokenizer
+        self,
+        conversation: Conversation,
+        template: str,
+        prompt: str,
+        tokenizer: Tokenizer,
+        forms: CallForms | None = None,
     ) -> AnswerFormat | None:
         """The format of answers to a conversation that `template` has rendered as `prompt`, with
         the special tokens of `tokenizer`; None where nothing divides them.
 
+        forms: how calls are written, where an answer is either calls or follows a structure
         raises: RequestError for tools whose calls nothing would find; it names settings by flags
         """
         marks = find_marks(self.reasoning_parser, template)
@@ -68,14 +78,56 @@ class AnswerFormats:
         if not tools:
             return None if marks is None else plain
         parser = self._select_tool_parser(template, tokenizer)
+        make_parser: Callable[[], ToolParser] = partial(parser.make, tools)
+        if forms is not None:
+            make_parser = partial(_make_divided, make_parser, forms.signs)
         return evolve(
             plain,
-            make_parser=partial(parser.make, tools),
+            make_parser=make_parser,
             parser_label=parser.label,
             tool_names=frozenset(tool.name for tool in tools),
             special_tokens=(*plain.special_tokens, *parser.spec.special_tokens),
             allows_several=conversation.parallel_tool_calls is not False,
         )
+
+    def allow_calls(
+        self,
+        outputs: StructuredOutputsParams,
+        conversation: Conversation,
+        template: str,
+        tokenizer: Tokenizer,
+        tools: Sequence[Tool],
+    ) -> tuple[StructuredOutputsParams, CallForms]:
+        """The structure of an answer that may be calls of these tools instead, and how those are
+        written.
+
+        tools: with the schemas that arguments must follow
+        raises: RequestError where an answer may look like a call
+        """
+        if not outputs.schema:
+            raise RequestError(
+                "structured_outputs can only be combined with tools where they are JSON: other "
+                'texts may look like calls; give tool_choice "none" or leave one of the two out',
+                "structured_outputs",
+            )
+        parser = self._select_tool_parser(template, tokenizer)
+        try:
+            forms = CallForms(parser.make, tools, self._list_samples(template, tokenizer))
+            tokens = {mark: tokenizer.find_id(mark) for mark in parser.spec.special_tokens}
+            calls = forms.write_grammar(
+                {mark: token for mark, token in tokens.items() if token is not None},
+                allows_several=conversation.parallel_tool_calls is not False,
+            )
+        except RequestError:
+            raise
+        except PLUGIN_FAILURES as error:
+            raise RequestError(
+                f"tools are not supported here: {parser.label} failed: {describe_error(error)}; "
+                "report it there",
+                "tools",
+            ) from error
+        forms.check_apart(json.loads(outputs.schema))
+        return evolve(outputs, or_calls=calls), forms
 
     @staticmethod
     def delay_structure(
@@ -83,7 +135,7 @@ class AnswerFormats:
     ) -> tuple[StructuredOutputsParams, AnswerFormat]:
         """The structure, behind the reasoning of such answers, and how they are divided then.
 
-        Where the marks of reasoning are no tokens the structure begins at once, without reasoning.
+        If the marks of reasoning are not tokens, the structure begins at once, without reasoning.
         """
         marks = answer.reasoning
         if marks is None or answer.first_state is ReasoningState.AFTER:
@@ -126,7 +178,7 @@ class AnswerFormats:
     def _find_auto_parser(self, template: str, tokenizer: Tokenizer) -> SelectedToolParser | None:
         """The parser that reads the calls of this template, if any.   raises: HeadstockError"""
         if template not in self.by_template:
-            answers = render_sample_calls(tokenizer, template)
+            answers = self._list_samples(template, tokenizer)
             parsers = map(self._select, TOOL_PARSERS if answers else ())
             self.by_template[template] = next(
                 (parser for parser in parsers if _reads_any(parser, answers)), None
@@ -135,10 +187,22 @@ class AnswerFormats:
                 self.by_template.popitem(last=False)
         return self.by_template[template]
 
+    def _list_samples(self, template: str, tokenizer: Tokenizer) -> list[str]:
+        """What the template writes as a sample call, if anything."""
+        if template not in self.samples:
+            self.samples[template] = render_sample_calls(tokenizer, template)
+            if len(self.samples) > MAX_TEMPLATES:
+                self.samples.popitem(last=False)
+        return self.samples[template]
+
     def _select(self, name: str) -> SelectedToolParser:
         if name not in self.selected:
             self.selected[name] = select_tool_parser(name)
         return self.selected[name]
+
+
+def _make_divided(make_parser: Callable[[], ToolParser], signs: Sequence[str]) -> ToolParser:
+    return CallOrAnswerParser(make_parser(), signs)
 
 
 def _reads_any(parser: SelectedToolParser, answers: Sequence[str]) -> bool:

@@ -31,7 +31,7 @@ class RequestClient(Generic[PromptKind]):
 
     At most `max_in_flight` requests are submitted and have not ended. `deliver` gets every update,
     on the loop's thread. Without `stream_tokens` these are a request's first token and then its
-    end, but for requests with stop strings, which must be seen at once.
+    end, except for requests with stop strings, which must be seen at once.
     """
 
     # Tokens are streamed only on request: a caller that wakes up for every token competes with the

@@ -59,7 +59,7 @@ class StartedEngine(Protocol):
 
 
 class EngineLoop(Protocol):
-    """Steps an engine on a thread of its own, and calls the sinks of requests there.
+    """Steps an engine on its own thread, and calls the sinks of requests there.
 
     A sink gets each update of its request, the one with a finish reason last. That with the first
     token has `cached_tokens`.
@@ -82,7 +82,7 @@ class EngineLoop(Protocol):
         """Raise EngineDied when the engine cannot go on."""
 
     def abort(self, request_id: str, /) -> None:
-        """End the request of that id; nothing happens when there is none."""
+        """End the request with this id; unknown ids are ignored."""
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix index before requests that are submitted later.   raises: EngineDied"""

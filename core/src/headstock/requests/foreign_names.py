@@ -14,7 +14,8 @@ METHODS: Mapping[str, str] = MappingProxyType(
         "beam_search": "sample n answers with logprobs, and choose by cumulative_logprob",
         "encode": "LLM.embed returns a vector for each prompt",
         **dict.fromkeys(("classify", "reward"), "LLM generates text and embeds it"),
-        "score": "give prompt_logprobs to SamplingParams, and add those of the text",
+        "score": "headstock serve answers /v1/score and /v1/rerank; for the likelihood of a text, "
+        "give prompt_logprobs to SamplingParams",
         **dict.fromkeys(("sleep", "wake_up"), "close the LLM, and make a new one"),
         **dict.fromkeys(
             ("collective_rpc", "apply_model", "llm_engine"),

@@ -66,7 +66,7 @@ class Inbox:
 
     def _hand_out(self) -> None:
         """Put what has come into the queues."""
-        # First, so that whoever finds it True has put its update before what follows here.
+        # First, so that a thread that finds it True has put its update before what follows here.
         self.is_waking = False
         while self.updates:
             queue, update = self.updates.popleft()

@@ -4,23 +4,33 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, cast
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from attrs import evolve
 
 from headstock.errors import RequestError, describe_type
 from headstock.requests.answer_formats import AnswerFormats
+from headstock.requests.batch_params import (
+    ParamsInput,
+    RequestParams,
+    list_params,
+    list_priorities,
+    name_prompt_in_errors,
+)
+from headstock.requests.closed_objects import close_params, close_tool
 from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
 from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_checks import check_priority, check_room, check_some_allowed
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import PoolingKind
+from headstock.spi import Tool
 from headstock.text.answer import AnswerFormat
+from headstock.text.call_or_answer import CallForms
 from headstock.text.chat import find_template, render_chat
 from headstock.text.conversation import Conversation
+from headstock.text.embedding_config import read_embedding_config
 from headstock.text.forced_call import force_call
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import (
@@ -29,23 +39,22 @@ from headstock.text.prompt import (
     check_ids,
     check_prompt,
     check_salt,
+    instruct_prompt,
+    read_prompt,
+    tokenize_end,
     tokenize_prompt,
 )
 from headstock.text.template_variables import UnreadNotices, list_variables
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
-
-RequestParams = SamplingParams | Mapping[str, Any] | None
-"""Parameters of a request; a mapping is `SamplingParams(**mapping)`, None the model's defaults."""
-
-ParamsInput = RequestParams | Sequence[RequestParams]
-"""Parameters of all prompts, or of each."""
+from headstock.text.tools import list_tools
 
 
 class InputProcessor:
     """Makes prompt requests for `engine`.
 
     A request without a seed gets the next of the random numbers that `seed` begins. `template`
-    takes the place of the model's chat template.
+    takes the place of the model's chat template. Objects of structured outputs are closed, unless
+    `open_objects`.
     raises: ModelError
     """
 
@@ -55,10 +64,13 @@ class InputProcessor:
         seed: int,
         template: str | None = None,
         answer_formats: AnswerFormats | None = None,
+        *,
+        open_objects: bool = False,
     ) -> None:
         self.engine = engine
         self.template = template
         self.answer_formats = answer_formats or AnswerFormats()
+        self.open_objects = open_objects
         self.tokenizer = open_tokenizer(engine.directory)
         generation_config = read_generation_config(engine.directory)
         self.default_params = generation_config.params
@@ -68,19 +80,20 @@ class InputProcessor:
         self.eos_ids = tuple(
             dict.fromkeys((*(generation_config.eos_ids or engine.eos_ids), *self.tokenizer.eos_ids))
         )
+        self.embedding_config = read_embedding_config(engine.directory)
         self.unread_notices = UnreadNotices()
         self.request_numbers = itertools.count()
         self.seeds = random.Random(seed)
 
-    def render_chat(self, conversation: Conversation) -> Prompt:
+    def render_chat(self, conversation: Conversation, num_kept: int | None = None) -> Prompt:
         """The prompt that its own template, the engine's or the model's makes of a conversation.
 
+        num_kept: only the last tokens are kept, so many at most; the text stays whole
         raises: UsageError, RequestError, ModelError
         """
         variables = dict(conversation.chat_template_kwargs or {})
         if conversation.reasoning_effort is not None:
-            read = list_variables(self.find_template(conversation))
-            if read is not None and "reasoning_effort" not in read:
+            if not self.reads_effort(conversation):
                 raise RequestError(
                     "reasoning_effort is not supported: the chat template does not read it; leave "
                     "it out",
@@ -95,14 +108,47 @@ class InputProcessor:
             add_generation_prompt=conversation.add_generation_prompt,
             continue_final_message=conversation.continue_final_message,
             template_kwargs=variables,
+            documents=conversation.documents,
         )
         if variables:
             self.unread_notices.say(variables, self.find_template(conversation))
         # The template has written the special tokens out already.
-        return self.tokenize(text, add_special_tokens=False)
+        if num_kept is None:
+            return self.tokenize(text, add_special_tokens=False)
+        return Prompt(text, self._tokenize_end(text, num_kept, add_special_tokens=False))
+
+    def cut_prompt(self, prompt: PromptType, num_kept: int) -> Prompt:
+        """The prompt with only its last tokens, `num_kept` at most; cut, it has no text.
+
+        raises: RequestError
+        """
+        whole = prompt if isinstance(prompt, Prompt) else read_prompt(prompt)
+        tokens = (
+            whole.tokens[-num_kept:]
+            if whole.text is None
+            else self._tokenize_end(whole.text, num_kept, add_special_tokens=True)
+        )
+        return Prompt(None, tokens, whole.cache_salt)
+
+    def _tokenize_end(self, text: str, num_kept: int, *, add_special_tokens: bool) -> Sequence[int]:
+        """The last tokens of a text.   raises: RequestError"""
+        return tokenize_end(
+            text,
+            self.tokenizer,
+            num_kept,
+            max_seq_len=self.engine.max_seq_len,
+            add_special_tokens=add_special_tokens,
+        )
+
+    def reads_effort(self, conversation: Conversation) -> bool:
+        """Whether the reasoning effort, if the conversation has one, is read by its template."""
+        if conversation.reasoning_effort is None:
+            return True
+        read = list_variables(self.find_template(conversation))
+        return read is None or "reasoning_effort" in read
 
     def tokenize(self, prompt: PromptType, *, add_special_tokens: bool = True) -> Prompt:
-        """The prompt as token ids, of which there may be too many.
+        """The prompt as token ids, possibly too many.
 
         raises: RequestError, also for a text that has far too many
         """
@@ -130,28 +176,31 @@ class InputProcessor:
         *,
         cache_salt: str | None = None,
         divides: bool = False,
+        num_kept: int | None = None,
     ) -> PromptRequest:
         """The request for a conversation. With `divides`, its outputs have reasoning and calls of
-        tools separate from the text.
+        tools separate from the text. `num_kept` is as in `render_chat`.
 
         raises: UsageError, RequestError, ModelError
         """
-        prompt = evolve(self.render_chat(conversation), cache_salt=check_salt(cache_salt))
+        prompt = evolve(self.render_chat(conversation, num_kept), cache_salt=check_salt(cache_salt))
         params = self._copy_params(params, self.default_chat_params)
+        template = self.find_template(conversation)
+        forms: CallForms | None = None
         if conversation.forced_tools:
-            params = force_call(params, conversation.forced_tools)
+            params = force_call(params, self._close_tools(conversation.forced_tools))
         elif conversation.offered_tools and params.structured_outputs is not None:
-            raise RequestError(
-                "structured_outputs cannot be combined with tools that the model may call: a call "
-                'has another structure; give tool_choice "none" or leave one of the two out',
-                "structured_outputs",
+            both, forms = self.answer_formats.allow_calls(
+                params.structured_outputs,
+                conversation,
+                template,
+                self.tokenizer,
+                self._close_tools(list_tools(conversation.offered_tools)),
             )
+            params = params.replace({"structured_outputs": both})
         answer_format = (
             self.answer_formats.make_format(
-                conversation,
-                self.find_template(conversation),
-                prompt.text or "",
-                self.tokenizer,
+                conversation, template, prompt.text or "", self.tokenizer, forms
             )
             if divides
             else None
@@ -178,14 +227,21 @@ class InputProcessor:
         """A checked copy of the parameters, `defaults` for None.   raises: RequestError"""
         params = defaults if params is None else params
         if isinstance(params, Mapping):
-            return SamplingParams().replace(params)
+            return self._close_params(SamplingParams().replace(params))
         if not isinstance(params, SamplingParams):
             raise RequestError(
                 "sampling_params: expected SamplingParams or a mapping of its names, got "
                 f"{describe_type(params)}",
                 "sampling_params",
             )
-        return params.copy_checked()  # the caller's may change while the request runs
+        # The caller's may change while the request runs.
+        return self._close_params(params.copy_checked())
+
+    def _close_tools(self, tools: Sequence[Tool]) -> list[Tool]:
+        return list(tools) if self.open_objects else [close_tool(tool) for tool in tools]
+
+    def _close_params(self, params: SamplingParams) -> SamplingParams:
+        return params if self.open_objects else close_params(params)
 
     def _make_request(
         self,
@@ -233,19 +289,28 @@ class InputProcessor:
     def process_embedding(
         self,
         prompt: PromptType,
-        pooling: str,
+        pooling: str | None = None,
         *,
-        normalize: bool,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
         priority: int = 0,
         user: str = "",
     ) -> EmbeddingRequest:
         """The request for the vector of a checked prompt; `priority` as in `process`.
 
+        pooling, normalize: None for those of the checkpoint's own files
+        prompt_name: of the checkpoint's instruction before the text
         raises: RequestError
         """
+        config = self.embedding_config
+        pooling = config.find_pooling(pooling)
         check_pooling_kind(pooling)
-        tokenized = self.tokenize(prompt)
-        self._check_prompt(tokenized, num_outputs=0)
+        if normalize is None:
+            normalize = config.normalize
+        tokenized = self.tokenize(
+            instruct_prompt(prompt, config.find_instruction(prompt_name), prompt_name)
+        )
+        self.check_prompt(tokenized, num_outputs=0)
         return EmbeddingRequest(
             str(next(self.request_numbers)),
             tokenized,
@@ -258,7 +323,7 @@ class InputProcessor:
     def _check_token_ids(self, prompt: Prompt, params: SamplingParams) -> None:
         """Raise RequestError when the model does not know an id, or the prompt is too long."""
         vocab = self.engine.model.vocab
-        self._check_prompt(prompt, num_outputs=1)
+        self.check_prompt(prompt, num_outputs=1)
         check_ids(params.stop_token_ids, "stop_token_ids", vocab)
         check_ids(params.allowed_token_ids or (), "allowed_token_ids", vocab)
         check_ids(tuple(params.logit_bias or ()), "logit_bias", vocab)
@@ -268,7 +333,7 @@ class InputProcessor:
             ids = (reasoning.end,) if reasoning.start is None else (reasoning.start, reasoning.end)
             check_ids(ids, "structured_outputs.after_reasoning", vocab)
 
-    def _check_prompt(self, prompt: Prompt, *, num_outputs: int) -> None:
+    def check_prompt(self, prompt: Prompt, *, num_outputs: int) -> None:
         """Raise RequestError unless the model knows the tokens, and `num_outputs` more fit."""
         vocab = self.engine.model.vocab
         if prompt.text is not None and max(prompt.tokens, default=0) >= vocab:
@@ -284,6 +349,13 @@ class InputProcessor:
             length_hint=self.engine.length_hint,
             num_outputs=num_outputs,
         )
+        for token, what in self.engine.summary.placeholders:
+            if bool((prompt.ids == token).any()):
+                raise RequestError(
+                    f"prompt has token {token}, which stands for {what}, and this model is served "
+                    "for text alone; leave it out",
+                    "prompt",
+                )
 
     def process_batch(
         self,
@@ -313,13 +385,14 @@ class InputProcessor:
     def process_embeddings(
         self,
         prompts: Sequence[PromptType],
-        pooling: str,
+        pooling: str | None = None,
         *,
-        normalize: bool,
+        normalize: bool | None = None,
+        prompt_name: str | None = None,
         priorities: Sequence[int] | None = None,
         user: str = "",
     ) -> list[EmbeddingRequest]:
-        """A request for the vector of each prompt, in their order.
+        """A request for the vector of each prompt, in their order; see `process_embedding`.
 
         raises: RequestError, which names the prompt at fault
         """
@@ -332,45 +405,9 @@ class InputProcessor:
                         prompts[index],
                         pooling,
                         normalize=normalize,
+                        prompt_name=prompt_name,
                         priority=priority_list[index],
                         user=user,
                     )
                 )
         return embedding_requests
-
-
-def list_priorities(priorities: Sequence[int] | None, count: int) -> Sequence[int]:
-    """The priority of each of `count` prompts, 0 by default.   raises: RequestError"""
-    if priorities is None:
-        return [0] * count
-    if not isinstance(priorities, list | tuple) or len(priorities) != count:
-        is_list = isinstance(priorities, list | tuple)
-        got = f"{len(priorities)}" if is_list else describe_type(priorities)
-        raise RequestError(
-            f"priority: expected a list with a number for each prompt ({count}), got {got}",
-            "priority",
-        )
-    return priorities
-
-
-def list_params(params: ParamsInput, count: int) -> list[RequestParams]:
-    """The parameters of each of `count` prompts.   raises: RequestError"""
-    if not isinstance(params, list | tuple):  # `process` refuses other types
-        return [cast("RequestParams", params)] * count
-    if len(params) != count:
-        raise RequestError(
-            f"expected one sampling_params or one for each prompt ({count}), got {len(params)}",
-            "sampling_params",
-        )
-    return list(params)
-
-
-@contextmanager
-def name_prompt_in_errors(index: int, count: int) -> Iterator[None]:
-    """A RequestError that leaves this block says which of `count` prompts is at fault."""
-    try:
-        yield
-    except RequestError as error:
-        if count == 1:
-            raise
-        raise type(error)(f"prompts[{index}]: {error}", parameter=error.parameter) from error

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterator
 
 from headstock.errors import CannotRun, UsageError
 
-_ENDING = "Python is ending and starts no engine; make the LLM in a thread that is no daemon"
+_ENDING = (
+    "Python is exiting and cannot start an engine; make the LLM in a thread that is not a daemon"
+)
 
 
 @contextlib.contextmanager

@@ -128,7 +128,7 @@ class PromptRequest:
 
     def text_before(self, index: int | None) -> str:
         """The prompt's text before answer `index`, whose text has begun: as it was given, or that
-        of its tokens but for an unfinished character at its end that the answer completes. None
+        of its tokens without an unfinished character at its end that the answer completes. None
         stands for no answer.
         """
         if self.prompt.text is not None:

@@ -9,6 +9,7 @@ import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
 from contextlib import closing
+from functools import cached_property
 from types import TracebackType
 
 from headstock.callbacks import ProgressCallback
@@ -17,17 +18,18 @@ from headstock.errors import UsageError, shorten
 from headstock.logs import log_event
 from headstock.outputs import EmbeddingRequestOutput, RequestOutput
 from headstock.requests.answer_formats import AnswerFormats
+from headstock.requests.batch_params import (
+    RequestParams,
+    name_prompt_in_errors,
+)
 from headstock.requests.client import stream_outputs, stream_outputs_async
 from headstock.requests.embedding_request import EmbeddingRequest
 from headstock.requests.engine_protocol import EngineLoop, StartedEngine, StartEngine
 from headstock.requests.inbox import Inboxes
-from headstock.requests.input_processor import (
-    InputProcessor,
-    RequestParams,
-    name_prompt_in_errors,
-)
+from headstock.requests.input_processor import InputProcessor
 from headstock.requests.process_life import check_can_start, check_process, hold_exit
 from headstock.requests.prompt_request import PromptRequest
+from headstock.requests.scorer import Scorer
 from headstock.sampling_params import SamplingParams
 from headstock.selection.tool_parsers import select_tool_parser
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
@@ -44,7 +46,7 @@ def start_engine(
     after_step: Callable[[], None] | None = None,
     hooks: PartHooks = NO_HOOKS,
 ) -> tuple[StartedEngine, EngineLoop]:
-    """An engine for `config` in this process, and the loop that steps it on a thread of its own.
+    """An engine for `config` in this process, and the loop that steps it on its own thread.
 
     `after_step` is called on that thread, as `headstock.engine.loop.Loop` says. `hooks` wraps the
     engine's parts, for tests.
@@ -104,21 +106,29 @@ class EngineSession:
                 config.seed,
                 template,
                 AnswerFormats(config.tool_parser, config.reasoning_parser),
+                open_objects=config.open_objects,
             )
         except BaseException:
             self.close()
             raise
         self.tokenizer_seconds = time.monotonic() - started
 
-    def list_summary(self) -> list[str]:
-        """The lines of the start-up print."""
-        return self.engine.summary.lines(("tokenizer", self.tokenizer_seconds))
+    def list_summary(self, *, verbose: bool = True) -> list[str]:
+        """The lines of the start-up print: what runs, and with `verbose` how and why."""
+        later = ("tokenizer", self.tokenizer_seconds)
+        summary = self.engine.summary
+        return summary.lines(later) if verbose else summary.short_lines(later)
 
     @property
     def input_processor(self) -> InputProcessor:
         """What makes requests of prompts.   raises: UsageError after `close`, or after a fork"""
         self.check_open()
         return self._input_processor
+
+    @cached_property
+    def scorer(self) -> Scorer:
+        """What makes requests for scores.   raises: UsageError after `close`, or after a fork"""
+        return Scorer(self.input_processor, self.config.scoring)
 
     @property
     def tokenizer(self) -> Tokenizer:

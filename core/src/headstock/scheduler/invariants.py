@@ -69,7 +69,7 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
 
 
 def _check_names(state: State) -> None:
-    """Check that the names in use are those of the requests, each with a number of its own."""
+    """Check that the names in use are those of the requests, each with a unique number."""
     entries = [*state.waiting, *filter(None, state.requests_by_row)]
     for kind, table in (("user", state.users), ("adapter", state.adapters)):
         used = dict.fromkeys(table.counts, 0)

@@ -16,12 +16,12 @@ _IN_FLIGHT = 16
 """Placeholders and drafts by which a row may be ahead of its known tokens."""
 
 MAX_DRAFTS = _IN_FLIGHT - 1
-"""The most drafts that a row may verify in a step: the pages of a window have room for so many."""
+"""The maximum drafts that a row may verify in a step, for which a window's pages have room."""
 
 
 def count_page_tokens(group: KVGroup, page_size: int, max_len: int) -> int:
     """Return how many tokens a page of the group holds; one page holds the state of any number."""
-    # So a state is counted as a page like any other, and needs no rule of its own.
+    # So a state counts as a page like any other, without a separate rule.
     return max_len if group.layout.kind is LayoutKind.STATE else page_size
 
 
@@ -190,7 +190,7 @@ def find_refusal(request: Request, limits: Limits) -> str | None:
     if length < 1:
         return "the prompt is empty; give at least one token"
     if request.max_tokens < 1 and not request.pooling:
-        return f"max_tokens is {request.max_tokens}; it must be at least 1"
+        return f"max_tokens: expected 1 or more, got {request.max_tokens}"
     if length >= limits.max_len and not request.pooling:
         return (
             f"the prompt has {length} tokens and one more must fit, but a sequence may have "

@@ -38,8 +38,10 @@ def count_available_pages(state: State, group: int) -> int:
         try:
             count += evictable
         except TypeError:
-            wanted = f"{describe_type(evictable)} evictable pages; expected an integer"
-            blame_policy(state.limits, f"counted {wanted}")
+            blame_policy(
+                state.limits,
+                f"counted evictable pages: expected an integer, got {describe_type(evictable)}",
+            )
     if group in state.held_back:
         rows = indices(state.row_counters[RowCounter.ACTIVE])
         ends = _first_pages_in_window(state, group, rows)
@@ -109,7 +111,7 @@ def _evict_pages(state: State, group: int, count: int) -> None:
         if count <= 0:
             return
     before, evictable = state.num_free[group], policy.count_evictable(state.index, group)
-    assert evictable >= count, f"group {group}: {count} pages wanted, and {evictable} are evictable"
+    assert evictable >= count, f"group {group}: expected {count} evictable pages, got {evictable}"
     _free_evicted(state, policy.evict(state.index, group, count))
     evicted = state.num_free[group] - before
     if evicted < count:
@@ -227,8 +229,8 @@ def _share_window(state: State, policy: CachePolicy, group: int, row: int, pages
     if any_set(kept[:first]) or not all_set(kept[first:]):
         blame_policy(
             state.limits,
-            f"matched {len(pages)} pages, and of KV group {group}, which keeps a window, those in "
-            f"columns {indices(kept).tolist()}; expected all from {first} on",
+            f"matched {len(pages)} pages: in KV group {group}, which has a window: expected all "
+            f"columns from {first} on, got {indices(kept).tolist()}",
         )
     refs, live = state.refs[group], pages[first:]
     policy.hold_pages(state.index, group, read_only(live[refs[live] == 0]))
@@ -253,7 +255,7 @@ def free_row_pages(state: State, row: int) -> None:
 
 
 def _release_indexed(state: State, group: int, row: int, pages: Ints) -> int:
-    """Leave to the index which of the pages that the row let go it has; return how many it has.
+    """Let the index keep its pages among those that the row freed; return how many.
 
     pages: [n] int32, the row's first ones in the order of their tokens
     """
@@ -268,7 +270,7 @@ def _release_indexed(state: State, group: int, row: int, pages: Ints) -> int:
 def _release_pages(state: State, group: int, pages: Ints) -> None:
     """Tell the index which of its pages of a window group no row holds any more.
 
-    pages: [n] int32, those that rows let go
+    pages: [n] int32, those that rows freed
     """
     unheld = pages[state.refs[group][pages] == 0].tolist()
     if unheld and state.limits.policy is not None:

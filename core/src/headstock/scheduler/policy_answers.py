@@ -41,14 +41,14 @@ def check_match(limits: Limits, match: object, num_keys: int) -> Match:
     raises: PluginBroken when it cannot be one
     """
     if not isinstance(match, Match):
-        blame_policy(limits, f"matched {describe_type(match)}; expected a Match")
+        blame_policy(limits, f"matched a prefix: expected a Match, got {describe_type(match)}")
     pages = match.pages
     if not _is_int_array(pages) or pages.ndim != 2 or len(pages) != len(limits.groups):
         found = f"pages of shape {pages.shape}" if _is_int_array(pages) else describe_type(pages)
         blame_policy(
             limits,
-            f"matched {found}; expected integers [{len(limits.groups)}, n], a row for each KV "
-            "group",
+            f"matched a prefix: expected integers [{len(limits.groups)}, n], a row for each KV "
+            f"group, got {found}",
         )
     count = pages.shape[1]
     if not count:
@@ -75,9 +75,8 @@ def check_inserted(limits: Limits, answer: Any, own: Ints, num_rows: int) -> tup
             return canonical, ends
     blame_policy(
         limits,
-        f"answered an insertion of {own.shape[1]} pages by {shorten(answer, 80)}; expected the "
-        "pages "
-        f"that count, {list(own.shape)}, and a handle for each of {num_rows} rows",
+        f"answered an insertion of {own.shape[1]} pages: expected the pages that count, "
+        f"{list(own.shape)}, and a handle for each of {num_rows} rows, got {shorten(answer, 80)}",
     )
 
 
@@ -89,12 +88,13 @@ def check_evicted(state: State, pages: Any) -> list[Ints]:
     limits = state.limits
     if not isinstance(pages, list | tuple) or len(pages) != len(limits.groups):
         blame_policy(
-            limits, f"evicted {shorten(pages, 80)}; expected arrays, one for each KV group"
+            limits, f"evicted pages: expected one array for each KV group, got {shorten(pages, 80)}"
         )
     for group, numbers in enumerate(pages):
         if not _is_int_array(numbers) or numbers.ndim != 1:
             blame_policy(
-                limits, f"evicted {shorten(numbers, 80)}; expected a flat array of integers"
+                limits,
+                f"evicted pages: expected a flat array of integers, got {shorten(numbers, 80)}",
             )
         _check_numbers(limits, "evicted", group, numbers, 1, limits.num_pages[group])
         if len(numbers) != len(set(numbers.tolist())):
@@ -121,14 +121,14 @@ def count_indexed(limits: Limits, policy: CachePolicy, index: Any) -> tuple[int,
     ):
         blame_policy(
             limits,
-            f"answered stats by {shorten(stats, 80)}; expected a CacheStats with the pages of each "
-            "KV group",
+            "answered stats: expected a CacheStats with the pages of each KV group, got "
+            f"{shorten(stats, 80)}",
         )
     return pages
 
 
 def _are_pages(limits: Limits, canonical: object, own: Ints) -> bool:
-    """Whether the array has a page of the pool in the place of each own one."""
+    """Whether the array has a page of the pool for each own one."""
     if not isinstance(canonical, np.ndarray) or canonical.dtype.kind not in "iu":
         return False
     if canonical.shape != own.shape or (canonical < 0).any():

@@ -60,7 +60,7 @@ def preempt_until_fits(state: State, num_scheduled: Ints, needs: Ints) -> Ints:
     """
     # Rows are served from the front and preempted from the back. So the first row never gives way
     # here and may take the pages of all others; every request fits the pool alone
-    # (`find_refusal`). It goes on to its end, and no two rows preempt each other in turns.
+    # (`find_refusal`). It goes on to its end, and two rows cannot keep preempting each other.
     running = state.rows_by_priority.tolist()
     still_running = np.zeros_like(num_scheduled)
     while running:

@@ -21,7 +21,7 @@ class Request:
     max_tokens, min_tokens: of the output; 0 with `pooling`
     stop_ids: any of them ends the request once `min_tokens` are out
     priority: higher goes first
-    user: whose it is, for schedulers; "" for nobody's
+    user: its user, for schedulers; "" for none
     adapter: the adapter that computes it; "" for the model alone
     namespace: requests of different namespaces, or adapters, never share pages;
         `prefix_namespace` is of both and of `variant`

@@ -186,8 +186,8 @@ def _call_scheduler(state: State, view: View, budget: Budget) -> ScheduleDecisio
         ) from error
     if not isinstance(decision, ScheduleDecision):
         raise PluginBroken(
-            f"the scheduler {limits.scheduler!r} returned {shorten(decision)}, not a "
-            f"ScheduleDecision; {BLAME}"
+            f"the scheduler {limits.scheduler!r}: expected a ScheduleDecision, got "
+            f"{shorten(decision)}; {BLAME}"
         )
     return decision
 
@@ -249,15 +249,17 @@ def _find_wrong_type(decision: ScheduleDecision) -> str:
     for name in ("rows", "counts", "admit", "victims"):
         value = getattr(decision, name)
         if not isinstance(value, np.ndarray):
-            return f"{name} as {describe_type(value)}; expected a numpy array of int32"
+            return f"{name}: expected a numpy array of int32, got {describe_type(value)}"
         if value.dtype.kind not in "iu":
-            return f"{name} of type {value.dtype}; expected int32"
+            return f"{name}: expected int32, got {value.dtype}"
     wait = decision.ask_again_ms
     if wait is None or (isinstance(wait, int | np.integer) and not isinstance(wait, bool)):
         return (
-            "" if wait is None or wait > 0 else f"ask_again_ms {wait}; expected 1 or more, or None"
+            ""
+            if wait is None or wait > 0
+            else f"ask_again_ms: expected 1 or more, or None, got {wait}"
         )
-    return f"ask_again_ms as {describe_type(wait)}; expected an int, or None"
+    return f"ask_again_ms: expected an int or None, got {describe_type(wait)}"
 
 
 def _are_valid_positions(positions: Ints, count: int) -> bool:
@@ -301,11 +303,11 @@ def _allocate_pages(state: State, num_scheduled: Ints, *, is_decode: bool = Fals
 
 
 def _leave_out_drafts(state: State, num_scheduled: Ints) -> Ints:
-    """Return how many tokens the rows compute without drafts; the same array when there are none.
+    """Return how many tokens the rows compute without drafts; the same array without drafts.
 
     num_scheduled, returns: [rows]
     """
-    # A guess is no reason to preempt a row, which would compute its tokens a second time.
+    # A draft does not justify preempting a row, which would recompute its tokens.
     # The token before the drafts is computed in any case.
     drafts = np.minimum(count_drafts(state.row_counters), np.maximum(num_scheduled - 1, 0))
     return num_scheduled - drafts if any_set(drafts) else num_scheduled

@@ -24,7 +24,7 @@ Write = tuple[int, Ints, Ints, Ints]
 class State:
     """The scheduler's knowledge of its requests. Each step writes it.
 
-    Whoever keeps something of it beyond the next step copies that. A step that raises leaves it
+    Code that keeps part of it beyond the next step must copy it. A step that raises leaves it
     half done, and no other may follow.
 
     row_counters: [counters, rows] int32, by `RowCounter`
@@ -56,7 +56,7 @@ class State:
     accepted: the tokens that requests got, in parts: admission ids and counts, [n] int32, and the
         tokens, [sum of the counts] int32
     new_row_ids: rows that got a request
-    held_back: window groups of which rows hold pages behind the window until these are indexed
+    held_back: window groups whose rows hold pages behind the window until these are indexed
     rows_unsorted: `rows_by_priority` lacks the new rows
     """
 

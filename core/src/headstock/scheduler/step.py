@@ -35,7 +35,7 @@ def begin_step(state: State) -> None:
 
     writes: state
     """
-    # New lists: whoever was given those of the last step may still read them.
+    # New lists: callers may still read those of the last step.
     state.ended, state.accepted, state.new_row_ids = [], [], []
     state.held_back = set()
     state.next_ask = 0

@@ -115,7 +115,7 @@ class WaitingQueue:
         return WaitingQueue((*parts[:at], *new, *parts[at + 1 :]), self.length + 1)
 
     def without(self, arrivals: Set[int]) -> WaitingQueue:
-        """Return the queue without the requests of these arrival numbers, all of which wait.
+        """Return the queue without the waiting requests with these arrival numbers.
 
         Only parts up to the last of them are looked through, and most leave from the front.
         """

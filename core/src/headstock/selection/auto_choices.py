@@ -13,13 +13,14 @@ from headstock.spi import DeviceEnv, DeviceRange
 
 ATTENTION: tuple[tuple[DeviceRange, tuple[str, ...]], ...] = (
     (DeviceRange("cpu"), ("sdpa",)),
-    (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "fa", "sdpa")),
+    (DeviceRange("cuda", (10, 0), (10, 3)), ("trtllm", "fi", "fa,fi", "fa", "triton", "sdpa")),
     # One H200, the 0.6B shape, `headstock tune`: a decode step of 1, 8, 32 and 128 rows takes `fa`
     # 0.72, 0.95, 1.72 and 2.95 ms, and `fa,fi` 1.28, 1.16, 1.63 and 4.29; a prompt of 128 or 2,048
     # tokens 4.44 and 8.08, and 3.95 and 7.35. One run, this shape alone (docs/benchmarks/log.md).
-    (DeviceRange("cuda", (9, 0), (9, 0)), ("fa", "fa,fi", "fi", "sdpa")),
-    (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "fa", "sdpa")),
-    (DeviceRange("cuda", (11, 0)), ("fi", "fa", "sdpa")),
+    (DeviceRange("cuda", (9, 0), (9, 0)), ("fa", "fa,fi", "fi", "triton", "sdpa")),
+    (DeviceRange("cuda", (8, 0), (8, 9)), ("fa,fi", "fi", "fa", "triton", "sdpa")),
+    # `triton` was not measured: it comes after every library, for what none of them serves.
+    (DeviceRange("cuda", (11, 0)), ("fi", "fa", "triton", "sdpa")),
     (DeviceRange("cuda"), ("sdpa",)),
 )
 """Device -> what `--attn auto` tries, best first; the first range that has the device counts."""
@@ -89,5 +90,9 @@ def list_attention_names(env: DeviceEnv) -> tuple[str, ...]:
 
 
 def move_to_front(names: Sequence[str], first: str | None) -> tuple[str, ...]:
-    """The names with `first` before the others; one that is not in the list is not added."""
-    return tuple(sorted(names, key=lambda name: name != first))
+    """The names with `first`, or those that `+` joins there, before the others.
+
+    One that is not in the list is not added.
+    """
+    front = [name for name in (first or "").split("+") if name in names]
+    return tuple(dict.fromkeys((*front, *names)))

@@ -20,7 +20,7 @@ from headstock.errors import (
     shorten,
 )
 from headstock.selection import auto_choices
-from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.model_needs import AttentionNeeds, describe_shape
 from headstock.spi import (
     AttentionCapabilities,
     AttentionQuery,
@@ -110,8 +110,8 @@ def _call_resolve(
     ):
         return tuple(answer)
     raise PluginBroken(
-        f"{registry.plugin_label(spec)}: its resolve returned "
-        f"{shorten(answer)}; expected AttentionCapabilities, or one Rejection or more in a tuple"
+        f"{registry.plugin_label(spec)}: resolve: expected AttentionCapabilities, or a tuple of "
+        f"one or more Rejections, got {shorten(answer)}"
     )
 
 
@@ -140,12 +140,18 @@ def find_obstacles(
     named only when both are served.
     """
     if isinstance(spec, AttentionSpec) and needs is not None:
-        try:
-            resolve_capabilities(spec, needs.make_query(spec.capabilities.phases), env)
-        except BackendRefused as error:
-            return error.reasons
-        except HeadstockError as error:
-            return (Rejection(code="broken", message=str(error)),)
+        # One that serves some KV groups can run beside others.
+        phases, found = spec.capabilities.phases, []
+        for groups in needs.split_groups():
+            try:
+                resolve_capabilities(spec, needs.make_query(phases, groups), env)
+                break
+            except BackendRefused as error:
+                found.append(error.reasons)
+            except HeadstockError as error:
+                return (Rejection(code="broken", message=str(error)),)
+        else:
+            return found[0] if found else ()
     elif mismatch := explain_device_mismatch(spec, env):
         return (Rejection(code="device", message=f"{mismatch}; choose another one here, or auto"),)
     return registry.find_missing(spec)
@@ -179,7 +185,7 @@ def find_rejections(
         )
     for group in query.groups:
         rejections += _find_group_rejections(capabilities, group)
-    if len({_describe_shape(group) for group in query.groups}) > 1:
+    if len({describe_shape(group) for group in query.groups}) > 1:
         if not capabilities.mixed_groups:
             reject(
                 "mixed_groups",
@@ -211,11 +217,6 @@ def find_rejections(
             "Change page_size (--page-size).",
         )
     return rejections
-
-
-def _describe_shape(group: GroupQuery) -> tuple[object, ...]:
-    """Describe what a kernel is compiled for."""
-    return group.layout, group.heads, group.q_dtype, group.kv_dtype
 
 
 def _find_group_rejections(

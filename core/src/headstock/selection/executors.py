@@ -32,8 +32,8 @@ def select_executor(config: EngineConfig) -> ExecutorSpec | None:
     names = (INLINE, *(plugin.name for plugin in registry.list_installed("executor")))
     if name not in names and name != _DEFAULT:
         raise UsageError(
-            f"executor (--executor) {shorten(name)}: no executor has that name; expected one of "
-            f"auto, {', '.join(names)}{suggest_name(name, names)}"
+            f"executor (--executor): expected one of auto, {', '.join(names)}, got {shorten(name)}"
+            f"{suggest_name(name, names)}"
         )
     spec: ExecutorSpec = registry.load_spec("executor", name)
     registry.require_installed(spec)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from headstock.config import EngineConfig
@@ -15,6 +17,7 @@ from headstock.spi import (
     ModelConfig,
     Phase,
     WeightFormat,
+    WeightKind,
 )
 
 
@@ -31,14 +34,35 @@ class AttentionNeeds:
     max_seq_len: int
     formats: tuple[WeightFormat, ...] = ()
 
-    def make_query(self, phases: frozenset[Phase]) -> AttentionQuery:
-        """Make the query for one backend, which serves these phases."""
+    @property
+    def token_groups(self) -> tuple[int, ...]:
+        """The numbers of the KV groups that attention reads: those that keep no state."""
+        return tuple(
+            number
+            for number, group in enumerate(self.model.kv_groups)
+            if group.layout.kind is not LayoutKind.STATE
+        )
+
+    def split_groups(self) -> tuple[tuple[int, ...], ...]:
+        """The numbers of those groups, in parts of one shape each."""
+        parts: dict[tuple[object, ...], tuple[int, ...]] = {}
+        for number in self.token_groups:
+            shape = describe_shape(self._make_group_query(self.model.kv_groups[number]))
+            parts[shape] = (*parts.get(shape, ()), number)
+        return tuple(parts.values())
+
+    def make_query(
+        self, phases: frozenset[Phase], groups: Sequence[int] | None = None
+    ) -> AttentionQuery:
+        """Make the query for one backend, which serves these phases.
+
+        groups: the numbers of the KV groups that it serves; None for all that attention reads
+        """
         return AttentionQuery(
             phases=phases,
             groups=tuple(
-                self._make_group_query(group)
-                for group in self.model.kv_groups
-                if group.layout.kind is not LayoutKind.STATE
+                self._make_group_query(self.model.kv_groups[number])
+                for number in (self.token_groups if groups is None else groups)
             ),
             page_size=self.page_size,
             contiguous=self.contiguous,
@@ -54,9 +78,10 @@ class AttentionNeeds:
             {Feature.SLIDING_WINDOW} if any(one.window is not None for one in layers) else set()
         )
         features |= {Feature.SOFTCAP} if any(one.softcap for one in layers) else set()
+        features |= {Feature.SINKS} if any(one.sinks is not None for one in layers) else set()
         return GroupQuery(
             layout=group.layout,
-            heads=self.model.heads,
+            heads=self.model.sizes_of(layers[0]).heads,
             q_dtype=self.dtype,
             kv_dtype=self.kv_dtype if group.dtype is None else group.dtype,
             window=group.window,
@@ -67,6 +92,11 @@ class AttentionNeeds:
     def layouts(self) -> frozenset[LayoutKind]:
         """The layouts of the model's KV groups."""
         return frozenset(group.layout.kind for group in self.model.kv_groups)
+
+
+def describe_shape(group: GroupQuery) -> tuple[object, ...]:
+    """Describe what a kernel is compiled for."""
+    return group.layout, group.heads, group.q_dtype, group.kv_dtype
 
 
 def resolve_model_dtype(requested: str, model: ModelConfig, env: DeviceEnv) -> str:
@@ -89,6 +119,16 @@ def resolve_kv_dtype(requested: str, dtype: str) -> str:
     return {"auto": dtype, "fp8_e4m3": "float8_e4m3fn"}.get(requested, requested)
 
 
+def find_quant_kind(config: EngineConfig) -> WeightKind | None:
+    """Find the numbers that `--quant` asks for."""
+    return {
+        "off": None,
+        "fp8": WeightKind.FP8_E4M3,
+        "int8": WeightKind.INT8,
+        "int4": WeightKind.INT4,
+    }[config.quant]
+
+
 def find_attention_needs(
     config: EngineConfig,
     model: ModelConfig,
@@ -100,6 +140,9 @@ def find_attention_needs(
 
     formats: of the checkpoint's packed matrices
     """
+    kind = find_quant_kind(config)
+    if kind is not None and not formats:
+        formats = (WeightFormat(kind=kind),)
     exact = isinstance(config.page_size, int) and not config.page_size_or_less
     return AttentionNeeds(
         model=model,

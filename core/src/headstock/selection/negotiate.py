@@ -7,9 +7,10 @@ from attrs import frozen
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock.selection import auto_choices
+from headstock.selection.attention_choice import join_capabilities
 from headstock.selection.model_needs import resolve_kv_dtype
 from headstock.selection.select import SelectedPlugins
-from headstock.spi import DeviceEnv, IntSet, LayoutKind, ModelConfig
+from headstock.spi import DeviceEnv, IntSet, LayoutKind, ModelConfig, Phase
 
 
 @frozen(kw_only=True)
@@ -38,10 +39,13 @@ def negotiate_terms(
     raises: CannotRun naming which part rules what out
     """
     contiguous = config.paged_attn == "off"
-    claims = {
-        (f"attn (--attn) {choice.spec.name}"): choice.capabilities.page_sizes
-        for choice in parts.attention
-    }
+    claims: dict[str, IntSet] = {}
+    for choice in parts.attention:
+        who = f"attn (--attn) {choice.spec.name}"
+        # A backend that serves KV groups of one shape alone is there once for each shape.
+        if who in claims:
+            who += f" for KV groups {', '.join(map(str, choice.groups))}"
+        claims[who] = choice.capabilities.page_sizes
     claims[f"cache_type (--cache-type) {parts.cache.name}"] = parts.cache.capabilities.page_sizes
     # A contiguous region is one page as long as the longest sequence, so no part limits its size
     # (docs/decisions/0008-contiguous-mode.md).
@@ -65,6 +69,7 @@ def negotiate_terms(
             ("of whole sequences", "paged_attn (--paged-attn) off"),
         )
     kv_dtype = resolve_kv_dtype(config.kv_dtype, dtype)
+    decode = join_capabilities(parts.attention, Phase.DECODE)
     return Terms(
         dtype=dtype,
         kv_dtype=kv_dtype,
@@ -80,8 +85,8 @@ def negotiate_terms(
             ("prefix reuse", *(("off", against) if against else sharing)),
             (
                 "graphs",
-                parts.attention[-1].capabilities.graph.name.lower(),
-                f"attn (--attn) {parts.attention[-1].spec.name}",
+                decode.graph.name.lower(),
+                f"attn (--attn) {decode.names}",
             ),
         ),
     )

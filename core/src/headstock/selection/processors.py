@@ -52,8 +52,8 @@ class SelectedProcessor:
             return None
         if not isinstance(values, Mapping) or not values.keys() <= self.columns.keys():
             raise RequestError(
-                f"{name} returned {shorten(values)}; expected None, or values of "
-                f"{', '.join(self.columns)}; {_BLAME}",
+                f"{name}: expected None, or values of {', '.join(self.columns)}, got "
+                f"{shorten(values)}; {_BLAME}",
                 "extra_args",
             )
         return {
@@ -105,8 +105,8 @@ def _check_value(name: str, key: str, value: object, column: LogitColumn) -> np.
     is_whole = column.dtype != "int64" or (array is not None and bool((array == raw).all()))
     if array is None or array.shape != shape or not is_whole:
         raise RequestError(
-            f"{name} gave its column {key!r} {shorten(value)}; expected {column.dtype} "
-            f"{list(shape) or 'number'}; {_BLAME}",
+            f"{name}: column {key!r}: expected {column.dtype} {list(shape) or 'number'}, got "
+            f"{shorten(value)}; {_BLAME}",
             "extra_args",
         )
     return array
@@ -152,8 +152,8 @@ def _select_processor(
         or not isinstance(changes, bool)
     ):
         raise PluginBroken(
-            f"the logits processor {spec.name!r} gives columns {shorten(columns)} and "
-            f"changes_argmax {shorten(changes)}; expected a mapping of names to LogitColumn, and "
-            "a bool; report it to its author"
+            f"the logits processor {spec.name!r}: columns and changes_argmax: expected a mapping "
+            f"of names to LogitColumn and a bool, got {shorten(columns)} and {shorten(changes)}; "
+            "report it to its author"
         )
     return SelectedProcessor(spec=spec, processor=processor, columns=columns)

@@ -53,7 +53,7 @@ def select_proposer(
     count: object = proposer.max_drafts
     if not isinstance(count, int) or not 1 <= count <= MAX_DRAFTS:
         raise PluginBroken(
-            f"the proposer {spec.name!r} gives max_drafts {shorten(count)}; expected 1 to "
-            f"{MAX_DRAFTS}; report it there"
+            f"the proposer {spec.name!r}: max_drafts: expected 1 to {MAX_DRAFTS}, got "
+            f"{shorten(count)}; report it to its author"
         )
     return SelectedProposer(spec=spec, proposer=proposer, max_drafts=count)

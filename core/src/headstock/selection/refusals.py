@@ -61,9 +61,8 @@ def check_resolve(spec: PluginSpec, flag: str, query: PartQuery | None, env: Dev
         isinstance(item, Rejection) for item in answer
     ):
         raise PluginBroken(
-            f"{registry.plugin_label(spec)}: its resolve returned "
-            f"{shorten(answer)}; expected None, or each Rejection in a tuple; report it to its "
-            "author"
+            f"{registry.plugin_label(spec)}: resolve: expected None or a tuple of Rejections, got "
+            f"{shorten(answer)}; report it to its author"
         )
     reasons = "; ".join(dict.fromkeys(item.message for item in answer))
     hints = dict.fromkeys(item.hint for item in answer if item.hint)

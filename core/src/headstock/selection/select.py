@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from attrs import evolve, frozen
 
@@ -13,25 +11,26 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import (
     CannotRun,
-    HeadstockError,
-    PluginBroken,
-    SpiMismatch,
     UsageError,
-    shorten,
     suggest_name,
 )
-from headstock.logs import log_event
 from headstock.ops.bound import BoundOps, OperationTable
 from headstock.selection import auto_choices
+from headstock.selection.attention_choice import (
+    JoinedCapabilities,
+    SelectedBackend,
+    join_capabilities,
+    name_backends,
+    select_attention,
+)
 from headstock.selection.auto_choices import FastestChoices
+from headstock.selection.candidates import find_ready_spec, select_first_accepted
 from headstock.selection.capabilities import (
     explain_device_mismatch,
-    join_refusals,
-    resolve_capabilities,
 )
 from headstock.selection.executors import select_executor
 from headstock.selection.grammars import select_grammar
-from headstock.selection.model_needs import AttentionNeeds
+from headstock.selection.model_needs import AttentionNeeds, find_quant_kind
 from headstock.selection.processors import SelectedProcessor, select_processors
 from headstock.selection.proposers import SelectedProposer, select_proposer
 from headstock.selection.refusals import (
@@ -44,8 +43,6 @@ from headstock.selection.refusals import (
 )
 from headstock.selection.runner_choice import needs_graphs, resolve_runner_name
 from headstock.spi import (
-    AttentionCapabilities,
-    AttentionSpec,
     CacheSpec,
     DeviceEnv,
     ExecutorSpec,
@@ -62,27 +59,14 @@ from headstock.spi import (
     SchedulerSpec,
 )
 
-T = TypeVar("T")
-
-LOG = logging.getLogger(__name__)
-
-
-@frozen(kw_only=True)
-class SelectedBackend:
-    """An attention backend for the phases it serves, with its capabilities on this machine."""
-
-    spec: AttentionSpec
-    phases: frozenset[Phase]
-    capabilities: AttentionCapabilities
-
 
 @frozen(kw_only=True)
 class SelectedPlugins:
     """The plugins of an engine.
 
-    `attention` has one entry when one backend serves all phases, else prefill and decode;
-    `operations` are those of `ops`. Without a proposer no row has drafts. `tuned_options` are what
-    was measured of `ops`, as `--opt` has it.
+    `attention` has one entry when one backend serves all phases and KV groups. `operations` are
+    those of `ops`. Without a proposer no row has drafts. `tuned_options` are what was measured of
+    `ops`, as `--opt` has it.
     """
 
     attention: tuple[SelectedBackend, ...]
@@ -120,7 +104,17 @@ class SelectedPlugins:
     @property
     def attention_name(self) -> str:
         """The backends as `--attn` names them."""
-        return ",".join(choice.spec.name for choice in self.attention)
+        return name_backends(self.attention)
+
+    @property
+    def prompt_capabilities(self) -> JoinedCapabilities:
+        """What the backends of prompts can do together."""
+        return join_capabilities(self.attention, Phase.PREFILL)
+
+    @property
+    def decode_capabilities(self) -> JoinedCapabilities:
+        """What the backends of decoding can do together."""
+        return join_capabilities(self.attention, Phase.DECODE)
 
 
 @frozen(kw_only=True)
@@ -137,15 +131,15 @@ class _Acceptor:
 
         raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun with the reasons
         """
-        spec = _find_ready_spec(kind, name, self.env)
+        spec = find_ready_spec(kind, name, self.env)
         check_resolve(spec, label, query, self.env)
         return spec
 
     def accept_runner(
-        self, query: PartQuery, decode: SelectedBackend, ops_name: str, name: str
+        self, query: PartQuery, decode: JoinedCapabilities, ops_name: str, name: str
     ) -> RunnerSpec:
         """Accept a runner over this decode backend and these operations.   raises: as any part"""
-        spec: RunnerSpec = _find_ready_spec("runner", name, self.env)
+        spec: RunnerSpec = find_ready_spec("runner", name, self.env)
         if explain_device_mismatch(spec, self.env):
             raise CannotRun(f"runner (--runner) {name} cannot run on {self.env}; set it to eager")
         # In contiguous mode pages are as long as sequences; graphs were left out of it
@@ -160,6 +154,11 @@ class _Acceptor:
                 f"runner (--runner) {name} replays graphs, and cuda_graph_max_bs "
                 "(--cuda-graph-max-bs) 0 turns graphs off"
             )
+        if not query.model.is_capturable and needs_graphs(spec):
+            raise CannotRun(
+                f"runner (--runner) {name} replays graphs, and the forward pass of "
+                f"{query.model.architecture} cannot be captured; set the runner to eager"
+            )
         check_layouts(
             self.needs,
             spec.capabilities.layouts,
@@ -172,11 +171,11 @@ class _Acceptor:
         check_claimed(
             spec.capabilities.ops, f"runner (--runner) {name} runs over ops (--ops)", ops_name
         )
-        if decode.capabilities.graph < spec.capabilities.needs_graph:
+        if decode.graph < spec.capabilities.needs_graph:
             raise CannotRun(
                 f"runner (--runner) {name} needs graph support "
                 f"{spec.capabilities.needs_graph.name} of the decode backend, and "
-                f"{decode.spec.name!r} has {decode.capabilities.graph.name}; set the runner to "
+                f"{decode.names!r} has {decode.graph.name}; set the runner to "
                 "eager"
             )
         check_resolve(spec, "runner (--runner)", query, self.env)
@@ -184,7 +183,7 @@ class _Acceptor:
 
     def accept_ops(self, query: PartQuery, name: str) -> tuple[OpsSpec, Ops]:
         """Accept a set of operations, configured for the model.   raises: as any part"""
-        spec: OpsSpec = _find_ready_spec("ops", name, self.env)
+        spec: OpsSpec = find_ready_spec("ops", name, self.env)
         if explain_device_mismatch(spec, self.env):
             raise CannotRun(f"ops (--ops) {name} cannot run on {self.env}; set it to torch")
         if self.needs.dtype not in spec.capabilities.dtypes:
@@ -195,6 +194,12 @@ class _Acceptor:
         check_layouts(
             self.needs, spec.capabilities.layouts, f"ops (--ops) {name} writes", "it to torch"
         )
+        kind = find_quant_kind(self.config)
+        if kind is not None and kind not in spec.capabilities.formats:
+            raise CannotRun(
+                f"ops (--ops) {name} multiplies by no weights in {kind.value}; set quant (--quant) "
+                "to off, or choose other ops"
+            )
         tuned = () if self.fastest is None else self.fastest.list_options(name)
         options = () if spec.options is None else (make_ops_options(spec, tuned, self.config.opt),)
         check_resolve(spec, "ops (--ops)", query, self.env)
@@ -219,8 +224,7 @@ def select_plugins(
     # Attention first: runners depend on the graph support of the decode backend. Each part is told
     # which were chosen before it.
     attention = select_attention(config.attn, env, needs, None if fastest is None else fastest.attn)
-    names = ",".join(choice.spec.name for choice in attention)
-    query = note_part(make_part_query(config, needs), "attention", names)
+    query = note_part(make_part_query(config, needs), "attention", name_backends(attention))
     ops_spec, operations = select_first_accepted(
         config.ops,
         auto_choices.move_to_front(auto_choices.OPS, None if fastest is None else fastest.ops),
@@ -234,10 +238,11 @@ def select_plugins(
         query, "scheduler", config.scheduler, "scheduler (--scheduler)"
     )
     query = note_part(query, "scheduler", scheduler.name)
+    decode = join_capabilities(attention, Phase.DECODE)
     runner = select_first_accepted(
         resolve_runner_name(config, env),
         auto_choices.RUNNERS,
-        partial(acceptor.accept_runner, query, attention[-1], ops_spec.name),
+        partial(acceptor.accept_runner, query, decode, ops_spec.name),
         "runner (--runner)",
     )
     return SelectedPlugins(
@@ -278,118 +283,6 @@ def check_layouts(
         )
 
 
-def _find_ready_spec(kind: str, name: str, env: DeviceEnv) -> Any:
-    """Load a plugin's spec and check that its requirements are installed.
-
-    A plugin that does not run on this device is not checked for packages: none would help, and the
-    caller's error names the device.
-    """
-    spec = registry.load_spec(kind, name)
-    if not explain_device_mismatch(spec, env):
-        registry.require_installed(spec)
-    return spec
-
-
-def select_first_accepted(
-    name_or_auto: str,
-    names: Sequence[str],
-    make: Callable[[str], T],
-    flag: str,
-) -> T:
-    """Return what `make` gives for the name, or for `auto` the first of `names` that it accepts.
-
-    raises: CannotRun with the reason of each candidate
-    """
-    if name_or_auto != "auto":
-        return make(name_or_auto)
-    refusals = []
-    for name in names:
-        try:
-            return make(name)
-        except HeadstockError as error:
-            refusals.append(error)
-            # A candidate that does not suit the machine is what `auto` is for; a broken one is not.
-            level = (
-                logging.WARNING if isinstance(error, PluginBroken | SpiMismatch) else logging.DEBUG
-            )
-            LOG.log(
-                level,
-                log_event("auto rejected", setting=flag, candidate=name, reason=str(error)),
-            )
-    raise CannotRun(f"{flag} auto: nothing can run here: {join_refusals(refusals)}")
-
-
-def select_attention(
-    name_or_auto: str,
-    env: DeviceEnv,
-    needs: AttentionNeeds,
-    fastest: str | None = None,
-) -> tuple[SelectedBackend, ...]:
-    """Select the attention backends for `--attn`, each with its capabilities on this machine.
-
-    `auto` begins with the fastest, where one was measured.
-    """
-    names = auto_choices.list_attention_names(env)
-    choices = select_first_accepted(
-        name_or_auto,
-        auto_choices.move_to_front(names, fastest),
-        lambda pair: select_backends(pair, env, needs),
-        "attn (--attn)",
-    )
-    # A GPU's last choice is `sdpa`, in plain torch: without this line a library that is missing
-    # would show as low speed alone.
-    chosen = choices[0].spec.name
-    if name_or_auto == "auto" and len(names) > 1 and chosen == names[-1] != fastest:
-        see = "headstock doctor, with the same flags"
-        facts = {
-            "setting": "attn (--attn)",
-            "chosen": chosen,
-            "device": str(env),
-            "see": see,
-        }
-        LOG.warning(log_event("auto fell back to the slowest backend", **facts))
-    return choices
-
-
-def select_backends(
-    pair: str, env: DeviceEnv, needs: AttentionNeeds
-) -> tuple[SelectedBackend, ...]:
-    """Select one backend for every phase, or one for prompts and one for decoding.
-
-    raises: UsageError, CannotRun
-    """
-    names = pair.split(",")
-    if len(names) > 2:
-        raise UsageError(
-            "attn (--attn): expected one backend, or two as PREFILL,DECODE, got "
-            f"{len(names)} in {shorten(pair)}"
-        )
-    prompts, decode = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
-    phases_by_name = (
-        {names[0]: prompts | decode}
-        if len(set(names)) == 1
-        else dict(zip(names, (prompts, decode), strict=True))
-    )
-    choices, refusals = [], []
-    for name, phases in phases_by_name.items():
-        try:
-            spec: AttentionSpec = _find_ready_spec("attention", name, env)
-            choices.append(
-                SelectedBackend(
-                    spec=spec,
-                    phases=phases,
-                    capabilities=resolve_capabilities(spec, needs.make_query(phases), env),
-                )
-            )
-        except CannotRun as error:
-            refusals.append(error)
-    if len(refusals) > 1:
-        raise CannotRun(join_refusals(refusals))
-    if refusals:
-        raise refusals[0]
-    return tuple(choices)
-
-
 def check_plugin_options(config: EngineConfig, parts: SelectedPlugins, family: ModelSpec) -> None:
     """Check `--opt`: each names a field of a selected plugin, and its value is valid.
 
@@ -405,4 +298,4 @@ def check_plugin_options(config: EngineConfig, parts: SelectedPlugins, family: M
             f"{', '.join(names)}{hint}"
         )
     for spec in specs:
-        registry.make_options(spec, config.opt)
+        registry.make_options(spec, registry.leave_to_namesakes(spec, config.opt, specs))

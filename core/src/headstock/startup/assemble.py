@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headstock import registry
 from headstock.debug.watch import DebugWatch
@@ -15,12 +15,14 @@ from headstock.execution.abstract_executor import Executor
 from headstock.execution.attention_router import PhaseRouter
 from headstock.execution.buffers import Buffers
 from headstock.execution.executor import LocalExecutor
+from headstock.execution.grouped_attention import GroupedAttention, GroupPart
 from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_tracker import PrefixTracker
 from headstock.execution.row_tables import DeviceTables
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.step import StepMaker
-from headstock.selection.select import SelectedBackend, SelectedPlugins
+from headstock.selection.attention_choice import SelectedBackend
+from headstock.selection.select import SelectedPlugins
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -33,6 +35,7 @@ from headstock.spi import (
     Layout,
     LayoutKind,
     ModelConfig,
+    Params,
     Phase,
     Planning,
     Program,
@@ -76,6 +79,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         watch_processors(inputs, watch),
         inputs.masks,
         parts.max_drafts,
+        part_vocab=model.vocab,
     )
     program = Program(
         config=model,
@@ -85,7 +89,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         row_tables=DeviceTables(buffers, sampling),
         attention=DecodeAttention(
             backend=router.decode,
-            planning=parts.attention[-1].capabilities.planning,
+            planning=parts.decode_capabilities.planning,
             layers=router.layers,
             max_seq_len=max_len,
             shares_prefixes=tracker is not None,
@@ -98,7 +102,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
         rules=sampling.rules,
         verify_attention=_find_verify_attention(parts, router),
         prompt_attention=router.prefill
-        if parts.attention[0].capabilities.graph is GraphSupport.ALWAYS
+        if parts.prompt_capabilities.graph is GraphSupport.ALWAYS
         else None,
     )
     # Not the plugin's fault: the profile run reports it with the sizes to lower.
@@ -127,7 +131,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
 def _find_verify_attention(parts: SelectedPlugins, router: PhaseRouter) -> AttentionBackend | None:
     """Find the backend of rows that verify drafts, if a graph may have its calls in it."""
     # Rows of several tokens go to the backend of prompts in steps without graphs too.
-    capabilities = parts.attention[0].capabilities
+    capabilities = parts.prompt_capabilities
     is_capturable = (
         capabilities.graph >= GraphSupport.UNIFORM and capabilities.planning is Planning.NONE
     )
@@ -143,22 +147,22 @@ def _make_tracker(
 
     raises: PluginBroken
     """
-    choice = inputs.parts.attention[-1]
+    choice = inputs.parts.decode_capabilities
     # Rows of a model that keeps a state share no pages.
     can_share = (
         inputs.parts.cache.capabilities.reuse
         and not inputs.needs.contiguous
         and LayoutKind.STATE not in inputs.needs.layouts
     )
-    if not can_share or Feature.SHARED_PREFIX not in choice.capabilities.features:
+    if not can_share or Feature.SHARED_PREFIX not in choice.features:
         return None
     min_tokens: Any = router.decode.min_shared_tokens
     if min_tokens is None:
         return None
     if not isinstance(min_tokens, int) or min_tokens < 1:
         raise PluginBroken(
-            f"the attention plugin {choice.spec.name} gives min_shared_tokens {min_tokens!r}; "
-            "expected a positive int or None; report it there"
+            f"the attention plugin {choice.names!r}: min_shared_tokens: expected a positive "
+            f"int or None, got {min_tokens!r}; report it to its author"
         )
     rows, columns = buffers.page_tables[0].shape
     # The last row of the tables is padding.
@@ -182,35 +186,54 @@ def _make_attention_router(
 
     raises: CannotRun
     """
-    config, parts = inputs.config, inputs.parts
-    layers = list_attention_layers(inputs.model)
+    config, numbers = inputs.config, inputs.needs.token_groups
+    layers = list_attention_layers(inputs.model, inputs.params)
 
-    def make_backend(choice: SelectedBackend) -> Any:
+    def make_part(choice: SelectedBackend) -> GroupPart:
+        tables = tuple(numbers.index(group) for group in choice.groups)
+        own = {
+            index: evolve(layer, group=tables.index(layer.group))
+            for index, layer in layers.items()
+            if layer.group in tables
+        }
         context = AttentionContext(
-            query=inputs.needs.make_query(choice.phases),
+            query=inputs.needs.make_query(choice.phases, choice.groups),
             device=buffers.device,
             page_size=buffers.page_size,
-            layers=layers,
-            pools={layer: buffers.pools[layer] for layer in layers},
-            kv={layer: buffers.kv[layer] for layer in layers},
-            options=registry.make_options(choice.spec, config.opt),
+            layers=own,
+            pools={layer: buffers.pools[layer] for layer in own},
+            kv={layer: buffers.kv[layer] for layer in own},
+            options=registry.make_options(
+                choice.spec,
+                registry.leave_to_namesakes(choice.spec, config.opt, inputs.parts.specs),
+            ),
         )
-        backend = make_attention_backend(choice.spec, context)
-        return watch_attention(inputs, watch, backend, choice.spec.name, context)
+        made = make_attention_backend(choice.spec, context)
+        backend = watch_attention(inputs, watch, made, choice.spec.name, context)
+        return GroupPart(backend=backend, tables=tables, layers=own)
 
-    backends = {
-        phase: backend
-        for choice in parts.attention
-        for backend in [make_backend(choice)]
-        for phase in choice.phases
-    }
+    made = [(choice.phases, make_part(choice)) for choice in inputs.parts.attention]
+    prompts, decode = (
+        [part for phases, part in made if phase in phases]
+        for phase in (Phase.PREFILL, Phase.DECODE)
+    )
+    prefill = _join_parts(prompts)
     # NaN in what attention leaves unwritten shows in the logits, which are checked in every step.
     return PhaseRouter(
-        backends[Phase.PREFILL], backends[Phase.DECODE], layers, config.debug_invariants
+        prefill,
+        # The same object tells runners that one backend attends for all rows.
+        prefill if prompts == decode else _join_parts(decode),
+        layers,
+        config.debug_invariants,
     )
 
 
-def list_attention_layers(model: ModelConfig) -> Mapping[int, LayerInfo]:
+def _join_parts(parts: Sequence[GroupPart]) -> AttentionBackend:
+    """One backend for all KV groups; that of the one part as it is."""
+    return parts[0].backend if len(parts) == 1 else GroupedAttention(parts)
+
+
+def list_attention_layers(model: ModelConfig, params: Params) -> Mapping[int, LayerInfo]:
     """List the layers that attention backends serve, by number.
 
     Groups are counted without those that keep a state: backends see neither their tables nor
@@ -229,6 +252,9 @@ def list_attention_layers(model: ModelConfig) -> Mapping[int, LayerInfo]:
             window=layer.window,
             softcap=layer.softcap,
             out_dim=_find_out_dim(model.kv_groups[layer.group].layout),
+            sinks=None if layer.sinks is None else params[layer.sinks].tensor,
+            k_scale=layer.k_scale,
+            v_scale=layer.v_scale,
         )
         for layer in model.layers
         if layer.group in groups

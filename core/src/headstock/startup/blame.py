@@ -17,6 +17,7 @@ from headstock.errors import (
     describe_error,
     describe_place,
 )
+from headstock.selection.attention_choice import list_backend_names
 from headstock.selection.select import SelectedPlugins
 
 
@@ -44,7 +45,7 @@ class PluginNames:
     @classmethod
     def from_config(cls, config: EngineConfig) -> PluginNames:
         """The names in a configuration, before any plugin is selected."""
-        pairs = {("attention", name) for name in config.attn.split(",")}
+        pairs = {("attention", name) for name in list_backend_names(config.attn)}
         pairs |= {("cache", config.cache_type), ("scheduler", config.scheduler)}
         pairs |= {("runner", config.runner), ("ops", config.ops), ("proposer", config.proposer)}
         pairs |= {("grammar", config.grammar)}

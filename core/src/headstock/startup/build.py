@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import attrs
 import torch
 from attrs import frozen
+from torch import Tensor
 
+from headstock import weights
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
@@ -21,6 +24,7 @@ from headstock.logs import log_event
 from headstock.ops.bound import OperationTable
 from headstock.scheduler import Limits
 from headstock.selection.grammars import make_grammar_rows
+from headstock.selection.model_needs import find_quant_kind
 from headstock.selection.negotiate import Terms
 from headstock.selection.request_args import RequestArgs
 from headstock.selection.select import (
@@ -31,8 +35,10 @@ from headstock.spi import (
     DeviceEnv,
     GraphSupport,
     ModelConfig,
+    ParamSpec,
     Ranks,
     ReplaySizes,
+    Weight,
 )
 from headstock.startup.assemble import assemble_executor
 from headstock.startup.blame import PluginNames, blame_plugins
@@ -51,6 +57,7 @@ from headstock.startup.memory_plan import (
     format_bytes,
 )
 from headstock.startup.model_loading import (
+    check_parameters,
     load_onto_device,
 )
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
@@ -178,7 +185,7 @@ def _build_parts(
         page_size=terms.page_size or decided.max_len,
         rows=config.max_running_requests,
     )
-    # After the weights and before the pool: what is left then is all that the pool may take.
+    # After the weights and before the pool, which may use all memory that remains.
     kept = find_kept_profile(inputs, env, directory, decided.max_len)
     memory = plan_device_memory(
         inputs, shape, decided.max_len, free, kept, notes, ranks, on_progress
@@ -221,6 +228,13 @@ def _build_parts(
     )
 
 
+def _unpack(dtype: str, spec: ParamSpec, weight: Weight) -> Tensor:
+    """The plain tensor of a packed weight of a model in that type."""
+    out = torch.empty(spec.shape, dtype=getattr(torch, dtype), device=weight.tensor.device)
+    weights.dequantize_(weight, out)
+    return out
+
+
 def _load_model(
     decided: DecidedParts,
     device: torch.device,
@@ -235,7 +249,10 @@ def _load_model(
     raises: as `build_engine`
     """
     config, chosen, operations = decided.config, decided.chosen, decided.parts.operations
-    plain = PlainWeights(operations.prepare) if config.debug_ops else None
+    unpack = partial(_unpack, decided.dtype)
+    plain = PlainWeights(operations.prepare, unpack) if config.debug_ops else None
+    # What is packed already stays as it is.
+    quant = None if chosen.read.formats else find_quant_kind(config)
     params = load_onto_device(
         config,
         chosen.directory,
@@ -243,13 +260,17 @@ def _load_model(
         decided.part,
         chosen.model,
         decided.dtype,
+        quant,
+        chosen.read.formats,
         device,
         decided.max_len,
+        operations,
         operations.prepare if plain is None else plain.prepare,
         free,
         on_progress,
     )
     operations.bind(params, decided.part, collectives)
+    check_parameters(chosen.read, params, decided.part)
     return BuildInputs(
         config=config,
         parts=decided.parts,

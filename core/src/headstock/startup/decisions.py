@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import attrs
 from attrs import frozen
 
+from headstock import registry
 from headstock.config import EngineConfig
+from headstock.errors import UsageError
 from headstock.ops.bound import OperationTable
 from headstock.selection.model_needs import (
     AttentionNeeds,
     find_attention_needs,
+    resolve_kv_dtype,
     resolve_model_dtype,
 )
 from headstock.selection.negotiate import Terms, negotiate_terms
@@ -25,12 +29,18 @@ from headstock.selection.select import (
     check_plugin_options,
     select_plugins,
 )
-from headstock.spi import DeviceEnv, ModelConfig, Ranks, Shard
+from headstock.spi import (
+    DeviceEnv,
+    ModelConfig,
+    Ops,
+    ParamSpec,
+    Ranks,
+    Shard,
+    WeightFormat,
+)
 from headstock.startup.device import describe_device, name_device_kind
 from headstock.startup.model_loading import (
     FamilyAndConfig,
-    describe_left_out,
-    describe_weights,
     locate_model,
     read_family,
     replace_missing_head,
@@ -40,6 +50,14 @@ from headstock.startup.model_loading import (
 )
 from headstock.startup.ranks import check_same
 from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
+from headstock.startup.weight_notes import (
+    check_quant,
+    check_quantized,
+    describe_left_out,
+    describe_weights,
+    scale_kv,
+)
+from headstock.startup.weight_sizes import offer_int8
 
 
 @frozen(kw_only=True)
@@ -61,19 +79,28 @@ class ChosenModel:
 def _choose_model(config: EngineConfig) -> ChosenModel:
     """Choose the model and its family, without its weights.   raises: as `build_engine`"""
     directory = locate_model(config.model, revision=config.revision)
-    read = read_family(directory, config.model_family, config.opt)
-    model, no_text, left_out = read.config, "", ""
+    read = read_family(directory, config.model_family, config.opt, config.model_impl)
+    model, no_text, notes = read.config, "", list[str]()
     if config.load_format != "dummy":
         model = untie_embeddings(directory, read.family, model)
         model, no_text = replace_missing_head(directory, read.family, model)
-        left_out = describe_left_out(directory, read.family, model)
-    vectors = f"vectors are served, and no text: {no_text}" if no_text else ""
+        notes = describe_left_out(directory, read.family, model)
+    if no_text:
+        notes.append(f"vectors are served, and no text: {no_text}")
+    if read.spec.name == registry.ANY_DECODER:
+        asked = config.model_impl == registry.ANY_DECODER
+        why = "as model_impl (--model-impl) says" if asked else "since no family serves it"
+        notes.insert(
+            0,
+            f"transformers computes {model.architecture}, {why}: without fused operations, graphs "
+            "and several devices, so steps are slower than a family's",
+        )
     return ChosenModel(
         directory=directory,
         read=read,
         model=model,
         no_text=no_text,
-        notes=tuple(note for note in (left_out, vectors) if note),
+        notes=tuple(notes),
     )
 
 
@@ -155,7 +182,8 @@ class DecidedParts:
                 if spec is not self.parts.grammar
             ),
             "operations": "; ".join(self.operations.lines()),
-            "terms": repr(self.terms),
+            # Ranks may have other numbers of threads, which the table shows.
+            "terms": repr(attrs.evolve(self.terms, table=())),
             "dtype": self.dtype,
             "max_seq_len": str(self.max_len),
             "weights": self.weights,
@@ -164,34 +192,53 @@ class DecidedParts:
 
 def decide_parts(ranks: Ranks, config: EngineConfig) -> DecidedParts:
     """Decide as rank 0 does, whose choices hold for all ranks.   raises: as `build_engine`"""
-    shard = Shard(index=ranks.index, count=ranks.count)
     if ranks.count == 1:
-        return _decide_alone(config, shard)
+        return _decide_alone(config, ranks)
     if ranks.index:
-        # JSON has no tuples, of which the settings are made.
+        # The settings have tuples, which JSON lacks.
         values: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value
             for name, value in ranks.share(None).items()
         }
-        decided = _decide_alone(EngineConfig(**values), shard)
+        decided = _decide_alone(EngineConfig(**values), ranks)
     else:
-        decided = _decide_alone(config, shard)
+        decided = _decide_alone(config, ranks)
         ranks.share(attrs.asdict(config, recurse=False) | decided.name_choices())
     check_same(ranks, decided.describe())
     return decided
 
 
-def _decide_alone(config: EngineConfig, shard: Shard) -> DecidedParts:
+def _check_experts(config: EngineConfig, model: ModelConfig) -> None:
+    """Raise UsageError when experts are to be cut of a model without any."""
+    if config.ep and not any(layer.experts for layer in model.layers):
+        raise UsageError(
+            f"ep (--ep) on: {model.architecture} has no experts to give to ranks; leave it out"
+        )
+
+
+def _takes_any(operations: Ops, specs: Sequence[ParamSpec], format: WeightFormat) -> bool:
+    """Whether the operations take one of the parameters in that format."""
+    return any(operations.takes_format(spec, format) for spec in specs)
+
+
+def _decide_alone(config: EngineConfig, ranks: Ranks) -> DecidedParts:
     """Decide what serves the configuration, or refuse it.   raises: as `build_engine`"""
     # Model, options, parts and terms are checked in the order in which each needs the one before.
     env = describe_device(config.device)
     chosen = _choose_model(config)
     read, notes = chosen.read, list(chosen.notes)
-    model = chosen.model
-    if shard.count > 1:
+    dtype = resolve_model_dtype(config.dtype, chosen.model, env)
+    kv_dtype = resolve_kv_dtype(config.kv_dtype, dtype)
+    model, kv_note = scale_kv(config, chosen.directory, read.family, chosen.model, kv_dtype)
+    notes += [kv_note] if kv_note else []
+    if ranks.count > 1:
+        _check_experts(config, model)
+        shard = Shard(index=ranks.index, count=ranks.count, by_expert=config.ep)
         model = shard_model(read.family, model, shard)
-    dtype = resolve_model_dtype(config.dtype, model, env)
+    elif config.ep:
+        notes.append("ep (--ep) changes nothing: with tp (--tp) 1 there is nothing to cut")
     max_len = resolve_max_seq_len(config, model, notes)
+    check_quant(config, chosen.directory, read.formats)
     needs = find_attention_needs(config, model, dtype, max_len, read.formats)
     check_resolve(read.spec, "the model family", make_part_query(config, needs), env)
     tuned, tuned_note = find_tuned_choices(config, env, chosen.directory, needs)
@@ -202,6 +249,11 @@ def _decide_alone(config: EngineConfig, shard: Shard) -> DecidedParts:
     request_args = collect_request_args(parts.specs)
     terms = negotiate_terms(config, parts, model, dtype, env)
     parts, operations = bind_operations(parts, model)
+    specs = list(read.family.params(model).values())
+    check_quantized(config, read.formats, parts.ops.name, specs, parts.operations.takes_format)
+    if env.device == "cpu" and config.quant == "off" and not read.formats:
+        offer = offer_int8(specs, dtype, parts.operations.takes_format)
+        notes += [offer] if offer else []
     return DecidedParts(
         config=config,
         env=env,
@@ -214,7 +266,13 @@ def _decide_alone(config: EngineConfig, shard: Shard) -> DecidedParts:
         operations=operations,
         request_args=request_args,
         terms=terms,
-        weights=describe_weights(config, chosen.directory, dtype, terms.kv_dtype),
+        weights=describe_weights(
+            config,
+            chosen.directory,
+            dtype,
+            parts.ops.name,
+            partial(_takes_any, parts.operations, specs),
+        ),
         notes=notes,
         graph_note=graph_note,
     )

@@ -17,7 +17,7 @@ from headstock.startup.host_memory import free_host_bytes, total_host_bytes
 def describe_device(requested: str) -> DeviceEnv:
     """Describe the machine for `requested` ("auto", "cpu" or "cuda").
 
-    raises: CannotRun when CUDA is asked for and there is none
+    raises: CannotRun if CUDA is requested and not available
     """
     installed = read_versions()
     cuda = requested != "cpu" and torch.cuda.is_available()

@@ -35,11 +35,10 @@ def find_group_fault(model: ModelConfig) -> str:
     counts = Counter(layer for group in model.kv_groups for layer in group.layers)
     indices = [layer.index for layer in model.layers]
     if indices != list(range(len(indices))):
-        return f"layers are numbered {_first(indices)}; expected 0, 1, 2, ... in order"
+        return f"numbers of layers: expected 0, 1, 2, ... in order, got {_first(indices)}"
     for layer in model.layers:
         if counts[layer.index] != 1:
-            times = f"{counts[layer.index]} groups" if counts[layer.index] else "no group"
-            return f"layer {layer.index} is in {times}; expected exactly one"
+            return f"groups of layer {layer.index}: expected exactly one, got {counts[layer.index]}"
         if not 0 <= layer.group < len(model.kv_groups):
             return (
                 f"layer {layer.index} names group {layer.group}, and there are "
@@ -47,9 +46,9 @@ def find_group_fault(model: ModelConfig) -> str:
             )
         if layer.index not in model.kv_groups[layer.group].layers:
             return f"layer {layer.index} names group {layer.group}, which does not list it"
-        if layer.conv is not None and layer.conv.layout != model.kv_groups[layer.group].layout:
+        if layer.state not in (None, model.kv_groups[layer.group].layout):
             return (
-                f"layer {layer.index} has a convolution that keeps {layer.conv.layout}, and its "
+                f"layer {layer.index} keeps {layer.state}, and its "
                 f"group keeps {model.kv_groups[layer.group].layout}"
             )
         if fault := _find_window_fault(layer, model.kv_groups[layer.group]):
@@ -65,7 +64,7 @@ def find_group_fault(model: ModelConfig) -> str:
         if fault := _find_layout_fault(model, group):
             return f"group {number} {fault}"
     if not any(group.layout.kind is not LayoutKind.STATE for group in model.kv_groups):
-        return "none keeps tokens; expected one at least that does"
+        return "expected at least one group that keeps tokens, got none"
     return ""
 
 
@@ -78,11 +77,11 @@ def _find_window_fault(layer: LayerConfig, group: KVGroup) -> str:
     """Find how the windows of a layer and its group contradict each other."""
     where = f"layer {layer.index} of group {layer.group}"
     if layer.window is not None and layer.window < 1:
-        return f"{where} has a window of {layer.window}; expected at least 1"
+        return f"{where}: window: expected 1 or more, got {layer.window}"
     if isinstance(group.layout, StateKV):
         if layer.window is None and group.window is None:
             return ""
-        return f"{where} has a window, and keeps a state; expected None"
+        return f"{where}: window: expected None, since the group keeps a state, got one"
     # The group frees what lies behind its window, so a layer that looks further back would read
     # pages of other requests.
     if group.window is not None and (layer.window is None or layer.window > group.window):
@@ -93,17 +92,18 @@ def _find_window_fault(layer: LayerConfig, group: KVGroup) -> str:
 
 def _find_latent_fault(model: ModelConfig, layer: LayerConfig, group: KVGroup) -> str:
     """Find how the attention of a layer and the layout of its group contradict each other."""
-    # A family with operations of its own may read latent vectors in another way.
+    # A family with its own operations may read latent vectors differently.
     if layer.latent is None:
         return ""
     latent, where = layer.latent, f"layer {layer.index} of group {layer.group}"
     if group.layout != latent.layout:
         return f"{where} has latent attention over {latent.layout}, and keeps {group.layout}"
-    shape, wanted = (model.kv_heads, model.head_dim), (1, latent.layout.dim)
+    sizes = model.sizes_of(layer)
+    shape, wanted = (sizes.kv_heads, sizes.head_dim), (1, latent.layout.dim)
     if shape != wanted:
-        return f"{where} is latent, and (kv_heads, head_dim) is {shape}; expected {wanted}"
+        return f"{where} is latent: (kv_heads, head_dim): expected {wanted}, got {shape}"
     if model.qk_norm is not QkNorm.NONE:
-        return f"{where} is latent, and qk_norm is {model.qk_norm.value}; expected none"
+        return f"{where} is latent: qk_norm: expected none, got {model.qk_norm.value}"
     if layer.rope is None or model.ropes[layer.rope].dim != latent.rope_dim:
         return f"{where} has no rope for the {latent.rope_dim} elements that are turned"
     return ""
@@ -114,34 +114,46 @@ def _find_layout_fault(model: ModelConfig, group: KVGroup) -> str:
     # A plugin may give anything, whatever the type says.
     layout: object = group.layout
     if group.window is not None and group.window < 1:
-        return f"has a window of {group.window}; expected at least 1"
+        return f"has a wrong window: expected 1 or more, got {group.window}"
     if group.dtype is not None and not _is_float(group.dtype):
-        return f"has the type {shorten(group.dtype)}; expected a floating-point type of torch"
+        return f"has a wrong dtype: expected a float type of torch, got {shorten(group.dtype)}"
     if isinstance(layout, LatentKV):
         if 0 <= layout.rope_dim < layout.dim:
             return ""
         return (
-            f"has latent vectors of {layout.dim} with {layout.rope_dim} for the position; expected "
-            "fewer for the position than in all"
+            f"has a wrong rope_dim: expected 0 or more, and less than dim {layout.dim}, got "
+            f"{layout.rope_dim}"
         )
     if isinstance(layout, StateKV):
         names = [tensor.name for tensor in layout.tensors]
         if not names or len(set(names)) < len(names):
-            return f"has a state of {names}; expected one tensor at least, each of another name"
+            return (
+                f"has a wrong state: expected one or more tensors with different names, got {names}"
+            )
         strange = [
             tensor.dtype
             for tensor in layout.tensors
             if tensor.dtype is not None and not _is_float(tensor.dtype)
         ]
         if strange:
-            return f"has a state of {shorten(strange[0])}; expected a floating-point type of torch"
+            return f"has a wrong state: expected a float type of torch, got {shorten(strange[0])}"
         small = [tensor.name for tensor in layout.tensors if min(tensor.shape, default=0) < 1]
         return f"has a state tensor {small[0]!r} without elements" if small else ""
     if not isinstance(layout, FullKV):
-        return f"has a layout of type {type(layout).__name__}; expected FullKV, LatentKV or StateKV"
-    # The operations take the widths of queries, keys and values from the model.
-    wanted = FullKV(kv_heads=model.kv_heads, k_dim=model.head_dim, v_dim=model.head_dim)
-    return "" if layout == wanted else f"has {layout}; expected {wanted}, as the model has them"
+        return (
+            f"has a wrong layout: expected FullKV, LatentKV or StateKV, got {type(layout).__name__}"
+        )
+    # The operations take the widths of queries, keys and values from the layers. A backend is told
+    # the heads of the whole group.
+    sizes = [model.sizes_of(model.layers[index]) for index in group.layers]
+    heads = sorted({each.heads for each in sizes})
+    if len(heads) > 1:
+        return f"has wrong heads of its layers: expected one number, got {heads[0]} and {heads[1]}"
+    shapes = (
+        FullKV(kv_heads=each.kv_heads, k_dim=each.head_dim, v_dim=each.head_dim) for each in sizes
+    )
+    wanted = next((shape for shape in shapes if layout != shape), None)
+    return f"has a wrong layout: expected {wanted}, got {layout}" if wanted else ""
 
 
 def _is_float(name: str) -> bool:

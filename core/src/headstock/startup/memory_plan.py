@@ -160,14 +160,18 @@ def estimate_memory_use(
     scored: positions whose logits are made at once
     kernels: bytes of what libraries compile while steps run
     """
-    heads = (2 * model.heads + 2 * model.kv_heads) * model.head_dim
+    sizes = [model.sizes_of(layer) for layer in model.layers]
+    heads = max((2 * each.heads + 2 * each.kv_heads) * each.head_dim for each in sizes)
     # Both gates and the input, their product, it again behind the states, a tap's, and the sum.
     channels = max((7 * layer.conv.width for layer in model.layers if layer.conv), default=0)
+    # Both maps' rows, the convolution's copies of one, and all in float32 for each value head.
+    memories = max((16 * layer.delta.channels for layer in model.layers if layer.delta), default=0)
+    inner = 3 * max(each.intermediate for each in sizes)
     experts = max(
         (_count_expert_width(model, layer.experts) for layer in model.layers if layer.experts),
         default=0,
     )
-    width = 2 * model.hidden + max(heads, channels, experts, 3 * model.intermediate)
+    width = 2 * model.hidden + max(heads, channels, memories, experts, inner)
     score_bytes = scored * model.full_vocab * 4 * 2
     if has_processors:
         # A copy, what a processor makes of it, and as much again for what it works out.
@@ -184,7 +188,9 @@ def _count_expert_width(model: ModelConfig, experts: Experts) -> int:
     # What each expert is given, what it makes and its place in order, the latter two twice for a
     # moment; between them both gates and their product.
     each = 4 * model.hidden + 3 * experts.intermediate
-    return experts.per_token * each + 3 * experts.shared
+    # What the dense part gave, and what it is added to.
+    beside = 2 * model.hidden if experts.beside_mlp else 0
+    return experts.per_token * each + 3 * experts.shared + beside
 
 
 def count_scored_positions(max_rows: int, max_drafts: int) -> int:

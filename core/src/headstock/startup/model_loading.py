@@ -18,7 +18,6 @@ from headstock.errors import (
     CannotRun,
     ModelError,
     PluginBroken,
-    UnknownPlugin,
     UsageError,
     describe_type,
     format_count,
@@ -30,15 +29,19 @@ from headstock.spi import (
     Model,
     ModelConfig,
     ModelSpec,
+    Ops,
     Params,
     ParamSpec,
     Shard,
     Weight,
     WeightFormat,
+    WeightKind,
 )
 from headstock.startup.blame import PluginNames, blame_plugins
+from headstock.startup.family_names import choose_family_name, load_family_spec
 from headstock.startup.kv_groups import check_kv_groups
 from headstock.startup.memory_plan import format_bytes
+from headstock.startup.weight_sizes import suggest_quant
 
 LOG = logging.getLogger(__name__)
 
@@ -131,12 +134,13 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
 
 
 def read_family(
-    directory: Path, provider: str = "auto", opt: Sequence[str] = ()
+    directory: Path, provider: str = "auto", opt: Sequence[str] = (), implementation: str = "auto"
 ) -> FamilyAndConfig:
     """Read the configuration of a model directory with the family that serves it.
 
     provider: the distribution of the family, where several have one for the architecture
     opt: the assignments to options of plugins
+    implementation: `EngineConfig.model_impl`
 
     raises: ModelError; UnknownPlugin, AmbiguousPlugin; CannotRun when no installed family serves
         the architecture; PluginBroken when the family's KV groups contradict its layers
@@ -149,35 +153,43 @@ def read_family(
         or not isinstance(architectures[0], str)
     ):
         raise ModelError(
-            f"config.json in {directory} names no architecture; expected a list such as "
-            "['Qwen3ForCausalLM']"
+            f"config.json in {directory}: architectures: expected a list such as "
+            f"['Qwen3ForCausalLM'], got {shorten(architectures)}"
         )
     # Files are data only. A family that serves the architecture needs no code of the checkpoint's,
     # which published ones bring for versions of transformers that had no such family yet.
     has_code = hf.pop(_CODE_FIELD, None) is not None
-    architecture, inputs = _find_served_name(architectures[0]), _list_other_inputs(hf)
-    # A base model may be another one beside such inputs: Gemma3Model is no Gemma3ForCausalLM.
-    if architecture is None or (inputs and architecture != architectures[0]):
+    inputs = _list_other_inputs(hf)
+    architecture = choose_family_name(architectures[0], inputs, implementation)
+    if architecture is None:
         raise registry.unknown_architecture_error(
             architectures[0], has_code=has_code, inputs=inputs
         )
     if has_code:
         LOG.info(log_event("Python code of the checkpoint is not run", field=_CODE_FIELD))
     reader = weights.read_quantization(directory)
-    spec = _load_family_spec(architecture, provider)
+    spec = load_family_spec(architecture, provider)
     family = registry.make_family(spec, opt)
     # How weights are stored is the reader's matter: families never see it.
-    plain = {name: value for name, value in hf.items() if name not in weights.QUANTIZATION_FIELDS}
+    plain = weights.drop_quantization(hf)
     with blame_plugins(PluginNames(frozenset({("model", spec.name)}))):
         try:
             model = family.config(plain)
         except ValueError as error:
+            if implementation == registry.ANY_DECODER:
+                raise CannotRun(
+                    f"model_impl (--model-impl) {implementation}: {error}; set it to auto, or "
+                    "choose another model"
+                ) from error
+            if spec.name == registry.ANY_DECODER:
+                raise registry.unknown_architecture_error(
+                    architectures[0], has_code=has_code, reason=str(error)
+                ) from error
             raise ModelError(f"config.json in {directory}: {error}") from error
     if not isinstance(model, ModelConfig):
         raise PluginBroken(
-            f"the model family {spec.name!r} made {describe_type(model)} of config.json; "
-            "expected a "
-            "ModelConfig; report it to its author"
+            f"the model family {spec.name!r}: config: expected a ModelConfig, got "
+            f"{describe_type(model)}; report it to its author"
         )
     check_kv_groups(spec, model)
     ignored = [
@@ -211,38 +223,8 @@ def _list_other_inputs(hf: Mapping[str, object]) -> list[str]:
     ]
 
 
-def _find_served_name(architecture: str) -> str | None:
-    """The name under which a family serves an architecture; None where none does.
-
-    A model without its head, as embedding models are published, has a name of its own.
-    """
-    served = {plugin.name for plugin in registry.list_installed("model")}
-    names = registry.list_served_names(architecture)
-    return next((name for name in names if name in served), None)
-
-
-def _load_family_spec(architecture: str, provider: str) -> ModelSpec:
-    """Load the spec of the family for an architecture.
-
-    provider: its distribution, or "auto" for the only one
-    raises: UnknownPlugin, AmbiguousPlugin, PluginBroken, SpiMismatch, CannotRun
-    """
-    picked = architecture if provider == "auto" else f"{provider}:{architecture}"
-    try:
-        spec: ModelSpec = registry.load_spec("model", picked)
-    except UnknownPlugin as error:
-        families = registry.list_installed("model")
-        providers = [each.distribution for each in families if each.name == architecture]
-        raise UnknownPlugin(
-            f"model_family (--model-family) {shorten(provider)}: no such distribution has a "
-            f"family for {architecture}; expected {' or '.join(providers)}"
-        ) from error
-    registry.require_installed(spec)
-    return spec
-
-
 def untie_embeddings(directory: Path, family: Model, model: ModelConfig) -> ModelConfig:
-    """Give the model an output matrix of its own where the checkpoint stores one that differs.
+    """Give the model a separate output matrix if the checkpoint stores a different one.
 
     raises: ModelError when a file does not match its header
     """
@@ -324,38 +306,17 @@ def resolve_max_seq_len(config: EngineConfig, model: ModelConfig, notes: list[st
     return min(config.max_seq_len, model.max_position)
 
 
-def describe_weights(config: EngineConfig, directory: Path, dtype: str, kv_dtype: str) -> str:
-    """Describe what loading makes of quantized weights; empty where they are plain, or dummies.
+def check_parameters(read: FamilyAndConfig, params: Params, model: ModelConfig) -> None:
+    """Have the family look at the loaded parameters.
 
-    raises: ModelError; CannotRun when the model has scales for a pool of 8 bits, which are not read
+    raises: CannotRun when it would serve the model wrong
     """
-    reader = weights.read_quantization(directory)
-    if reader is None or config.load_format == "dummy":
-        return ""
-    scales = weights.list_kv_scales(directory) if kv_dtype.startswith("float8") else ()
-    if scales:
-        raise CannotRun(
-            f"{directory} has scales for keys and values ({shorten(scales[0])}), which are not "
-            f"read, so {kv_dtype} would store them without; set "
-            "kv_dtype (--kv-dtype) to auto"
-        )
-    text = f"{reader.summary}, dequantized to {dtype} at load"
-    LOG.info(log_event("weights are quantized", format=text))
-    return text
-
-
-def describe_left_out(directory: Path, family: Model, model: ModelConfig) -> str:
-    """Describe which tensors the family leaves out; empty when it uses all of them.
-
-    raises: ModelError
-    """
-    names = weights.find_left_out(directory, family.params(model))
-    if not names:
-        return ""
-    return (
-        f"{format_count(len(names), 'tensor')} left out, of parts that this version does not "
-        f"compute: {shorten(names[0])}{', ...' if len(names) > 1 else ''}"
-    )
+    if read.family.check is None:
+        return
+    try:
+        read.family.check(params, model)
+    except ValueError as error:
+        raise CannotRun(f"the model family {read.spec.name!r}: {error}") from error
 
 
 def load_onto_device(
@@ -365,8 +326,11 @@ def load_onto_device(
     model: ModelConfig,
     whole: ModelConfig,
     dtype: str,
+    quant: WeightKind | None,
+    formats: Sequence[WeightFormat],
     device: torch.device,
     max_len: int,
+    operations: Ops,
     prepare: Callable[[ParamSpec, Weight], Weight],
     free: int,
     on_progress: ProgressCallback | None,
@@ -374,22 +338,30 @@ def load_onto_device(
     """Load the model's parameters onto the device.
 
     whole: the whole model, where `model` is a shard of it
+    formats: how the checkpoint packs matrices
+    prepare: that of the operations, perhaps watched
     raises: ModelError; CannotRun when they do not fit into `free` bytes
     """
-    specs = family.params(model)
-    needed = weights.weight_bytes(specs, getattr(torch, dtype))
-    too_large = (
-        f"the weights need {format_bytes(needed)} in {dtype}, and {format_bytes(free)} are free "
-        f"on {device}; use a smaller dtype (--dtype), another device (--device), or end what "
-        "else uses the memory"
-    )
-    # Before a byte is read; on a CPU the kernel would end the process instead of raising.
-    if needed > free:
-        raise CannotRun(too_large)
+    too_large = ""
+
+    def check_size(needed: int) -> None:
+        """Raise CannotRun for more bytes than are free."""
+        nonlocal too_large
+        specs = () if quant or formats else family.params(model).values()
+        fitting = suggest_quant(specs, dtype, operations.takes_format, free) if specs else ""
+        moves = [f"set quant (--quant) to {fitting}"] if fitting else []
+        moves += ["use a smaller dtype (--dtype)", "another device (--device)"]
+        too_large = (
+            f"the weights need {format_bytes(needed)} in {dtype}, and {format_bytes(free)} are "
+            f"free on {device}; {', '.join(moves)}, or end what else uses the memory"
+        )
+        if needed > free:
+            raise CannotRun(too_large)
+
     try:
         return weights.load_weights(
             directory,
-            specs,
+            family.params(model),
             model,
             dtype=getattr(torch, dtype),
             device=device,
@@ -397,6 +369,10 @@ def load_onto_device(
             dummy=config.load_format == "dummy",
             on_progress=on_progress,
             prepare=prepare,
+            takes_format=operations.takes_format,
+            quant=quant,
+            # Before a byte is read; on a CPU the kernel would end the process instead of raising.
+            check_size=check_size,
             whole=family.params(whole),
         )
     except (MemoryError, torch.OutOfMemoryError) as error:

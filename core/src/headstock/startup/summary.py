@@ -18,6 +18,7 @@ class EngineSummary:
     """What was selected and negotiated at start-up; `proposer` is empty without one.
 
     no_text: why the model gives vectors alone; empty where it gives text
+    placeholders: as in `ModelConfig`
     options: of plugins, as `--opt` has them: what was tuned, and then what was given
     prompt_graphs: token counts of the steps with prompt tokens that graphs are planned for, largest
         first
@@ -50,6 +51,18 @@ class EngineSummary:
     notes: tuple[str, ...]
     start: tuple[tuple[str, float], ...]
     no_text: str = ""
+    placeholders: tuple[tuple[int, str], ...] = ()
+
+    def short_lines(self, *later: tuple[str, float]) -> list[str]:
+        """What runs, and where to see more, in two lines; notes follow."""
+        seconds = sum(each for _, each in (*self.start, *later))
+        return [
+            f"{self.model}: {self.architecture} in {self.dtype} on {self.device_name}, requests of "
+            f"up to {self.max_seq_len} tokens",
+            f"ready after {seconds:.1f} s, with room for {self.kv_tokens} tokens; -v shows "
+            "plugins, memory and times",
+            *(f"note: {note}" for note in self.notes),
+        ]
 
     def lines(self, *later: tuple[str, float]) -> list[str]:
         """The lines of the start-up print; `later` are parts of the start after the engine's."""
@@ -104,6 +117,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         notes=tuple(build.notes),
         start=build.start,
         no_text=build.no_text,
+        placeholders=build.model.placeholders,
     )
 
 

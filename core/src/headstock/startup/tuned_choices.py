@@ -73,7 +73,7 @@ class TunedBucket:
 
 @frozen(kw_only=True)
 class TunedChoices:
-    """The choices that were measured, the first of which `auto` took, and the fastest of them.
+    """The measured choices, starting with that of `auto`, and the fastest of them.
 
     buckets: the steps with prompts for which a graph was measured, smallest first
     """
@@ -111,7 +111,10 @@ def load_tuned_choices(config: EngineConfig, env: DeviceEnv) -> tuple[TunedChoic
     raises: UsageError, ModelError
     """
     if config.tuned_choices is None:
-        return None, "tuned_choices (--tuned-choices) off: nothing is kept; expected a directory"
+        return (
+            None,
+            "tuned_choices (--tuned-choices): expected a directory, got off, which keeps nothing",
+        )
     subject = read_subject(config, env)
     path = _find_folder(config.tuned_choices) / subject.file_name
     choices = _read_choices_of(config.tuned_choices, subject)
@@ -158,9 +161,9 @@ def read_tuned_choices(path: Path) -> TunedChoices | None:
 
 
 def create_choices_folder(folder: str) -> Path:
-    """Create the folder where there is none, and return its path.
+    """Create the folder if it is missing, and return its path.
 
-    raises: UsageError for a path that is no folder, ModelError where none can be written
+    raises: UsageError if the path is not a folder, ModelError if it cannot be written
     """
     path = _find_folder(folder)
     try:
@@ -189,13 +192,13 @@ def _find_folder(folder: str) -> Path:
     path = Path(os.path.expanduser(folder))
     if str(path).startswith("~"):
         raise UsageError(
-            f"tuned_choices (--tuned-choices): cannot expand {shorten(folder, 300)}: no such user; "
-            "expected a directory or off"
+            "tuned_choices (--tuned-choices): expected a directory or off, got "
+            f"{shorten(folder, 300)}, of a user that does not exist"
         )
     if os.path.exists(path) and not os.path.isdir(path):
         raise UsageError(
-            f"tuned_choices (--tuned-choices) {shorten(folder, 300)} is a file; expected a "
-            "directory, or off"
+            "tuned_choices (--tuned-choices): expected a directory or off, got the file "
+            f"{shorten(folder, 300)}"
         )
     return path
 
@@ -236,7 +239,7 @@ def _read_choices_of(folder: str, subject: TuningSubject) -> TunedChoices | None
 def _explain_stale_choices(folder: str, subject: TuningSubject) -> str:
     """Which versions have changed since this model was measured; empty where it never was."""
     for path in sorted(_find_folder(folder).glob("*.json")):
-        # What is kept for the subject itself was damaged, which the log says already.
+        # The subject's own file was damaged, which the log already says.
         choices = None if path.name == subject.file_name else read_tuned_choices(path)
         if choices is None:
             continue
@@ -268,7 +271,7 @@ def _read_fastest(fields: Mapping[str, Any]) -> FastestChoices:
     fastest = FastestChoices(**_make_tuples(fields, "options"))
     most = fastest.graph_tokens
     if most is not None and (type(most) is not int or most < 0):
-        raise ValueError(f"graph_tokens is {most!r}; expected tokens")
+        raise ValueError(f"graph_tokens: expected a number of tokens, got {most!r}")
     return fastest
 
 

@@ -14,6 +14,7 @@ from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import HeadstockError
 from headstock.selection import auto_choices
+from headstock.selection.attention_choice import list_backend_names
 from headstock.selection.model_needs import resolve_kv_dtype, resolve_model_dtype
 from headstock.spi import AttentionSpec, DeviceEnv, OpsSpec
 from headstock.startup.device import read_cpu_name
@@ -45,7 +46,7 @@ def read_subject(config: EngineConfig, env: DeviceEnv) -> TuningSubject:
     raises: UsageError, ModelError
     """
     directory = locate_model(config.model, revision=config.revision)
-    model = read_family(directory, config.model_family, config.opt).config
+    model = read_family(directory, config.model_family, config.opt, config.model_impl).config
     dtype = resolve_model_dtype(config.dtype, model, env)
     return describe_subject(env, directory, dtype, resolve_kv_dtype(config.kv_dtype, dtype))
 
@@ -73,7 +74,7 @@ def hash_config(directory: Path) -> str:
 
 
 def read_driver_version() -> str:
-    """The version of NVIDIA's driver; empty where there is none."""
+    """The version of NVIDIA's driver; empty without one."""
     try:
         version = re.search(r"\d+\.\d+(\.\d+)?", _DRIVER.read_text())
     except OSError:
@@ -94,7 +95,7 @@ def _load_listed_specs(env: DeviceEnv) -> Iterator[AttentionSpec | OpsSpec]:
     """The specs of the plugins that `auto` may take here; those that are not installed are left
     out.
     """
-    backends = {name for pair in auto_choices.list_attention_names(env) for name in pair.split(",")}
+    backends = list_backend_names("+".join(auto_choices.list_attention_names(env)))
     for kind, name in [("attention", name) for name in sorted(backends)] + [
         ("ops", name) for name in auto_choices.OPS
     ]:

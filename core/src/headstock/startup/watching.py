@@ -26,6 +26,9 @@ from headstock.spi import (
 )
 from headstock.startup.build_inputs import BuildInputs
 
+_PACKED_LOSS = 0.15
+"""What products by packed weights may be off by, since they may round activations as well."""
+
 
 def make_watch(inputs: BuildInputs, tokens: Tensor) -> DebugWatch | None:
     """Make the watch over an executor's steps; None without debug flags that need one.
@@ -63,6 +66,9 @@ def watch_operations(
         return inputs.parts.operations
     plain, operations = inputs.plain_params, inputs.parts.operations
     who, loss = f"the ops plugin {name!r}", inputs.parts.ops.capabilities.weight_loss
+    kinds = {format.kind for format in inputs.needs.formats}
+    if kinds & inputs.parts.ops.capabilities.formats:
+        loss = max(loss, _PACKED_LOSS)
     reference = None
     if plain is not None:
         reference = OperationReference(plain, inputs.model, who, loss, operations.collectives)
@@ -99,8 +105,8 @@ def check_model(inputs: BuildInputs) -> Model:
         ):
             found = list(hidden.shape) if isinstance(hidden, Tensor) else describe_type(hidden)
             raise PluginBroken(
-                f"the model family {name!r} returned {found} from forward; expected hidden states "
-                f"[{len(batch.tokens)}, {width or 'hidden'}]"
+                f"the model family {name!r}: forward: expected hidden states [{len(batch.tokens)}, "
+                f"{width or 'hidden'}], got {found}"
             )
         return hidden
 

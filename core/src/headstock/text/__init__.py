@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from headstock.text.detokenizer import Detokenizer
     from headstock.text.prompt import Prompt, is_far_longer, tokenize_prompt
     from headstock.text.reasoning import ReasoningMarks
+    from headstock.text.template_variables import list_variables
     from headstock.text.tokenizer import NoTokenizer, Tokenizer, import_transformers
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "import_transformers",
     "is_far_longer",
     "join_pieces",
+    "list_variables",
     "tokenize_prompt",
 ]
 
@@ -44,6 +46,7 @@ _HOMES = {
     "import_transformers": "headstock.text.tokenizer",
     "is_far_longer": "headstock.text.prompt",
     "join_pieces": "headstock.text.completion",
+    "list_variables": "headstock.text.template_variables",
     "tokenize_prompt": "headstock.text.prompt",
 }
 

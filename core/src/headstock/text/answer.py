@@ -69,7 +69,7 @@ class AnswerDivider:
         self.splitter = (
             None if marks is None else ReasoningSplitter(marks, answer_format.first_state, calls)
         )
-        # What follows a call in reasoning may have the closing mark yet, which is no content.
+        # Text after a call in reasoning may still have the closing mark, which is not content.
         self.late: ReasoningSplitter | None = None
         self.num_calls = self.num_ended = self.num_chars = self.num_read = 0
         self.is_in_call = self.is_ended = False

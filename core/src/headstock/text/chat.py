@@ -17,7 +17,7 @@ from headstock.errors import (
     shorten,
 )
 from headstock.text.messages import Message, check_messages, spell_for_template
-from headstock.text.template_variables import find_unread, make_environment
+from headstock.text.template_variables import find_unread, list_variables, make_environment
 from headstock.text.tokenizer import Tokenizer
 
 TEMPLATE_CHARACTERS = "{}\n"
@@ -33,6 +33,7 @@ def render_chat(
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
     template_kwargs: Mapping[str, object] | None = None,
+    documents: Sequence[Mapping[str, object]] = (),
 ) -> str:
     """The prompt that the template makes of `messages`, with its special tokens spelled out.
 
@@ -40,7 +41,7 @@ def render_chat(
     variables in `template_kwargs`, such as `enable_thinking`. With `continue_final_message` the
     prompt ends within the last message, which the answer goes on with.
     raises: UsageError without a template, RequestError where it does not take these messages,
-        ModelError where it is broken or there is no tokenizer
+        ModelError if it is broken or without a tokenizer
     """
     checked_messages, hf_tokenizer = check_messages(messages), tokenizer.hf_tokenizer
     template_text = find_template(tokenizer, template, has_tools=bool(tools))
@@ -49,6 +50,13 @@ def render_chat(
             "the chat template does not write tools; leave tools out, or set chat_template "
             "(--chat-template) to one that does",
             parameter="tools",
+        )
+    read = list_variables(template_text) if documents else None
+    if read is not None and "documents" not in read:
+        raise RequestError(
+            "the chat template does not write documents; put them into the messages, or set "
+            "chat_template (--chat-template) to one that does",
+            parameter="documents",
         )
     variables = _check_template_kwargs(
         template_kwargs, hf_tokenizer.apply_chat_template, template_text
@@ -59,6 +67,7 @@ def render_chat(
             hf_tokenizer.apply_chat_template(
                 turns,
                 tools=list(tools) or None,
+                documents=list(documents) or None,
                 chat_template=template_text,
                 tokenize=False,
                 add_generation_prompt=add_generation_prompt,
@@ -70,7 +79,7 @@ def render_chat(
     turns = [spell_for_template(message, template_text) for message in checked_messages]
     try:
         return render(turns)
-    # A template is a program: it can divide by zero, or call a value that is no function.
+    # A template is a program: it can divide by zero, or call a value that is not a function.
     except Exception as error:
         if all(turn["content"] is not None for turn in turns):
             raise explain_failure(error, is_users=template is not None) from error
@@ -84,7 +93,7 @@ def render_chat(
 def find_template(tokenizer: Tokenizer, template: str | None, *, has_tools: bool = False) -> str:
     """The template of a chat: `template`, or else the model's own, which may have one for tools.
 
-    raises: UsageError when there is none
+    raises: UsageError if it has none
     """
     hf_tokenizer = tokenizer.hf_tokenizer
     if template is None and hf_tokenizer.chat_template is None:

@@ -15,6 +15,22 @@ from headstock.text.messages import Message, check_messages
 from headstock.text.tools import check_tools, list_forced_tools, list_offered_tools
 
 
+def _check_documents(values: object) -> tuple[Mapping[str, object], ...]:
+    """The documents; none for None.   raises: RequestError"""
+    if values is None:
+        return ()
+    if not isinstance(values, list | tuple):
+        raise RequestError(
+            f"documents: expected a list of objects, got {describe_type(values)}", "documents"
+        )
+    for index, each in enumerate(values):
+        if not isinstance(each, Mapping):
+            raise RequestError(
+                f"documents[{index}]: expected an object, got {describe_type(each)}", "documents"
+            )
+    return tuple(values)
+
+
 @frozen(kw_only=True)
 class Conversation:
     """Messages, and how the chat template writes them; the names are those of OpenAI and vLLM.
@@ -30,6 +46,7 @@ class Conversation:
     chat_template: str | None = None
     chat_template_kwargs: Mapping[str, object] | None = None
     reasoning_effort: str | None = None
+    documents: tuple[Mapping[str, object], ...] = field(default=(), converter=_check_documents)
     add_generation_prompt: bool = True
     continue_final_message: bool = False
 
@@ -61,7 +78,7 @@ class Conversation:
 
     @property
     def forced_tools(self) -> list[Tool]:
-        """The tools one of which must be called; none where the model decides."""
+        """The tools of which the model must call one; empty if it decides itself."""
         return list_forced_tools(self.tool_choice, self.tools)
 
     @property
@@ -79,6 +96,7 @@ class ChatOptions(TypedDict, total=False):
     """The fields of a conversation beside its messages, as keywords.
 
     chat_template: a Jinja template, or the name of a file with one
+    documents: objects that the template writes, such as {"title": ..., "text": ...}
     """
 
     tools: Sequence[Mapping[str, object]] | None
@@ -87,6 +105,7 @@ class ChatOptions(TypedDict, total=False):
     chat_template: str | Path | None
     chat_template_kwargs: Mapping[str, object] | None
     reasoning_effort: str | None
+    documents: Sequence[Mapping[str, object]] | None
     add_generation_prompt: bool
     continue_final_message: bool
 

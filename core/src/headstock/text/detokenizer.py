@@ -21,7 +21,7 @@ WINDOW: Final = 16
 
 class Detokenizer:
     """Gives the text of a growing row of tokens in pieces, whose concatenation is the text of them
-    all. Special tokens may be left out, but for those in `shown_ids`.
+    all. Special tokens may be left out, except those in `shown_ids`.
 
     Behind a `prompt` it is what the tokens add to the prompt's text: the text of the prompt's
     tokens and of these, after the text of the prompt's tokens.
@@ -37,7 +37,7 @@ class Detokenizer:
     #   - Byte-level vocabularies: an unfinished character decodes to one U+FFFD at the very end,
     #     however many of its bytes are there, and nothing before it can change.
     #   - Byte fallback: one bad byte turns its whole run of byte tokens into U+FFFD, so a run is
-    #     decoded when the first token that is no byte ends it.
+    #     decoded when the first token that is not a byte ends it.
     # So the window begins with the prompt's last tokens: CONTEXT of them, and all of a run of bytes
     # at its end.
 
@@ -97,7 +97,7 @@ class Detokenizer:
         return "" if token in self.tokenizer.byte_ids else self._read_window()
 
     def _read_window(self) -> str:
-        """The text that the window, whose last token is no byte, makes certain."""
+        """The text that is final because the window's last token is not a byte."""
         text = self._decode_window()
         self.num_pending = int(text.endswith(REPLACEMENT))
         piece = self._emit(text, len(text) - self.num_pending)

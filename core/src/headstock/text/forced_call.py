@@ -19,9 +19,10 @@ OPENING: Final = re.compile(
 def force_call(params: SamplingParams, tools: Sequence[Tool]) -> SamplingParams:
     """Parameters with which an answer is a call of one of the tools.
 
+    JSON that they ask for is that of an answer's text, and a call has none.
     raises: RequestError when they ask for another structure
     """
-    if params.structured_outputs is not None:
+    if params.structured_outputs is not None and not params.structured_outputs.schema:
         raise RequestError(
             "tool_choice requires a call, and the request asks for another structure too; leave "
             "one of them out",
@@ -52,7 +53,7 @@ def make_call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
 
 
 def _make_resource(schema: dict[str, Any], name: str) -> dict[str, Any]:
-    """The schema as a resource of its own, whose references begin at its root."""
+    """The schema as a separate resource, whose references begin at its root."""
     # An id is what JSON Schema bundles schemas by. Before draft 2019-09 it counted for nothing
     # beside a reference, so the draft is not said.
     return {key: value for key, value in schema.items() if key != "$schema"} | {"$id": name}
@@ -91,7 +92,7 @@ class ForcedCallParser(ToolParser):
         return isinstance(value, dict)
 
     def _count_certain(self) -> int:
-        """The characters that are no part of the end of the object around name and arguments."""
+        """The characters outside the end of the object around name and arguments."""
         if self.name:
             return len(self.text)
         # A bracket at the end closes that object or one of the arguments'; white space before it

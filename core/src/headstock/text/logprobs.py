@@ -91,7 +91,7 @@ class LogprobReader:
         """Give the bytes of a run that ends their shares of its text; return that, empty where
         there is no run.
 
-        A byte that ends a character has it; in a run that is no UTF-8 each byte has one U+FFFD.
+        A byte that ends a character has it; in a run that is not UTF-8 each byte has one U+FFFD.
         """
         own = [read for read in self.waiting if read.is_open]
         if not own:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from headstock.errors import RequestError, describe_type, shorten
+from headstock.text.template_contents import takes_parts
 
 Message = Mapping[str, object]
 """A message: "role", "content" and whatever else the template reads. Content is text or a list of
@@ -99,6 +100,8 @@ def spell_for_template(message: Mapping[str, object], template: str) -> dict[str
     if turn["role"] == "developer" and "developer" not in template:
         # OpenAI's newer name for the same; most templates leave out a role that they do not know.
         turn["role"] = "system"
+    if isinstance(turn["content"], str) and takes_parts(template):
+        turn["content"] = [{"type": "text", "text": turn["content"]}]
     if turn.get("reasoning_content") is None and isinstance(turn.get("reasoning"), str):
         turn["reasoning_content"] = turn["reasoning"]
     calls = turn.get("tool_calls")
@@ -120,7 +123,7 @@ def spell_for_template(message: Mapping[str, object], template: str) -> dict[str
 
 
 def _read_arguments(arguments: object) -> object:
-    """Arguments as an object, of which templates write JSON; text that is none stays as it is."""
+    """Arguments as an object, which templates encode as JSON; other text does not change."""
     if arguments is None or (isinstance(arguments, str) and not arguments.strip()):
         return {}  # what clients add up of a call without arguments
     # A model's own call may be no valid JSON: its client should be able to tell it so.

@@ -103,7 +103,7 @@ def _list_named_tokens(backend: Tokenizer, config: Mapping[str, Any]) -> Iterato
     if padding is not None and "pad_token" not in config:
         yield padding["pad_token"]
     for name, value in config.items():
-        # Others of such a name are switches: add_bos_token.
+        # Other names with this ending are switches: add_bos_token.
         is_token = isinstance(value, str | dict) and name.endswith("_token")
         if name in _NAMED_TOKENS or is_token:
             token = _read_token(value)

@@ -11,7 +11,7 @@ from typing import Final, NotRequired, TypedDict, TypeGuard, cast
 
 from attrs import evolve, frozen
 
-from headstock.errors import RequestError, describe_type
+from headstock.errors import RequestError, describe_type, shorten
 from headstock.sampling_checks import MAX_TOKEN_ID, is_int
 from headstock.spi.arrays import Ints
 from headstock.text.tokenizer import Tokenizer
@@ -59,6 +59,8 @@ PROBED_CHARACTERS: Final = 8
 """Characters for each token that a text may have, from which its length is judged by a part of it:
 most tokens have four.
 """
+MAX_CUT: Final = 1 << 18
+"""Tokens of a text from which only the last ones are kept: these take a second to find."""
 KEY_FORMS: Final = {"prompt": "text", "prompt_token_ids": "a list of token ids"}
 """What the value of each key of a prompt must be."""
 
@@ -81,6 +83,28 @@ def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]
     if items and all(isinstance(item, Integral) and not isinstance(item, bool) for item in items):
         return [cast("Sequence[int]", prompts)]
     return list(cast("Sequence[PromptType]", prompts))
+
+
+def instruct_prompt(prompt: PromptType, instruction: str, name: str | None) -> PromptType:
+    """The prompt with an instruction before its text; token ids stay as they are.
+
+    name: of the instruction, if the caller has asked for it
+    raises: RequestError where there is no text
+    """
+    if not instruction:
+        return prompt
+    if isinstance(prompt, str):
+        return instruction + prompt
+    text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
+    if isinstance(text, str):
+        return cast("TextPrompt", {**cast("TextPrompt", prompt), "prompt": instruction + text})
+    if name is not None:
+        raise RequestError(
+            "prompt_name: expected a prompt as text, got token ids; put the instruction's ids "
+            "before them",
+            "prompt_name",
+        )
+    return prompt
 
 
 def tokenize_prompt(
@@ -111,6 +135,24 @@ def tokenize_prompt(
     return prompt
 
 
+def tokenize_end(
+    text: str, tokenizer: Tokenizer, num_tokens: int, *, max_seq_len: int, add_special_tokens: bool
+) -> array[int]:
+    """The last `num_tokens` tokens of a text, or all of fewer.
+
+    raises: RequestError for a text that has far more than any sequence, and than MAX_CUT
+    """
+    # All of the text is tokenized: where it is cut, its tokens may be others up to the end.
+    most = max(MAX_CUT, max_seq_len)
+    if is_far_longer(text, tokenizer, most):
+        raise RequestError(
+            f"prompt has {len(text)} characters, and far more than {most} tokens, too many to cut; "
+            "send its end alone",
+            "prompt",
+        )
+    return array("i", tokenizer.encode(text, add_special_tokens=add_special_tokens)[-num_tokens:])
+
+
 def split_prompt(prompt: object) -> tuple[str | tuple[int, ...], str]:
     """The text or the token ids of a prompt, and its salt, checked without a model.
 
@@ -128,8 +170,8 @@ def read_prompt(prompt: object) -> Prompt:
     salt = check_salt(rest.pop("cache_salt", None))
     if len(rest) != 1 or not rest.keys() <= KEY_FORMS.keys():
         raise RequestError(
-            "a prompt given as a mapping must have one of prompt and prompt_token_ids, and may "
-            "have a cache_salt",
+            "prompt: expected a mapping with one of prompt and prompt_token_ids, and optionally a "
+            f"cache_salt, got {' and '.join(map(shorten, rest)) or 'neither'}",
             "prompt",
         )
     ((name, value),) = rest.items()
@@ -178,7 +220,7 @@ def check_unicode(text: str, name: str) -> None:
 def pack_tokens(tokens: Sequence[int]) -> Ints:
     """The token ids as an int32 array that cannot be written.
 
-    raises: struct.error when one is no integer of 32 bits
+    raises: struct.error unless all are 32-bit integers
     """
     import numpy as np  # not above: the help of `headstock run` does without
 
@@ -192,7 +234,7 @@ def pack_tokens(tokens: Sequence[int]) -> Ints:
 def check_tokens(tokens: Sequence[int], vocab: int) -> array[int]:
     """The token ids as an array of C integers.
 
-    raises: RequestError for no tokens, or for one that is no integer from 0 to `vocab` - 1
+    raises: RequestError for no tokens, or for one that is not an integer from 0 to `vocab` - 1
     """
     if not tokens:
         raise RequestError("prompt is empty; give it at least one token", "prompt")

@@ -93,7 +93,7 @@ class ReasoningSplitter:
         self.marks = marks
         self.state = state
         self.held = ""
-        # The prompt ends with a mark, which line breaks may follow, and the mark once more.
+        # The prompt ends with a mark, which line breaks and the same mark may follow.
         self.repeated = {
             ReasoningState.START: "",
             ReasoningState.INSIDE: marks.start,

@@ -15,8 +15,8 @@ with its name, some with the value of its first argument.
 class CallFinder:
     """Tells calls in reasoning from text that looks like one.
 
-    Nobody knows yet whether the reasoning will be closed, so the opening decides: it stands on a
-    line of its own, outside code, and the parser reads the call of a tool that the request offers.
+    It is not known yet whether the reasoning will be closed, so the opening decides: it stands on
+    its own line, outside code, and the parser reads the call of a tool that the request offers.
 
     openings: what calls begin with
     names: of the tools; None for any

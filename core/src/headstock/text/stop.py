@@ -170,7 +170,7 @@ class _Search:
 
 
 def _cut(text: str, count: int) -> tuple[str, str]:
-    """The text but for its last `count` characters, and those."""
+    """The text without its last `count` characters, and those characters."""
     count = max(count, 0)
     return text[: len(text) - count], text[len(text) - count :]
 

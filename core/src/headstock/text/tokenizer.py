@@ -30,6 +30,15 @@ SENTENCEPIECE = ("sentencepiece", "protobuf")
 LONG = 4096
 """Tokens from which decoding is worth more than a call."""
 
+PIECE_CHARACTERS = 8
+"""Characters for each token that a text is cut to, of which its beginning is tokenized."""
+
+CUT_TOKENS = 16
+"""Tokens at the end of a piece of text that may differ from those of the whole text."""
+
+PROCESSOR_TEMPLATE = "chat_template.json"
+"""The file in which transformers' processors had a chat template before chat_template.jinja."""
+
 LFS_POINTER = b"version https://git-lfs"
 """The beginning of the pointer that stands for a large file until Git LFS fetches it."""
 
@@ -101,7 +110,7 @@ class Tokenizer:
             ) from None
 
     def decode(self, tokens: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of `tokens`. Bytes that are no UTF-8 become U+FFFD; ids outside the vocabulary
+        """The text of `tokens`. Bytes that are not UTF-8 become U+FFFD; ids outside the vocabulary
         have no text.
         """
         if len(tokens) > LONG:  # `decode` holds the interpreter's lock
@@ -112,6 +121,29 @@ class Tokenizer:
         ids = tokens if isinstance(tokens, list) else list(tokens)
         text: str = self.backend.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def cut_text(self, text: str, num_tokens: int) -> str:
+        """The beginning of `text` that has at most `num_tokens` tokens; not all of it is tokenized.
+
+        raises: RequestError
+        """
+        size = PIECE_CHARACTERS * num_tokens
+        while True:
+            try:
+                piece = self.backend.encode(text[:size], add_special_tokens=False)
+            except (UnicodeEncodeError, TypeError):
+                raise RequestError(
+                    "prompt holds characters that are not valid Unicode", parameter="prompt"
+                ) from None
+            # Its last tokens may be others than those of a longer piece.
+            if len(piece.ids) > num_tokens + CUT_TOKENS or size >= len(text):
+                break
+            size *= 2
+        if len(piece.ids) <= num_tokens:
+            return text
+        # The offsets of a character in several tokens are those of the whole character. Cut within
+        # a word, the text may have other tokens, and one more.
+        return self.cut_text(text[: piece.offsets[num_tokens][0]], num_tokens)
 
     def find_ids(self, texts: Iterable[str]) -> frozenset[int]:
         """The ids of the tokens that are these texts, as far as there are any."""
@@ -133,7 +165,7 @@ class Tokenizer:
         return re.compile("|".join(map(re.escape, texts))) if texts else None
 
     def find_id(self, text: str) -> int | None:
-        """The id of the token that is this text; None where there is none."""
+        """The id of the token with this text; None if no token has it."""
         return next(iter(self.find_ids([text])), None)
 
     def has_token(self, token: int) -> bool:
@@ -175,7 +207,7 @@ class MissingTokenizer(ModelError):
 
 
 def open_tokenizer(directory: Path) -> Tokenizer:
-    """The tokenizer of `directory`, a NoTokenizer where there is none.
+    """The tokenizer of `directory`, or a NoTokenizer if it has none.
 
     raises: ModelError when it is damaged
     """
@@ -211,7 +243,7 @@ def import_transformers() -> None:
 def load_tokenizer(directory: Path) -> Any:
     """The transformers tokenizer of `directory`, without code from it.
 
-    raises: MissingTokenizer when there is none, ModelError
+    raises: MissingTokenizer without a tokenizer, ModelError
     """
     if not directory.is_dir():
         raise ModelError(
@@ -251,7 +283,34 @@ def _load_untruncated(directory: Path) -> Any:
     """As `load_tokenizer`, and texts are never cut or padded."""
     tokenizer = load_tokenizer(directory)
     _leave_whole(tokenizer.backend_tokenizer)
+    if tokenizer.chat_template is None:
+        tokenizer.chat_template = _read_processor_template(directory)
     return tokenizer
+
+
+def _read_processor_template(directory: Path) -> str | None:
+    """The template that models with images kept beside their tokenizer's files until 2025; None
+    without one.
+
+    raises: ModelError
+    """
+    path = directory / PROCESSOR_TEMPLATE
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise ModelError(
+            f"cannot read {path.name} in {shorten(directory)}: {shorten(error)}; correct or remove "
+            "the file"
+        ) from error
+    template = content.get("chat_template") if isinstance(content, dict) else None
+    if not isinstance(template, str):
+        raise ModelError(
+            f"{path.name} in {shorten(directory)}: expected one JSON object with a chat_template, "
+            f"got {shorten(content)}; correct or remove the file"
+        )
+    return template
 
 
 def _leave_whole(backend: Any) -> None:

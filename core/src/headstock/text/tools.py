@@ -106,7 +106,7 @@ def list_offered_tools(
 
 
 def list_forced_tools(choice: object, tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
-    """The tools one of which must be called; none where the model decides.
+    """The tools of which the model must call one; empty if it decides itself.
 
     raises: RequestError
     """
