@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
@@ -214,7 +215,7 @@ def test_rows_hold_whole_documents(tokenizer: Tokenizer) -> None:
 
 
 @given(st.text())
-@settings(max_examples=200)
+@settings(max_examples=count_examples(200))
 def test_every_text_comes_back(tokenizer: Tokenizer, text: str) -> None:
     if not re.search(r"<\|(endoftext|im_start|im_end)\|>", text):
         assert tokenizer.decode(tokenizer.encode(text).ids, skip_special_tokens=False) == text

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import CASES, FAMILIES, Case, log_probabilities
+from families import BESIDE_MLP, FAMILIES, GRANITE_FACTORS, NESTED, NEW, Case, log_probabilities
+from family_cases import CASES
 from packed_ops import PackedOps
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from headstock.nn.config_keys import UNSERVED
 from headstock.ops.fbgemm_ops import FbgemmOps
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Ops
+from headstock.spi import Ops, QueryScale
 from headstock.weights import read_config
 from headstock_conformance.model.parity import expected, tokens, write
 
@@ -38,6 +39,7 @@ def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path)
         torch.testing.assert_close(ours, theirs, atol=1e-4, rtol=0, msg=lambda m: f"{ops}: {m}")  # noqa: B023
 
 
+PARTIAL = {"rope_type": "proportional", "rope_theta": 9.0}
 NULLS = (
     Case("deepseek_v3", {"norm_topk_prob": None}),
     Case("deepseek_v3", {"rope_interleave": None}),
@@ -56,11 +58,24 @@ def test_nulls_are_read_as_transformers_reads_them(case: Case, tmp_path: Path) -
     torch.testing.assert_close(ours, expected(tmp_path, PROMPT), atol=1e-4, rtol=0)
 
 
-WINDOWED = {"gemma2", "gemma3_text", "phi3", "mixtral", "smollm3", "qwen2_moe"}
+WINDOWED = {
+    *("gemma2", "gemma3_text", "phi3", "mixtral", "smollm3", "qwen2_moe"),
+    *("olmo3", "exaone4", "ministral3", "gpt_oss", "gemma4_text", "gemma4_unified_text"),
+}
+SPARSE = {"qwen3_5_moe_text", "mixtral", "minimax_m2", "granitemoe", "granitemoeshared", "gpt_oss"}
+"""Families with experts in all layers; `MIXED` have them in some."""
+MIXED = {
+    *("ernie4_5_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"),
+    *("hy_v3", "lfm2_moe", "gemma4_text"),
+}
 BIASED = {
     *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "ernie4_5", "seed_oss"),
-    *("qwen2_moe", "deepseek_v2", "deepseek_v3"),
+    *("qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", "olmo3"),
+    *("granitemoe", "granitemoeshared", "gpt_oss", "gemma4_text", "gemma4_unified_text"),
+    *("qwen3_5_text", "qwen3_5_moe_text"),
 }
+RECENT = {"gemma4_text", "gemma4_unified_text"}
+"""Families without the spellings before transformers 5."""
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -70,7 +85,8 @@ def test_the_cases_leave_nothing_of_a_family_neutral(model_type: str) -> None:
 
     # The spellings of rope before and after transformers 5.
     assert any("rope_parameters" in case.changes for case in cases)
-    assert any({"rope_theta", "rope_scaling"} & case.changes.keys() for case in cases)
+    has_older = any({"rope_theta", "rope_scaling"} & case.changes.keys() for case in cases)
+    assert has_older == (model_type not in RECENT)
     assert {config.tied_embeddings for config in configs} == {False, True}
     assert any(64 <= config.head_dim <= 256 for config in configs)
     biases = {(each.qkv_bias, each.out_bias, each.mlp_bias) for each in configs}
@@ -79,13 +95,10 @@ def test_the_cases_leave_nothing_of_a_family_neutral(model_type: str) -> None:
     assert (windows > {None}) == (model_type in WINDOWED)
     assert all(window is None or window < len(PROMPT) for window in windows)
     # What layers may be, they are, in one model or another.
-    assert {layer.experts is None for config in configs for layer in config.layers} == {
-        "mixtral": {False},
-        "ernie4_5_moe": {False, True},
-        "qwen2_moe": {False, True},
-        "deepseek_v2": {False, True},
-        "deepseek_v3": {False, True},
-    }.get(model_type, {True})
+    kinds = {layer.experts is None for config in configs for layer in config.layers}
+    assert kinds == (
+        {False} if model_type in SPARSE else {False, True} if model_type in MIXED else {True}
+    )
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
@@ -109,11 +122,20 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        (Case("gemma2", {"use_bidirectional_attention": True}), "use_bidirectional_attention is"),
-        (Case("gemma2", {"attn_logit_softcapping": 0}), "attn_logit_softcapping is 0, expected"),
-        (Case("gemma2", {"hidden_activation": "relu"}), "hidden_activation is 'relu', which is"),
+        (
+            Case("gemma2", {"use_bidirectional_attention": True}),
+            "use_bidirectional_attention: expected .* got true",
+        ),
+        (
+            Case("gemma2", {"attn_logit_softcapping": 0}),
+            "attn_logit_softcapping: expected .* got 0",
+        ),
+        (Case("gemma2", {"hidden_activation": "relu"}), "hidden_activation: .* got 'relu'"),
         *(
-            (Case(kind, {"sliding_window": None, "layer_types": types}), "sliding_window is null")
+            (
+                Case(kind, {"sliding_window": None, "layer_types": types}),
+                "sliding_window: .* got null",
+            )
             for kind in ("gemma2", "gemma3_text")
             for types in (None, ["full_attention"] * 3)
         ),
@@ -127,51 +149,182 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
         ),
         (
             Case("gemma3_text", {"rope_scaling": "linear"}),
-            "rope_scaling is 'linear', expected a table",
+            "rope_scaling: expected a table, got 'linear'",
         ),
         (
             Case("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-            "the rope of full attention has 'type' without 'rope_type'",
+            "full_attention: expected 'rope_type', got only 'type'",
         ),
-        (Case("gemma3_text", {"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5, but"),
-        (Case("gemma3_text", {"layer_types": ["attention"] * 3}), "layer_types has 'attention'"),
+        (Case("gemma3_text", {"partial_rotary_factor": 0.5}), "partial_rotary_factor: .* got 0.5"),
+        (
+            Case("gemma3_text", {"layer_types": ["attention"] * 3}),
+            "layer_types: .* got 'attention'",
+        ),
+        *(
+            (Case("gemma4_text", changes), message)
+            for changes, message in (
+                (
+                    {"hidden_size_per_layer_input": 256},
+                    "hidden_size_per_layer_input: expected 0, got 256; .*E2B, E4B.* is not served",
+                ),
+                ({"num_kv_shared_layers": 2}, "num_kv_shared_layers: expected 0, got 2; .*E2B"),
+                ({"use_bidirectional_attention": "all"}, "expected null or 'vision', got 'all'"),
+                ({"per_layer_config": {"3": {}}}, "per_layer_config: .* layers below 3, got"),
+                ({"per_layer_config": [1]}, r"per_layer_config: expected a table .* got '\[1\]'"),
+                (
+                    {"per_layer_config": {"1": {"intermediate_size": 9}}},
+                    "per_layer_config.1: expected head_dim and num_key_value_heads, got",
+                ),
+                (
+                    {"per_layer_config": {"0": {"head_dim": 8}}},
+                    "one head_dim for all layers of a kind, got 8 and 16",
+                ),
+                (
+                    {"per_layer_config": {"0": {"num_key_value_heads": 3}}},
+                    r"num_key_value_heads of layer 0: expected a divisor .* \(4\), got 3",
+                ),
+                ({"per_layer_config": {"0": {"head_dim": 0}}}, "head_dim: .* above 0, got 0"),
+                (
+                    {"rope_parameters": {"full_attention": {}}},
+                    "rope_parameters: expected a table for each of full_attention, sliding_atten",
+                ),
+                (
+                    {"rope_parameters": {**NESTED, "full_attention": {**PARTIAL, "factor": 0}}},
+                    "factor: expected a number above 0, got 0",
+                ),
+                (
+                    {
+                        "rope_parameters": {
+                            **NESTED,
+                            "full_attention": {**PARTIAL, "partial_rotary_factor": 1.5},
+                        }
+                    },
+                    "partial_rotary_factor: expected above 0 and at most 1, got 1.5",
+                ),
+                (
+                    {**BESIDE_MLP, "top_k_experts": 7},
+                    r"top_k_experts: expected at most num_experts \(6\), got 7",
+                ),
+                ({**BESIDE_MLP, "num_experts": None}, "num_experts: .* got null"),
+                ({"sliding_window": None}, "sliding_window: .* got null"),
+            )
+        ),
         (
             Case("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}),
-            "rope_type is 'linear'",
+            "rope_type: .* got 'linear'",
         ),
         (
             Case("phi3", {"rope_scaling": {"type": "longrope"}}),
-            "short_factor is null, expected a list",
+            "short_factor: expected a list .* got null",
         ),
-        (Case("phi3", {"partial_rotary_factor": 0.2}), "turns 3 of 16"),
-        (Case("phi3", {"partial_rotary_factor": None}), "partial_rotary_factor is null"),
-        (Case("mixtral", {"num_experts_per_tok": 9}), "num_experts_per_tok is 9, expected at most"),
-        (Case("granite", {"logits_scaling": 0}), "logits_scaling is 0, expected a number above 0"),
-        (Case("granite", {"residual_multiplier": None}), "residual_multiplier is null, expected"),
-        (Case("smollm3", {"no_rope_layers": [1]}), "no_rope_layers is '[1]', expected 3 entries"),
-        (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv is 3.0, which is not supported"),
-        (Case("ernie4_5_moe", {"use_bias": True}), "use_bias is true, which is not supported"),
+        (
+            Case("phi3", {"partial_rotary_factor": 0.2}),
+            "partial_rotary_factor: .* even .* 16 .* got 0.2, which rotates 3",
+        ),
+        (Case("phi3", {"partial_rotary_factor": None}), "partial_rotary_factor: .* got null"),
+        (
+            Case("mixtral", {"num_experts_per_tok": 9}),
+            "num_experts_per_tok: expected at most .* got 9",
+        ),
+        (Case("granite", {"logits_scaling": 0}), "logits_scaling: expected .* got 0"),
+        (
+            Case("granite", {"residual_multiplier": None}),
+            "residual_multiplier: expected .* got null",
+        ),
+        (Case("smollm3", {"no_rope_layers": [1]}), r"no_rope_layers: expected 3 .* got '\[1\]'"),
+        (Case("olmo2", {"clip_qkv": 3.0}), "clip_qkv: .* got 3.0"),
+        (Case("ernie4_5_moe", {"use_bias": True}), "use_bias: expected false, got true"),
         (
             Case("ernie4_5_moe", {"moe_num_shared_experts": -1}),
-            "moe_num_shared_experts is -1, expected a number of experts",
+            "moe_num_shared_experts: expected 0 .* got -1",
         ),
-        (Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}), "but there is no window"),
-        (Case("lfm2", {"full_attn_idxs": [3]}), "full_attn_idxs is '[3]', expected a list of"),
-        (Case("lfm2", {"full_attn_idxs": []}), "no layer is of type 'full_attention'"),
+        (
+            Case("qwen2_moe", {"layer_types": ["sliding_attention"] * 3}),
+            "sliding_window: expected a width",
+        ),
+        (Case("lfm2", {"full_attn_idxs": [3]}), r"full_attn_idxs: expected .* got '\[3\]'"),
+        (Case("qwen2_moe", {"decoder_sparse_step": 0}), "decoder_sparse_step: expected .* got 0"),
+        (Case("qwen2_moe", {"mlp_only_layers": 3}), "mlp_only_layers: expected a list .* got 3"),
+        (Case("lfm2", {"full_attn_idxs": []}), "full_attn_idxs: expected .* 'full_attention'"),
         (
             Case("lfm2", {"conv_dim": 16}),
-            "conv_dim is 16, but hidden_size is 32; expected the same",
+            "conv_dim: expected 32, .* hidden_size, got 16",
         ),
-        (Case("lfm2", {"use_pos_enc": False}), "use_pos_enc is false, which is not supported"),
-        (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act is 'gelu', but LFM2 only has 'silu'"),
+        (Case("lfm2", {"use_pos_enc": False}), "use_pos_enc: expected true, got false"),
+        (Case("lfm2", {"hidden_act": "gelu"}), "hidden_act: expected silu, got 'gelu'"),
+        (
+            Case("lfm2_moe", {"num_experts_per_tok": 7}),
+            "num_experts_per_tok: expected at most .* got 7",
+        ),
+        (Case("glm4_moe_lite", {"first_k_dense_replace": 2}), "first_k_dense_replace: .* got 2"),
+        (Case("glm4_moe_lite", {"mlp_layer_types": ["dense"]}), "mlp_layer_types: expected 3 ent"),
+        (Case("hy_v3", {"qk_norm": False}), "qk_norm: expected true, got false"),
+        (Case("hy_v3", {"expert_hidden_dim": 24}), "expert_hidden_dim: expected 20, got 24"),
+        (Case("minimax_m2", {"scoring_func": "softmax"}), "scoring_func: .* got 'softmax'"),
+        (Case("minimax_m2", {"rotary_dim": 18}), "rotary_dim: expected an even .* got 18"),
+        (Case("olmo3", NEW), "rope_parameters: expected a table for each of full_attention, slid"),
+        (Case("exaone4", {"sliding_window_pattern": "LX"}), "sliding_window_pattern: .* got 'LX'"),
+        (Case("exaone4", {"sliding_window": None}), "layer_types: .* got none"),
+        (Case("olmo3", {"sliding_window": None}), "sliding_window: .* got null"),
+        (Case("exaone4", {"sliding_window_pattern": 0}), "sliding_window_pattern: .* got 0"),
+        (
+            Case("granitemoeshared", {"shared_intermediate_size": -1}),
+            "shared_intermediate_size: expected a width, or 0, got -1",
+        ),
+        (Case("ministral3", NEW), "rope_parameters: expected .* llama_4_scaling_beta"),
     ],
     ids=str,
 )
 def test_what_is_not_served_is_refused_by_name(case: Case, message: str) -> None:
-    with pytest.raises(ValueError, match=r"^[^\n]*$") as error:
+    with pytest.raises(ValueError, match=f"^[^\n]*{message}[^\n]*$"):
         case.family.config(case.hf)
 
-    assert message in str(error.value)
+
+def test_sizes_by_layer_are_those_of_kinds_of_layers() -> None:
+    changes = {"num_hidden_layers": 12, "attention_k_eq_v": True, "sliding_window": 5}
+    kinds = {"global_head_dim": 32, "num_global_key_value_heads": 1}
+    sizes = {"head_dim": 32, "num_key_value_heads": 1}
+    by_kind, by_layer = (
+        (case := Case("gemma4_text", {**changes, **more})).family.config(case.hf)
+        for more in (kinds, {"per_layer_config": {"05": sizes, "11": sizes}})
+    )
+
+    assert by_kind.layers == by_layer.layers
+    assert [group.layers for group in by_kind.kv_groups] == [
+        (5, 11),
+        (0, 1, 2, 3, 4, 6, 7, 8, 9, 10),
+    ]
+
+
+def test_letters_say_which_layers_have_windows() -> None:
+    case = Case("exaone4", {"sliding_window_pattern": "LLG", "sliding_window": 5})
+    config = case.family.config({**case.hf, "num_hidden_layers": 4})
+
+    assert [layer.window for layer in config.layers] == [5, 5, None, 5]
+    assert [layer.rope for layer in config.layers] == [0, 0, None, 0]
+
+
+def test_no_window_is_no_pattern_whatever_it_says() -> None:
+    fields = {"sliding_window": None, "sliding_window_pattern": "LLLG"}
+    case = Case("exaone4", {**fields, "layer_types": ["full_attention"] * 3})
+    config = case.family.config(case.hf)
+
+    assert {(layer.window, layer.rope) for layer in config.layers} == {(None, 0)}
+
+
+@pytest.mark.parametrize("beta", [0.1, 0])
+def test_ministral_3_serves_all_its_positions_whether_its_queries_grow_or_not(beta: float) -> None:
+    table = {
+        "rope_type": "yarn",
+        "factor": 4.0,
+        "original_max_position_embeddings": 48,
+        "llama_4_scaling_beta": beta,
+    }
+    case = Case("ministral3", {"rope_parameters": table})
+    config = case.family.config(case.hf)
+
+    assert config.max_position == 64
+    assert config.query_scale == (QueryScale(rate=beta, length=48) if beta else None)
 
 
 SERVED = {
@@ -180,14 +333,18 @@ SERVED = {
         *("attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar"),
         "rope_local_base_freq",
     },
-    "granite": {
-        *("embedding_multiplier", "attention_multiplier", "residual_multiplier"),
-        "logits_scaling",
-    },
+    "gemma4_text": {"final_logit_softcapping"},
+    "gemma4_unified_text": {"final_logit_softcapping"},
+    "granite": GRANITE_FACTORS.keys(),
+    "granitemoe": GRANITE_FACTORS.keys(),
+    "granitemoeshared": GRANITE_FACTORS.keys(),
     "smollm3": {"sliding_window"},
     "qwen2_moe": {"sliding_window"},
     "deepseek_v2": {"routed_scaling_factor", "n_group", "topk_group"},
     "deepseek_v3": {"routed_scaling_factor"},
+    "glm4_moe": {"routed_scaling_factor"},
+    "glm4_moe_lite": {"routed_scaling_factor"},
+    "lfm2_moe": {"routed_scaling_factor"},
 }
 """What these families read of that which others refuse; two have no window by default, and one
 groups its experts only by another method.
@@ -206,7 +363,7 @@ def test_what_changes_the_numbers_is_read_or_refused(model_type: str) -> None:
         return False
 
     assert {name for name in UNSERVED if not refuses(name)} == SERVED.get(model_type, set())
-    with pytest.raises(ValueError, match=f"but the architecture is {architecture}"):
+    with pytest.raises(ValueError, match=f"model_type: .* for {architecture}, got "):
         family.config({**case.hf, "model_type": "llama"})
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 from engine_parity import MAX_TOKENS, answer_alone, assert_equal, generate
-from families import CASES, Case
+from families import Case
+from family_cases import CASES
 from often import often
 
 from headstock_conformance.model.parity import write

@@ -231,9 +231,12 @@ def test_a_published_configuration_is_read_whole() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"conv_L_cache": 1}, "conv_L_cache is 1, expected 2 to 1024"),
-        ({"layer_types": ["conv"] * 4}, "no layer is of type 'full_attention'"),
-        ({"layer_types": ["mamba"] * 4}, "expected 4 entries out of full_attention, conv"),
+        ({"conv_L_cache": 1}, "conv_L_cache: expected 2 to 1024, got 1"),
+        ({"layer_types": ["conv"] * 4}, "layer_types or full_attn_idxs: expected"),
+        (
+            {"layer_types": ["mamba"] * 4},
+            "layer_types: expected 4 entries out of full_attention, conv",
+        ),
     ],
     ids=str,
 )
@@ -253,6 +256,6 @@ def test_channels_that_shards_do_not_divide_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(HF | changes), encoding="utf-8")
     family, config = read_model(tmp_path)
 
-    with pytest.raises(CannotRun, match="hidden_size is 33, which 2 shards do not") as error:
+    with pytest.raises(CannotRun, match=r"hidden_size: expected .* 2 shards, got 33") as error:
         shard_model(family, config, Shard(index=0, count=2))
     assert error.value.exit_code == 5

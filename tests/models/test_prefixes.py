@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from families import GEMMA2_CAPS, NESTED, NEW, Case
+from families import BESIDE_MLP, GEMMA2_CAPS, NESTED, NEW, WIDE_HEADS, Case
 from often import often
 
 from headstock import LLM, SamplingParams
@@ -23,6 +23,8 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         },
     ),
+    "gpt-oss": Case("gpt_oss", {"sliding_window": 21, "swiglu_limit": 0.4, **NEW}),
+    "gemma4": Case("gemma4_text", {**WIDE_HEADS, **BESIDE_MLP, "sliding_window": 13}),
     "window alone": Case(
         "gemma2", {"sliding_window": 18, "layer_types": ["sliding_attention"] * 3}
     ),

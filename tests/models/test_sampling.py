@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from families import CASES, DRAWS, Case, chi_square, draws_are_true
+from families import DRAWS, Case, chi_square, draws_are_true
+from family_cases import CASES
 from packed_ops import PackedOps
 
 from headstock import LLM, SamplingParams

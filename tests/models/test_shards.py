@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -12,24 +12,30 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from families import CASES
+import wrappers
+from family_cases import CASES
 from fp8_checkpoints import quantize_directory
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from often import often
 from packed_ops import PackedOps
 from source_tree import PLUGINS, read_project
 from torch import Tensor
 
-from headstock.errors import CannotRun, PluginBroken
+from headstock.errors import CannotRun, ModelError, PluginBroken
 from headstock.nn.decoder import decoder
 from headstock.nn.noise import gumbel, random_words
-from headstock.nn.sampler import gumbel_scores, join_best
+from headstock.nn.sampler import gumbel_scores, join_best, sample
 from headstock.nn.shard import shard_config
+from headstock.nn.vocab_shard import gather_mask, needs_whole_rows, sample_shard
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Model,
     ModelConfig,
     Params,
+    Processing,
     QkNorm,
+    Sample,
     Sampling,
     Shard,
     Variant,
@@ -56,11 +62,28 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3": parity.shape("qwen3", attention_bias=True),
     "qwen3_moe": parity.shape("qwen3_moe", attention_bias=True, mlp_only_layers=[1]),
     **{f"{number} {case}": case.hf for number, case in enumerate(CASES)},
+    **{f"{case}": case.hf for case in wrappers.CASES},
 }
 LAST = {config["model_type"]: name for name, config in CONFIGS.items()}
 """The last configuration of each family."""
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""The fields of config.json with how many experts a layer has."""
 PROMPT = parity.tokens(24)
 COUNT = 2
+CUT: dict[str, Any] = {
+    "architecture": "Any",
+    "hidden": 8,
+    "heads": 12,
+    "kv_heads": 12,
+    "head_dim": 2,
+    "intermediate": 12,
+    "norm_eps": 1e-6,
+    "max_position": 8,
+    "ropes": (),
+    "layers": (),
+    "kv_groups": (),
+}
+"""The fields of a configuration that two, three and four ranks divide, but the vocabulary."""
 
 
 class Ranks:
@@ -131,7 +154,9 @@ def test_every_family_is_cut_here() -> None:
         for name in read_project(folder).get("entry-points", {}).get("headstock.model", {})
     }
     assert installed
-    assert {hf["architectures"][0] for hf in CONFIGS.values()} == installed
+    # Families alone: what computes any other architecture has no `shard`, and is refused.
+    served = {name for name in installed if name != "transformers"}
+    assert {hf["architectures"][0] for hf in CONFIGS.values()} == served
 
 
 @pytest.mark.parametrize(
@@ -162,6 +187,67 @@ def test_parts_joined_and_summed_are_the_whole(name: str, tmp_path: Path) -> Non
             torch.testing.assert_close(each, expected, atol=2e-4, rtol=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "experts"),
+    # A tensor for all experts, and one for each; numbers that two ranks do not divide.
+    often(2, [("mixtral", 3), ("deepseek_v3", 8), ("qwen3_moe", 5), ("mixtral", 4)]),
+)
+def test_experts_cut_by_number_sum_up_to_the_whole(
+    model_type: str, experts: int, tmp_path: Path
+) -> None:
+    hf = next(each for each in CONFIGS.values() if each["model_type"] == model_type)
+    name = next(name for name in EXPERT_COUNTS if name in hf)
+    parity.write(tmp_path, hf | {name: experts})
+    family, config = read_whole(tmp_path)
+    shards = [Shard(index=i, count=COUNT, by_expert=True) for i in range(COUNT)]
+    parts = [shard_model(family, config, shard) for shard in shards]
+    plain = TorchOps()
+    whole = load(tmp_path, family, config, config, plain)
+    pieces = [load(tmp_path, family, part, config, plain) for part in parts]
+
+    mixed = [name for name in whole if "experts_" in name]
+    assert mixed
+    for each in mixed:
+        joined = torch.cat([piece[each].tensor for piece in pieces])
+        assert len(pieces[0][each].tensor) == -(-experts // COUNT)
+        assert torch.equal(joined[:experts], whole[each].tensor)
+        assert not joined[experts:].any()
+
+    expected = scores(family, config, whole, plain)
+    ranks = Ranks(COUNT)
+
+    def run(rank: int) -> Tensor:
+        ops = make_ops(TorchOps, ranks, rank)
+        ops.bind(pieces[rank], parts[rank])
+        return scores(family, parts[rank], pieces[rank], ops)
+
+    with ThreadPoolExecutor(COUNT) as pool:
+        for found in pool.map(run, range(COUNT)):
+            torch.testing.assert_close(found, expected, atol=2e-4, rtol=1e-4)
+
+
+def test_a_rank_reads_its_own_experts_alone(tmp_path: Path) -> None:
+    parity.write(tmp_path, parity.shape("qwen3_moe"))
+    family, config = read_whole(tmp_path)
+    part = shard_model(family, config, Shard(index=1, count=COUNT, by_expert=True))
+    read = {
+        name
+        for parameter, spec in family.params(part).items()
+        if "experts_" in parameter
+        for row in spec.sources
+        for name in row
+    }
+
+    experts = part.layers[0].experts
+    assert experts is not None
+    numbers = {int(name.split(".experts.")[1].split(".")[0]) for name in read}
+    assert numbers == set(experts.own) == set(range(experts.count // 2, experts.count))
+    # What other ranks read is no fault, and what nobody reads is one.
+    wrong = attrs.evolve(config, layers=config.layers[:1])
+    with pytest.raises(ModelError, match=r"unexpected model\.layers\.1"):
+        load(tmp_path, family, attrs.evolve(part, layers=part.layers[:1]), wrong, TorchOps())
+
+
 def assert_joined(
     family: Model,
     config: ModelConfig,
@@ -176,8 +262,20 @@ def assert_joined(
         full_sizes = full_specs[name].parts or (weight.tensor.shape[0],)
         axis = 1 if full_specs[name].stacked and full_specs[name].parts else 0
         sizes = specs[name].parts or (pieces[0][name].tensor.shape[0],)
+        if name.endswith("experts_gate_up"):  # gates and ups, also where one tensor has both
+            rows = (each[name].tensor.shape[1] // 2 for each in (whole, pieces[0]))
+            axis, (full_sizes, sizes) = 1, ((each, each) for each in rows)
         if name.endswith("qk_norm"):
-            full_sizes, sizes = ((each.heads, each.kv_heads) for each in (config, parts[0]))
+            index = int(name.split(".")[1])
+            full_sizes, sizes = (
+                (own.heads, own.kv_heads)
+                for own in (each.sizes_of(each.layers[index]) for each in (config, parts[0]))
+            )
+        if full_specs[name].source_shape is not None and full_specs[name].parts:
+            if name.endswith("conv"):  # with a row for each tap
+                axis = 1
+            elif name.endswith(("qkv", "attn_gate")):  # of which half of the queries' rows are
+                full_sizes, sizes = ((first // 2, *more) for first, *more in (full_sizes, sizes))
         fulls = weight.tensor.split(full_sizes, axis)
         locals_ = [each[name].tensor.split(sizes, axis) for each in pieces]
         for number, full in enumerate(fulls):
@@ -187,7 +285,11 @@ def assert_joined(
             if not axes:
                 assert all(torch.equal(each, full) for each in here), name
             else:
-                assert torch.equal(torch.cat(here, axes[0]), full), name
+                joined = torch.cat(here, axes[0])
+                if name in ("embed", "lm_head"):
+                    assert not joined[len(full) :].any()
+                    joined = joined[: len(full)]
+                assert torch.equal(joined, full), name
         if weight.bias is not None:
             biases = [each[name].bias for each in pieces]
             if pieces[0][name].tensor.shape == weight.tensor.shape:
@@ -195,11 +297,17 @@ def assert_joined(
             elif biases[0].shape == weight.bias.shape:
                 assert torch.equal(torch.stack(biases).sum(0), weight.bias), name
             else:
-                rows = specs[name].parts or (len(biases[0]),)
-                ordered = zip(*(each.split(rows) for each in biases), strict=True)
-                assert torch.equal(torch.cat([torch.cat(each) for each in ordered]), weight.bias)
+                if axis == 0 and not specs[name].parts:
+                    full_sizes, sizes = ((len(each),) for each in (weight.bias, biases[0]))
+                cuts = (each.split(sizes, axis) for each in biases)
+                for full, *here in zip(weight.bias.split(full_sizes, axis), *cuts, strict=True):
+                    # Ranks may share a head of keys and values.
+                    is_shared = here[0].shape == full.shape
+                    joined = here[0] if is_shared else torch.cat(here, axis)
+                    assert torch.equal(joined, full)
     # The embeddings, and at least queries, keys, values, output and two maps of each layer.
-    assert cut >= 1 + 6 * len(config.layers)
+    shared = sum(config.sizes_of(layer).kv_heads < COUNT for layer in config.layers)
+    assert cut >= 1 + 6 * len(config.layers) - 2 * shared
 
 
 def test_a_shard_of_a_quantized_checkpoint_cuts_blocks(tmp_path: Path) -> None:
@@ -228,7 +336,8 @@ def test_ranks_may_share_heads_of_keys_and_values(tmp_path: Path) -> None:
         assert torch.equal(qkv[16:32], keys[index // 2])
 
 
-@pytest.mark.parametrize(("vocab", "count"), [(95, 2), (98, 4), (9, 4)])
+# Of 64 tokens in four parts of a word each, two are padding.
+@pytest.mark.parametrize(("vocab", "count"), [(95, 2), (98, 4), (9, 4), (64, 4), (32, 2)])
 @pytest.mark.parametrize("tied", [False, True])
 def test_a_vocabulary_that_shards_do_not_divide_is_padded(
     vocab: int, count: int, tied: bool, tmp_path: Path
@@ -261,19 +370,19 @@ def test_a_vocabulary_that_shards_do_not_divide_is_padded(
 @pytest.mark.parametrize(
     ("model_type", "changes", "count", "message"),
     [
-        ("llama", {}, 3, "num_attention_heads is 4, which 3 shards do not divide"),
-        ("qwen3", {"intermediate_size": 49}, 2, "intermediate_size is 49, which 2 shards do not"),
+        ("llama", {}, 3, "num_attention_heads: expected .* 3 shards, got 4"),
+        ("qwen3", {"intermediate_size": 49}, 2, "intermediate_size: expected .* 2 shards, got 49"),
         (
             "qwen3_moe",
             {"moe_intermediate_size": 21},
             2,
-            "the width of an expert is 21, which 2 shards do not divide",
+            "the width of an expert: expected .* 2 shards, got 21",
         ),
         (
             "llama",
             {"num_attention_heads": 12, "num_key_value_heads": 6, "hidden_size": 48},
             4,
-            "num_key_value_heads is 6, which neither divides 4 shards nor is divided by them",
+            "num_key_value_heads: expected .* 4 shards, got 6",
         ),
     ],
 )
@@ -291,12 +400,21 @@ def test_a_shard_that_does_not_divide_is_refused(
         shard_model(attrs.evolve(family, shard=None), config, Shard(index=1, count=count))
 
 
+def test_a_shard_without_an_expert_is_refused(tmp_path: Path) -> None:
+    shape = parity.shape("qwen3_moe", num_experts=5, num_key_value_heads=4)
+    (tmp_path / "config.json").write_text(parity.json.dumps(shape))
+    family, config = read_model(tmp_path)
+
+    with pytest.raises(CannotRun, match="expected some for each of 4 shards, got 5"):
+        shard_model(family, config, Shard(index=0, count=4, by_expert=True))
+
+
 def test_a_family_that_cuts_unequally_is_named(tmp_path: Path) -> None:
     directory = write(tmp_path, "llama")
     family, config = read_model(directory)
     part = attrs.evolve(shard_config(config, Shard(count=2)), intermediate=36)
 
-    with pytest.raises(PluginBroken, match="has 36 of 48, of which 2 shards have no equal slices"):
+    with pytest.raises(PluginBroken, match="has 36 of 48, but 2 shards cannot have equal slices"):
         load(directory, family, part, config, TorchOps())
 
 
@@ -346,3 +464,84 @@ def test_noise_and_best_tokens_of_parts_are_those_of_the_whole(cuts: tuple[int, 
     )
     assert torch.equal(tokens, whole.max(-1).indices)
     assert torch.equal(best, whole.max(-1).values)
+
+
+def settings_of(rows: int, vocab: int, names: Sequence[str], seed: int) -> Sampling:
+    """Settings with these fields."""
+    generator = torch.Generator().manual_seed(seed)
+    heats = torch.tensor([0.0, 0.3, 1.0, 1.7])[torch.randint(4, (rows,), generator=generator)]
+    words = torch.randint(-(2**31), 2**31, (rows, -(-vocab // 32)), generator=generator)
+    made: dict[str, Any] = {
+        "temperature": heats,
+        "mask": words.int(),
+        "banned": torch.rand(rows, vocab, generator=generator) < 0.3,
+        "bias": torch.randn(rows, vocab, generator=generator),
+    }
+    numbers = torch.randint(1 << 40, (2, rows), generator=generator)
+    return Sampling(
+        **{name: made[name] for name in names}, seeds=numbers[0], positions=numbers[1] % 9999
+    )
+
+
+def cut_mask(mask: Tensor | None, part: ModelConfig) -> Tensor | None:
+    """The words of a rank's part of the vocabulary."""
+    if mask is None:
+        return None
+    words = part.vocab // 32
+    padded = torch.nn.functional.pad(mask, (0, words * part.shard.count - mask.shape[1]))
+    return padded.split(words, 1)[part.shard.index]
+
+
+@settings(max_examples=25)
+@given(
+    vocab=st.sampled_from([5, 32, 64, 65, 97, 200]),
+    count=st.sampled_from([2, 3, 4]),
+    names=st.sets(st.sampled_from(["temperature", "mask", "banned", "bias"])),
+    levels=st.sampled_from([2, 1000]),
+    seed=st.integers(0, 999),
+)
+def test_ranks_sample_the_token_of_whole_rows(
+    vocab: int, count: int, names: set[str], levels: int, seed: int
+) -> None:
+    rows = 9
+    generator = torch.Generator().manual_seed(seed)
+    # Of few levels, so that many scores are equal.
+    logits = torch.randint(levels, (rows, vocab), generator=generator) / 7
+    logits[1, vocab - 1] = torch.nan
+    logits[2] = -torch.inf
+    logits[3, 0] = torch.inf
+    logits[4, : vocab // 2] = -torch.inf
+    sampling = settings_of(rows, vocab, sorted(names), seed)
+    plain = ModelConfig(**CUT | {"vocab": vocab})
+    expected = sample(logits.clone(), sampling)
+    ranks = Ranks(count)
+
+    def run(rank: int) -> Sample:
+        part = shard_config(plain, Shard(index=rank, count=count))
+        padded = torch.nn.functional.pad(logits, (0, part.vocab * count - vocab), value=9.0)
+        own = padded.split(part.vocab, 1)[rank].clone()
+
+        def gather(x: Tensor) -> Tensor:
+            return ranks.join(rank, x, lambda parts: torch.cat(parts, -1))
+
+        settings = attrs.evolve(sampling, mask=cut_mask(sampling.mask, part))
+        joined = gather_mask(settings, part, gather).mask
+        assert (joined is None) == (sampling.mask is None)
+        assert joined is None or torch.equal(joined, sampling.mask)
+        return sample_shard(own, settings, part, gather)
+
+    with ThreadPoolExecutor(count) as pool:
+        for found in pool.map(run, range(count)):
+            assert torch.equal(found.healthy, expected.healthy)
+            sound = expected.healthy
+            assert torch.equal(found.tokens[sound], expected.tokens[sound])
+            assert bool(((found.tokens >= 0) & (found.tokens < vocab)).all())
+
+
+def test_what_looks_at_whole_rows_gets_them() -> None:
+    numbers = torch.ones(1)
+    assert not needs_whole_rows(Sampling(temperature=numbers, seeds=numbers, bias=numbers))
+    for name in ("top_k", "top_p", "min_p", "repetition", "presence", "frequency", "targets"):
+        assert needs_whole_rows(Sampling(**{name: numbers}))
+    assert needs_whole_rows(Sampling(top_logprobs=0))
+    assert needs_whole_rows(Sampling(processing=Processing(rows=None, parts=())))

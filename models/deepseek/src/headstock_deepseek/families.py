@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from attrs import evolve
 
@@ -69,6 +70,22 @@ V3_DEFAULTS: Json = {
     "topk_group": 4,
     "norm_topk_prob": True,
 }
+GLM4_MOE_LITE_DEFAULTS: Json = {
+    **DEFAULTS,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "qk_nope_head_dim": 192,
+    "v_head_dim": 256,
+    "rms_norm_eps": 1e-5,
+    "eos_token_id": 1,
+    "n_routed_experts": 64,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 1536,
+    "routed_scaling_factor": 1.8,
+    "n_group": 1,
+    "topk_group": 1,
+}
 """Published files omit fields with the defaults of these transformers classes."""
 
 FIELDS = (
@@ -85,16 +102,21 @@ FIELDS = (
 def deepseek_v2_config(hf: Json) -> ModelConfig:
     """DeepSeek-V2: experts selected by softmax, and groups by their best expert."""
     hf = complete_fields(hf, V2_DEFAULTS)
-    _check_choice(hf, "topk_method", ("greedy", "group_limited_greedy"))
-    _check_choice(hf, "scoring_func", ("softmax",))
+    check_choice(hf, "topk_method", ("greedy", "group_limited_greedy"))
+    check_choice(hf, "scoring_func", ("softmax",))
     # transformers ignores it; DeepSeek's own code divides by the sum instead of using the factor.
-    _check_choice(hf, "norm_topk_prob", (False,))
-    experts = _read_experts(hf)
+    check_choice(hf, "norm_topk_prob", (False,))
+    experts = read_experts(hf)
     if hf["topk_method"] != "greedy":
-        experts = _add_groups(hf, experts, 1)
-    mlp_bias = read_bias(hf, "mlp_bias")
+        experts = add_groups(hf, experts, 1)
     return _read_deepseek(
-        hf, "DeepseekV2ForCausalLM", "deepseek_v2", ("mlp_bias",), experts, mlp_bias=mlp_bias
+        hf,
+        "DeepseekV2ForCausalLM",
+        "deepseek_v2",
+        ("mlp_bias",),
+        experts,
+        read_dense_start(hf),
+        mlp_bias=read_bias(hf, "mlp_bias"),
     )
 
 
@@ -102,24 +124,74 @@ def deepseek_v3_config(hf: Json) -> ModelConfig:
     """DeepSeek-V3: experts selected by sigmoids and a bias, and groups by their best two
     experts."""
     hf = complete_fields(hf, V3_DEFAULTS)
-    _check_choice(hf, "topk_method", ("noaux_tc",))
-    _check_choice(hf, "scoring_func", ("sigmoid",))
+    check_choice(hf, "topk_method", ("noaux_tc",))
+    check_choice(hf, "scoring_func", ("sigmoid",))
     # This is the rotated part; transformers makes rotations of this width.
-    _check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
-    experts = evolve(
-        _add_groups(hf, _read_experts(hf), 2),
-        renormalize=read_flag(hf, "norm_topk_prob", True, may_be_null=True),
-        norm_floor=LEAST_SUM,
-        choice_bias=True,
-        scoring=Scoring.SIGMOID,
-    )
+    check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
     return _read_deepseek(
         hf,
         "DeepseekV3ForCausalLM",
         "deepseek_v3",
         ("rope_interleave",),
-        experts,
+        read_biased_experts(hf),
+        read_dense_start(hf),
         interleaved=read_flag(hf, "rope_interleave", True, may_be_null=True),
+    )
+
+
+def glm4_moe_lite_config(hf: Json) -> ModelConfig:
+    """GLM-4.7-Flash: DeepSeek-V3 with other defaults, and experts in all layers but the first."""
+    hf = {**GLM4_MOE_LITE_DEFAULTS, **hf}
+    check_choice(hf, "topk_method", ("noaux_tc",))
+    check_choice(hf, "scoring_func", ("sigmoid",))
+    check_choice(hf, "head_dim", (hf["qk_rope_head_dim"],))
+    sparse = read_sparse_layers(hf)
+    # transformers does not read it.
+    check_choice(hf, "first_k_dense_replace", (sparse.index(True) if any(sparse) else len(sparse),))
+    return _read_deepseek(
+        hf,
+        "Glm4MoeLiteForCausalLM",
+        "glm4_moe_lite",
+        ("rope_interleave", "mlp_layer_types"),
+        read_biased_experts(hf),
+        sparse,
+        interleaved=read_flag(hf, "rope_interleave", True, may_be_null=True),
+    )
+
+
+def read_dense_start(hf: Json) -> list[bool]:
+    """Which layers have experts, where the first few are dense."""
+    dense = read_whole(hf, "first_k_dense_replace")
+    return [index >= dense for index in range(read_layer_count(hf))]
+
+
+def read_sparse_layers(hf: Json) -> list[bool]:
+    """Which layers have experts by `mlp_layer_types`; without it, all but the first.
+
+    raises: ValueError
+    """
+    types, count = hf.get("mlp_layer_types"), read_layer_count(hf)
+    if types is None:
+        return [index > 0 for index in range(count)]
+    if (
+        not isinstance(types, list)
+        or len(types) != count
+        or not all(name in ("dense", "sparse") for name in types)
+    ):
+        raise ValueError(
+            f"mlp_layer_types: expected {count} entries out of dense, sparse, got {quoted(types)}"
+        )
+    return [name == "sparse" for name in types]
+
+
+def read_biased_experts(hf: Json) -> Experts:
+    """Experts that are chosen by sigmoids and a bias, in groups."""
+    return evolve(
+        add_groups(hf, read_experts(hf), 2),
+        renormalize=read_flag(hf, "norm_topk_prob", True, may_be_null=True),
+        norm_floor=LEAST_SUM,
+        choice_bias=True,
+        scoring=Scoring.SIGMOID,
     )
 
 
@@ -129,15 +201,17 @@ def _read_deepseek(
     model_type: str,
     fields: tuple[str, ...],
     experts: Experts,
+    sparse: Sequence[bool],
     *,
     interleaved: bool = True,
     mlp_bias: bool = False,
 ) -> ModelConfig:
-    """Either family, with these experts in all but the first layers.
+    """Any of the families.
 
     fields: the fields it reads besides `FIELDS`
+    sparse: which layers have these experts
     """
-    _check_choice(hf, "moe_layer_freq", (1,))
+    check_choice(hf, "moe_layer_freq", (1,))
     _check_heads(hf)
     latent = LatentAttention(
         q_rank=None if hf["q_lora_rank"] is None else read_positive(hf, "q_lora_rank"),
@@ -150,14 +224,13 @@ def _read_deepseek(
     rope = _read_rope(hf, latent.rope_dim, interleaved)
     bias = read_bias(hf, "attention_bias")
     count = read_layer_count(hf)
-    dense = read_whole(hf, "first_k_dense_replace")
     config = decoder_config(
         # All heads read one vector; transformers' `head_dim` is its rotated part.
         {**hf, "num_key_value_heads": 1, "head_dim": latent.layout.dim},
         architecture,
         model_types=(model_type,),
         fields=(*FIELDS, *fields),
-        experts=[experts if index >= dense else None for index in range(count)],
+        experts=[experts if is_sparse else None for is_sparse in sparse],
         qkv_bias=bias,
         out_bias=bias,
         mlp_bias=mlp_bias,
@@ -171,7 +244,7 @@ def _read_deepseek(
     )
 
 
-def _read_experts(hf: Json) -> Experts:
+def read_experts(hf: Json) -> Experts:
     """The fields of experts that both families share: weighed by softmax, in one group."""
     width = read_positive(hf, "moe_intermediate_size")
     shared = read_whole(hf, "n_shared_experts")
@@ -180,9 +253,9 @@ def _read_experts(hf: Json) -> Experts:
         read_positive(hf, "num_experts_per_tok"),
     )
     if per_token > count:
-        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
+        raise ValueError(f"num_experts_per_tok: expected at most {count}, got {per_token}")
     if shared < 0:
-        raise ValueError(f"n_shared_experts is {shared}, expected a number of experts")
+        raise ValueError(f"n_shared_experts: expected 0 or more, got {shared}")
     return Experts(
         count=count,
         per_token=per_token,
@@ -194,20 +267,19 @@ def _read_experts(hf: Json) -> Experts:
     )
 
 
-def _add_groups(hf: Json, experts: Experts, best: int) -> Experts:
+def add_groups(hf: Json, experts: Experts, best: int) -> Experts:
     """The experts in groups, selected by the sum of their `best` experts."""
     count, per_token = experts.count, experts.per_token
     groups, chosen = read_positive(hf, "n_group"), read_positive(hf, "topk_group")
     if count % groups or count // groups < best:
         raise ValueError(
-            f"n_group is {groups}, expected a number that divides {count} experts into groups "
-            "of at "
-            f"least {best}"
+            f"n_group: expected a number that divides {count} experts into groups of at least "
+            f"{best}, got {groups}"
         )
     if not per_token <= chosen * (count // groups) <= count:
         raise ValueError(
-            f"topk_group is {chosen}, expected at most {groups} groups with {per_token} experts at "
-            "least"
+            f"topk_group: expected at most {groups} groups, with {per_token} experts or more in "
+            f"all, got {chosen}"
         )
     return evolve(experts, groups=groups, groups_per_token=chosen, group_best=best)
 
@@ -219,8 +291,8 @@ def _read_rope(hf: Json, dim: int, interleaved: bool) -> Rope:
     # There, it multiplies attention scores for any rope type; here, only for YaRN.
     if rope.scaling not in ("default", "yarn") and table.get("mscale_all_dim"):
         raise ValueError(
-            f"mscale_all_dim is {quoted(table['mscale_all_dim'])} with rope_type "
-            f"{rope.scaling!r}; expected it only with 'yarn'"
+            f"mscale_all_dim: expected it only with rope_type 'yarn', got "
+            f"{quoted(table['mscale_all_dim'])} with {rope.scaling!r}"
         )
     return rope
 
@@ -238,18 +310,19 @@ def _check_heads(hf: Json) -> None:
     heads, kv_heads = hf.get("num_attention_heads"), hf["num_key_value_heads"]
     if kv_heads != heads:
         raise ValueError(
-            f"num_key_value_heads is {quoted(kv_heads)}, expected {quoted(heads)}, as many as "
-            "num_attention_heads"
+            f"num_key_value_heads: expected {quoted(heads)}, the same as num_attention_heads, got "
+            f"{quoted(kv_heads)}"
         )
 
 
-def _check_choice(hf: Json, name: str, served: tuple[object, ...]) -> None:
+def check_choice(hf: Json, name: str, served: tuple[object, ...]) -> None:
     """Raise ValueError if the field is present with an unsupported value."""
     value = without_nulls(hf, name).get(name, served[0])
     if value not in served:
         wanted = " or ".join(map(quoted, served))
-        raise ValueError(f"{name} is {quoted(value)}, which is not supported; expected {wanted}")
+        raise ValueError(f"{name}: expected {wanted}, got {quoted(value)}, which is not supported")
 
 
 DEEPSEEK_V2 = decoder(deepseek_v2_config, NAMES)
 DEEPSEEK_V3 = decoder(deepseek_v3_config, NAMES)
+GLM4_MOE_LITE = decoder(glm4_moe_lite_config, NAMES)

@@ -1,4 +1,4 @@
-"""Gemma-2 and Gemma-3 text models for headstock."""
+"""Gemma-2, Gemma-3 and Gemma-4 text models for headstock."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from attrs import evolve
 
 from headstock.nn.config_fields import Json, quoted, read_bias, read_number, read_positive
@@ -21,7 +19,8 @@ from headstock.nn.decoder_config import (
 )
 from headstock.nn.parameters import TensorNames
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
-from headstock.nn.rope_config import ignored_rope_fields, read_rope
+from headstock.nn.rope_config import ignored_rope_fields, read_rope, split_ropes
+from headstock.nn.text_decoder import text_decoder
 from headstock.spi import Head, ModelConfig, QkNorm
 
 NAMES = TensorNames(mlp_norm="pre_feedforward_layernorm")
@@ -53,6 +52,10 @@ FIELDS = (
     *("hidden_activation", "query_pre_attn_scalar", "sliding_window", "attention_bias"),
     *("final_logit_softcapping", "attn_logit_softcapping"),
 )
+ROPE_THETAS = {
+    "full_attention": ("rope_theta", 1e6),
+    "sliding_attention": ("rope_local_base_freq", 1e4),
+}
 GEMMA3_FIELDS = (
     *FIELDS,
     *("sliding_window_pattern", "_sliding_window_pattern", "rope_local_base_freq"),
@@ -74,11 +77,21 @@ def gemma3_config(hf: Json) -> ModelConfig:
     hf = complete_fields(hf, GEMMA3_DEFAULTS)
     if isinstance(hf.get("layer_types"), list) and "attention" in hf["layer_types"]:
         # There is no rope table with this name.
-        raise ValueError("layer_types has 'attention'; expected full_attention, sliding_attention")
+        raise ValueError(
+            "layer_types: expected full_attention or sliding_attention, got 'attention'"
+        )
     pattern = read_positive(hf, "sliding_window_pattern", 6)
     return _read_gemma(
         hf, "Gemma3ForCausalLM", "gemma3_text", pattern=pattern, qk_norm=QkNorm.HEAD, several=True
     )
+
+
+def gemma3_beside_images_config(hf: Json) -> ModelConfig:
+    """The text of Gemma-3 with images, whose logits no release of transformers bounds."""
+    cap = hf.get("final_logit_softcapping")
+    if cap is not None:
+        raise ValueError(f"final_logit_softcapping: expected null beside images, got {quoted(cap)}")
+    return gemma3_config(hf)
 
 
 def _read_gemma(
@@ -104,7 +117,7 @@ def _read_gemma(
     # transformers makes a window mask even if no layer has a window, and fails without one.
     window = read_positive(hf, "sliding_window")
     bias = read_bias(hf, "attention_bias")
-    sources = _rope_sources(hf) if several else {}
+    sources = split_ropes(hf, ROPE_THETAS) if several else {}
     config = decoder_config(
         {name: value for name, value in hf.items() if not several or name not in ROPE_FIELDS},
         architecture,
@@ -133,50 +146,12 @@ def _read_gemma(
     )
 
 
-def _rope_sources(hf: Json) -> Mapping[str, Json]:
-    """The input of `read_rope` for each kind of layer: full, then sliding.
-
-    `rope_parameters` has a table for each. Older files have `rope_theta` and `rope_scaling` for
-    full layers, and `rope_local_base_freq` for sliding ones.
-    """
-    tables = {} if hf.get("rope_parameters") is None else hf["rope_parameters"]
-    kinds = {
-        "full_attention": ("rope_theta", 1e6),
-        "sliding_attention": ("rope_local_base_freq", 1e4),
-    }
-    if not isinstance(tables, dict) or not tables.keys() <= kinds.keys():
-        raise ValueError(
-            f"rope_parameters is {quoted(tables)}, expected a table for each of {', '.join(kinds)}"
-        )
-    sources: dict[str, Json] = {}
-    for kind, (theta, default) in kinds.items():
-        table = {} if tables.get(kind) is None else tables[kind]
-        if not isinstance(table, dict):
-            raise ValueError(f"rope_parameters.{kind} is {quoted(table)}, expected a table")
-        if kind == "full_attention" and hf.get("rope_scaling") is not None:
-            scaling = hf["rope_scaling"]
-            if not isinstance(scaling, dict):
-                raise ValueError(f"rope_scaling is {quoted(scaling)}, expected a table")
-            if hf.get("rope_parameters") is not None and tables.get(kind) is None:
-                # transformers fails without the table to scale.
-                raise ValueError(
-                    "rope_scaling has no rope_parameters.full_attention to scale; give that "
-                    "table, or leave rope_parameters out"
-                )
-            table = {**table, **scaling}
-        if "type" in table and "rope_type" not in table:
-            # transformers ignores the older name here, and therefore the scaling.
-            raise ValueError(
-                f"the rope of {kind.replace('_', ' ')} has 'type' without 'rope_type'; expected "
-                "rope_type"
-            )
-        # Fields outside the tables apply to both kinds.
-        part = hf.get("partial_rotary_factor")
-        outside = {} if part is None else {"partial_rotary_factor": part}
-        numbers = {"rope_theta": hf.get(theta, default), **outside, **table}
-        sources[kind] = {"rope_parameters": numbers}
-    return sources
-
-
 GEMMA2 = decoder(gemma2_config, NAMES)
 GEMMA3 = decoder(gemma3_config, NAMES)
+GEMMA3_TEXT = text_decoder(
+    "Gemma3ForConditionalGeneration",
+    {"gemma3_text": gemma3_beside_images_config},
+    NAMES,
+    placeholders={"image": 262144},
+    tied=True,
+)

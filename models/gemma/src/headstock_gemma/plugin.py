@@ -21,11 +21,58 @@ def gemma3() -> ModelSpec:
     )
 
 
-def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:
+def gemma3_text() -> ModelSpec:
+    """Gemma-3 models that take images, for their text."""
+    return _make_spec(
+        "Gemma3ForConditionalGeneration", "GEMMA3_TEXT", "Gemma-3 beside images, its text alone"
+    )
+
+
+def gemma4() -> ModelSpec:
+    """Gemma-4 text models, with heads by kind of layer."""
+    return _make_spec(
+        "Gemma4ForCausalLM",
+        "GEMMA4",
+        "Gemma-4 text models, with wide heads in some layers",
+        "gemma4",
+    )
+
+
+def gemma4_beside_images() -> ModelSpec:
+    """Gemma-4 models that take images and sound, for their text."""
+    return _make_spec(
+        "Gemma4ForConditionalGeneration",
+        "GEMMA4_BESIDE_IMAGES",
+        "Gemma-4 beside images and sound, its text alone",
+        "gemma4",
+    )
+
+
+def gemma4_unified() -> ModelSpec:
+    """The text models of Gemma-4 without towers."""
+    return _make_spec(
+        "Gemma4UnifiedForCausalLM",
+        "GEMMA4_UNIFIED",
+        "Gemma-4 (12B) text models, with wide heads in some layers",
+        "gemma4",
+    )
+
+
+def gemma4_unified_beside_images() -> ModelSpec:
+    """Gemma-4 models without towers that take images and sound, for their text."""
+    return _make_spec(
+        "Gemma4UnifiedForConditionalGeneration",
+        "GEMMA4_UNIFIED_BESIDE_IMAGES",
+        "Gemma-4 (12B) beside images and sound, its text alone",
+        "gemma4",
+    )
+
+
+def _make_spec(architecture: str, model: str, summary: str, module: str = "families") -> ModelSpec:
     """The specification of one family."""
     return ModelSpec(
         name=architecture,
         spi=SpiRange(0, 3),
         summary=summary,
-        implementation=f"headstock_gemma.families:{model}",
+        implementation=f"headstock_gemma.{module}:{model}",
     )

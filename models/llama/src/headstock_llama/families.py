@@ -2,16 +2,44 @@
 
 from __future__ import annotations
 
-from headstock.nn.config_fields import Json, read_bias, read_positive, without_nulls
+from math import isfinite
+
+from attrs import evolve
+
+from headstock.nn.config_fields import Json, quoted, read_bias, read_positive, without_nulls
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
     check_whole_heads,
+    complete_fields,
     decoder_config,
+    read_head_dim,
     read_layer_count,
     read_layer_types,
+    uniform_windows,
     windows_by_type,
 )
-from headstock.spi import ModelConfig
+from headstock.nn.rope_config import ORIGINAL, read_rope
+from headstock.spi import ModelConfig, QueryScale
+
+MINISTRAL3_DEFAULTS: Json = {
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 262144,
+    "eos_token_id": 2,
+}
+MINISTRAL3_ROPE: Json = {
+    "rope_type": "yarn",
+    "rope_theta": 1e6,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+"""Published files omit fields with the defaults of this transformers class."""
 
 
 def llama_config(hf: Json) -> ModelConfig:
@@ -80,6 +108,43 @@ def _ministral_windows(hf: Json) -> list[int | None]:
     return [window] * read_layer_count(hf) if types is None else windows_by_type(types, window)
 
 
+def ministral3_config(hf: Json) -> ModelConfig:
+    """Ministral 3: queries grow with their positions, from the original length of YaRN on."""
+    hf = complete_fields(without_nulls(hf, "head_dim"), MINISTRAL3_DEFAULTS)
+    title = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    table = MINISTRAL3_ROPE if hf.get(title) is None else hf[title]
+    if not isinstance(table, dict) or "llama_4_scaling_beta" not in table:
+        # transformers fails without it.
+        raise ValueError(
+            f"{title}: expected a table with llama_4_scaling_beta, got {quoted(table)}"
+        )
+    beta = table["llama_4_scaling_beta"]
+    if type(beta) not in (int, float) or not isfinite(beta):
+        raise ValueError(f"{title}.llama_4_scaling_beta: expected a number, got {quoted(beta)}")
+    others = ("llama_4_scaling_beta", "max_position_embeddings")
+    hf = {**hf, title: {name: table[name] for name in table if name not in others}}
+    rope = read_rope(hf, read_head_dim(hf))
+    original = rope.parameters.get(ORIGINAL)
+    if beta and original is None:
+        raise ValueError(
+            f"{title}.{ORIGINAL}: expected a number with llama_4_scaling_beta, got null"
+        )
+    window = None if hf.get("sliding_window") is None else read_positive(hf, "sliding_window")
+    config = decoder_config(
+        hf,
+        "Ministral3ForCausalLM",
+        model_types=("ministral3",),
+        fields=("sliding_window",),
+        windows=uniform_windows(hf, window),
+        ropes=[rope],
+    )
+    # As stated, though YaRN might stretch to more: of published files, both are the same.
+    stated = read_positive(hf, "max_position_embeddings")
+    scale = None if not beta or original is None else QueryScale(rate=beta, length=original)
+    return evolve(config, max_position=stated, query_scale=scale)
+
+
 LLAMA = decoder(llama_config)
 MISTRAL = decoder(mistral_config)
 MINISTRAL = decoder(ministral_config)
+MINISTRAL3 = decoder(ministral3_config)

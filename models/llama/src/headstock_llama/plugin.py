@@ -28,6 +28,56 @@ def ministral() -> ModelSpec:
     )
 
 
+def ministral3() -> ModelSpec:
+    """Ministral 3, up to the length from which its queries are scaled."""
+    return _make_spec("Ministral3ForCausalLM", "families:MINISTRAL3", "Ministral 3")
+
+
+def mistral3() -> ModelSpec:
+    """Mistral Small 3 and Devstral with images, for their text."""
+    return _make_spec(
+        "Mistral3ForConditionalGeneration",
+        "vision:MISTRAL3",
+        "Mistral Small 3 and Devstral beside images, their text alone",
+    )
+
+
+def llava() -> ModelSpec:
+    """LLaVA over Llama or Mistral, and Pixtral, for their text."""
+    return _make_spec(
+        "LlavaForConditionalGeneration",
+        "vision:LLAVA",
+        "LLaVA 1.5 and Pixtral beside images, their text alone",
+    )
+
+
+def llava_next() -> ModelSpec:
+    """LLaVA-NeXT over Llama or Mistral, for its text."""
+    return _make_spec(
+        "LlavaNextForConditionalGeneration",
+        "vision:LLAVA_NEXT",
+        "LLaVA 1.6 beside images, its text alone",
+    )
+
+
+def idefics3() -> ModelSpec:
+    """Idefics3, for its text."""
+    return _make_spec(
+        "Idefics3ForConditionalGeneration",
+        "vision:IDEFICS3",
+        "Idefics3 and SmolVLM beside images, their text alone",
+    )
+
+
+def smolvlm() -> ModelSpec:
+    """SmolVLM2, for its text."""
+    return _make_spec(
+        "SmolVLMForConditionalGeneration",
+        "vision:SMOLVLM",
+        "SmolVLM2 beside images, its text alone",
+    )
+
+
 def mixtral() -> ModelSpec:
     """Mixtral, mixture of experts."""
     return _make_spec("MixtralForCausalLM", "variants:MIXTRAL", "Mixtral, mixture of experts")
@@ -36,6 +86,22 @@ def mixtral() -> ModelSpec:
 def granite() -> ModelSpec:
     """Granite, dense."""
     return _make_spec("GraniteForCausalLM", "variants:GRANITE", "Granite 3, dense")
+
+
+def granite_moe() -> ModelSpec:
+    """Granite, mixture of experts."""
+    return _make_spec(
+        "GraniteMoeForCausalLM", "variants:GRANITE_MOE", "Granite 3, mixture of experts"
+    )
+
+
+def granite_moe_shared() -> ModelSpec:
+    """Granite, mixture of experts with a shared one."""
+    return _make_spec(
+        "GraniteMoeSharedForCausalLM",
+        "variants:GRANITE_MOE_SHARED",
+        "Granite, mixture of experts with a shared one",
+    )
 
 
 def smollm3() -> ModelSpec:

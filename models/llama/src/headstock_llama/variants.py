@@ -35,6 +35,14 @@ MIXTRAL_NAMES = TensorNames(
     expert_down="w2",
 )
 
+GRANITE_MOE_NAMES = TensorNames(
+    router="block_sparse_moe.router.layer",
+    whole_gate_up="block_sparse_moe.input_linear.weight",
+    whole_down="block_sparse_moe.output_linear.weight",
+    shared_gate_up=("shared_mlp.input_linear",),
+    shared_down="shared_mlp.output_linear",
+)
+
 ERNIE_NAMES = TensorNames(
     shared_gate_up=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj"),
     shared_down="mlp.shared_experts.down_proj",
@@ -59,7 +67,7 @@ def mixtral_config(hf: Json) -> ModelConfig:
     count = read_positive(hf, "num_experts" if "num_experts" in hf else "num_local_experts", 8)
     per_token = read_positive(hf, "num_experts_per_tok", 2)
     if per_token > count:
-        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
+        raise ValueError(f"num_experts_per_tok: expected at most {count}, got {per_token}")
     experts = Experts(
         count=count,
         per_token=per_token,
@@ -82,19 +90,77 @@ def mixtral_config(hf: Json) -> ModelConfig:
 
 def granite_config(hf: Json) -> ModelConfig:
     """Granite: factors of embeddings, attention scores, sums and logits."""
+    return _read_granite(
+        hf, "GraniteForCausalLM", "granite", ("mlp_bias",), mlp_bias=read_bias(hf, "mlp_bias")
+    )
+
+
+def granite_moe_config(hf: Json) -> ModelConfig:
+    """Granite, mixture of experts: the factors of Granite, experts in every layer."""
+    return _read_granite(
+        hf,
+        "GraniteMoeForCausalLM",
+        "granitemoe",
+        ("num_local_experts", "num_experts_per_tok"),
+        experts=_read_granite_experts(hf),
+    )
+
+
+def granite_moe_shared_config(hf: Json) -> ModelConfig:
+    """As Granite with experts, and one more that all tokens use."""
+    shared = read_whole(hf, "shared_intermediate_size", 0)
+    if shared < 0:
+        raise ValueError(f"shared_intermediate_size: expected a width, or 0, got {shared}")
+    return _read_granite(
+        hf,
+        "GraniteMoeSharedForCausalLM",
+        "granitemoeshared",
+        ("num_local_experts", "num_experts_per_tok", "shared_intermediate_size"),
+        experts=evolve(_read_granite_experts(hf), shared=shared),
+    )
+
+
+def _read_granite_experts(hf: Json) -> Experts:
+    """Experts that are weighed by softmax of their scores alone.   raises: ValueError"""
+    count = read_positive(hf, "num_local_experts", 8)
+    per_token = read_positive(hf, "num_experts_per_tok", 2)
+    if per_token > count:
+        raise ValueError(f"num_experts_per_tok: expected at most {count} experts, got {per_token}")
+    return Experts(
+        count=count,
+        per_token=per_token,
+        intermediate=read_positive(hf, "intermediate_size"),
+        renormalize=True,
+    )
+
+
+def _read_granite(
+    hf: Json,
+    architecture: str,
+    model_type: str,
+    fields: tuple[str, ...],
+    *,
+    experts: Experts | None = None,
+    mlp_bias: bool = False,
+) -> ModelConfig:
+    """Any of the families, with these experts in all layers.
+
+    fields: what it reads beside the factors
+    """
     hf = complete_fields(hf, {"num_key_value_heads": None})
     bias = read_bias(hf, "attention_bias")
     config = decoder_config(
         hf,
-        "GraniteForCausalLM",
-        model_types=("granite",),
+        architecture,
+        model_types=(model_type,),
         fields=(
-            *("attention_bias", "mlp_bias", "embedding_multiplier", "residual_multiplier"),
-            *("attention_multiplier", "logits_scaling"),
+            *("attention_bias", "embedding_multiplier", "residual_multiplier"),
+            *("attention_multiplier", "logits_scaling", *fields),
         ),
+        experts=[experts] * read_layer_count(hf),
         qkv_bias=bias,
         out_bias=bias,
-        mlp_bias=read_bias(hf, "mlp_bias"),
+        mlp_bias=mlp_bias,
         scale=read_number(hf, "attention_multiplier", 1.0),
     )
     return evolve(
@@ -147,7 +213,7 @@ def _read_turned_layers(hf: Json) -> list[bool]:
         interval = read_positive(hf, "no_rope_layer_interval", 4)
         return [(index + 1) % interval != 0 for index in range(count)]
     if not isinstance(flags, list) or len(flags) != count or not all(f in (0, 1) for f in flags):
-        raise ValueError(f"no_rope_layers is {quoted(flags)}, expected {count} entries of 0 and 1")
+        raise ValueError(f"no_rope_layers: expected {count} entries of 0 or 1, got {quoted(flags)}")
     return [bool(flag) for flag in flags]
 
 
@@ -201,7 +267,7 @@ def ernie_moe_config(hf: Json) -> ModelConfig:
     # transformers then gives a bias to attention, dense parts, shared experts and scores, but not
     # to routed experts, although such checkpoints have theirs. None is published.
     if read_bias(hf, "use_bias"):
-        raise ValueError("use_bias is true, which is not supported; expected false")
+        raise ValueError("use_bias: expected false, got true, which is not supported")
     rope = read_rope(hf, read_head_dim(hf), default_theta=5e5, interleaved=True)
     experts = _read_ernie_experts(hf)
     return decoder_config(
@@ -219,7 +285,7 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
     width = read_positive(hf, "moe_intermediate_size", 1536)
     shared = read_whole(hf, "moe_num_shared_experts", 2)
     if shared < 0:
-        raise ValueError(f"moe_num_shared_experts is {shared}, expected a number of experts")
+        raise ValueError(f"moe_num_shared_experts: expected 0 or more, got {shared}")
     experts = Experts(
         count=read_positive(hf, "moe_num_experts", 64),
         per_token=read_positive(hf, "moe_k", 6),
@@ -230,7 +296,7 @@ def _read_ernie_experts(hf: Json) -> list[Experts | None]:
         shared=width * shared,
     )
     if experts.per_token > experts.count:
-        raise ValueError(f"moe_k is {experts.per_token}, expected at most {experts.count} experts")
+        raise ValueError(f"moe_k: expected at most {experts.count}, got {experts.per_token}")
     count = read_layer_count(hf)
     start, end = (
         read_whole(hf, "moe_layer_start_index", 1),
@@ -256,6 +322,8 @@ def _find_idle_capacity(hf: Json, experts: list[Experts | None]) -> str:
 
 MIXTRAL = decoder(mixtral_config, MIXTRAL_NAMES)
 GRANITE = decoder(granite_config)
+GRANITE_MOE = decoder(granite_moe_config, GRANITE_MOE_NAMES)
+GRANITE_MOE_SHARED = decoder(granite_moe_shared_config, GRANITE_MOE_NAMES)
 SMOLLM3 = decoder(smollm3_config)
 SEED_OSS = decoder(seed_oss_config)
 ERNIE = decoder(ernie_config)

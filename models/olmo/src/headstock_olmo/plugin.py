@@ -1,4 +1,4 @@
-"""The entry point that headstock's registry reads; imports neither torch nor a model."""
+"""The entry points that headstock's registry reads; imports neither torch nor a model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,16 @@ from headstock.spi import ModelSpec, SpiRange
 def olmo2() -> ModelSpec:
     """OLMo-2, with norms after each part."""
     return _make_spec("Olmo2ForCausalLM", "OLMO2", "OLMo-2, with norms after each part")
+
+
+def olmo3() -> ModelSpec:
+    """OLMo-3, with windows in most layers."""
+    return _make_spec("Olmo3ForCausalLM", "OLMO3", "OLMo-3, with windows in most layers")
+
+
+def exaone4() -> ModelSpec:
+    """EXAONE-4, with norms after each part."""
+    return _make_spec("Exaone4ForCausalLM", "EXAONE4", "EXAONE-4, with norms after each part")
 
 
 def _make_spec(architecture: str, model: str, summary: str) -> ModelSpec:

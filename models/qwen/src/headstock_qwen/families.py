@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from attrs import evolve
 
-from headstock.nn.config_fields import Json, read_bias, read_flag, read_positive, read_whole
+from headstock.nn.config_fields import (
+    Json,
+    quoted,
+    read_bias,
+    read_flag,
+    read_positive,
+    read_whole,
+)
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
     complete_fields,
@@ -86,7 +93,7 @@ def qwen2_moe_config(hf: Json) -> ModelConfig:
     window, types = _read_window(hf), read_layer_types(hf)
     # transformers requires its width even if no layer has a window.
     if window is None and read_flag(hf, "use_sliding_window", False):
-        raise ValueError("sliding_window is null, expected a number with use_sliding_window")
+        raise ValueError("sliding_window: expected a number with use_sliding_window, got null")
     first = read_whole(hf, "max_window_layers", 28)
     # Windows in layers 0, 2, 4, ... below `max_window_layers`, unlike Qwen2.
     windows = (
@@ -140,7 +147,7 @@ def _layer_experts(
     )
     per_token = read_positive(hf, "num_experts_per_tok", per_token)
     if per_token > count:
-        raise ValueError(f"num_experts_per_tok is {per_token}, expected at most {count} experts")
+        raise ValueError(f"num_experts_per_tok: expected at most {count}, got {per_token}")
     experts = Experts(
         count=count,
         per_token=per_token,
@@ -148,10 +155,10 @@ def _layer_experts(
         renormalize=read_flag(hf, "norm_topk_prob", False),
     )
     step, dense = read_whole(hf, "decoder_sparse_step", 1), hf.get("mlp_only_layers") or ()
-    if step < 1 or not isinstance(dense, list | tuple):
-        raise ValueError(
-            "expected decoder_sparse_step above 0, and a list of layer numbers as mlp_only_layers"
-        )
+    if step < 1:
+        raise ValueError(f"decoder_sparse_step: expected a number above 0, got {step}")
+    if not isinstance(dense, list | tuple):
+        raise ValueError(f"mlp_only_layers: expected a list of layers, got {quoted(dense)}")
     return [
         None if (index + 1) % step or index in dense else experts
         for index in range(read_layer_count(hf))

@@ -1,0 +1,158 @@
+"""Build transformers' module of a config.json without memory for its weights."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from headstock_transformers.attention import PROBED
+
+_WEIGHTS = (torch.empty, torch.rand, torch.randn)
+"""What modules make weights by; what they make otherwise, such as tables of rope, is computed."""
+
+
+_CHANGING_ROPES = ("dynamic", "longrope")
+"""Kinds of rope that turn by the longest position of a call, not by a token's own."""
+
+
+@frozen(eq=False, kw_only=True)
+class Decoder:
+    """A causal decoder of transformers, whose weights are on the meta device.
+
+    text: the part of its configuration that describes the decoder
+    head: the same module over hidden states, which it gets as `inputs_embeds`
+    computed: by name, what is in no checkpoint
+    tied: names -> the name of the parameter that they share
+    """
+
+    model: PreTrainedModel
+    text: PreTrainedConfig
+    head: nn.Module
+    computed: Mapping[str, Tensor]
+    tied: Mapping[str, str]
+
+    @property
+    def base(self) -> nn.Module:
+        """The part that makes hidden states."""
+        found: nn.Module = self.model.get_submodule(self.model.base_model_prefix)
+        return found
+
+
+class _WeightsOnMeta(TorchFunctionMode):
+    """Make weights on the meta device, and compute all else."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in _WEIGHTS:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+class _Output(dict[str, Any]):
+    """Hidden states as a base model returns them; it has nothing else."""
+
+    def __getattr__(self, name: str) -> Any:
+        return self.get(name)
+
+    def __getitem__(self, key: Any) -> Any:
+        return tuple(self.values())[key] if isinstance(key, int | slice) else self.get(key)
+
+
+class GivenStates(nn.Module):
+    """A base model that returns what it is given."""
+
+    def forward(self, *args: Any, inputs_embeds: Tensor, **kwargs: Any) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+def build_decoder(hf: Mapping[str, Any]) -> Decoder:
+    """Build the decoder of a config.json.   raises: ValueError with a reason"""
+    model_type = hf.get("model_type")
+    if not isinstance(model_type, str):
+        raise ValueError("config.json has no model_type")
+    if model_type not in CONFIG_MAPPING_NAMES:
+        raise ValueError(f"it has no model_type {model_type[:64]}")
+    try:
+        config = AutoConfig.for_model(**hf)
+    except Exception as error:
+        raise ValueError(f"it refuses the fields: {in_one_line(error)}") from error
+    kind: type[PreTrainedModel] | None = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None:
+        raise ValueError(f"it has no causal decoder of model_type {model_type}")
+    text = config.get_text_config()
+    if text is not config:
+        raise ValueError(f"{kind.__name__} takes more than text")
+    if not kind.is_backend_compatible():
+        raise ValueError(f"{kind.__name__} does not call transformers' attention interface")
+    if getattr(kind, "_is_stateful", False):
+        raise ValueError(f"{kind.__name__} has layers that keep a state")
+    _check_fields(text, kind.__name__)
+    try:
+        with _WeightsOnMeta():
+            model = kind._from_config(config, attn_implementation=PROBED, dtype=torch.float32)
+    except Exception as error:
+        raise ValueError(f"{kind.__name__} cannot be built: {in_one_line(error)}") from error
+    model.eval().requires_grad_(False)
+    if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
+        raise ValueError(f"{kind.__name__} has no base model apart from its head")
+    stored = model.state_dict().keys()
+    computed = {name: each for name, each in model.named_buffers() if name not in stored}
+    unknown = sorted(name for name, each in computed.items() if each.is_meta)
+    if unknown:
+        raise ValueError(f"{kind.__name__} has a buffer without numbers, {unknown[0]}")
+    tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
+    computed = {name: each.clone() for name, each in computed.items()}
+    model.to("meta")
+    return Decoder(model=model, text=text, head=_replace_base(model), computed=computed, tied=tied)
+
+
+def _check_fields(text: PreTrainedConfig, name: str) -> None:
+    """Refuse what the configuration shows.   raises: ValueError"""
+    if not isinstance(getattr(text, "max_position_embeddings", None), int):
+        raise ValueError(f"{name} has no max_position_embeddings")
+    if getattr(text, "attention_chunk_size", None):
+        raise ValueError(f"{name} attends in chunks (attention_chunk_size)")
+    changing = sorted({*_list_rope_kinds(text.to_dict())}.intersection(_CHANGING_ROPES))
+    if changing:
+        raise ValueError(
+            f"{name} has rope_type {changing[0]!r}, which turns tokens by the length of a call"
+        )
+
+
+def _list_rope_kinds(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Every rope_type in the fields, at any depth."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _list_rope_kinds(value)
+        elif name in ("rope_type", "type") and isinstance(value, str):
+            yield value
+
+
+def _replace_base(model: PreTrainedModel) -> nn.Module:
+    """The same module, with all but its base model shared."""
+    head: nn.Module = copy.copy(model)
+    head._modules = dict(model._modules)
+    head._modules[model.base_model_prefix] = GivenStates()
+    return head
+
+
+def in_one_line(error: BaseException) -> str:
+    """What an error says, cut to what an error of ours can hold."""
+    text = re.sub(r"\s+", " ", str(error)).strip()
+    return f"{type(error).__name__}: {text[:160]}"

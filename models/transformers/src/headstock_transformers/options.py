@@ -1,0 +1,18 @@
+"""What can be set of this family."""
+
+from __future__ import annotations
+
+from attrs import field, frozen
+from attrs.validators import in_
+
+
+@frozen(kw_only=True)
+class TransformersOptions:
+    """Options of `transformers`.
+
+    experts: which of transformers' implementations multiplies experts; auto: its own choice
+    """
+
+    experts: str = field(
+        default="auto", validator=in_(("auto", "eager", "batched_mm", "grouped_mm"))
+    )
