@@ -126,6 +126,14 @@ def test_a_soft_cap_is_passed_on(provider: Provider, phase: Phase) -> None:
 
 
 @pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
+def test_sinks_take_their_part_of_each_query(provider: Provider, phase: Phase) -> None:
+    case = two_rows(phase, provider)
+    layer = cases.add_sinks(evolve(LAYER, window=7), case.q.shape[1], case.q.device)
+    cases.check(backend(case, provider), case, layer)
+    cases.check(backend(case, provider), case, layer, with_lse=True)
+
+
+@pytest.mark.parametrize("phase", PHASES, ids=lambda phase: phase.value)
 def test_8_bit_keys_and_values_are_scaled_by_layer_and_met_by_8_bit_queries(
     provider: Provider, phase: Phase
 ) -> None:
@@ -220,6 +228,8 @@ def test_shared_prefixes_give_the_attention_of_each_row_by_itself(
         layer = evolve(LAYER, softcap=softcap)
         cases.check(backend(case, provider), case, layer, with_lse=True)
         cases.check(backend(case, provider, num_splits=3), case, layer)
+        sunk = cases.add_sinks(layer, case.q.shape[1], case.q.device)
+        cases.check(backend(case, provider), case, sunk, with_lse=True)
 
 
 @SHARING

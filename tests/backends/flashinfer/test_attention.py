@@ -65,6 +65,7 @@ def test_every_phase_agrees_with_attention_written_out(
         one = backend(case)
         cases.check(one, case, LAYER, with_lse=True)
         cases.check(one, case, evolve(LAYER, scale=0.4))
+        cases.check(one, case, cases.add_sinks(LAYER, heads, case.q.device))
 
 
 def test_8_bit_keys_and_values_are_scaled_by_layer(library: SimpleNamespace) -> None:

@@ -79,7 +79,26 @@ def test_every_shape_agrees_with_attention_written_out(
         window=one("window", None, 1, 2, 16, 100),
         softcap=one("softcap", 0.0, 0.0, 0.7),
     )
+    if one("sinks", False, True):
+        layer = cases.add_sinks(layer, case.q.shape[1], case.q.device)
     check(case, layer, with_lse=data.draw(st.booleans(), "lse"))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", list(TOLERANCE), ids=str)
+@pytest.mark.parametrize("phase", list(Phase), ids=lambda phase: phase.value)
+def test_8_bit_keys_and_values_are_scaled_by_layer(
+    phase: Phase, dtype: torch.dtype, device: str
+) -> None:
+    rows = {Phase.DECODE: [(1, 40), (1, 5)], Phase.EXTEND: [(3, 40), (1, 7)]}
+    case = make(phase, rows.get(phase, [(20, 20), (2, 2)]), dtype=dtype, device=device)
+    narrow = cases.in_8_bits(case, 0.5, 2.0)
+    for more in ({}, {"window": 6, "softcap": 2.0}):
+        layer = cases.add_sinks(evolve(LAYER, k_scale=0.5, v_scale=2.0, **more), 4, device)
+        for scaled in (layer, evolve(layer, sinks=None)):
+            out, _ = cases.attend(backend(narrow), narrow, scaled)
+            plain = evolve(scaled, k_scale=1.0, v_scale=1.0)
+            cases.compare(out, cases.expected(narrow, plain)[0], 2 * TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -183,6 +202,7 @@ def test_shared_prefixes_give_the_attention_of_each_row_by_itself(
     shape = {"page_size": page_size, "head_dim": 16, "dtype": dtype, "device": device}
     case = shared_cases.make(*layout, **shape)
     check(case, with_lse=True)
+    check(case, cases.add_sinks(LAYER, case.q.shape[1], case.q.device), with_lse=True)
     check(case, evolve(LAYER, softcap=0.7))
     check(case, evolve(LAYER, window=9))
     second = shared_cases.in_second_group(case)

@@ -191,7 +191,7 @@ def test_a_library_that_names_its_kernels_otherwise_is_found_out(
 ) -> None:
     assert build.main(["--head-dim", "72", "--phase", "prefill"]) == 1
     assert (
-        "FlashInfer has 3 kernels for heads of (64, 72, 128, 256), expected one for each"
+        "FlashInfer: expected one kernel for each head_dim of (64, 72, 128, 256), got 3"
         in capsys.readouterr().err
     )
     assert tools.compiled == []

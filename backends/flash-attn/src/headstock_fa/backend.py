@@ -12,6 +12,7 @@ from torch import Tensor
 
 from headstock.nn.attention.device import count_processors
 from headstock.nn.attention.merge import merge_prefixes as merge_in_torch
+from headstock.nn.attention.sinks import scale_by_sinks
 from headstock.nn.attention.static_rows import StaticRows
 from headstock.spi import (
     AttentionBackend,
@@ -126,16 +127,22 @@ class FlashAttentionBackend(AttentionBackend):
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm,
+            without sinks
         """
         if self.eight_bit:
             # Scores are linear in the keys and results in the values, so a layer's two scales are
             # applied to the scale of scores and to the result.
             q, layer = _quantize_queries(q), evolve(layer, scale=layer.scale * layer.k_scale)
         if plan.shared is not None and layer.window is None:
-            self.attend_shared(q, layer, plan.shared, out, lse)
+            sums: Tensor | None = self.attend_shared(q, layer, plan.shared, out, lse)
         else:
-            self.attend(q, layer, plan, out, lse, needs_lse=lse is not None)
+            needs_lse = lse is not None or layer.sinks is not None
+            sums = self.attend(q, layer, plan, out, lse, needs_lse=needs_lse)
+        if layer.sinks is not None:
+            assert sums is not None, "kernels give what is needed"
+            # After both parts of a step, each of which would have the sinks otherwise.
+            scale_by_sinks(out, sums, layer.sinks, plan.query_start)
         if self.eight_bit and layer.v_scale != 1.0:
             out.mul_(layer.v_scale)
 
@@ -166,12 +173,13 @@ class FlashAttentionBackend(AttentionBackend):
 
     def attend_shared(
         self, q: Tensor, layer: LayerInfo, plan: SharedPlan, out: Tensor, lse: Tensor | None
-    ) -> None:
+    ) -> Tensor:
         """Attend to shared prefixes once per group, to the rest row by row, and merge the two.
 
         Rows of groups have one token each and come first; later rows only have a rest.
 
-        writes: out, lse as `forward`
+        returns: LSE [tokens, heads], `lse` where that is given
+        writes: out, lse as `forward`, without sinks
         """
         # A step may have more rows than tokens: rows without tokens come last.
         shared_lens = plan.shared_lens[: len(q)]
@@ -186,6 +194,7 @@ class FlashAttentionBackend(AttentionBackend):
         join()
         assert prefix_lse is not None and rest_lse is not None, "kernels give what is needed"
         self.merge(out[:rows], rest_lse[:rows], prefix_out, prefix_lse, shared_lens)
+        return rest_lse
 
     @contextmanager
     def branch(self) -> Iterator[Callable[[], None]]:

@@ -18,7 +18,7 @@ def _check_triton_rows(
     """Raise ValueError unless the value is auto, off or a number of rows."""
     if value in ("auto", "off") or (type(value) is int and 1 <= value <= MOST_TRITON_ROWS):
         return
-    raise ValueError(f"triton_rows is {value!r}; expected auto, off or 1 to {MOST_TRITON_ROWS}")
+    raise ValueError(f"triton_rows: expected auto, off or 1 to {MOST_TRITON_ROWS}, got {value!r}")
 
 
 @frozen(kw_only=True)

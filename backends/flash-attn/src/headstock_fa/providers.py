@@ -11,7 +11,7 @@ from headstock.spi import DeviceEnv, DeviceRange, Feature, GraphSupport, Require
 
 FA3_HINT = "pip install 'vllm>=0.20'"
 TORCH_HINT = "pip install 'torch>=2.13'"
-FA2_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE})
+FA2_FEATURES = frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE, Feature.SINKS})
 # Only these have been measured: FlashAttention-2 reads pages of multiples of 256 tokens, which few
 # prompts can share.
 ALL_FEATURES = FA2_FEATURES | {Feature.SHARED_PREFIX}
@@ -118,7 +118,8 @@ def choose_provider(env: DeviceEnv) -> tuple[Provider | None, tuple[str, ...]]:
             rejections.append(f"{provider.require.distribution} is not installed")
         elif major_minor(number) < provider.least:
             rejections.append(
-                f"{provider.require.distribution} is {number}, expected {provider.require.version}"
+                f"{provider.require.distribution}: expected {provider.require.version}, got "
+                f"{number}"
             )
         elif env not in provider.devices:
             rejections.append(

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.attention.device import count_processors
+from headstock.nn.attention.sinks import scale_by_sinks
 from headstock.spi import (
     AttentionBackend,
     AttentionContext,
@@ -183,7 +184,8 @@ class FlashInferBackend(AttentionBackend):
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm
+        writes: out [tokens, heads, head_dim]; lse [tokens, heads] float32, natural logarithm,
+            without sinks
         raises: RuntimeError when later plans have overwritten this one
         """
         staged = plan.wrappers[layer.group]
@@ -191,6 +193,8 @@ class FlashInferBackend(AttentionBackend):
             raise RuntimeError(
                 f"this plan was overwritten: only the last {TURNS} plans of a kind are kept"
             )
+        if layer.sinks is not None and lse is None:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
         self.library.run(
             staged.wrapper,
             q,
@@ -201,6 +205,9 @@ class FlashInferBackend(AttentionBackend):
             layer.scale * layer.k_scale,
             layer.v_scale,
         )
+        if layer.sinks is not None:
+            assert lse is not None
+            scale_by_sinks(out, lse, layer.sinks)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Make room for graphs of these sizes; a bucket's wrapper is made at its first plan."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
-from attrs import Factory, frozen
+from attrs import Factory, evolve, frozen
 from torch import Tensor
 
 from headstock.nn.attention.merge import merge_prefixes
+from headstock.nn.attention.sinks import scale_by_sinks
 from headstock.spi.attention import (
     AttentionBackend,
     AttentionContext,
@@ -68,8 +69,23 @@ class SdpaBackend(AttentionBackend):
         """Write causal attention of the step's queries over their rows' pages to `out`.
 
         q: [tokens, heads, head_dim]
-        writes: out [tokens, heads, out_dim]; lse [tokens, heads] float32, natural logarithm
+        writes: out [tokens, heads, out_dim]; lse [tokens, heads] float32, natural logarithm,
+            without sinks
         """
+        if layer.k_scale != 1:
+            layer = evolve(layer, scale=layer.scale * layer.k_scale)
+        if layer.sinks is not None and lse is None:
+            lse = q.new_empty(q.shape[:2], dtype=torch.float32)
+        self.attend(q, layer, plan, out, lse)
+        if layer.sinks is not None and lse is not None:
+            scale_by_sinks(out, lse, layer.sinks)
+        if layer.v_scale != 1:
+            out.mul_(layer.v_scale)
+
+    def attend(
+        self, q: Tensor, layer: LayerInfo, plan: SdpaPlan, out: Tensor, lse: Tensor | None
+    ) -> None:
+        """Attend as `forward`, without sinks.   writes: out, lse"""
         if plan.rest is not None and layer.window is None:
             self.attend_shared(q, layer, plan, plan.rest, out, lse)
             return
@@ -106,7 +122,7 @@ class SdpaBackend(AttentionBackend):
             index = plan.prefixes[layer.group] = prefix_index(shared, layer.group, rows)
         if lse is None:
             lse = q.new_empty(q.shape[:2], dtype=torch.float32)
-        self.forward(q, layer, rest, out, lse)
+        self.attend(q, layer, rest, out, lse)
         merge_prefixes(out, lse, *attend_prefixes(q, rows, index, layer), shared.shared_lens)
 
     def make_index(

@@ -49,7 +49,7 @@ def gather_decode(
     """
     for bucket in index.buckets:
         slots = bucket.slots.flatten()
-        keys = rows.keys.index_select(0, slots)
+        keys = rows.read_keys(slots)
         k, v = (
             tokens.view(*bucket.slots.shape, *tokens.shape[1:]).transpose(1, 2)
             for tokens in (keys, rows.read_values(keys, slots))

@@ -16,6 +16,7 @@ from headstock.spi import (
 )
 
 DTYPES = ("float32", "bfloat16", "float16")
+EIGHT_BIT = "float8_e4m3fn"
 
 
 def spec() -> AttentionSpec:
@@ -29,7 +30,9 @@ def spec() -> AttentionSpec:
         capabilities=AttentionCapabilities(
             phases=frozenset(Phase),
             devices=(DeviceRange("cpu"), DeviceRange("cuda")),
-            dtypes=frozenset((dtype, dtype, dtype) for dtype in DTYPES),
+            dtypes=frozenset(
+                (dtype, kv_dtype, dtype) for dtype in DTYPES for kv_dtype in (dtype, EIGHT_BIT)
+            ),
             layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
             head_dims=IntSet.all(),
             gqa_ratios=IntSet.all(),
@@ -41,7 +44,13 @@ def spec() -> AttentionSpec:
             graph=GraphSupport.NEVER,
             planning=Planning.NONE,
             features=frozenset(
-                {Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE, Feature.SHARED_PREFIX}
+                {
+                    Feature.SLIDING_WINDOW,
+                    Feature.SOFTCAP,
+                    Feature.LSE,
+                    Feature.SINKS,
+                    Feature.SHARED_PREFIX,
+                }
             ),
         ),
     )

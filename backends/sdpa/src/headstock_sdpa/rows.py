@@ -77,7 +77,7 @@ def attend_rows(
     block = BLOCK if is_plain else max(1, min(BLOCK, MOST_SCORED // q.shape[1]))
     for row in index.rows:
         slots = index.slots[row.slot_start : row.slot_stop]
-        keys = tokens.keys.index_select(0, slots)
+        keys = tokens.read_keys(slots)
         k, v = (part.transpose(0, 1)[None] for part in (keys, tokens.read_values(keys, slots)))
         for queries, seen, mask in _query_blocks(row, layer, is_plain, block, q.device):
             args = (q[queries].transpose(0, 1)[None], k[:, :, seen], v[:, :, seen], mask)

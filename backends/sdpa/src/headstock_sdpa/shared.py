@@ -45,7 +45,7 @@ def attend_prefixes(
     """
     out, lse = layer.empty_output(q), q.new_empty(q.shape[:2], dtype=torch.float32)
     for first, last, slots in index.groups:
-        keys = rows.keys.index_select(0, slots)
+        keys = rows.read_keys(slots)
         k, v = (part.transpose(0, 1)[None] for part in (keys, rows.read_values(keys, slots)))
         queries = q[first:last].transpose(0, 1)[None]
         answer, sums = softmax_in_float32(

@@ -145,7 +145,7 @@ def _prefill_spec(dtype: str, head_dims: tuple[int, ...]) -> Any:
     kernels = [path for path in spec.sources if path.name.endswith(endings)]
     if len(kernels) != len(head_dims):
         raise ValueError(
-            f"FlashInfer has {len(kernels)} kernels for heads of {head_dims}, expected one for each"
+            f"FlashInfer: expected one kernel for each head_dim of {head_dims}, got {len(kernels)}"
         )
     others = [path for path in spec.sources if not path.name.startswith("fmha_v2_flash_attention")]
     folder = others[0].parent
