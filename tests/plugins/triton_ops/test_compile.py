@@ -18,14 +18,32 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction, mangle_type
 
 from headstock.nn.short_conv import ConvInputs
-from headstock.spi import Experts, LogitsProcessor, Processing, Sampling
-from headstock_triton.activation import fused_silu_and_mul
+from headstock.spi import (
+    Collectives,
+    Experts,
+    LogitsProcessor,
+    Processing,
+    Sampling,
+    Weight,
+    WeightFormat,
+    WeightKind,
+)
+from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_
+from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts
+from headstock_triton.fp8_rows import quantize_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
-from headstock_triton.norm import add_norm, embed_norm
+from headstock_triton.norm import add_norm, embed_norm, quantize_norm
+from headstock_triton.packed import (
+    multiply_packed,
+    multiply_packed_gated,
+    prepare_experts,
+    prepare_packed,
+)
+from headstock_triton.ranks.push import PushCollectives, count_bytes
 from headstock_triton.sampling.sampler import fused_sample
 from headstock_triton.split_linear import (
     choose_gated_tile,
@@ -96,6 +114,84 @@ def test_norms_and_activation(compiled: Compiled) -> None:
     ]
 
 
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_products_of_weights_in_fp8(compiled: Compiled) -> None:
+    def weight(outs: int, width: int) -> Weight:
+        numbers = torch.zeros(outs, width, dtype=torch.float8_e4m3fn)
+        format = WeightFormat(kind=WeightKind.FP8_E4M3)
+        return prepare_packed(Weight(tensor=numbers, scales=torch.ones(()), format=format))
+
+    for tokens in (1, 33):
+        multiply_packed(tensor(tokens, 1024), weight(4096, 1024))
+        multiply_packed(tensor(tokens, 1024), weight(9216, 1024))
+        multiply_packed_gated(tensor(tokens, 1024), weight(4096, 1024))
+    small_linear(tensor(5, 1024), weight(2048, 1024), norm=tensor(1024), eps=1e-6, gated=True)
+    small_linear(tensor(9, 7168), weight(2048, 7168))
+    multiply_packed(tensor(65, 1024), weight(4096, 1024))
+
+    x, gain = tensor(70, 4096), tensor(4096)
+    quantize_rows(x)
+    quantize_norm(x, x, gain, 1e-6)
+    quantize_silu_and_mul(tensor(70, 24_576))
+
+    assert compiled == [
+        *["rows_kernel"] * 3,
+        *["split_kernel"] * 3,
+        "tokens_kernel",
+        "few_kernel",
+        "unpack_kernel",
+        "quantize_kernel",
+        "add_norm_kernel",
+        "silu_and_mul_kernel",
+    ]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("dtype", often(1, [torch.bfloat16, torch.float16]))
+@pytest.mark.parametrize(
+    "formats",
+    often(
+        1,
+        [
+            [(WeightKind.INT4, (1, 128), True)],
+            [
+                (WeightKind.FP8_E4M3, (128, 128), False),
+                (WeightKind.INT4, (1, 128), False),
+                (WeightKind.FP4_E2M1, (1, 32), False),
+            ],
+        ],
+    ),
+)
+def test_products_of_packed_weights(
+    compiled: Compiled, dtype: torch.dtype, formats: list[tuple[WeightKind, Any, bool]]
+) -> None:
+    def weight(
+        outs: int, width: int, kind: WeightKind, group: tuple[int, int], zeros: bool
+    ) -> Weight:
+        groups = -(-outs // group[0]), -(-width // group[1])
+        bits = {WeightKind.INT8: torch.int8, WeightKind.FP8_E4M3: torch.float8_e4m3fn}
+        shape = (outs, width if kind in bits else width // 2)
+        stored = Weight(
+            tensor=torch.zeros(shape, dtype=bits.get(kind, torch.uint8)),
+            scales=torch.ones(groups),
+            zeros=torch.zeros(groups, dtype=torch.int8) if zeros else None,
+            format=WeightFormat(kind=kind, group=group, has_zeros=zeros),
+        )
+        return prepare_packed(stored)
+
+    for kind, group, zeros in formats:
+        multiply_packed(tensor(1, 1024, dtype=dtype), weight(4096, 1024, kind, group, zeros))
+        multiply_packed_gated(
+            tensor(33, 1024, dtype=dtype), weight(18_432, 1024, kind, group, zeros)
+        )
+        multiply_packed(tensor(65, 1024, dtype=dtype), weight(64, 1024, kind, group, zeros))
+
+    assert compiled == ["split_kernel", "split_kernel", "unpack_kernel"] * len(formats)
+    assert "cvt.rn.f32.u" not in compiled.texts["split_kernel"], (
+        "conversions take longer than loads"
+    )
+
+
 def convolve(rows: int, tokens: int, *, bias: bool = True, pdl: bool = False) -> None:
     """A gated convolution; every row has one token where there are as many."""
     pages = torch.ones(rows, dtype=torch.int64)
@@ -126,7 +222,7 @@ def test_convolutions(compiled: Compiled) -> None:
 
 def test_products_of_a_few_tokens(compiled: Compiled) -> None:
     for tokens in (1, 16):
-        small_linear(tensor(tokens, 1024), tensor(4096, 1024), tensor(4096))
+        small_linear(tensor(tokens, 1024), Weight(tensor=tensor(4096, 1024), bias=tensor(4096)))
 
     assert compiled == ["rows_kernel", "tokens_kernel"]
 
@@ -137,13 +233,13 @@ def test_products_of_tens_of_tokens(compiled: Compiled) -> None:
         assert tile is not None and tile.parts > 1
         add_norm(
             tensor(tokens, 1024),
-            multiply_in_parts(tensor(tokens, 2048), tensor(1024, 2048), tile),
+            multiply_in_parts(tensor(tokens, 2048), Weight(tensor=tensor(1024, 2048)), tile),
             tensor(1024),
             1e-6,
         )
     gated = choose_gated_tile(32, 1024, 3072)
     assert gated is not None
-    multiply_gated(tensor(32, 1024), tensor(6144, 1024), gated)
+    multiply_gated(tensor(32, 1024), Weight(tensor=tensor(6144, 1024)), gated)
 
     assert compiled == ["split_kernel", "add_norm_kernel"] * 3 + ["split_kernel"]
 
@@ -164,7 +260,7 @@ def test_weights_are_asked_for_before_the_wait_and_tokens_after_it(
     compiled: Compiled, tokens: int
 ) -> None:
     more = {"norm": tensor(1024), "eps": 1e-6, "pdl": True}
-    small_linear(tensor(tokens, 1024), tensor(4096, 1024), None, gated=True, **more)
+    small_linear(tensor(tokens, 1024), Weight(tensor=tensor(4096, 1024)), gated=True, **more)
 
     before, after = compiled.texts[compiled[0]].split("griddepcontrol.wait")
     begin, loads = before.split("griddepcontrol.launch_dependents")
@@ -172,6 +268,29 @@ def test_weights_are_asked_for_before_the_wait_and_tokens_after_it(
     # Sixteen numbers of 8 bytes or more at a time: rows of gate and up, and the norm's weight.
     assert loads.count("ld.global") > after.count("ld.global") >= 1
     assert "st.global" in after and "st.global" not in before
+
+
+def test_sums_and_joins_over_ranks(compiled: Compiled) -> None:
+    rank, most = Collectives(), 1 << 16
+    rank.count = 2
+    memory = tensor(count_bytes(2, most), dtype=torch.uint8)
+    ranks = PushCollectives(rank, memory, tensor(2, dtype=torch.int64), most)
+    for dtype in (torch.bfloat16, torch.float32):
+        ranks.all_reduce(tensor(3, 100, dtype=dtype))
+        ranks.all_gather(tensor(3, 100, dtype=dtype))
+    ranks.all_gather(tensor(3, 100, dtype=torch.int32))
+    x, weight = tensor(3, 1024), tensor(1024)
+    ranks.add_norm(x, x, weight, 1e-6)
+    ranks.add_norm(x, tensor(2, 3, 1024, dtype=torch.float32), weight, 1e-6)
+
+    assert compiled == [
+        *("sum_ranks_kernel", "join_ranks_kernel") * 2,
+        "join_ranks_kernel",
+        *["add_norm_ranks_kernel"] * 2,
+    ]
+    # What a peer writes is read anew until it is there.
+    for name in set(compiled):
+        assert "ld.volatile.global" in compiled.texts[name], name
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
@@ -227,6 +346,34 @@ def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: C
     mix(64, HOPPER)
 
     assert compiled == ROUTED
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 512]]))
+def test_experts_in_8_bits(compiled: Compiled, group: list[int]) -> None:
+    experts = Experts(count=16, per_token=2, intermediate=256, renormalize=True)
+    weights = []
+    for outs, width in ((512, 512), (512, 256)):
+        numbers = torch.zeros(16, outs, width, dtype=torch.float8_e4m3fn)
+        rows, columns = min(group[0], outs), min(group[1], width)
+        scales = torch.ones(16, outs // rows, width // columns)
+        format = WeightFormat(kind=WeightKind.FP8_E4M3, group=(group[0], group[1]))
+        weights.append(prepare_experts(Weight(tensor=numbers, scales=scales, format=format)))
+    gate_up, down = weights
+    for tokens in (1, 64):
+        fused_mix_experts(
+            tensor(tokens, 512),
+            tensor(tokens, 16),
+            experts,
+            gate_up.tensor,
+            down.tensor,
+            slots=tensor(tokens, dtype=torch.int64),
+            page_size=64,
+            tiles=None if tokens == 1 else HOPPER,
+            scales=(GroupScales.of(gate_up), GroupScales.of(down)),
+        )
+
+    assert compiled == ROUTED * 2
 
 
 def mix(tokens: int, tiles: Tiles | None, *, pdl: bool = False) -> None:

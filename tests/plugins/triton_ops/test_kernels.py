@@ -9,15 +9,18 @@ from interpreted import run_interpreted
 
 FOLDER = Path(__file__).parent / "interpreted"
 PARTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "conftest")
-SAMPLING = {"families", "sampling", "truncation"}
+SAMPLING = {"sampling", "truncation"}
 """The parts that take as long together as the others do."""
+LATER = {"families"}
+"""The parts whose tests are all `full`."""
 
 
 @pytest.mark.feature("V4")
 @pytest.mark.long
 @pytest.mark.parametrize("sampling", [False, True])
 def test_interpreted(sampling: bool) -> None:
-    run_interpreted(FOLDER / f"{part}.py" for part in PARTS if (part in SAMPLING) is sampling)
+    parts = [part for part in PARTS if part not in LATER and (part in SAMPLING) is sampling]
+    run_interpreted(FOLDER / f"{part}.py" for part in parts)
 
 
 @pytest.mark.full

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.fp8_rows import Fp8Rows, count_row_warps, make_rows, quantize_row
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
@@ -13,9 +14,13 @@ BLOCK = 1024
 
 
 @triton.jit
-def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.constexpr):
-    """One program per row and block of columns. silu is rounded before the product, as torch
-    does."""
+def silu_and_mul_kernel(
+    gate_up, out, scales, width, QUANTIZED: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr
+):
+    """One program per row and block of columns. silu is rounded before the product, as torch does.
+
+    QUANTIZED: the whole row is one block, stored in FP8 with a scale
+    """
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -25,7 +30,11 @@ def silu_and_mul_kernel(gate_up, out, width, BLOCK: tl.constexpr, PDL: tl.conste
     up = tl.load(gate_up + row * 2 * width + width + at, mask, other=0.0)
     x = gate.to(tl.float32)
     silu = round_to(x / (1.0 + tl.exp(-x)), gate.dtype).to(tl.float32)
-    tl.store(out + row * width + at, round_to(silu * up.to(tl.float32), gate.dtype), mask)
+    result = round_to(silu * up.to(tl.float32), gate.dtype)
+    if QUANTIZED:
+        result, scale = quantize_row(result.to(tl.float32))
+        tl.store(scales + row, scale)
+    tl.store(out + row * width + at, result, mask)
 
 
 def fused_silu_and_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
@@ -34,6 +43,31 @@ def fused_silu_and_mul(gate_up: Tensor, *, pdl: bool = False) -> Tensor:
     out = gate_up.new_empty(tokens, width)
     if tokens:
         silu_and_mul_kernel[(tokens, triton.cdiv(width, BLOCK))](
-            gate_up, out, width, BLOCK=BLOCK, num_warps=4, **launch_options(pdl)
+            gate_up,
+            out,
+            out,  # which the kernel that does not quantize never writes to as scales
+            width,
+            QUANTIZED=False,
+            BLOCK=BLOCK,
+            num_warps=4,
+            **launch_options(pdl),
         )
     return out
+
+
+def quantize_silu_and_mul(gate_up: Tensor) -> Fp8Rows:
+    """The same in FP8.   gate_up: [tokens, 2 * n]    returns: [tokens, n]"""
+    tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
+    rows, block = make_rows(gate_up, width), triton.next_power_of_2(width)
+    if tokens:
+        silu_and_mul_kernel[(tokens, 1)](
+            gate_up,
+            rows.values,
+            rows.scales,
+            width,
+            QUANTIZED=True,
+            BLOCK=block,
+            num_warps=count_row_warps(block),
+            **launch_options(False),
+        )
+    return rows

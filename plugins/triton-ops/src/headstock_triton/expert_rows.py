@@ -39,7 +39,7 @@ def gate_up_rows_kernel(
     begin_next(PDL)
     pair = tl.program_id(1)
     expert = tl.load(ids + pair)
-    # Padding pairs have an expert number that does not exist and read no weight.
+    # Padding and experts of other ranks have a number that does not exist; they read no weight.
     if expert < EXPERTS:
         row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
         at = tl.arange(0, BLOCK)[None, :]
@@ -97,7 +97,7 @@ def down_rows_kernel(
     # One program for all experts of a token: no atomics, and a fixed order of the sum.
     for slot in tl.static_range(CHOSEN):
         pair = token * CHOSEN + slot
-        # Nothing was written for padding pairs, whose weight is 0.
+        # Nothing was written for padding and for experts of other ranks, whose weight is 0.
         mask = (tl.load(ids + pair) < EXPERTS) & (at < inters)
         value = tl.load(inner + pair.to(tl.int64) * inters + at, mask, other=0.0)
         sums += factors[slot].to(tl.float32) * (value.to(tl.float32) * shares[slot])
@@ -115,7 +115,7 @@ def mix_rows(
     down: [experts, hidden, intermediate]
     """
     tokens, width = x.shape
-    count, _, inters = down.shape
+    inters = down.shape[2]
     per_token = routes.ids.shape[1]
     inner = x.new_empty(tokens * per_token, inters)
     out = torch.empty_like(x)
@@ -125,7 +125,7 @@ def mix_rows(
         (triton.cdiv(inters, tile.gate_up), tokens * per_token),
         depth=width,
         pdl=pdl,
-        EXPERTS=count,
+        EXPERTS=routes.count,
         CHOSEN=per_token,
         ROWS=tile.gate_up,
         num_warps=tile.warps,
@@ -138,7 +138,7 @@ def mix_rows(
         (triton.cdiv(width, tile.down), tokens),
         depth=inters,
         pdl=pdl,
-        EXPERTS=count,
+        EXPERTS=routes.count,
         CHOSEN=per_token,
         ROWS=tile.down,
         num_warps=tile.warps,

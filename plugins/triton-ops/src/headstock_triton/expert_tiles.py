@@ -10,7 +10,8 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.device_function import device_function
-from headstock_triton.portable import INTERPRETED, round_to
+from headstock_triton.expert_scales import PLAIN, GroupScales
+from headstock_triton.portable import INTERPRETED, round_to, widen_to
 from headstock_triton.routing import Blocks
 from headstock_triton.tiles import Tile, Tiles
 
@@ -23,6 +24,21 @@ def _add_product(lhs, rhs, sums):
     if lhs.dtype == tl.float32:
         return tl.dot(lhs, rhs, sums, input_precision="ieee")
     return tl.dot(lhs, rhs, sums)
+
+
+@device_function
+def _add_tile(w, a, sums, factors, SCALED: tl.constexpr, SWAP: tl.constexpr):
+    """sums + the product of a tile, whose rows are multiplied by factors if SCALED.
+
+    w: [rows, depth]    a: [tokens, depth]    factors: pointers, [rows]
+    """
+    wide = widen_to(w, a.dtype)
+    start = tl.zeros_like(sums) if SCALED else sums
+    product = _add_product(wide, a.T, start) if SWAP else _add_product(a, wide.T, start)
+    if SCALED:
+        factor = tl.load(factors).to(tl.float32)
+        product = sums + product * (factor[:, None] if SWAP else factor[None, :])
+    return product
 
 
 @device_function
@@ -41,6 +57,7 @@ def gate_up_tiles_kernel(
     order,
     table,
     weight,
+    scales,
     inner,
     blocks,
     WIDTH: tl.constexpr,
@@ -50,6 +67,9 @@ def gate_up_tiles_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
@@ -79,6 +99,10 @@ def gate_up_tiles_kernel(
                 + source[:, None] * WIDTH
                 + k[None, :]
             )
+        groups: tl.constexpr = (WIDTH + COLUMN_GROUP - 1) // COLUMN_GROUP
+        row_groups: tl.constexpr = (2 * INTERS + ROW_GROUP - 1) // ROW_GROUP
+        by_group: tl.constexpr = SCALED and groups > 1
+        factors = scales + (expert.to(tl.int64) * row_groups + source // ROW_GROUP) * groups
         # Swapped, the weight fills the 64 rows of the left factor of Hopper's tensor cores; a few
         # tokens would be padded to 64.
         sums = tl.zeros((2 * BN, BM), tl.float32) if SWAP else tl.zeros((BM, 2 * BN), tl.float32)
@@ -95,9 +119,11 @@ def gate_up_tiles_kernel(
                 w = tl.load(rhs + start)
             else:
                 w = tl.load(rhs + start, (k < WIDTH - start)[None, :], other=0.0)
-            sums = _add_product(w, a.T, sums) if SWAP else _add_product(a, w.T, sums)
+            sums = _add_tile(w, a, sums, factors + start // COLUMN_GROUP, by_group, SWAP)
         if SWAP:
             sums = sums.T
+        if SCALED and groups == 1:
+            sums *= tl.load(factors).to(tl.float32)[None, :]
         gate, up = tl.split(sums.reshape(BM, BN, 2))
         result = round_to(gate / (1.0 + tl.exp(-gate)) * up, inner.dtype.element_ty)
         out = column * BN + tl.arange(0, BN)
@@ -112,6 +138,7 @@ def down_tiles_kernel(
     table,
     weights,
     weight,
+    scales,
     out,
     blocks,
     WIDTH: tl.constexpr,
@@ -120,6 +147,9 @@ def down_tiles_kernel(
     BN: tl.constexpr,
     BK: tl.constexpr,
     GROUP: tl.constexpr,
+    SCALED: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
+    COLUMN_GROUP: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
@@ -143,6 +173,10 @@ def down_tiles_kernel(
                 + source[:, None] * INTERS
                 + k[None, :]
             )
+        groups: tl.constexpr = (INTERS + COLUMN_GROUP - 1) // COLUMN_GROUP
+        row_groups: tl.constexpr = (WIDTH + ROW_GROUP - 1) // ROW_GROUP
+        by_group: tl.constexpr = SCALED and groups > 1
+        factors = scales + (expert.to(tl.int64) * row_groups + source // ROW_GROUP) * groups
         sums = tl.zeros((BN, BM), tl.float32) if SWAP else tl.zeros((BM, BN), tl.float32)
         for start in range(0, INTERS, BK):
             if EVEN:
@@ -157,9 +191,11 @@ def down_tiles_kernel(
                 w = tl.load(rhs + start)
             else:
                 w = tl.load(rhs + start, (k < INTERS - start)[None, :], other=0.0)
-            sums = _add_product(w, a.T, sums) if SWAP else _add_product(a, w.T, sums)
+            sums = _add_tile(w, a, sums, factors + start // COLUMN_GROUP, by_group, SWAP)
         if SWAP:
             sums = sums.T
+        if SCALED and groups == 1:
+            sums *= tl.load(factors).to(tl.float32)[None, :]
         to = column * BN + tl.arange(0, BN)
         place = pair.to(tl.int64)[:, None] * WIDTH + to[None, :]
         mask = (row < rows)[:, None] & (to < WIDTH)[None, :]
@@ -175,9 +211,10 @@ def combine_kernel(
     # order.
     token = tl.program_id(0)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    routed = tl.load(ids + token * CHOSEN) < EXPERTS
     sums = tl.zeros((BLOCK,), tl.float32)
     for slot in tl.static_range(CHOSEN):
+        # Nothing was written for padding, and for experts of other ranks.
+        routed = tl.load(ids + token * CHOSEN + slot) < EXPERTS
         place = (token * CHOSEN + slot).to(tl.int64) * width + at
         sums += tl.load(terms + place, routed & (at < width), other=0.0).to(tl.float32)
     tl.store(
@@ -185,18 +222,27 @@ def combine_kernel(
     )
 
 
-def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
+def mix_tiles(
+    x: Tensor,
+    blocks: Blocks,
+    gate_up: Tensor,
+    down: Tensor,
+    tiles: Tiles,
+    scales: tuple[GroupScales | None, GroupScales | None] = PLAIN,
+) -> Tensor:
     """The weighted sum of the outputs of each token's experts; 0 for padding.
 
     x, result: [tokens, hidden]
     gate_up: [experts, 2 * intermediate, hidden]
     down: [experts, hidden, intermediate]
     """
-    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up)
-    return combine_terms(multiply_down(inner, blocks, down, tiles.down), blocks)
+    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up, scales[0])
+    return combine_terms(multiply_down(inner, blocks, down, tiles.down, scales[1]), blocks)
 
 
-def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
+def multiply_gate_up(
+    x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile, scales: GroupScales | None = None
+) -> Tensor:
     """silu(gate) * up of every pair, in block order.
 
     returns: [blocks * rows, intermediate]
@@ -204,6 +250,8 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     count, double, width = weight.shape
     inters = double // 2
     inner = x.new_empty(len(blocks.order), inters)
+    factors = weight if scales is None else scales.numbers
+    tile = tile if scales is None else scales.fit(tile, width)
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
     if tma:
@@ -214,9 +262,10 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
         )
     _launch_tiles(
         gate_up_tiles_kernel,
-        (x, blocks.order, blocks.table, source, inner),
+        (x, blocks.order, blocks.table, source, factors, inner),
         blocks,
         tile,
+        scales,
         columns=inters,
         depth=width,
         WIDTH=width,
@@ -227,7 +276,9 @@ def multiply_gate_up(x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> T
     return inner
 
 
-def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> Tensor:
+def multiply_down(
+    inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile, scales: GroupScales | None = None
+) -> Tensor:
     """Each pair's term of its token; rows of padding are undefined.
 
     returns: [tokens * per_token, hidden]
@@ -236,15 +287,18 @@ def multiply_down(inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile) -> 
     # One row per pair, summed by a separate kernel: adding to a token's row here would need
     # atomics, whose order is undefined.
     terms = inner.new_empty(blocks.routes.ids.numel(), width)
+    factors = weight if scales is None else scales.numbers
+    tile = tile if scales is None else scales.fit(tile, inters)
     source: Any = weight
     tma = tile.tma and _is_describable(weight)
     if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
     _launch_tiles(
         down_tiles_kernel,
-        (inner, blocks.order, blocks.table, blocks.routes.weights, source, terms),
+        (inner, blocks.order, blocks.table, blocks.routes.weights, source, factors, terms),
         blocks,
         tile,
+        scales,
         columns=width,
         depth=inters,
         WIDTH=width,
@@ -259,6 +313,7 @@ def _launch_tiles(
     pointers: tuple[Any, ...],
     blocks: Blocks,
     tile: Tile,
+    scales: GroupScales | None,
     *,
     columns: int,
     depth: int,
@@ -280,6 +335,9 @@ def _launch_tiles(
         BK=tile.k,
         GROUP=tile.group,
         SWAP=tile.swap,
+        SCALED=scales is not None,
+        ROW_GROUP=1 if scales is None else scales.rows,
+        COLUMN_GROUP=depth if scales is None else scales.columns,
         EVEN=depth % tile.k == 0,  # the last step needs no mask then
         num_warps=tile.warps,
         num_stages=tile.stages,

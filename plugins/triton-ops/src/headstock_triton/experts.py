@@ -9,9 +9,18 @@ from torch import Tensor
 
 from headstock.spi import Experts
 from headstock_triton.expert_rows import mix_rows
+from headstock_triton.expert_scales import PLAIN, GroupScales
 from headstock_triton.expert_tiles import mix_tiles
 from headstock_triton.routing import route_tokens
-from headstock_triton.tiles import RowTile, Shape, Table, Tiles, choose_tiles
+from headstock_triton.tiles import (
+    RowTile,
+    Shape,
+    Table,
+    Tiles,
+    choose_blocks,
+    choose_tiles,
+    is_hopper,
+)
 
 
 def fused_mix_experts(
@@ -25,6 +34,7 @@ def fused_mix_experts(
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
     tables: Mapping[Shape, Table] | None = None,
+    scales: tuple[GroupScales | None, GroupScales | None] = PLAIN,
     pdl: bool = False,
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts.
@@ -35,19 +45,21 @@ def fused_mix_experts(
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
     slots: [tokens] int64, where keys and values go. Tokens in the dummy page, below `page_size`,
     are padding: they get no expert, and their result is 0.
+    scales: of gate and up and of down, where these are in 8 bits
     tiles: the tile sizes; by default from the tables, else from `choose_tiles`
     """
     tokens, hidden = x.shape
     if not tokens:
         return torch.empty_like(x)
     x = x.contiguous()
-    if tiles is None:
-        shape = (experts.count, experts.per_token, hidden, experts.intermediate)
-        tiles = choose_tiles(tokens, shape, x.device, tables)
+    shape = (experts.count, experts.per_token, hidden, experts.intermediate)
+    tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
+    if scales != PLAIN and isinstance(tiles, RowTile):  # whose kernels read plain numbers
+        tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
     # Pairs that are processed one by one need no blocks.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)
     if isinstance(tiles, RowTile):
         return mix_rows(x, routes, gate_up, down, tiles, pdl=pdl)
     assert blocks is not None, "rows were given"
-    return mix_tiles(x, blocks, gate_up, down, tiles)
+    return mix_tiles(x, blocks, gate_up, down, tiles, scales)

@@ -16,15 +16,19 @@ FEW_TOKENS = 64
 
 
 @device_function
-def _store_q_and_kv(x, at, q, pool, q_mask, kv_mask, LIMIT: tl.constexpr):
+def _store_q_and_kv(
+    x, factor, at, q, pool, q_mask, kv_mask, SCALED: tl.constexpr, LIMIT: tl.constexpr
+):
     """Store queries to `q` and keys and values to the pool; 8-bit floats saturate and keep NaN.
 
-    x: [heads, n]
+    x: [heads, n]    factor: [heads], of keys and values, if SCALED
     """
     tl.store(q[:, None] + at, x, q_mask)
     kv = x
+    if SCALED:
+        kv = x.to(tl.float32) * factor[:, None]
     if LIMIT > 0:
-        kv = x.to(tl.float32)
+        kv = kv.to(tl.float32)
         kv = tl.where(kv > LIMIT, LIMIT, tl.where(kv < -LIMIT, -LIMIT, kv))
     tl.store(pool[:, None] + at, round_to(kv, pool.dtype.element_ty), kv_mask)
 
@@ -40,6 +44,8 @@ def heads_kernel(
     q_out,
     pool,
     eps,
+    k_factor,
+    v_factor,
     page_stride,
     side_stride,
     slot_stride,
@@ -52,6 +58,7 @@ def heads_kernel(
     REST_BLOCK: tl.constexpr,
     PAGE_SIZE: tl.constexpr,
     NORM: tl.constexpr,
+    SCALED: tl.constexpr,
     LIMIT: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -120,14 +127,14 @@ def heads_kernel(
     # Tokens that pad a graph all write to the first slot of the dummy page. Which one wins is
     # undefined, and no row's answer depends on it. Other slots have one token each.
     to_q, to_pool = is_query[:, None], (~is_query)[:, None]
-    _store_q_and_kv(turned_first, half, query, cell, in_half & to_q, in_half & to_pool, LIMIT)
-    _store_q_and_kv(
-        turned_second, HALF + half, query, cell, in_half & to_q, in_half & to_pool, LIMIT
-    )
+    factor = tl.where(is_value, v_factor, k_factor)
+    q_mask, kv_mask = in_half & to_q, in_half & to_pool
+    _store_q_and_kv(turned_first, factor, half, query, cell, q_mask, kv_mask, SCALED, LIMIT)
+    _store_q_and_kv(turned_second, factor, HALF + half, query, cell, q_mask, kv_mask, SCALED, LIMIT)
     if REST_BLOCK:
-        _store_q_and_kv(
-            round_to(third, dtype), rest, query, cell, in_rest & to_q, in_rest & to_pool, LIMIT
-        )
+        third = round_to(third, dtype)
+        q_mask, kv_mask = in_rest & to_q, in_rest & to_pool
+        _store_q_and_kv(third, factor, rest, query, cell, q_mask, kv_mask, SCALED, LIMIT)
 
 
 def rope_and_store_kv(
@@ -140,9 +147,11 @@ def rope_and_store_kv(
     *,
     heads: int,
     eps: float,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
     pdl: bool = False,
 ) -> Tensor:
-    """Queries after norm and rope; keys, treated likewise, and values go to the pool.
+    """Queries after norm and rope; keys, treated likewise, and values go to the pool, scaled.
 
     qkv: [tokens, (heads + 2 * kv_heads) * head_dim]    weight: [heads + kv_heads, head_dim] or None
     table: [max_seq_len, 2, dim / 2] float32            positions, slots: [tokens] int64
@@ -167,6 +176,8 @@ def rope_and_store_kv(
         q,
         pool,
         eps,
+        1 / k_scale,
+        1 / v_scale,
         *pool.stride()[:4],
         HEADS=heads,
         KV_HEADS=kv_heads,
@@ -176,6 +187,7 @@ def rope_and_store_kv(
         REST_BLOCK=triton.next_power_of_2(rest) if rest else 0,
         PAGE_SIZE=page_size,
         NORM=weight is not None,
+        SCALED=k_scale != 1 or v_scale != 1,
         LIMIT=torch.finfo(pool.dtype).max if pool.dtype.itemsize == 1 else 0.0,
         BLOCK=block,
         num_warps=1 if tokens <= FEW_TOKENS else 2,

@@ -14,9 +14,10 @@ import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
+from headstock.spi import Weight
 from headstock_triton.options import MOST_TOKENS
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
-from headstock_triton.portable import add_product, round_to
+from headstock_triton.portable import add_product, round_to, widen_to
 
 MOST_FUSED_WIDTH = 1024
 """Width of a token up to which several tokens are normalized inside a product.
@@ -54,6 +55,7 @@ def choose_product_tile(tokens: int, width: int, *, gated: bool = False) -> Prod
 def rows_kernel(
     x,
     weight,
+    scales,
     bias,
     norm,
     total,
@@ -62,6 +64,7 @@ def rows_kernel(
     eps,
     WIDTH: tl.constexpr,
     TOKENS: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
@@ -91,6 +94,10 @@ def rows_kernel(
     if NORM:
         gain = tl.load(norm + k, inside, other=0.0).to(tl.float32)
     exists = row < outs
+    if SCALED:
+        factor = tl.load(scales + row, exists, other=0.0)
+        if GATED:
+            up_factor = tl.load(scales + outs + row, exists, other=0.0)
     if BIAS:
         shift = tl.load(bias + row, exists, other=0.0).to(tl.float32)
         if GATED:
@@ -109,11 +116,15 @@ def rows_kernel(
             scale = tl.rsqrt(tl.sum(value * value, 1) / WIDTH + eps)[:, None]
             value = round_to(value * scale * gain, dtype).to(tl.float32)
         result = tl.sum(w.to(tl.float32) * value, 1)
+        if SCALED:
+            result *= factor
         if BIAS:
             result += shift
         result = round_to(result, dtype)
         if GATED:
             upper = tl.sum(up.to(tl.float32) * value, 1)
+            if SCALED:
+                upper *= up_factor
             if BIAS:
                 upper += up_shift
             gate = result.to(tl.float32)
@@ -129,6 +140,7 @@ def rows_kernel(
 def tokens_kernel(
     x,
     weight,
+    scales,
     bias,
     norm,
     total,
@@ -137,6 +149,7 @@ def tokens_kernel(
     outs,
     eps,
     WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     NORM: tl.constexpr,
     GATED: tl.constexpr,
@@ -174,6 +187,10 @@ def tokens_kernel(
     k = tl.arange(0, PARTS * BLOCK)
     if NORM:
         gain = tl.load(norm + k, k < WIDTH, other=0.0).to(tl.float32)
+    if SCALED:
+        factor = tl.load(scales + row, exists, other=0.0)
+        if GATED:
+            up_factor = tl.load(scales + outs + row, exists, other=0.0)
     if BIAS:
         shift = tl.load(bias + row, exists, other=0.0).to(tl.float32)
         if GATED:
@@ -198,15 +215,19 @@ def tokens_kernel(
             scale = tl.rsqrt(tl.sum(wide * wide, 1) / WIDTH + eps)[:, None]
             value = round_to(wide * scale * gain[None, :], dtype)
         value = tl.permute(tl.reshape(value, (SEATS, PARTS, BLOCK)), (1, 2, 0))
-        sums = add_product(weights[step], value, sums)
+        sums = add_product(widen_to(weights[step], dtype), value, sums)
         if GATED:
-            up_sums = add_product(ups[step], value, up_sums)
+            up_sums = add_product(widen_to(ups[step], dtype), value, up_sums)
     result = tl.sum(sums, 0)
+    if SCALED:
+        result *= factor[:, None]
     if BIAS:
         result += shift[:, None]
     result = round_to(result, dtype)
     if GATED:
         upper = tl.sum(up_sums, 0)
+        if SCALED:
+            upper *= up_factor[:, None]
         if BIAS:
             upper += up_shift[:, None]
         gate = result.to(tl.float32)
@@ -221,11 +242,13 @@ def tokens_kernel(
 def few_kernel(
     x,
     weight,
+    scales,
     bias,
     out,
     tokens,
     outs,
     WIDTH: tl.constexpr,
+    SCALED: tl.constexpr,
     BIAS: tl.constexpr,
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -247,7 +270,9 @@ def few_kernel(
         rhs = tl.load(
             source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0
         )
-        sums = add_product(lhs, rhs, sums)
+        sums = add_product(lhs, widen_to(rhs, lhs.dtype), sums)
+    if SCALED:
+        sums *= tl.load(scales + row, row < outs, other=0.0)[None, :]
     if BIAS:
         sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
     there = (token < tokens) & (row < outs)[None, :]
@@ -277,8 +302,7 @@ def can_add(tokens: int, width: int, device: torch.device) -> bool:
 
 def small_linear(
     x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None = None,
+    weight: Weight,
     *,
     norm: Tensor | None = None,
     eps: float = 0.0,
@@ -293,24 +317,29 @@ def small_linear(
     gated: the weight's two halves are gate and up; returns silu(gate) * up
     total: [tokens, out], to which the product is added in place and which is returned
 
-    x: [tokens, in] of 16 bits    weight: [out, in]    bias: [out]    returns: [tokens, out]
+    x: [tokens, in] of 16 bits    weight: [out, in], plain or of 8 bits with a scale for each row
+    returns: [tokens, out]
     """
-    (tokens, width), outs = x.shape, weight.shape[0] // (2 if gated else 1)
+    numbers, scales, bias = weight.tensor, weight.scales, weight.bias
+    (tokens, width), outs = x.shape, len(numbers) // (2 if gated else 1)
     out = x.new_empty(tokens, outs) if total is None else total
     x = x.contiguous()
     # A pointer that this variant of the kernel does not read.
-    bias_or_weight = weight if bias is None else bias
+    bias_or_weight = numbers if bias is None else bias
+    scales_or_weight = numbers if scales is None else scales
     if tokens > 1 and not can_add(tokens, width, x.device):
         assert norm is None and not gated and total is None, "see can_fuse and can_add"
         rows = 16 if outs >= 2048 else 8
         few_kernel[(triton.cdiv(outs, rows),)](
             x,
-            weight,
+            numbers,
+            scales_or_weight,
             bias_or_weight,
             out,
             tokens,
             outs,
             WIDTH=width,
+            SCALED=scales is not None,
             BIAS=bias is not None,
             ROWS=rows,
             BLOCK=256,
@@ -321,10 +350,11 @@ def small_linear(
         )
         return out
     tile = tile or choose_product_tile(tokens, width, gated=gated)
-    norm_or_weight = weight if norm is None else norm
-    pointers = (x, weight, bias_or_weight, norm_or_weight, out, out)
+    norm_or_weight = numbers if norm is None else norm
+    pointers = (x, numbers, scales_or_weight, bias_or_weight, norm_or_weight, out, out)
     constants = {
         "WIDTH": width,
+        "SCALED": scales is not None,
         "BIAS": bias is not None,
         "NORM": norm is not None,
         "GATED": gated,

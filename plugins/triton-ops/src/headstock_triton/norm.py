@@ -8,12 +8,13 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock_triton.device_function import device_function
+from headstock_triton.fp8_rows import Fp8Rows, make_rows, quantize_row
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 
 @device_function
-def _rms_normalize(x, gain, width, eps, dtype: tl.constexpr):
+def rms_normalize(x, gain, width, eps, dtype: tl.constexpr):
     """One row divided by its root mean square, times the weight.
 
     x, gain: [block] float32, x 0 outside the row
@@ -28,15 +29,18 @@ def add_norm_kernel(
     pending,
     weight,
     out,
+    scales,
     width,
     eps,
     part_stride,
     PARTS: tl.constexpr,
+    QUANTIZED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row. The sum is rounded before the norm, as by torch's in-place addition.
 
+    QUANTIZED: the norm is stored in FP8, with a scale
     PARTS: number of parts of the term, float32 if several, summed in order; 0
     without a term.
     """
@@ -56,7 +60,11 @@ def add_norm_kernel(
         term = round_to(term, dtype).to(tl.float32)
         x = round_to(x.to(tl.float32) + term, dtype)
         tl.store(total + row + at, x, mask)
-    tl.store(out + row + at, _rms_normalize(x.to(tl.float32), gain, width, eps, dtype), mask)
+    normed = rms_normalize(x.to(tl.float32), gain, width, eps, dtype)
+    if QUANTIZED:
+        normed, scale = quantize_row(normed.to(tl.float32))
+        tl.store(scales + tl.program_id(0), scale)
+    tl.store(out + row + at, normed, mask)
 
 
 # Tokens are part of one upload at any alignment: one kernel serves all.
@@ -79,7 +87,7 @@ def embed_norm_kernel(
     tl.store(total + row * width + at, x, mask)
     tl.store(
         out + row * width + at,
-        _rms_normalize(x.to(tl.float32), gain, width, eps, x.dtype),
+        rms_normalize(x.to(tl.float32), gain, width, eps, x.dtype),
         mask,
     )
 
@@ -94,6 +102,28 @@ def add_norm(
     writes: total, the sum
     """
     out = torch.empty_like(total)
+    _launch_norm(total, pending, weight, out, None, eps, pdl=pdl)
+    return out
+
+
+def quantize_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) -> Fp8Rows:
+    """The same as `add_norm`, in FP8.   writes: total, the sum"""
+    rows = make_rows(total, total.shape[1])
+    _launch_norm(total, pending, weight, rows.values, rows.scales, eps, pdl=False)
+    return rows
+
+
+def _launch_norm(
+    total: Tensor,
+    pending: Tensor | None,
+    weight: Tensor,
+    out: Tensor,
+    scales: Tensor | None,
+    eps: float,
+    *,
+    pdl: bool,
+) -> None:
+    """Launch one program per row.   writes: total, out, scales"""
     tokens, width = total.shape
     if tokens:
         block = triton.next_power_of_2(width)
@@ -105,15 +135,17 @@ def add_norm(
             source,
             weight,
             out,
+            # The kernel that does not quantize never writes to this pointer.
+            out if scales is None else scales,
             width,
             eps,
             total.numel(),
+            QUANTIZED=scales is not None,
             PARTS=len(source) if in_parts else int(pending is not None),
             BLOCK=block,
-            num_warps=_count_warps(block),
+            num_warps=count_warps(block),
             **launch_options(pdl),
         )
-    return out
 
 
 def embed_norm(
@@ -140,12 +172,12 @@ def embed_norm(
             width,
             eps,
             BLOCK=block,
-            num_warps=_count_warps(block),
+            num_warps=count_warps(block),
             **launch_options(pdl),
         )
     return total, out
 
 
-def _count_warps(block: int) -> int:
+def count_warps(block: int) -> int:
     """Warps for a row: eight values per thread, one load in 16-bit types."""
     return min(max(block // 256, 1), 16)

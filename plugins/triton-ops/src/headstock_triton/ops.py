@@ -7,80 +7,59 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from headstock.nn.moe import number_own_experts
+from headstock.nn.vocab_shard import find_own_tokens, gather_mask, needs_whole_rows
 from headstock.ops.fine_tier import find_conv_inputs
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
+    ALONE,
     Batch,
+    Collectives,
     DeviceEnv,
     LayerConfig,
     ModelConfig,
+    Params,
+    ParamSpec,
     PartQuery,
     QkNorm,
+    Role,
     Sample,
     Sampling,
     Stream,
-    Variant,
     Weight,
+    WeightFormat,
     find_variants,
 )
-from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_
+from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts
-from headstock_triton.gated_linear import (
-    LEAST_TOKENS,
-    choose_large_tile,
-    count_processors,
-    multiply_gated_tiles,
-)
+from headstock_triton.fp8_rows import Fp8Rows, multiply_rows, quantize_rows
+from headstock_triton.fused import FUSED
+from headstock_triton.gate import multiply_gate
+from headstock_triton.gated_linear import LEAST_TOKENS
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import can_add, can_fuse, small_linear
-from headstock_triton.norm import add_norm, embed_norm
+from headstock_triton.norm import add_norm, embed_norm, quantize_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
-from headstock_triton.pdl import has_pdl
-from headstock_triton.sampling.sampler import fused_sample
-from headstock_triton.split_linear import (
-    choose_gated_tile,
-    choose_split_tile,
-    multiply_gated,
-    multiply_in_parts,
+from headstock_triton.packed import (
+    can_keep,
+    can_mix,
+    can_multiply,
+    choose_parts,
+    is_by_row,
+    is_quantized,
+    multiply_packed,
+    prepare_experts,
+    prepare_packed,
 )
-from headstock_triton.tiles import is_hopper, read_tables
+from headstock_triton.pdl import has_pdl
+from headstock_triton.ranks.push import PushCollectives, connect_by_push
+from headstock_triton.sampling.sampler import fused_sample
+from headstock_triton.sampling.shard import fused_sample_shard
+from headstock_triton.split_linear import multiply_in_parts
+from headstock_triton.tiles import read_tables
 from headstock_triton.tune_experts import tune_experts
-
-COMMON = frozenset((Variant.WIDE_NORM,))
-"""Variants that all fused operations support: the kernels widen their inputs."""
-
-FUSED: Mapping[str, frozenset[Variant]] = {
-    "embed": COMMON,
-    "qkv_rope_store": COMMON | {Variant.HEAD_QK_NORM, Variant.PARTIAL_ROPE, Variant.ROPE_BY_LAYER},
-    "attn_out": frozenset(),
-    "short_conv": COMMON,
-    "mlp": COMMON,
-    "moe": COMMON,
-    "final_norm": COMMON,
-    "lm_head_sample": frozenset(),
-}
-"""Operations with separate kernels -> the variants that they support."""
-
-
-def _normalize(x: Stream, weight: Weight, eps: float, *, pdl: bool) -> Tensor:
-    """The normalized stream, in one kernel with the addition of the pending term.
-
-    returns: [tokens, hidden]
-    writes: x, which then has nothing pending
-    """
-    normed = x.normed
-    if normed is None:
-        normed = add_norm(x.total, x.pending, weight.tensor, eps, pdl=pdl)
-    x.pending = x.normed = None
-    return normed
-
-
-def _add_pending(x: Stream, term: Tensor) -> Stream:
-    """The stream with the term pending.   writes: x, which is the result"""
-    x.settle()
-    x.pending = term
-    return x
 
 
 class TritonOps(TorchOps):
@@ -95,14 +74,10 @@ class TritonOps(TorchOps):
         self.fused_linear = options.fused_linear
         self.split_linear = options.split_linear
         self.large_linear = options.large_linear
+        self.push_bytes = options.push_bytes
         self.pdl = options.pdl
-
-    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
-        """See `Ops.configure`."""
-        # Terms that are summed over ranks first cannot be added where they are computed.
-        if query.model.shard.count > 1:
-            self.fused_linear = self.split_linear = 0
-            self.large_linear = False
+        self.packed = options.packed
+        self.keeps_packed = self.keeps_experts = False
 
     def tune(self, query: PartQuery, env: DeviceEnv) -> Mapping[str, str]:
         """Tiles of the model's experts, measured on the device."""
@@ -116,6 +91,29 @@ class TritonOps(TorchOps):
             if layer.experts is not None and self.takes("moe", model, layer)
         ]
         return tune_experts(mixtures, model.hidden, dtype, torch.device(env.device))
+
+    def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
+        """See `Ops.bind`."""
+        super().bind(params, config, connect_by_push(collectives, self.push_bytes))
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        """See `Ops.configure`."""
+        mixtures = [layer for layer in query.model.layers if layer.experts is not None]
+        self.keeps_packed = self.packed and can_keep(query, env)
+        self.keeps_experts = self.fused_experts and all(
+            self.takes("moe", query.model, layer) for layer in mixtures
+        )
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        """Yes for linear maps in 8 and 4 bits and experts in 8, where kernels use all of them."""
+        is_mixed = self.keeps_experts and can_mix(spec, format)
+        return self.keeps_packed and (is_mixed or can_multiply(spec, format))
+
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        """The weight as it is; a packed one with scales as kernels need them."""
+        if weight.format is None:
+            return weight
+        return prepare_experts(weight) if Role.EXPERTS in spec.roles else prepare_packed(weight)
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel supports all variants of the operation in this configuration."""
@@ -135,12 +133,29 @@ class TritonOps(TorchOps):
             and can_fuse(tokens, hidden, total.device)
         )
 
+    def normalize(self, x: Stream, weight: Weight) -> Tensor:
+        """The normalized stream, in one kernel with the addition of the pending term.
+
+        returns: [tokens, hidden]
+        writes: x, which then has nothing pending
+        """
+        normed, eps, ranks = x.normed, self.config.norm_eps, x.sum_over
+        if normed is None:
+            pending, pdl = x.pending, self.overlaps(x.total)
+            if pending is None or ranks.count == 1:
+                normed = add_norm(x.total, pending, weight.tensor, eps, pdl=pdl)
+            elif isinstance(ranks, PushCollectives) and ranks.can_add_norm(x.total):
+                normed = ranks.add_norm(x.total, pending, weight.tensor, eps)
+            else:
+                normed = add_norm(x.settle(), None, weight.tensor, eps, pdl=pdl)
+        x.pending, x.normed, x.sum_over = None, None, ALONE
+        return normed
+
     def multiply_normed(
         self,
         x: Stream,
         norm: Weight,
         weight: Weight,
-        eps: float,
         batch: Batch,
         *,
         gated: bool = False,
@@ -149,53 +164,61 @@ class TritonOps(TorchOps):
 
         returns: [tokens, out], or half of it
         """
-        pdl = self.overlaps(x.total)
-        # A term left pending by an operation that is not fused is added by a separate norm.
-        if self.is_fused(x) and x.pending is None:
+        pdl, is_fused = self.overlaps(x.total), self.is_fused(x) and is_by_row(weight)
+        if is_fused and x.pending is None:
             x.normed = None
-            return small_linear(
-                x.total,
-                weight.tensor,
-                weight.bias,
-                norm=norm.tensor,
-                eps=eps,
-                gated=gated,
-                pdl=pdl,
-            )
-        normed = _normalize(x, norm, eps, pdl=pdl)
+            eps = self.config.norm_eps
+            return small_linear(x.total, weight, norm=norm.tensor, eps=eps, gated=gated, pdl=pdl)
+        if is_quantized(x.total, weight):
+            product = multiply_rows(self.quantize_normed(x, norm), weight)
+            return fused_silu_and_mul(product, pdl=pdl) if gated else product
+        # A term that pends, as one that is to be summed over ranks, is added by a separate norm.
+        normed = self.normalize(x, norm)
+        if is_fused:
+            return small_linear(normed, weight, gated=gated, pdl=pdl)
         if not gated:
             return self.linear(normed, weight, batch)
-        if weight.bias is None and normed.dtype.itemsize == 2:
-            tokens, inters = len(normed), len(weight.tensor) // 2
-            if tokens <= self.split_linear:
-                small = choose_gated_tile(tokens, normed.shape[1], inters)
-                if small is not None:
-                    return multiply_gated(normed, weight.tensor, small, pdl=pdl)
-            if self.large_linear and is_hopper(normed.device):
-                processors = count_processors(normed.device)
-                large = choose_large_tile(tokens, normed.shape[1], inters, processors=processors)
-                if large is not None:
-                    return multiply_gated_tiles(normed, weight.tensor, large)
+        most, large = self.split_linear, self.large_linear
+        inner = multiply_gate(normed, weight, most_split=most, large=large, pdl=pdl)
+        if inner is not None:
+            return inner
         return fused_silu_and_mul(self.linear(normed, weight, batch), pdl=pdl)
+
+    def quantize_normed(self, x: Stream, weight: Weight) -> Fp8Rows:
+        """The normalized stream in FP8.   writes: x, which then has nothing pending"""
+        if x.normed is not None or x.sum_over.count > 1:
+            return quantize_rows(self.normalize(x, weight))
+        rows = quantize_norm(x.total, x.pending, weight.tensor, self.config.norm_eps)
+        x.pending = None
+        return rows
 
     def add_product(self, x: Stream, term: Tensor, weight: Weight, batch: Batch) -> Stream:
         """The stream with `term` times the weight, added or pending.   writes: x"""
-        if self.is_fused(x) and can_add(len(term), term.shape[1], term.device):
+        # A term that is to be summed over ranks cannot be added where it is computed.
+        can_add_here = self.collectives.count == 1
+        is_fused = self.is_fused(x) and is_by_row(weight)
+        if can_add_here and is_fused and can_add(len(term), term.shape[1], term.device):
             x.settle()
-            small_linear(term, weight.tensor, weight.bias, total=x.total, pdl=self.overlaps(term))
+            small_linear(term, weight, total=x.total, pdl=self.overlaps(term))
             return x
+        is_packed = weight.format is not None
         if weight.bias is None and term.dtype.itemsize == 2:
             tokens, width = term.shape
-            if tokens <= self.split_linear:
-                tile = choose_split_tile(tokens, width, len(weight.tensor))
-                if tile is not None:
-                    pdl = self.overlaps(term)
-                    return _add_pending(x, multiply_in_parts(term, weight.tensor, tile, pdl=pdl))
-            if self.large_linear and tokens >= LEAST_TOKENS:
+            tile = choose_parts(tokens, width, weight, self.split_linear)
+            if tile is not None:
+                pdl = self.overlaps(term)
+                return self.add_later(x, multiply_in_parts(term, weight, tile, pdl=pdl))
+            if can_add_here and not is_packed and self.large_linear and tokens >= LEAST_TOKENS:
                 # The library adds in the product's own type, float32: one rounding less.
                 x.settle().addmm_(term, weight.tensor.t())
                 return x
-        return _add_pending(x, self.all_reduce(self.linear(term, weight, batch)))
+        return self.add_later(x, self.linear(term, weight, batch))
+
+    def add_later(self, x: Stream, term: Tensor) -> Stream:
+        """The stream with this rank's part of a term pending.   writes: x, which is the result"""
+        x.settle()
+        x.pending, x.sum_over = term, self.collectives
+        return x
 
     def rms_norm(self, x: Tensor, weight: Weight, eps: float) -> Tensor:
         """See `headstock_triton.norm.add_norm`, here without a term."""
@@ -203,8 +226,10 @@ class TritonOps(TorchOps):
 
     def linear(self, x: Tensor, weight: Weight, batch: Batch | None) -> Tensor:
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
+        if weight.format is not None:
+            return multiply_packed(x, weight, pdl=self.overlaps(x))
         if 0 < len(x) <= self.small_linear and x.dtype.itemsize == 2:
-            return small_linear(x, weight.tensor, weight.bias, pdl=self.overlaps(x))
+            return small_linear(x, weight, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
 
     def embed(self, batch: Batch) -> Stream:
@@ -217,7 +242,7 @@ class TritonOps(TorchOps):
             self.config.norm_eps,
             pdl=self.overlaps(batch.tokens),
         )
-        return Stream(total, None, normed)
+        return Stream(total, normed=normed)
 
     def qkv_rope_store(self, x: Stream, layer: LayerConfig, batch: Batch) -> Tensor:
         """Queries of the layer.
@@ -229,7 +254,6 @@ class TritonOps(TorchOps):
             x,
             self.params[f"{layer.prefix}attn_norm"],
             self.params[f"{layer.prefix}qkv"],
-            self.config.norm_eps,
             batch,
         )
         return rope_and_store_kv(
@@ -241,8 +265,10 @@ class TritonOps(TorchOps):
             batch.positions,
             batch.slots[layer.group],
             batch.pools[layer.index],
-            heads=self.config.heads,
+            heads=self.config.sizes_of(layer).heads,
             eps=self.config.norm_eps,
+            k_scale=layer.k_scale,
+            v_scale=layer.v_scale,
             pdl=self.overlaps(qkv),
         )
 
@@ -274,7 +300,6 @@ class TritonOps(TorchOps):
             x,
             self.params[f"{prefix}attn_norm"],
             self.params[f"{prefix}conv_in"],
-            self.config.norm_eps,
             batch,
         )
         inner = convolve_gated_(
@@ -289,23 +314,26 @@ class TritonOps(TorchOps):
 
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
+        prefix = layer.prefix
+        gate_up, down = self.params[f"{prefix}gate_up"], self.params[f"{prefix}down"]
+        norm = self.params[f"{prefix}mlp_norm"]
+        if is_quantized(x.total, gate_up) and is_quantized(x.total, down):
+            product = multiply_rows(self.quantize_normed(x, norm), gate_up)
+            return self.add_later(x, multiply_rows(quantize_silu_and_mul(product), down))
         inner = self.multiply_normed(
             x,
-            self.params[f"{layer.prefix}mlp_norm"],
-            self.params[f"{layer.prefix}gate_up"],
-            self.config.norm_eps,
+            norm,
+            gate_up,
             batch,
             gated=True,
         )
-        return self.add_product(x, inner, self.params[f"{layer.prefix}down"], batch)
+        return self.add_product(x, inner, down, batch)
 
     def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's mixture of experts pending.   writes: x"""
         assert layer.experts is not None
         pdl = self.overlaps(x.total)
-        normed = _normalize(
-            x, self.params[f"{layer.prefix}mlp_norm"], self.config.norm_eps, pdl=pdl
-        )
+        normed = self.normalize(x, self.params[f"{layer.prefix}mlp_norm"])
         scores = self.linear(normed, self.params[f"{layer.prefix}router"], batch)
         gate_up, down = (
             self.params[f"{layer.prefix}experts_gate_up"],
@@ -324,22 +352,29 @@ class TritonOps(TorchOps):
                 slots=slots,
                 page_size=page_size,
                 tables=self.expert_tiles,
+                scales=(GroupScales.of(gate_up), GroupScales.of(down)),
                 pdl=pdl,
             )
         else:
             weights, ids = self.route(scores, layer.experts, None)
+            ids = number_own_experts(ids, layer.experts)
             mixed = self.mix_experts(
                 normed, weights, ids, gate_up, down, self.config.activation, batch
             )
-        return _add_pending(x, self.all_reduce(mixed))
+        return self.add_later(x, mixed)
 
     def final_norm(self, x: Stream, batch: Batch) -> Tensor:
         """The normalized hidden states.   returns: [tokens, hidden]"""
-        return _normalize(x, self.params["norm"], self.config.norm_eps, pdl=self.overlaps(x.total))
+        return self.normalize(x, self.params["norm"])
 
     def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
         """See `headstock_triton.sampling.sampler.fused_sample`."""
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))
+
+    def sample_shard(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `headstock_triton.sampling.shard.fused_sample_shard`."""
+        own, pdl = find_own_tokens(self.config), self.overlaps(logits)
+        return fused_sample_shard(logits, sampling, own, self.all_gather, pdl=pdl)
 
     def lm_head_sample(self, hidden: Tensor, sampling: Sampling) -> Sample:
         """Tokens sampled from the scores of `hidden` [n, hidden], in the type of the product."""
@@ -347,5 +382,8 @@ class TritonOps(TorchOps):
         # No copy in float32: the kernels widen their inputs.
         logits = self.linear(hidden, head, None)
         if self.config.shard.count > 1:
+            if not needs_whole_rows(sampling):
+                return self.sample_shard(logits, sampling)
             logits = self.all_gather(logits)[:, : self.config.full_vocab].contiguous()
+            sampling = gather_mask(sampling, self.config, self.all_gather)
         return fused_sample(logits, sampling, pdl=self.overlaps(logits))

@@ -15,6 +15,11 @@ def _check_tables(options: object, attribute: Attribute[str], text: str) -> None
         read_tables(text)
 
 
+def _check_size(options: object, attribute: Attribute[int], size: int) -> None:
+    if size % 4096:
+        raise ValueError(f"expected a multiple of 4096 bytes, got {size}")
+
+
 @frozen(kw_only=True)
 class TritonOptions:
     """Which products this plugin's kernels compute, and how kernels overlap.
@@ -28,6 +33,10 @@ class TritonOptions:
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
     `fused_experts`: mixtures of experts, in 16-bit types.
+    `push_bytes`: sums and joins over ranks of up to this size are kernels that write to the other
+    ranks' memory, where devices allow it; 0: none.
+    `packed`: maps and experts in 8 and 4 bits stay packed, on GPUs from Hopper on; else they are
+    dequantized at load.
     `expert_tiles`: their tile sizes, by shape and tokens, as `headstock tune` measured them; empty:
     built-in measurements, or a rule.
     """
@@ -44,5 +53,10 @@ class TritonOptions:
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
     split_linear: int = field(default=128, validator=[instance_of(int), ge(0), le(128)])
     large_linear: bool = field(default=True, validator=instance_of(bool))
+    # Two H200s: 2.7 / 3.1 / 5.0 / 9.6 us for 1 / 8 / 64 / 256 rows of 4,096; NCCL takes 6.7 / 7.2 /
+    # 10.0 / 26.6.
+    push_bytes: int = field(default=1 << 22, validator=[instance_of(int), ge(0), _check_size])
+    # Off until these kernels have run on a GPU: interpreted and compiled is not measured.
+    packed: bool = field(default=False, validator=instance_of(bool))
     expert_tiles: str = field(default="", validator=_check_tables)
     pdl: bool = field(default=True, validator=instance_of(bool))

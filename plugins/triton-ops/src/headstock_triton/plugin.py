@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from headstock.spi import DeviceRange, LayoutKind, OpsCapabilities, OpsSpec, Require, SpiRange
+from headstock.spi import (
+    DeviceRange,
+    LayoutKind,
+    OpsCapabilities,
+    OpsSpec,
+    Require,
+    SpiRange,
+    WeightKind,
+)
 
 VERSIONS = ">=3.6,<4"
 
@@ -27,5 +35,6 @@ def spec() -> OpsSpec:
             devices=(DeviceRange("cuda", (8, 0)),),
             dtypes=frozenset({"bfloat16", "float16", "float32"}),
             layouts=frozenset(LayoutKind),
+            formats=frozenset(WeightKind),
         ),
     )

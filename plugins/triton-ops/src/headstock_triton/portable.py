@@ -41,6 +41,16 @@ def round_to(x, dtype: tl.constexpr):
 
 
 @device_function
+def widen_to(x, dtype: tl.constexpr):
+    """`x` in the dtype, which has all its numbers."""
+    wide = x
+    if x.dtype != dtype:
+        # The interpreter cannot convert integers to bfloat16.
+        wide = round_to(x.to(tl.float32), dtype) if INTERPRETED else x.to(dtype)
+    return wide
+
+
+@device_function
 def log1p(x):
     """ln(1 + x) as torch computes it on the device; the interpreter uses float64 instead."""
     if INTERPRETED:

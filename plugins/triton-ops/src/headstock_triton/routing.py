@@ -24,8 +24,8 @@ _TABLE_ROWS = 32
 
 @frozen(kw_only=True, eq=False)
 class Routes:
-    """The experts of each token, best first; padding tokens have the number `count`, which is no
-    expert.
+    """The experts of each token, best first, by their numbers among those of this rank. Padding
+    tokens have the number `count`, which is no expert, and so have experts of other ranks.
 
     ids: [tokens, per_token] int32    weights: [tokens, per_token] float32
     """
@@ -70,6 +70,7 @@ def _place_pairs(
     blocks,
     CHOSEN: tl.constexpr,
     WIDTH: tl.constexpr,
+    FIRST: tl.constexpr,
     ROWS: tl.constexpr,
     TABLE: tl.constexpr,
     STEPS: tl.constexpr,
@@ -78,7 +79,7 @@ def _place_pairs(
 
     It also fills a part of the table.
 
-    chosen, slot: [tokens, experts]
+    chosen, slot: [tokens, experts], of which those of this rank begin at `FIRST`
     total, before: [experts], pairs of all programs and of those before this one
     writes: order, table from `first_block`
     """
@@ -95,7 +96,7 @@ def _place_pairs(
         remaining = total[None, :] - (block[:, None] - begin[None, :]) * ROWS
         remaining = tl.sum(tl.where(expert[None, :] == owner[:, None], remaining, 0), 1)
         there = block < blocks
-        tl.store(table + 2 * block, tl.minimum(owner, WIDTH - 1), there)
+        tl.store(table + 2 * block, tl.minimum(owner, WIDTH - 1) - FIRST, there)
         tl.store(table + 2 * block + 1, tl.minimum(remaining, ROWS), there)
 
 
@@ -113,6 +114,8 @@ def route_kernel(
     page_size,
     blocks,
     EXPERTS: tl.constexpr,
+    FIRST: tl.constexpr,
+    HELD: tl.constexpr,
     CHOSEN: tl.constexpr,
     RENORMALIZE: tl.constexpr,
     PADDED: tl.constexpr,
@@ -186,9 +189,12 @@ def route_kernel(
     at = token[:, None] * CHOSEN + slot_index
     # Padding gets no expert: otherwise padding rows of a graph would read the weights of unused
     # experts.
-    tl.store(ids + at, tl.where(routed[:, None], best_ids, EXPERTS), there)
+    own_ids = best_ids - FIRST
+    is_own = routed[:, None] & (own_ids >= 0) & (own_ids < HELD)
+    tl.store(ids + at, tl.where(is_own, own_ids, HELD), there)
     tl.store(weights + at, best, there)
-    chosen = (routed[:, None] & (slot >= 0)).to(tl.int32)
+    own = (expert >= FIRST) & (expert < FIRST + HELD)
+    chosen = (routed[:, None] & own[None, :] & (slot >= 0)).to(tl.int32)
     count = tl.sum(chosen, 0)
     if PLACE:
         none = tl.zeros((WIDTH,), tl.int32)
@@ -204,6 +210,7 @@ def route_kernel(
             blocks,
             CHOSEN,
             WIDTH,
+            FIRST,
             ROWS,
             TABLE,
             STEPS,
@@ -221,6 +228,7 @@ def place_kernel(
     tokens,
     programs,
     blocks,
+    FIRST: tl.constexpr,
     CHOSEN: tl.constexpr,
     TOKENS: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -246,9 +254,8 @@ def place_kernel(
     slot = tl.zeros((TOKENS, WIDTH), tl.int32) - 1
     for index in tl.static_range(CHOSEN):
         chosen_id = tl.load(ids + token * CHOSEN + index, token < tokens, other=WIDTH)
-        # Unless the number of experts is a power of two, there is a column for an expert that does
-        # not exist: it is not counted.
-        slot = tl.where(expert[None, :] == chosen_id[:, None], index, slot)
+        # There may be a column for the number that is no expert: it is not counted.
+        slot = tl.where(expert[None, :] == chosen_id[:, None] + FIRST, index, slot)
     real = (tl.load(counts + program * WIDTH + expert, program < programs, other=0) > 0)[None, :]
     chosen = (real & (slot >= 0)).to(tl.int32)
     _place_pairs(
@@ -263,6 +270,7 @@ def place_kernel(
         blocks,
         CHOSEN,
         WIDTH,
+        FIRST,
         ROWS,
         TABLE,
         1,
@@ -285,6 +293,7 @@ def route_tokens(
     slots: [tokens] int64; tokens below `page_size`, in the dummy page, are padding
     """
     tokens, count, device = len(scores), experts.count, scores.device
+    held = experts.held or count
     width = max(triton.next_power_of_2(count), 16)
     alone = triton.next_power_of_2(tokens) * width <= _ALONE_CELLS
     # Every program of `place_kernel` reads the counts of all programs: twice the cells mean half
@@ -292,11 +301,11 @@ def route_tokens(
     cells = _CELLS if tokens * width <= _CELLS * _FEW_PROGRAMS else 2 * _CELLS
     part = triton.next_power_of_2(tokens) if alone else max(cells // width, 1)
     programs = triton.cdiv(tokens, part)
-    blocks = count_blocks(tokens * experts.per_token, count, rows) if rows else 0
+    blocks = count_blocks(tokens * experts.per_token, held, rows) if rows else 0
     routes = Routes(
         ids=torch.empty(tokens, experts.per_token, dtype=torch.int32, device=device),
         weights=torch.empty(tokens, experts.per_token, dtype=torch.float32, device=device),
-        count=count,
+        count=held,
     )
     counts = torch.empty(0 if alone else programs, width, dtype=torch.int32, device=device)
     order = torch.empty(blocks * rows, dtype=torch.int32, device=device)
@@ -314,6 +323,8 @@ def route_tokens(
         page_size,
         blocks,
         EXPERTS=count,
+        FIRST=experts.first,
+        HELD=held,
         CHOSEN=experts.per_token,
         RENORMALIZE=experts.renormalize,
         PADDED=slots is not None,
@@ -342,6 +353,7 @@ def route_tokens(
             tokens,
             programs,
             blocks,
+            FIRST=experts.first,
             CHOSEN=experts.per_token,
             TOKENS=part,
             WIDTH=width,

@@ -17,7 +17,7 @@ from triton import next_power_of_2
 def _is_power_of_two(record: object, attribute: Attribute[int], value: int) -> None:
     # Users may pass tables, and kernels cannot be compiled for other sizes.
     if type(value) is not int or value < 1 or value & (value - 1):
-        raise ValueError(f"{attribute.name} is not a power of two")
+        raise ValueError(f"{attribute.name}: expected a power of two, got {value!r}")
 
 
 @frozen(kw_only=True)
@@ -155,12 +155,17 @@ def choose_tiles(
 
 def choose_by_rule(tokens: int, shape: Shape, *, hopper: bool) -> RowTile | Tiles:
     """The tiles for this number of tokens and an unmeasured shape, on GPUs of sm_90 or others."""
-    most_tokens, rules = (2, _HOPPER_RULES) if hopper else (4, _RULES)
+    most_tokens = 2 if hopper else 4
     row_tile = fit_row_tile(*shape[1:])
     # Experts whose rows are wide enough for more warps are worth reading once for two tokens.
     if row_tile is not None and tokens <= (most_tokens if row_tile.warps == 4 else 1):
         return row_tile
-    mean = tokens * shape[1] / shape[0]
+    return choose_blocks(tokens, shape, hopper=hopper)
+
+
+def choose_blocks(tokens: int, shape: Shape, *, hopper: bool) -> Tiles:
+    """The same for products of blocks alone."""
+    rules, mean = _HOPPER_RULES if hopper else _RULES, tokens * shape[1] / shape[0]
     return next(tiles for most, tiles in rules if mean <= most)
 
 
@@ -210,7 +215,9 @@ def read_tables(text: str) -> dict[Shape, Table]:
     try:
         return {_read_shape(name): _read_table(each) for name, each in json.loads(text).items()}
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise ValueError("expert_tiles: expected a table made by 'headstock tune'") from error
+        raise ValueError(
+            "expert_tiles: expected a table made by 'headstock tune', got another text"
+        ) from error
 
 
 def _read_shape(name: str) -> Shape:

@@ -79,8 +79,8 @@ class Layer:
     @property
     def shape(self) -> tuple[int, int, int, int]:
         """Experts, experts per token, hidden, intermediate."""
-        count, hidden, inters = self.down.shape
-        return count, self.experts.per_token, hidden, inters
+        _, hidden, inters = self.down.shape
+        return self.experts.count, self.experts.per_token, hidden, inters
 
 
 def tune_experts(
@@ -111,7 +111,7 @@ def _has_room(experts: Experts, hidden: int, dtype: torch.dtype, device: torch.d
     """Whether the device has room for such a layer, and the same amount for its tokens."""
     if device.type != "cuda":
         return True
-    needed = 3 * experts.count * experts.intermediate * hidden * dtype.itemsize
+    needed = 3 * len(experts.own) * experts.intermediate * hidden * dtype.itemsize
     return 2 * needed < int(torch.cuda.mem_get_info(device)[0])
 
 
@@ -119,7 +119,7 @@ def make_layer(
     experts: Experts, hidden: int, dtype: torch.dtype, device: torch.device, time_us: Timer
 ) -> Layer:
     """A layer of random weights, scaled to keep values near 1."""
-    count, inters = experts.count, experts.intermediate
+    count, inters = len(experts.own), experts.intermediate
     gate_up = torch.empty(count, 2 * inters, hidden, dtype=dtype, device=device)
     down = torch.empty(count, hidden, inters, dtype=dtype, device=device)
     return Layer(

@@ -15,7 +15,7 @@ from ops_cases import Shape
 from torch import Tensor
 
 from headstock.nn.moe import route as torch_route
-from headstock.spi import Experts
+from headstock.spi import Experts, WeightFormat, WeightKind
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 from headstock_triton.routing import count_blocks, route_tokens
@@ -40,6 +40,29 @@ counts programs.
 SHAPE = Shape(hidden=48, heads=2, kv_heads=1, head_dim=64, intermediate=40, vocab=96)
 
 
+@pytest.mark.parametrize(
+    ("way", "group", "kind"),
+    often(
+        3,
+        [
+            ("tiles", (32, 32), WeightKind.FP8_E4M3),
+            ("swapped", (1, 64), WeightKind.FP8_E4M3),
+            (None, (16, 16), WeightKind.FP8_E4M3),
+            ("tma", (32, 32), WeightKind.FP8_E4M3),
+            ("wide", (128, 128), WeightKind.FP8_E4M3),
+            ("swapped", (1, 32), WeightKind.INT8),
+            ("tiles", (1, 64), WeightKind.INT8),
+            ("rows", (64, 64), WeightKind.FP8_E4M3),
+        ],
+    ),
+)
+def test_experts_in_8_bits(way: str | None, group: tuple[int, int], kind: WeightKind) -> None:
+    case = Mixture(tokens=5, count=6, chosen=2, hidden=64, inters=64)
+    format = WeightFormat(kind=kind, group=group)
+    tiles = None if way is None else cases.WAYS[way]
+    cases.packed_case(case, format, torch.bfloat16, "cpu", tiles)
+
+
 @pytest.mark.parametrize("way", ["rows", "tiles", "swapped", "tma", "wide"])
 @pytest.mark.parametrize(("tokens", "count", "chosen"), often(1, SIZES[1:] + SIZES[:1]))
 def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
@@ -47,6 +70,17 @@ def test_mixtures(tokens: int, count: int, chosen: int, way: str) -> None:
         pytest.skip("as few tokens show it")
     case = Mixture(tokens=tokens, count=count, chosen=chosen)
     cases.mixture_case(case, torch.bfloat16, "cpu", WAYS[way])
+
+
+@pytest.mark.parametrize("way", ["rows", "tiles", *often(0, ["swapped", "tma", "wide"])])
+@pytest.mark.parametrize(
+    ("tokens", "count"), often(2, [(7, 5), (40, 200), (2, 8), (33, 8), (300, 128)])
+)
+def test_shards_of_experts_sum_up_to_all_of_them(tokens: int, count: int, way: str) -> None:
+    if tokens > FEW and way != "wide":
+        pytest.skip("as few tokens show it")
+    case = Mixture(tokens=tokens, count=count, chosen=3, hidden=32, inters=32)
+    cases.shard_case(case, torch.bfloat16, "cpu", WAYS[way])
 
 
 @pytest.mark.parametrize("dtype", often(1, TYPES))

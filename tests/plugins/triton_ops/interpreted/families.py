@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 from attrs import evolve
-from families import CASES, Case, draw, load_paged, log_probabilities
+from families import Case, draw, load_paged, log_probabilities
+from family_cases import CASES
 from often import often
 
 from headstock.ops.torch_ops import TorchOps
@@ -24,7 +25,7 @@ ONE_EACH = {case.model_type: case for case in CASES}
 """A case of every family, its last one."""
 
 
-@pytest.mark.parametrize("case", often(1, [*FIRST, *ONE_EACH.values()]), ids=str)
+@pytest.mark.parametrize("case", often(0, [*FIRST, *ONE_EACH.values()]), ids=str)
 def test_log_probabilities_are_those_of_transformers(case: Case, tmp_path: Path) -> None:
     write(tmp_path, case.hf)
 

@@ -13,7 +13,8 @@ from often import often
 from ops_cases import Shape
 
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Experts, Shard, Stream, Weight
+from headstock.spi import Collectives, Experts, Stream, Weight
+from headstock_conformance.ops.models import make_unequal_config
 from headstock_triton.gated_linear import LEAST_TOKENS, GatedTile, choose_large_tile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
@@ -78,6 +79,23 @@ PARTS: tuple[dict[str, bool], ...] = (
 def test_products_with_what_lies_around_them(parts: dict[str, bool], dtype: torch.dtype) -> None:
     for tokens, outs, width in ((1, 21, 100), (3, 40, 48), (9, 18, 1100)):
         cases.fused_linear_case(tokens, outs, width, dtype, "cpu", **parts)
+
+
+def test_layers_have_sizes_of_their_own() -> None:
+    config, ops = make_unequal_config(), TritonOps()
+    taken = [
+        ops.takes(operation, config, layer)
+        for operation in ("qkv_rope_store", "attn_out", "mlp")
+        for layer in config.layers
+    ]
+    assert all(taken)
+
+    params = cases.params_of(config, torch.float32, "cpu")
+    ours, theirs = (
+        cases.run_model(each, config, params, 5, torch.float32, "cpu") for each in (ops, TorchOps())
+    )
+    for own, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(own, other, atol=1e-4, rtol=1e-4)
 
 
 SPLIT_TILES = (
@@ -171,11 +189,40 @@ def test_a_step_is_fused_where_options_tokens_types_and_widths_allow_it() -> Non
     assert not is_fused(1, 64, half, fused_linear=0) and not is_fused(3, 64, half, fused_linear=2)
 
 
-def test_terms_that_ranks_sum_are_not_added_inside_a_product() -> None:
-    ops = TritonOps()
-    query: Any = SimpleNamespace(model=SimpleNamespace(shard=Shard(index=1, count=2)))
-    ops.configure(query, cast("Any", None))
-    assert ops.fused_linear == ops.split_linear == 0 and not ops.large_linear
+class Twice(Collectives):
+    """Two ranks that bring the same numbers."""
+
+    count = 2
+
+    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
+        return x + x
+
+
+@pytest.mark.parametrize("tokens", [1, 20, LEAST_TOKENS])
+def test_a_rank_leaves_its_part_of_a_term_pending(tokens: int) -> None:
+    width, hidden = 512, 16
+    term = cases.noise(tokens, width, dtype=torch.bfloat16, device="cpu")
+    weight = Weight(
+        tensor=cases.noise(
+            hidden, width, dtype=torch.bfloat16, device="cpu", scale=width**-0.5, seed=1
+        )
+    )
+    total = cases.noise(tokens, hidden, dtype=torch.bfloat16, device="cpu", seed=2)
+    gain = Weight(tensor=cases.noise(hidden, dtype=torch.bfloat16, device="cpu", seed=3))
+    ops, ranks, config = TritonOps(), Twice(), cast("Any", SimpleNamespace(norm_eps=1e-6))
+    ops.bind({}, config, ranks)
+
+    found = ops.add_product(Stream(total.clone()), term, weight, cast("Any", None))
+
+    assert found.pending is not None and torch.equal(found.total, total)
+    expected = total + 2 * TorchOps().linear(term, weight, None)
+    cases.within(cases.error(found.copy_total(), expected), torch.bfloat16)
+    if tokens == LEAST_TOKENS:
+        return  # one more interpreted program for each would show nothing new
+    normed = ops.normalize(found, gain)
+    assert found.pending is None and found.sum_over.count == 1
+    cases.within(cases.error(found.total, expected), torch.bfloat16)
+    cases.within(cases.error(normed, TorchOps().rms_norm(expected, gain, 1e-6)), torch.bfloat16)
 
 
 def test_a_product_that_cannot_be_added_inside_stays_pending_and_reaches_the_next_norm() -> None:
@@ -199,7 +246,7 @@ def test_a_norm_of_nan_inside_a_product_stays_in_its_row() -> None:
     weight = cases.noise(20, 48, dtype=torch.bfloat16, device="cpu")
     gain = torch.ones(48, dtype=torch.bfloat16)
 
-    found = cases.linear.small_linear(x, weight, None, norm=gain, eps=1e-6)
+    found = cases.linear.small_linear(x, Weight(tensor=weight), norm=gain, eps=1e-6)
 
     assert found.isnan().all(1).tolist() == found.isnan().any(1).tolist() == [False, True, False]
 
@@ -222,7 +269,7 @@ def test_products_are_torchs_unless_the_option_says_otherwise() -> None:
         found = TritonOps(TritonOptions(small_linear=2)).linear(x, weight, None)
         made_by_torch = TritonOps().linear(x, weight, None)
         assert torch.equal(made_by_torch, TorchOps().linear(x, weight, None))
-        expected = cases.linear.small_linear(x, weight.tensor, None) if own else made_by_torch
+        expected = cases.linear.small_linear(x, weight) if own else made_by_torch
         assert torch.equal(found, expected)
 
 
@@ -255,6 +302,13 @@ def test_many_tokens_are_shared_out_otherwise() -> None:
 @pytest.mark.parametrize("dtype", often(1, TYPES))
 def test_eight_bit_pools(dtype: torch.dtype) -> None:
     cases.heads_case(evolve(SMALL, rope_dim=16), 4, dtype, "cpu", pool_dtype=torch.float8_e4m3fn)
+
+
+@pytest.mark.parametrize("rope_dim", often(1, [16, None]))
+def test_keys_and_values_are_divided_by_their_scales(rope_dim: int | None) -> None:
+    shape = evolve(SMALL, rope_dim=rope_dim)
+    for pool_dtype in (torch.float8_e4m3fn, torch.bfloat16):
+        cases.heads_case(shape, 5, torch.bfloat16, "cpu", pool_dtype=pool_dtype, scales=(0.3, 7.0))
 
 
 def test_eight_bit_pools_saturate() -> None:

@@ -99,6 +99,23 @@ def test_tokens_are_torchs(asked: str, vocab: int, dtype: torch.dtype) -> None:
         assert cases.sampling_case(rows, vocab, dtype, "cpu", SETTINGS[asked]) == 0
 
 
+@pytest.mark.parametrize("vocab", often(2, [300, 5, 4099]))
+@pytest.mark.parametrize("asked", ["greedy", "temperature"])
+def test_ranks_join_their_parts_of_the_vocabulary(asked: str, vocab: int) -> None:
+    assert cases.shard_case(7, vocab, torch.bfloat16, "cpu", SETTINGS[asked]) == 0
+
+
+@pytest.mark.parametrize("asked", ["greedy", "temperature"])
+def test_ranks_apply_their_parts_of_rules(asked: str) -> None:
+    rows, vocab = 7, 300
+    generator = torch.Generator().manual_seed(2)
+    mask = torch.randint(-(2**31), 2**31, (rows, 10), generator=generator).int()
+    banned = torch.rand(rows, vocab, generator=generator) < 0.5
+    bias = torch.randn(rows, vocab, generator=generator)
+    for rules in ({"mask": mask}, {"mask": mask, "banned": banned, "bias": bias}):
+        assert cases.shard_case(rows, vocab, torch.bfloat16, "cpu", SETTINGS[asked], **rules) == 0
+
+
 @pytest.mark.full
 def test_more_rows_are_shared_out_otherwise() -> None:
     assert cases.sampling_case(17, 5000, torch.bfloat16, "cpu", SETTINGS["temperature"]) == 0

@@ -98,7 +98,7 @@ def test_tiles_that_cannot_run_are_left_out() -> None:
     assert tune(out_of_resources, 2, 40) == {}
 
 
-@pytest.mark.parametrize("tokens", [2, *often(0, [40, 300])])
+@pytest.mark.parametrize("tokens", often(0, [2, 40, 300]))
 def test_kernels_of_all_candidates_run(tokens: int) -> None:
     failed = []
 
@@ -128,6 +128,7 @@ def test_what_is_found_is_an_option_that_chooses_the_tiles() -> None:
     assert choose_tiles(10**6, KEY, CPU, tables) == tables[KEY][-1][1]
 
 
+@pytest.mark.full
 def test_nothing_is_found_without_experts_or_where_nothing_is_faster() -> None:
     hidden, dtype = SHAPE.hidden, torch.bfloat16
     assert tune_experts([], hidden, dtype, CPU, rows_or(50.0)) == {}

@@ -67,6 +67,7 @@ def _draw_exactly(
     edge,
     last,
     start,
+    first,
     vocab,
     words,
     MASK: tl.constexpr,
@@ -82,7 +83,7 @@ def _draw_exactly(
         scores = apply_temperature(x, origin, heat)
         if CUT:
             scores = _cut_off(scores, start + done, edge, last, STEP)
-        scores += gumbel_of(philox_words(seed, position, start + done, STEP))
+        scores += gumbel_of(philox_words(seed, position, first + start + done, STEP))
         best, at = tl.max(scores, 0, return_indices=True)
         place = tl.where(best > value, done + at, place)
         value = tl.maximum(value, best)
@@ -106,6 +107,7 @@ def _sample_part(
     index,
     part,
     parts,
+    first,
     vocab,
     stride,
     words,
@@ -133,7 +135,7 @@ def _sample_part(
     if WARM and heat > 0:
         seed, position = tl.load(seeds + index), tl.load(positions + index)
         guess = scores if CUT else scores * (1.0 / tl.maximum(heat, LOWEST_HEAT))
-        guess += guess_gumbel(philox_words(seed, position, start, BLOCK))
+        guess += guess_gumbel(philox_words(seed, position, first + start, BLOCK))
         near = guess >= tl.max(guess, 0) - SLACK
         # Their number, and the sum of their positions, which is the position if there is only one.
         found = tl.sum(tl.where(near, 65536 + tl.arange(0, BLOCK), 0), 0)
@@ -141,7 +143,7 @@ def _sample_part(
         if found // 65536 == 1:
             token = (start + place).to(tl.int64)
             score = apply_temperature(tl.load(row + token).to(tl.float32), origin, heat)
-            value = score + gumbel_of(philox_word(seed, position, token))
+            value = score + gumbel_of(philox_word(seed, position, first + token))
         else:
             value, place = _draw_exactly(
                 row,
@@ -153,6 +155,7 @@ def _sample_part(
                 edge,
                 last,
                 start,
+                first,
                 vocab,
                 words,
                 MASK,
@@ -164,7 +167,7 @@ def _sample_part(
         value, place = tl.max(scores, 0, return_indices=True)
     out = index * parts + part
     tl.store(best + out, value)
-    tl.store(ids + out, tl.minimum(part * BLOCK + place, vocab - 1))
+    tl.store(ids + out, first + tl.minimum(part * BLOCK + place, vocab - 1))
     tl.store(peaks + out, peak)
     if SUM:
         tl.store(sums + out, tl.sum(tl.exp(x - level), 0))
@@ -186,6 +189,7 @@ def part_kernel(
     sums,
     ids,
     parts,
+    first,
     vocab,
     stride,
     words,
@@ -202,7 +206,8 @@ def part_kernel(
 
     With NaN, the highest logit is infinity. Scores are relative to the part's highest logit, or to
     the row's if it is cut. Approximate sums of score and noise select one token, and only its exact
-    sum is computed; all sums are computed if two are nearly equal or all are infinite.
+    sum is computed; all sums are computed if two are nearly equal or all are infinite. The row
+    begins with the token `first`, a multiple of 4.
     """
     begin_next(PDL)
     wait_for_previous(PDL)
@@ -228,6 +233,7 @@ def part_kernel(
                 index,
                 part,
                 parts,
+                first,
                 vocab,
                 stride,
                 words,
@@ -256,6 +262,7 @@ def part_kernel(
             index,
             part,
             parts,
+            first,
             vocab,
             stride,
             words,

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 import triton
-from attrs import evolve
+from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.nn.penalties import apply_logit_rules_
@@ -36,7 +36,7 @@ def _sample_tokens(
     returns: [n] int64, [n] bool, [n] float32 or None
     writes: logits, if there is a mask and rows are truncated
     """
-    rows, vocab = logits.shape
+    rows = len(logits)
     if part is None:
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)
         healthy = torch.empty(rows, dtype=torch.uint8, device=logits.device)
@@ -47,14 +47,47 @@ def _sample_tokens(
     )
     if not rows:
         return tokens, healthy.bool(), logprobs
-    # Small parts for few rows: one row of 151,936 is 38 programs in parts of 4,096, 149 in parts of
-    # 1,024.
-    block = min(1024 if rows <= FEW_ROWS else 4096, triton.next_power_of_2(max(vocab, 16)))
-    count = triton.cdiv(vocab, block)
-    numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
-    best, peaks, sums, ids = numbers[0], numbers[1], numbers[2], numbers[3].view(torch.int32)
     warm = sampling.temperature is not None
     edges = find_cut(logits, sampling, pdl=pdl, part=part) if warm else None
+    numbers = sample_parts(logits, sampling, edges, with_logprob=with_logprob, pdl=pdl)
+    join_parts(
+        logits, sampling, numbers, edges, Joined(tokens, healthy, logprobs), part=part, pdl=pdl
+    )
+    return tokens, healthy.view(torch.bool), logprobs
+
+
+@frozen(eq=False)
+class Joined:
+    """What is written of each row: [rows] int64, [rows] uint8, [rows] float32 or None."""
+
+    tokens: Tensor
+    healthy: Tensor
+    logprobs: Tensor | None = None
+
+
+def sample_parts(
+    logits: Tensor,
+    sampling: Sampling,
+    edges: Cut | None = None,
+    *,
+    own: range | None = None,
+    with_logprob: bool = False,
+    pdl: bool,
+) -> Tensor:
+    """The best score, the highest logit, the best token as bits, and the sum, of parts of rows.
+
+    own: the token ids of the logits, which may be padded; None for whole rows
+    returns: [4, rows, parts] float32; the sums are undefined unless `with_logprob`
+    """
+    rows, width = logits.shape
+    first, vocab = (0, width) if own is None else (own.start, len(own))
+    # Small parts for few rows: one row of 151,936 is 38 programs in parts of 4,096, 149 in parts of
+    # 1,024.
+    block = min(1024 if rows <= FEW_ROWS else 4096, triton.next_power_of_2(max(width, 16)))
+    count = triton.cdiv(width, block)
+    numbers = torch.empty(4, rows, count, dtype=torch.float32, device=logits.device)
+    best, peaks, sums = numbers[0], numbers[1], numbers[3]
+    ids = numbers[2].view(torch.int32)
     # Logits that were cut are masked by now.
     mask = None if sampling.mask is None or edges is not None else sampling.mask.contiguous()
     # Each missing pointer is replaced by one that this variant of the kernel does not read.
@@ -77,11 +110,12 @@ def _sample_tokens(
         sums,
         ids,
         count,
+        first,
         vocab,
         logits.stride(0),
         0 if mask is None else mask.shape[1],
         MASK=mask is not None,
-        WARM=warm,
+        WARM=sampling.temperature is not None,
         CUT=edges is not None,
         SUM=with_logprob,
         BLOCK=block,
@@ -89,8 +123,29 @@ def _sample_tokens(
         num_warps=4 if block < 4096 else 8,
         **launch_options(pdl),
     )
+    return numbers
+
+
+def join_parts(
+    logits: Tensor,
+    sampling: Sampling,
+    numbers: Tensor,
+    edges: Cut | None,
+    joined: Joined,
+    *,
+    part: StepPart | None = None,
+    pdl: bool,
+) -> None:
+    """Join what `sample_parts` found, in the order of the vocabulary.
+
+    numbers: [4, rows, parts], or [3, rows, parts] where no log-probability is asked for
+    writes: joined
+    """
+    count = numbers.shape[2]
+    best, peaks, ids = numbers[0], numbers[1], numbers[2].view(torch.int32)
+    where = edges or Cut(peaks=best, edges=best, last_ids=ids, picks=ids)
     # A separate kernel: the parts of a row are programs, which cannot wait for each other.
-    join_kernel[(rows,)](
+    join_kernel[(numbers.shape[1],)](
         logits,
         *(
             best if column is None else column
@@ -98,19 +153,19 @@ def _sample_tokens(
         ),
         best,
         peaks,
-        sums,
+        numbers[-1],
         ids,
         where.picks,
         ids if part is None else part.some,
-        tokens,
-        healthy,
-        best if logprobs is None else logprobs,
+        joined.tokens,
+        joined.healthy,
+        best if joined.logprobs is None else joined.logprobs,
         count,
         logits.stride(0),
         0 if part is None else len(part.some),
-        WARM=warm,
+        WARM=sampling.temperature is not None,
         CUT=edges is not None,
-        SUM=with_logprob,
+        SUM=joined.logprobs is not None,
         TARGETS=sampling.targets is not None,
         SOME=part is not None and part.is_some,
         OTHERS=part is not None and not part.is_some,
@@ -118,7 +173,12 @@ def _sample_tokens(
         num_warps=4,
         **launch_options(pdl),
     )
-    return tokens, healthy.view(torch.bool), logprobs
+
+
+def has_rules(sampling: Sampling) -> bool:
+    """Whether torch applies rules to the logits before the kernels see them."""
+    names = ("banned", "bias", "repetition", "presence", "frequency")
+    return any(getattr(sampling, name) is not None for name in names)
 
 
 def fused_sample(
@@ -135,16 +195,9 @@ def fused_sample(
         if can_process(sampling):
             return sample_with_processed(logits, sampling, processing, fused_sample, pdl=pdl)
         return sample_processed(logits, sampling, processing, partial(fused_sample, pdl=pdl))
-    rules = (
-        sampling.banned,
-        sampling.bias,
-        sampling.repetition,
-        sampling.presence,
-        sampling.frequency,
-    )
     # Log-probabilities are of the scores before any rule, which a mask overwrites.
     most = 0 if sampling.mask is None else -1
-    if all(rule is None for rule in rules) and sampling.top_logprobs <= most:
+    if not has_rules(sampling) and sampling.top_logprobs <= most:
         tokens, healthy, logprobs = _sample_tokens(
             logits,
             sampling,

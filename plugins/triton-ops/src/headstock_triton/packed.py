@@ -1,0 +1,188 @@
+"""Which weights stay packed, and which kernel multiplies by them."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from attrs import evolve
+from torch import Tensor
+
+from headstock.spi import (
+    DeviceEnv,
+    ParamSpec,
+    PartQuery,
+    Role,
+    Weight,
+    WeightFormat,
+    WeightKind,
+)
+from headstock_triton.fp8_rows import can_multiply_rows, multiply_rows, quantize_rows
+from headstock_triton.linear import small_linear
+from headstock_triton.numbers import unpack
+from headstock_triton.split_linear import (
+    SplitTile,
+    choose_packed_tile,
+    choose_split_tile,
+    multiply_gated,
+    multiply_whole,
+)
+
+LEAST_CAPABILITY = (9, 0)
+"""Of devices for which Triton converts FP8 to bfloat16."""
+MOST_TOKENS = 64
+"""Up to this number of tokens the weight alone is packed, as reading it takes the time."""
+MULTIPLE = 16
+"""Of what rows, columns and groups of a packed map are a multiple: the least depth of a tile."""
+
+_MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD, Role.ROUTER))
+_NARROW_TYPES = (torch.bfloat16, torch.float16)
+
+
+def can_multiply(spec: ParamSpec, format: WeightFormat) -> bool:
+    """Whether there are kernels for the parameter in that format.
+
+    Those are linear maps in groups of columns, and of FP8 in blocks.
+    """
+    shape = spec.shape
+    if not spec.roles <= _MULTIPLIED or len(shape) != 2 or any(n % MULTIPLE for n in shape):
+        return False
+    if format.group is None:
+        return not format.has_zeros
+    rows, columns = format.group
+    if format.kind is WeightKind.FP8_E4M3 and format.has_zeros:
+        return False
+    is_fit = columns >= shape[1] or columns % MULTIPLE == 0
+    return is_fit and (rows == 1 or format.kind is WeightKind.FP8_E4M3)
+
+
+def can_mix(spec: ParamSpec, format: WeightFormat) -> bool:
+    """Whether there are kernels for experts in that format: FP8 and INT8 by group."""
+    if spec.roles != {Role.EXPERTS} or any(n % MULTIPLE for n in spec.shape[1:]):
+        return False
+    if format.kind not in (WeightKind.FP8_E4M3, WeightKind.INT8) or format.has_zeros:
+        return False
+    return format.group is not None and (
+        format.group[1] >= spec.shape[-1] or format.group[1] % MULTIPLE == 0
+    )
+
+
+def can_keep(query: PartQuery, env: DeviceEnv) -> bool:
+    """Whether weights may stay packed on the device, in models of that type."""
+    is_new = env.capability is not None and env.capability >= LEAST_CAPABILITY
+    return is_new and getattr(torch, query.dtype).itemsize == 2
+
+
+def prepare_experts(weight: Weight) -> Weight:
+    """The experts with scales by groups of rows and columns.   weight: [experts, out, in]"""
+    assert weight.scales is not None
+    assert weight.format is not None
+    assert weight.format.group is not None
+    outs, width = weight.tensor.shape[1:]
+    rows, columns = weight.format.group
+    scales = _narrow(weight.scales.float()).contiguous()
+    format = evolve(weight.format, group=(min(rows, outs), min(columns, width)))
+    return evolve(weight, tensor=weight.tensor.contiguous(), scales=scales, format=format)
+
+
+def prepare_packed(weight: Weight) -> Weight:
+    """The weight with scales by groups of rows and columns.
+
+    Scales of whole rows in 8 bits without zeros are [out] float32; others [groups of rows, groups
+    of columns] in the narrowest type that has them all.
+    """
+    assert weight.scales is not None
+    assert weight.format is not None
+    format, numbers = weight.format, weight.tensor.contiguous()
+    outs, width = len(numbers), weight.tensor.shape[1]
+    if format.kind in (WeightKind.INT4, WeightKind.FP4_E2M1):
+        width *= 2
+    rows, columns = format.group or (1, width)
+    scales, columns = weight.scales.float(), min(columns, width)
+    if format.group is None:
+        scales = scales.reshape(1, 1).expand(outs, 1)
+    is_row = rows == 1 and columns == width and numbers.dtype.itemsize == 1 and not format.has_zeros
+    if is_row and format.kind in (WeightKind.FP8_E4M3, WeightKind.INT8):
+        scales = scales.reshape(outs)
+    else:
+        scales = _narrow(scales)
+    return evolve(
+        weight,
+        tensor=numbers,
+        scales=scales.contiguous(),
+        zeros=None if weight.zeros is None else weight.zeros.contiguous(),
+        format=evolve(format, group=(rows, columns)),
+    )
+
+
+def _narrow(scales: Tensor) -> Tensor:
+    """The scales in the narrowest type that has all of them."""
+    for dtype in _NARROW_TYPES:
+        narrow = scales.to(dtype)
+        if torch.equal(narrow.float(), scales):
+            return narrow
+    return scales
+
+
+def is_by_row(weight: Weight) -> bool:
+    """Whether kernels of a few tokens take the weight: plain, or 8 bits with a scale for a row."""
+    return weight.scales is None or weight.scales.dim() == 1
+
+
+def is_quantized(x: Tensor, weight: Weight) -> bool:
+    """Whether the tokens are to be in FP8 too, as in a product of so many of them."""
+    return (
+        weight.format is not None
+        and weight.format.kind is WeightKind.FP8_E4M3
+        and is_by_row(weight)
+        and len(x) > MOST_TOKENS
+        and x.dtype is torch.bfloat16
+        and can_multiply_rows(x.device)
+    )
+
+
+def choose_tile(tokens: int, width: int, outs: int, weight: Weight) -> SplitTile:
+    """The tile of a product with a prepared weight, of which it takes `outs` rows."""
+    assert weight.format is not None
+    assert weight.format.group is not None
+    columns = weight.format.group[1]
+    return choose_packed_tile(tokens, width, outs, MULTIPLE * 8 if columns >= width else columns)
+
+
+def choose_parts(tokens: int, width: int, weight: Weight, most: int) -> SplitTile | None:
+    """The tile of a product whose parts are summed later; None where whole sums are as fast.
+
+    most: tokens of such a product with a plain weight
+    """
+    format = weight.format
+    if tokens > (most if format is None else MOST_TOKENS):
+        return None
+    tile = choose_split_tile(tokens, width, len(weight.tensor))
+    group = None if format is None else format.group
+    if tile is None or (group is not None and group[1] < width and group[1] % tile.depth):
+        return None
+    return tile
+
+
+def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
+    """x W^T + b.   x: [tokens, in] of 16 bits    weight: one of `prepare_packed`"""
+    (tokens, width), outs = x.shape, len(weight.tensor)
+    if is_quantized(x, weight):
+        return multiply_rows(quantize_rows(x), weight)
+    if tokens > MOST_TOKENS:
+        return F.linear(x, unpack(weight, x.dtype), weight.bias)
+    if not tokens:
+        return x.new_empty(0, outs)
+    if tokens == 1 and is_by_row(weight):
+        return small_linear(x, weight, pdl=pdl)
+    return multiply_whole(x, weight, choose_tile(tokens, width, outs, weight), pdl=pdl)
+
+
+def multiply_packed_gated(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
+    """silu(x G^T + g) * (x U^T + u), for up to `MOST_TOKENS` tokens.
+
+    weight: one of `prepare_packed`, whose halves are gate and up
+    """
+    (tokens, width), outs = x.shape, len(weight.tensor) // 2
+    if tokens == 1 and is_by_row(weight):
+        return small_linear(x, weight, gated=True, pdl=pdl)
+    return multiply_gated(x, weight, choose_tile(tokens, width, outs, weight), pdl=pdl)
