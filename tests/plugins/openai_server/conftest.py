@@ -13,7 +13,8 @@ def server() -> Iterator[Served]:
     limits = [str(each) for pair in LIMITS.items() for each in pair]
     with serve(
         *("--num-pages", "128", "--served-model-name", "demo"),
-        *("--served-model-name", "org/demo", *limits),
+        *("--served-model-name", "org/demo", "--scoring", "cosine", *limits),
+        *("--allow-origins", "https://app.example", "--root-path", "/llm"),
         key="secret",
     ) as served:
         yield served

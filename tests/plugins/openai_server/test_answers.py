@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import time
@@ -245,6 +246,62 @@ def test_echo_scores_the_prompt_as_generating_it_did(server: Served) -> None:
 
 
 @pytest.mark.feature("W1")
+def test_tokens_of_completions_come_as_ids_beside_and_instead_of_texts(server: Served) -> None:
+    asked: dict[str, Any] = {"prompt": ["Once upon", "23 + 48 ="], "max_tokens": 5, "n": 1}
+    asked |= {"return_token_ids": True, "return_tokens_as_token_ids": True, "logprobs": 2}
+    choices = server.post(TEXT, asked).json["choices"]
+    prompts = [
+        server.post("/tokenize", {"prompt": each}).json["tokens"] for each in asked["prompt"]
+    ]
+    assert [each["prompt_token_ids"] for each in choices] == prompts
+    for choice in choices:
+        names = [f"token_id:{each}" for each in choice["token_ids"]]
+        assert choice["logprobs"]["tokens"] == names
+        for name, top in zip(names, choice["logprobs"]["top_logprobs"], strict=True):
+            assert name in top and all(each.startswith("token_id:") for each in top)
+        plain = server.post("/detokenize", {"tokens": choice["token_ids"]}).json["prompt"]
+        assert plain.removesuffix("<|im_end|>").startswith(choice["text"])
+    del asked["logprobs"]
+    streamed: dict[int, dict[str, list[int]]] = {0: {}, 1: {}}
+    for event in server.post(TEXT, asked | {"stream": True}).events:
+        for choice in event["choices"]:
+            ids = streamed[choice["index"]]
+            assert ("prompt_token_ids" in choice) == (not ids and "token_ids" in choice)
+            for name in ("prompt_token_ids", "token_ids"):
+                ids[name] = ids.get(name, []) + choice.get(name, [])
+    assert [streamed[index]["token_ids"] for index in (0, 1)] == [
+        each["token_ids"] for each in choices
+    ]
+    assert [streamed[index]["prompt_token_ids"] for index in (0, 1)] == prompts
+    chat = {"logprobs": True, "top_logprobs": 1, "return_tokens_as_token_ids": True}
+    (first, *_) = server.post(CHAT, QUESTION | chat).json["choices"][0]["logprobs"]["content"]
+    assert first["token"] == first["top_logprobs"][0]["token"]
+    assert first["token"].startswith("token_id:") and first["bytes"] == list(b"5")
+
+
+def test_the_last_tokens_of_a_prompt_are_kept(server: Served) -> None:
+    ids = server.post("/tokenize", {"prompt": "One two three. 23 + 48 ="}).json["tokens"]
+    asked = {"max_tokens": 4, "truncate_prompt_tokens": 6, "return_token_ids": True}
+    cut = server.post(TEXT, {"prompt": "One two three. 23 + 48 ="} | asked).json
+    assert cut == server.post(TEXT, {"prompt": ids} | asked).json | {
+        "id": cut["id"],
+        "created": cut["created"],
+        "usage": cut["usage"],
+    }
+    assert cut["choices"][0]["prompt_token_ids"] == ids[-6:]
+    assert cut["usage"]["prompt_tokens"] == 6
+    echoed = server.post(TEXT, {"prompt": ids, "echo": True} | asked).json["choices"][0]
+    assert echoed["text"].startswith(
+        server.post("/detokenize", {"tokens": ids[-6:]}).json["prompt"]
+    )
+    whole = server.post(CHAT, QUESTION | {"return_token_ids": True}).json
+    chat = server.post(CHAT, QUESTION | asked).json
+    assert chat["prompt_token_ids"] == whole["prompt_token_ids"][-6:]
+    refused = server.post(TEXT, {"prompt": "a", "truncate_prompt_tokens": 0}).error
+    assert refused["param"] == "truncate_prompt_tokens"
+
+
+@pytest.mark.feature("W1")
 def test_log_probabilities_of_a_prompt_have_the_form_of_vllm(server: Served) -> None:
     ids = server.post("/tokenize", {"prompt": STORY}).json["tokens"]
     body = {"prompt": [[5, 6], ids], "max_tokens": 2, "temperature": 0, "n": 2}
@@ -314,7 +371,7 @@ def test_minus_infinity_is_a_number(server: Served) -> None:
         (TEXT, {"prompt": "a", "min_tokens": 99}, 400, "min_tokens"),
         (TEXT, {"prompt": "a", "cache_salt": ""}, 400, "cache_salt"),
         (TEXT, {"prompt": "a", "model": "gpt-4"}, 404, "model"),
-        (TEXT, {"prompt": "a", "user": "x" * 257}, 400, "user"),
+        (TEXT, {"prompt": "a", "user": "x" * 513}, 400, "user"),
         (TEXT, {"prompt": "a", "extra_args": {"ban": 1}}, 400, "extra_args"),
         (CHAT, QUESTION | {"extra_args": {"ban": 2**63}}, 400, "extra_args"),
         (CHAT, {"messages": []}, 400, "messages"),
@@ -327,7 +384,7 @@ def test_minus_infinity_is_a_number(server: Served) -> None:
         (CHAT, QUESTION | {"tools": [FUNCTION] * 2}, 400, "tools"),
         (CHAT, QUESTION | {"tool_choice": "required"}, 400, "tool_choice"),
         (CHAT, QUESTION | {"tools": [FUNCTION], "tool_choice": OTHER}, 400, "tool_choice"),
-        (CHAT, QUESTION | {"reasoning_effort": "low"}, 400, "reasoning_effort"),
+        (CHAT, QUESTION | {"store": True, "max_token": 5}, 400, "max_token"),
         (CHAT, QUESTION | {"continue_final_message": True}, 400, "continue_final_message"),
         (CHAT, QUESTION | {"response_format": {"type": "xml"}}, 400, "response_format.type"),
         (CHAT, QUESTION | {"response_format": SCHEMA_ALONE}, 400, "response_format.json_schema"),
@@ -381,6 +438,46 @@ def test_a_streamed_request_that_is_refused_is_a_plain_error(server: Served) -> 
     assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.feature("W2")
+@pytest.mark.parametrize(
+    ("path", "body", "names"),
+    [
+        (
+            CHAT,
+            {
+                "messages": [{"role": "user", "content": "Hi", "id": "m1", "cache_control": {}}],
+                "metadata": {"a": "b"},
+                "store": True,
+                "service_tier": "flex",
+                "verbosity": "low",
+                "reasoning_effort": "low",
+            },
+            "messages[].cache_control, messages[].id, metadata, reasoning_effort, service_tier, "
+            "store, verbosity",
+        ),
+        (TEXT, {"prompt": "Hi", "metadata": {"a": "b"}, "store": True}, "metadata, store"),
+        (
+            "/v1/responses",
+            {"input": "Hi", "reasoning": {"effort": "low"}, "text": {"verbosity": "low"}},
+            "reasoning.effort, text.verbosity",
+        ),
+    ],
+)
+def test_fields_that_change_no_token_are_named_in_the_response_and_once_in_the_log(
+    server: Served, path: str, body: dict[str, Any], names: str
+) -> None:
+    for stream in (False, True):
+        answer = server.post(path, body | {"stream": stream, "temperature": 0, "top_k": 5.0})
+        assert answer.status == 200 and answer.headers["x-ignored-fields"] == names
+    for name in names.split(", "):
+        field = f'field="{name}"' if "[" in name else f"field={name}"
+        line = server.wait_for_error(f"{field}\n")
+        assert "a field of a request has no effect" in line
+        assert len([each for each in server.errors if each.endswith(f"{field}\n")]) == 1
+    plain = server.post(TEXT, {"prompt": "Hi", "max_tokens": 2})
+    assert "x-ignored-fields" not in plain.headers
+
+
 @pytest.mark.feature("W1")
 @pytest.mark.full
 def test_echo_gives_the_log_probabilities_of_transformers(server: Served) -> None:
@@ -396,6 +493,15 @@ def test_echo_gives_the_log_probabilities_of_transformers(server: Served) -> Non
             scores = model(torch.tensor([ids])).logits[0].log_softmax(-1)
         wanted = scores[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
         assert found[1:-1] == pytest.approx(wanted, abs=1e-3)
+
+
+def test_the_load_is_the_number_of_requests_in_progress(server: Served) -> None:
+    endless = {"prompt": "Once upon", "max_tokens": 2000, "ignore_eos": True, "stream": True}
+    with contextlib.closing(server.post_raw(TEXT, endless)):
+        while server.get("/load").json != {"server_load": 1}:
+            time.sleep(0.01)
+    while server.get("/load").json != {"server_load": 0}:
+        time.sleep(0.01)
 
 
 def test_models_tokens_and_versions(server: Served) -> None:
@@ -421,7 +527,8 @@ def test_models_tokens_and_versions(server: Served) -> None:
     assert server.post("/detokenize", {"tokens": [768]}).error["param"] is not None
     assert server.post("/tokenize", {}).status == 400
     assert server.get("/version").json.keys() == {"version"}
-    assert server.get("/health").json == {"status": "ok"}
+    assert server.get("/health").json == server.get("/ping").json == {"status": "ok"}
+    assert server.ask("POST", "/ping").status == 200
     assert server.get("/v1/engines").error["message"] == "there is nothing at /v1/engines"
     wrong = server.get(CHAT)
     assert wrong.status == 405 and wrong.headers["allow"] == "POST" and wrong.error

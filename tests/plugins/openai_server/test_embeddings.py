@@ -81,6 +81,7 @@ def test_pooling_and_length_can_be_chosen(server: Served) -> None:
         ),
         ({"encoding_format": "hex"}, "encoding_format", "encoding_format is not valid"),
         ({"pooling": "max"}, "pooling", "pooling is not valid"),
+        ({"prompt_name": "query"}, "prompt_name", "the checkpoint names no instruction"),
         ({"input_type": "query"}, "input_type", "input_type is not a known field"),
         ({"input": 3}, "input", "input is not valid"),
     ],

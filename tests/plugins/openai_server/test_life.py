@@ -268,7 +268,7 @@ def test_a_client_that_reads_nothing_is_dropped_and_others_are_not_slowed() -> N
             deaf.connect(("127.0.0.1", server.port))
             data = json.dumps(body).encode()
             head = (
-                f"POST {TEXT} HTTP/1.1\r\ncontent-type: application/json\r\n"
+                f"POST {TEXT} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
                 f"content-length: {len(data)}\r\n\r\n"
             )
             deaf.sendall(head.encode() + data)
@@ -277,12 +277,15 @@ def test_a_client_that_reads_nothing_is_dropped_and_others_are_not_slowed() -> N
         assert server.metric("headstock_requests_total") == 60
 
 
-def test_a_server_says_that_it_listens_only_once_it_serves() -> None:
+@pytest.mark.full
+def test_a_server_that_does_not_start_does_not_say_that_it_listens() -> None:
     with serve("--ops", "triton", wait_ready=False) as refused:
         assert refused.process.wait() == 5
     assert not any("listening" in line for line in refused.errors)
     assert "ops (--ops) triton" in refused.errors[-1]
 
+
+def test_a_server_says_that_it_listens_only_once_it_serves() -> None:
     with serve(script={}) as server:
         (line,) = [line for line in server.errors if "listening" in line]
         assert re.fullmatch(rf"ready: \S+, listening on http://\S+:{server.port}/v1\n", line)

@@ -4,16 +4,43 @@ from __future__ import annotations
 
 import re
 import time
+from hashlib import sha256
 from importlib.resources import files
+from unittest.mock import Mock
 
 import numpy as np
+import patience
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from served import Served
 
+from headstock.engine.stats import EngineStats
+from headstock_openai_server.api.answers import LiveHistory
 from headstock_openai_server.engine.snapshot import build_tree, shrink_map
-from headstock_openai_server.http.page import render_page
+from headstock_openai_server.http.page import LIBRARIES, quote_comments, render_page
+from headstock_openai_server.observe.history import History
+from headstock_openai_server.observe.metrics import ServerMetrics
+
+VENDOR = files("headstock_openai_server.http") / "page" / "vendor"
+
+
+def remove_libraries(page: str) -> str:
+    """The page without the libraries, which name namespaces as addresses."""
+    for name in LIBRARIES:
+        library = quote_comments((VENDOR / name).read_text("utf-8"))
+        assert page.count(library) == 1 and "<!--" not in library and "</script" not in library
+        page = page.replace(library, "")
+    return page
+
+
+def test_libraries_are_as_published_and_have_their_licences() -> None:
+    notes = (VENDOR / "README.md").read_text("utf-8")
+    rows = dict(re.findall(r"^\| `([\w.]+)` .*\| `([0-9a-f]{64})` \|$", notes, re.MULTILINE))
+    assert rows.keys() == set(LIBRARIES)
+    for name, digest in rows.items():
+        assert sha256((VENDOR / name).read_bytes()).hexdigest() == digest
+        assert (VENDOR / f"{name.split('.')[0]}.LICENSE").is_file()
 
 
 @pytest.mark.feature("W13")
@@ -30,13 +57,14 @@ def test_the_page_needs_no_key_and_loads_nothing(server: Served) -> None:
             f'<style nonce="{nonce}">',
             f'<script nonce="{nonce}">',
         ]
-        assert not re.search(r"""\b(?:src|href|style|on\w+)=|url\(|@import|https?://""", text)
+        own = remove_libraries(text)
+        assert not re.search(r"""\b(?:src|href|style|on\w+)="|url\(|@import|https?://[\w.]""", own)
         nonces.add(nonce)
     assert len(nonces) == 2
 
 
 def test_scripts_name_parts_of_the_page_that_are_there() -> None:
-    text = bytes(render_page().body).decode()
+    text = remove_libraries(bytes(render_page().body).decode())
     ids = re.findall(r'\bid="([\w-]+)"', text)
     assert len(ids) == len(set(ids))
     asked = set(re.findall(r'(?:element|openCanvas)\("([\w-]+)"', text))
@@ -71,6 +99,51 @@ def test_the_live_view_is_what_the_engine_holds(server: Served) -> None:
     assert view["counts"]["executed_steps"] >= view["counts"]["replayed_steps"] == 0
     assert view["times"]["first_token"][0] >= 1
     server.wait_for("headstock_kv_pages_live", 0)
+
+
+def sample_of(history: History, time: float, metrics: ServerMetrics, **counts: int) -> None:
+    names = EngineStats.__annotations__
+    history.note(time, EngineStats(**dict.fromkeys(names, 0) | counts), metrics)
+
+
+def test_the_history_has_the_rates_between_samples() -> None:
+    metrics, history = ServerMetrics("headstock", "demo", Mock()), History()
+    assert history.describe(1.0).ages == []
+    pool = {"total_pages": 8, "free_pages": 4, "cached_pages": 2}
+    sample_of(history, 10.0, metrics, output_tokens=5, executed_steps=5, **pool)
+    assert history.describe(11.0).ages == []
+    metrics.first_token.observe(0.2)
+    metrics.first_token.observe(0.4)
+    sample_of(history, 12.0, metrics, output_tokens=45, executed_steps=15, running=3, **pool)
+    sample_of(history, 13.0, metrics, output_tokens=45, executed_steps=15, waiting=1)
+    assert history.describe(13.5) == LiveHistory(
+        ages=[1.5, 0.5],
+        running=[3, 0],
+        waiting=[0, 1],
+        pool_usage=[0.25, 0.0],
+        output_rate=[20.0, 0.0],
+        step_rate=[5.0, 0.0],
+        first_token=[pytest.approx(0.3), None],
+        token_gap=[None, None],
+    )
+
+
+def test_the_history_ends_after_two_minutes() -> None:
+    metrics, history = ServerMetrics("headstock", "demo", Mock()), History()
+    for second in range(1000):
+        sample_of(history, float(second), metrics)
+    ages = history.describe(999.0).ages
+    assert ages == sorted(ages, reverse=True) and len(ages) == 120 and ages[0] == 119.0
+
+
+def test_the_server_samples_its_history_without_a_viewer(server: Served) -> None:
+    server.post("/v1/completions", {"prompt": [7] * 4, "max_tokens": 8, "ignore_eos": True})
+    end = time.monotonic() + patience.seconds
+    # What came before the last sample is in one of the seconds between samples.
+    while not sum((view := server.get("/live").json)["history"]["output_rate"]):
+        assert time.monotonic() < end
+        time.sleep(0.2)
+    assert len({len(column) for column in view["history"].values()}) == 1
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=60), st.integers(1, 20))

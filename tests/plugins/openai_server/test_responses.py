@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from answer_pieces import TEXT, build_pieces
 from attrs import evolve
 from served import Served
 
 import headstock_demo
 from headstock import SamplingParams
-from headstock.outputs import CompletionOutput, ToolCall, Update
+from headstock.outputs import CompletionOutput, ToolCall
 from headstock.text import Tokenizer, join_pieces
 from headstock.text.answer import AnswerFormat
-from headstock.text.completion import CompletionBuilder
 from headstock.text.reasoning import MARKS
 from headstock_openai_server.api.errors import ApiError, unavailable
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.responses_body import ResponsesBody
 from headstock_openai_server.convert.conversations import make_conversation
 from headstock_openai_server.convert.responses_input import make_chat_body
@@ -34,12 +34,9 @@ from headstock_openai_server.routes.responses import (
     count_reasoning_tokens,
 )
 from headstock_openai_server.settings import ServerSettings
-from headstock_tool_parsers.hermes import HermesParser
 
 RESPONSES = "/v1/responses"
 QUESTION = "What is 2 + 3?"
-CALL = '<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
-TEXT = f"<think>\nTwo and three.\n</think>\n\nSo: {CALL} and {CALL}{CALL}\nWait."
 ITEMS = [
     ("reasoning", "Two and three."),
     ("message", "So:"),
@@ -110,6 +107,15 @@ def test_a_stream_has_openais_events_and_ends_with_the_whole_response(server: Se
     }
 
 
+def test_the_tokens_of_a_prompt_are_counted_before_it_runs(server: Served) -> None:
+    asked = {"model": "demo", "input": QUESTION, "instructions": "Be brief."}
+    used = server.post(RESPONSES, asked).json["usage"]["input_tokens"]
+    counted = server.post(f"{RESPONSES}/input_tokens", asked).json
+    assert counted == {"object": "response.input_tokens", "input_tokens": used}
+    error = server.post(f"{RESPONSES}/input_tokens", {"input": []}).error
+    assert error["param"] == "input"
+
+
 def test_a_response_is_the_chat_of_the_same_messages(server: Served) -> None:
     sampling = {"temperature": 1.0, "seed": 3, "top_p": 0.9, "top_k": 20}
     items = [
@@ -143,7 +149,6 @@ def test_a_response_is_the_chat_of_the_same_messages(server: Served) -> None:
     [
         ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens: expected"),
         ({"temperature": 3}, "temperature", "between 0 and 2"),
-        ({"reasoning": {"effort": "low"}}, "reasoning.effort", "does not read it"),
         ({"input": []}, "input", "input: expected a list of one or more"),
         ({"input": [{"role": "user", "content": "a"}] * 4}, "input", "input has 4 items"),
         ({"tool_choice": "required"}, "tool_choice", "needs tools"),
@@ -197,7 +202,13 @@ def test_what_is_not_served_is_refused_by_name_with_a_way_out(
     change: dict[str, Any], param: str, text: str
 ) -> None:
     with pytest.raises(ApiError) as caught:
-        make_chat_body(decode_body(json.dumps({"input": "hi"} | change).encode(), ResponsesBody), 9)
+        make_chat_body(
+            decode_body(
+                json.dumps({"input": "hi"} | change).encode(), ResponsesBody, IgnoredFields()
+            ),
+            9,
+            IgnoredFields(),
+        )
     assert caught.value.param == param and text in caught.value.message
     assert caught.value.message.startswith(param)
 
@@ -219,7 +230,9 @@ def test_what_codex_sends_is_taken() -> None:
         "prompt_cache_key": "a",
         "client_metadata": {"turn_id": "b"},
     }
-    chat, _ = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
+    chat, _ = make_chat_body(
+        decode_body(json.dumps(sent).encode(), ResponsesBody, IgnoredFields()), 9, IgnoredFields()
+    )
     assert [each.role for each in chat.messages] == ["system", "developer"]
 
 
@@ -239,14 +252,16 @@ def test_functions_of_namespaces_have_their_names_before_their_own() -> None:
             "tools": [function, function | {"namespace": "agents"}],
         },
     }
-    chat, names = make_chat_body(decode_body(json.dumps(sent).encode(), ResponsesBody), 9)
+    chat, names = make_chat_body(
+        decode_body(json.dumps(sent).encode(), ResponsesBody, IgnoredFields()), 9, IgnoredFields()
+    )
     flat = ["run", "mcp__docs__run", "mcp__docs__read", "agents__run"]
     assert [each.function.name for each in chat.tools or ()] == flat == list(names)
     about = [None, "A server.\n\nDo.", "Do.", "A server.\n\nDo."]
     assert [each.function.description for each in chat.tools or ()] == about
     assert chat.messages[0].tool_calls is not None
     assert chat.messages[0].tool_calls[0].function.name == "mcp__docs__run"
-    conversation = make_conversation(chat, chat.messages, ServerSettings())
+    conversation = make_conversation(chat, chat.messages, ServerSettings(), IgnoredFields())
     assert [tool.name for tool in conversation.forced_tools] == ["run", "agents__run"]
 
     writer = ItemWriter(names)
@@ -264,7 +279,7 @@ def test_functions_of_namespaces_have_their_names_before_their_own() -> None:
     ]
     twice = sent | {"tools": [group("a", "run"), {"type": "function", "name": "a__run"}]}
     with pytest.raises(ApiError, match="two tools are called a__run"):
-        make_chat_body(msgspec.convert(twice, ResponsesBody), 9)
+        make_chat_body(msgspec.convert(twice, ResponsesBody), 9, IgnoredFields())
 
 
 def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
@@ -284,7 +299,7 @@ def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
         {"role": "assistant", "content": "6"},
         thought,
     ]  # fmt: skip
-    chat, _ = make_chat_body(msgspec.convert({"input": items}, ResponsesBody), 9)
+    chat, _ = make_chat_body(msgspec.convert({"input": items}, ResponsesBody), 9, IgnoredFields())
     assert [
         (each.role, each.content, each.reasoning, len(each.tool_calls or ()))
         for each in chat.messages
@@ -299,7 +314,8 @@ def test_reasoning_text_and_calls_in_a_row_are_one_message() -> None:
 
 
 def test_tools_and_the_form_of_the_answer_become_the_chats() -> None:
-    function = {"type": "function", "name": "f", "parameters": {"type": "object"}, "strict": True}
+    parameters = {"type": "object", "additionalProperties": False}
+    function = {"type": "function", "name": "f", "parameters": parameters, "strict": True}
     form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}}
     fields: dict[str, Any] = {
         "input": "hi",
@@ -311,7 +327,7 @@ def test_tools_and_the_form_of_the_answer_become_the_chats() -> None:
         "chat_template_kwargs": {"enable_thinking": False},
         "priority": 3,
     }
-    chat, _ = make_chat_body(msgspec.convert(fields, ResponsesBody), 9)
+    chat, _ = make_chat_body(msgspec.convert(fields, ResponsesBody), 9, IgnoredFields())
     assert chat.tools is not None and chat.tools[0].function.name == "f"
     assert msgspec.to_builtins(chat.tool_choice)["function"] == {"name": "f"}
     assert chat.response_format is not None and chat.response_format.json_schema is not None
@@ -321,14 +337,6 @@ def test_tools_and_the_form_of_the_answer_become_the_chats() -> None:
 
 
 THINK = MARKS["think"]
-
-
-def build_pieces(tokenizer: Tokenizer, *groups: list[int], end: str) -> list[CompletionOutput]:
-    """The pieces of an answer whose tokens come in these groups."""
-    answer_format = AnswerFormat(reasoning=MARKS["think"], make_parser=partial(HermesParser, ()))
-    builder = CompletionBuilder(0, SamplingParams(), tokenizer, answer_format)
-    updates = [Update(id="0", tokens=tuple(group)) for group in groups]
-    return [builder.apply_update(each) for each in (*updates, Update(id="0", finish_reason=end))]
 
 
 def list_items(pieces: list[CompletionOutput]) -> list[tuple[str, str]]:

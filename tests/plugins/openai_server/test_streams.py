@@ -19,7 +19,8 @@ from headstock.text import Prompt, Tokenizer
 from headstock_openai_server.api.errors import unavailable
 from headstock_openai_server.api.schema import ChatBody
 from headstock_openai_server.engine.generation import Generation
-from headstock_openai_server.http.event_stream import CHUNKS, EventStream
+from headstock_openai_server.http.event_stream import CHUNKS, SERVER_SENT, EventStream, Framing
+from headstock_openai_server.routes import messages, ollama
 from headstock_openai_server.routes.answering import UsageReport, make_identity
 from headstock_openai_server.routes.chat import ChatStream
 
@@ -84,10 +85,12 @@ class Bench:
         if message["type"] == "http.response.body":
             self.sent.append(message["body"])
 
-    def start(self) -> asyncio.Task[None]:
+    def start(self, framing: Framing = SERVER_SENT) -> asyncio.Task[None]:
         generation, params = self.generation, self.generation.prompt_requests[0].params
-        usage = UsageReport(generation, ChatBody(messages=[]))
-        stream = EventStream(generation, ChatStream(make_identity("x-", "m"), params, usage))
+        body = ChatBody(messages=[])
+        usage = UsageReport(generation, body)
+        chunks = ChatStream(make_identity("x-", "m"), body, params, usage)
+        stream = EventStream(generation, chunks, framing)
         scope = {"type": "http", **({CHUNKS: self} if self.has_chunks else {})}
         return asyncio.create_task(stream(scope, self.receive, self.send))
 
@@ -148,6 +151,25 @@ def test_a_client_that_keeps_up_gets_a_chunk_for_each_token(
     assert bench.text() == TEXT
     assert bench.sent[-1].endswith(b"data: [DONE]\n\n") and bench.ends == ["length"]
     assert bench.dropped == [] and bench.num_written == (len(ids) if has_chunks else 0)
+
+
+@pytest.mark.parametrize("framing", [SERVER_SENT, messages.FRAMING, ollama.FRAMING])
+def test_a_silent_stream_is_kept_alive_in_the_way_of_its_api(
+    tokenizer: Tokenizer, framing: Framing
+) -> None:
+    async def run() -> Bench:
+        bench = Bench(tokenizer, has_chunks=False)
+        task = bench.start(framing)
+        await turns()
+        bench.generation.ping()
+        await turns()
+        bench.tell(5, finish_reason="stop")
+        await task
+        return bench
+
+    sent = asyncio.run(run()).sent
+    # Ollama's clients parse each line: nothing can be sent to them.
+    assert sent[1:2] == [framing.ping] if framing.ping else b": ping" not in b"".join(sent)
 
 
 def test_a_client_that_is_behind_gets_the_rest_in_one_chunk(

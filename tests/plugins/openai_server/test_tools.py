@@ -108,6 +108,30 @@ def test_each_token_has_its_log_probability_whatever_part_it_is_of(server: Serve
     assert scores["token_logprobs"] == [None, -1.0, -1.0]
 
 
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_each_token_has_its_id_whatever_part_it_is_of(server: Served, logprobs: bool) -> None:
+    asked = BODY | {"return_token_ids": True, "include_reasoning": False, "logprobs": logprobs}
+    whole = server.post(CHAT, asked).json
+    (choice,) = whole["choices"]
+    assert choice["message"]["content"] == "I add." and "reasoning" not in choice["message"]
+    assert len(whole["prompt_token_ids"]) == whole["usage"]["prompt_tokens"]
+    assert len(choice["token_ids"]) == whole["usage"]["completion_tokens"]
+    text = server.post("/detokenize", {"tokens": choice["token_ids"]}).json["prompt"]
+    assert text == f"<think>\nTwo.\n</think>\n\nI add.\n{CALL}\n{CALL}"
+    streamed = server.post(CHAT, asked | {"stream": True})
+    first, *rest = streamed.events
+    assert first["prompt_token_ids"] == whole["prompt_token_ids"]
+    assert not any("prompt_token_ids" in each for each in rest)
+    chunks = [each["choices"][0] for each in rest]
+    assert [id for each in chunks for id in each.get("token_ids", ())] == choice["token_ids"]
+    folded = fold(streamed)
+    assert folded["content"] == "I add." and "reasoning" not in folded
+    assert len(folded["calls"]) == 2
+    if logprobs:
+        parts = [each["logprobs"]["content"] for each in chunks if each["logprobs"]]
+        assert [each for part in parts for each in part] == choice["logprobs"]["content"]
+
+
 @pytest.mark.feature("W4")
 def test_reasoning_that_the_template_has_closed_is_not_looked_for(server: Served) -> None:
     variables = {"chat_template_kwargs": {"enable_thinking": False}}
@@ -152,16 +176,14 @@ def test_a_call_that_is_cut_off_has_no_brackets_and_the_true_reason(server: Serv
     assert call["function"]["arguments"] != '{"a": 2, "b": [3]}'
 
 
-@pytest.mark.parametrize(
-    "structure",
-    [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}],
-)
-def test_a_required_call_and_another_structure_are_refused(
-    server: Served, structure: dict[str, Any]
-) -> None:
+def test_a_required_call_and_a_structure_that_is_no_json_are_refused(server: Served) -> None:
+    structure = {"structured_outputs": {"regex": "a"}}
     error = server.post(CHAT, BODY | {"tool_choice": "required"} | structure).error
     assert error["message"].startswith("tool_choice requires a call")
     assert error["param"] == "tool_choice"
+    error = server.post(CHAT, BODY | structure).error
+    assert "only be combined with tools where" in error["message"]
+    assert error["param"] == "structured_outputs"
 
 
 @pytest.mark.parametrize("structure", [{}, {"response_format": {"type": "text"}}])

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from often import count_examples
 
 from headstock import registry
 from headstock.spi import Tool, ToolEventKind
@@ -223,7 +224,7 @@ WORDS = st.sampled_from(
 
 
 @given(schema=SCHEMAS, a=PLAIN, b=PLAIN, text=WORDS | st.text(max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=count_examples(400))
 def test_text_that_a_schema_allows_stays_text_and_other_text_becomes_what_it_allows(
     schema: object, a: object, b: object, text: str
 ) -> None:
@@ -265,7 +266,7 @@ ANYTHING: st.SearchStrategy[Any] = st.recursive(
 
 
 @given(ANYTHING.filter(lambda each: isinstance(each, dict)), WORDS | st.text(max_size=6))
-@settings(max_examples=400)
+@settings(max_examples=count_examples(400))
 def test_whatever_a_client_sends_as_a_schema_an_argument_is_its_text_or_what_that_spells(
     parameters: dict[str, Any], text: str
 ) -> None:

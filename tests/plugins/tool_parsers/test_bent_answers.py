@@ -11,6 +11,7 @@ import pytest
 from attrs import evolve, frozen
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock import registry
 from headstock.spi import Tool, ToolEvent, ToolEventKind, ToolParser
@@ -223,7 +224,7 @@ def is_part_in_order(content: str, text: str) -> bool:
 @pytest.mark.feature("W3")
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), chance=st.randoms(use_true_random=False))
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 def test_bent_answers_keep_every_law(name: str, data: st.DataObject, chance: random.Random) -> None:
     parts, _ = data.draw(answers(name))
     text = bend(parts, chance)
@@ -280,7 +281,7 @@ def test_whole_calls_are_found_and_none_ends_in_an_answer_that_is_cut_before_its
 @pytest.mark.feature("W3")
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
-@settings(max_examples=100)
+@settings(max_examples=count_examples(100))
 def test_at_most_the_value_of_one_argument_is_held_back(name: str, data: st.DataObject) -> None:
     parts, calls = data.draw(answers(name))
     text = "".join(parts)
@@ -298,7 +299,7 @@ def test_at_most_the_value_of_one_argument_is_held_back(name: str, data: st.Data
 
 @pytest.mark.parametrize("tools", [TOOLS, TOOLS[:1]], ids=["several", "one"])
 @given(data=st.data(), chance=st.randoms(use_true_random=False))
-@settings(max_examples=100)
+@settings(max_examples=count_examples(100))
 def test_a_forced_call_keeps_the_laws(
     tools: Sequence[Tool], data: st.DataObject, chance: random.Random
 ) -> None:

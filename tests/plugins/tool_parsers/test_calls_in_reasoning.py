@@ -7,6 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.errors import PluginBroken
 from headstock.selection.tool_parsers import select_tool_parser
@@ -184,7 +185,7 @@ SHREDS = (
     st.lists(st.sampled_from(SHREDS), max_size=14),
     st.sets(st.integers(0, 200), max_size=8),
 )
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 def test_no_cut_changes_what_is_reasoning_content_or_a_call(
     parser: str, marks: str, state: ReasoningState, shreds: list[str], borders: set[int]
 ) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock import registry
 from headstock.spi import Tool, ToolEvent, ToolEventKind, ToolParserSpec
@@ -243,7 +244,7 @@ SHREDS = [
 
 @pytest.mark.feature("W3")
 @given(st.sampled_from(NAMES), st.lists(st.sampled_from(SHREDS), max_size=14), st.data())
-@settings(max_examples=300)
+@settings(max_examples=count_examples(300))
 def test_whatever_a_model_writes_no_cut_changes_what_is_read_and_no_text_is_lost(
     name: str, shreds: list[str], data: st.DataObject
 ) -> None:

@@ -105,6 +105,43 @@ class LLGuidanceEngine(GrammarEngine):
                 return llguidance.LLMatcher.grammar_from_lark(f"start: {' | '.join(texts)}")
             case GrammarKind.GRAMMAR:
                 return llguidance.LLMatcher.grammar_from_lark(_write_lark(text))
+            case GrammarKind.JSON_OR_CALLS:
+                lark = self.write_call_rules(json.loads(text))
+                return llguidance.LLMatcher.grammar_from_lark(lark)
+        raise ValueError(f"grammars of the kind {kind.value!r} are not supported")
+
+    def write_call_rules(self, parts: dict[str, Any]) -> str:
+        """Write an answer of a schema, or calls, as Lark rules."""
+
+        def write(segments: list[dict[str, Any]]) -> str:
+            return " ".join(map(write_segment, segments))
+
+        def write_segment(segment: dict[str, Any]) -> str:
+            if "token" in segment:
+                return f"<[{segment['token']}]>"
+            if "text" in segment:
+                return json.dumps(segment["text"], ensure_ascii=False)
+            return self.write_json_rule(segment["json"])
+
+        several = "" if parts["separator"] is None else f"({write(parts['separator'])} call)*"
+        return "\n".join(
+            (
+                "start: answer | calls",
+                f"answer: {self.write_json_rule(parts['json'])}",
+                f"calls: {write(parts['begin'])} call {several} {write(parts['end'])}",
+                f"call: {' | '.join(f'call_{number}' for number, _ in enumerate(parts['calls']))}",
+                *(
+                    f"call_{number}: {write(segments)}"
+                    for number, segments in enumerate(parts["calls"])
+                ),
+            )
+        )
+
+    def write_json_rule(self, schema: dict[str, Any] | bool) -> str:
+        """Write JSON of a schema as part of a Lark rule."""
+        schema = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
+        options = {"whitespace_flexible": self.options.whitespace}
+        return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
 
     def fill_masks(
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray

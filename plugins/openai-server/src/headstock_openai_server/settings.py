@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Mapping
 from math import isfinite
 from typing import Any
 
-from attrs import Factory, field, fields, frozen
+from attrs import Attribute, Factory, field, fields, frozen
 
 from headstock import SamplingParams
 from headstock.config import FlagParser
 from headstock.errors import UsageError, name_setting, shorten
 
 API_KEY = "HEADSTOCK_API_KEY"
-"""The variable with a key: flags of a process can be read by everyone on the machine."""
+"""The environment variable with a key: a process's flags are visible to all users."""
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/?#\s]+")
+HOST_NAME = re.compile(r"\.?[a-z0-9_-]+(\.[a-z0-9_-]+)*", re.IGNORECASE)
+ROOT_PATH = re.compile(r"(/[\w.~-]+)+")
 
 
 @frozen
 class Number:
-    """How a flag's number is read: an integer or a number from `least` to `most`."""
+    """How to parse a flag's number: an integer or a float from `least` to `most`."""
 
     least: float
     most: float
@@ -40,7 +44,7 @@ class Number:
 
 
 def _spell(number: float) -> str:
-    """A whole number in digits, others in short."""
+    """Integers in full, other numbers in short form."""
     return str(int(number)) if number == int(number) else f"{number:g}"
 
 
@@ -49,21 +53,55 @@ SECONDS = Number(0.1, 86_400.0, whole=False)
 
 
 def _limit(default: Any, number: Number, text: str) -> Any:
-    """A field that is a flag with a number."""
+    """A field that is a numeric flag."""
     return field(default=default, metadata={"number": number, "help": text})
+
+
+def _text(metavar: str, text: str, default: str = "") -> Any:
+    """A field that is a flag with text."""
+    return field(default=default, metadata={"metavar": metavar, "help": text})
+
+
+def _texts(metavar: str, text: str) -> Any:
+    """A field that is a flag with text, which may be given several times."""
+    return field(default=(), metadata={"metavar": metavar, "help": text})
 
 
 @frozen(kw_only=True)
 class ServerSettings:
-    """Where a server listens, who may ask, and the limits that keep clients from one another."""
+    """A server's address, its API keys, and the limits that protect clients from each other."""
 
-    host: str = "127.0.0.1"
+    host: str = _text("ADDRESS", "address", "127.0.0.1")
     port: int = 8000
+    uds: str = _text("PATH", "a Unix socket to listen on instead of an address")
+    root_path: str = _text("PATH", "the path under which a proxy shows the server, such as /llm")
+    ssl_certfile: str = _text("FILE", "certificates as PEM, for https")
+    ssl_keyfile: str = _text("FILE", "the certificate's private key (default: in --ssl-certfile)")
+    ssl_keyfile_password: str = _text("TEXT", "the password of the private key")
+    ssl_ca_certs: str = _text("FILE", "certificates as PEM; clients need one that these signed")
     api_keys: tuple[str, ...] = ()
+    allow_origins: tuple[str, ...] = _texts(
+        "ORIGIN",
+        "an origin whose pages may call the server from a browser, such as "
+        "https://app.example.com; * for all, which needs --api-key; several times for several",
+    )
+    allowed_hosts: tuple[str, ...] = _texts(
+        "NAME",
+        "a name in addresses by which clients may call a server without a key, such as "
+        "llm.example.com, or .example.com for all below it; several times for several (default: "
+        "localhost and numeric addresses)",
+    )
     model_names: tuple[str, ...] = Factory(tuple)
-    access_log: str = "-"
-    metrics_prefix: str = "headstock"
-    otlp_endpoint: str = ""
+    access_log: str = _text("FILE|off", "a JSON line for each request; - is standard output", "-")
+    metrics_prefix: str = _text(
+        "NAME", "prefix of metric names; vllm is for dashboards made for vLLM", "headstock"
+    )
+    otlp_endpoint: str = _text(
+        "URL",
+        "where a span of each request goes, as OTLP over HTTP, such as "
+        "http://127.0.0.1:4318/v1/traces",
+    )
+    unknown_fields: str = "warn"
     max_body_bytes: int = _limit(32 << 20, COUNT, "bytes of a request's body at most (413)")
     max_header_bytes: int = _limit(64 << 10, COUNT, "bytes of a request's headers at most (431)")
     max_headers: int = _limit(100, COUNT, "headers of a request at most (431)")
@@ -117,22 +155,29 @@ class ServerSettings:
     @property
     def is_open(self) -> bool:
         """Whether other machines may send requests without a key."""
-        return not self.api_keys and self.host not in LOOPBACK
+        return not (self.api_keys or self.uds or self.host in LOOPBACK)
 
 
 def add_server_flags(parser: FlagParser) -> None:
     """Add the flags of the server."""
     section = parser.add_argument_group("server")
-    section.add_argument(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="address (default: 127.0.0.1)"
-    )
-    section.add_argument(
-        "--port",
-        type=_make_reader("--port", Number(0, 65_535)),
-        default=8000,
-        metavar="PORT",
-        help="TCP port, 0 for a free one (default: 8000)",
-    )
+    for each in _list_texts():
+        text, default = each.metadata["help"], each.default
+        section.add_argument(
+            _flag(each.name),
+            action="store" if isinstance(default, str) else "append",
+            default=default if isinstance(default, str) else [],
+            metavar=each.metadata["metavar"],
+            help=f"{text} (default: {default})" if default else text,
+        )
+        if each.name == "host":
+            section.add_argument(
+                "--port",
+                type=_make_reader("--port", Number(0, 65_535)),
+                default=8000,
+                metavar="PORT",
+                help="TCP port, 0 for a free one (default: 8000)",
+            )
     section.add_argument(
         "--served-model-name",
         action="append",
@@ -148,27 +193,16 @@ def add_server_flags(parser: FlagParser) -> None:
         help=f"a key that clients must send; several times for several; {API_KEY} holds one too",
     )
     section.add_argument(
-        "--access-log",
-        default="-",
-        metavar="FILE|off",
-        help="a JSON line for each request; - is standard output (default: -)",
-    )
-    section.add_argument(
-        "--metrics-prefix",
-        default="headstock",
-        metavar="NAME",
-        help="prefix of metric names; vllm is for dashboards made for vLLM (default: headstock)",
-    )
-    section.add_argument(
-        "--otlp-endpoint",
-        default="",
-        metavar="URL",
-        help="where a span of each request goes, as OTLP over HTTP, such as "
-        "http://127.0.0.1:4318/v1/traces (default: nowhere)",
+        "--unknown-fields",
+        choices=("warn", "refuse"),
+        default="warn",
+        help="what happens to fields of other servers that change no token, such as metadata: warn "
+        "accepts them, with a log line for each name and the header X-Ignored-Fields (default: "
+        "warn)",
     )
     limits = parser.add_argument_group("limits")
     for name, number, text, default in list_limits():
-        flag = f"--{name.replace('_', '-')}"
+        flag = _flag(name)
         limits.add_argument(
             flag,
             type=_make_reader(flag, number),
@@ -176,6 +210,15 @@ def add_server_flags(parser: FlagParser) -> None:
             metavar="N" if number.whole else "SECONDS",
             help=f"{text} (default: {_spell(default)})",
         )
+
+
+def _list_texts() -> list[Attribute[Any]]:
+    """The fields that are flags with text."""
+    return [each for each in fields(ServerSettings) if "metavar" in each.metadata]
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def list_limits() -> list[tuple[str, Number, str, Any]]:
@@ -202,14 +245,16 @@ def _make_reader(flag: str, number: Number) -> Callable[[str], float]:
 def read_settings(
     options: argparse.Namespace, environ: Mapping[str, str], model: str
 ) -> ServerSettings:
-    """The settings that parsed flags and the environment give.   raises: UsageError"""
+    """The settings from parsed flags and the environment.   raises: UsageError"""
     keys = [*options.api_key, *([environ[API_KEY]] if environ.get(API_KEY) else [])]
     for key in keys:
         if not key or not key.isascii() or not key.isprintable() or " " in key:
-            raise UsageError("--api-key must be printable ASCII without spaces, and not empty")
+            raise UsageError(
+                "--api-key: expected one or more printable ASCII characters without spaces"
+            )
     names = tuple(options.served_model_name) or (model,)
     if not all(names):
-        raise UsageError("--served-model-name must not be empty")
+        raise UsageError("--served-model-name: expected one or more characters, got none")
     if not options.metrics_prefix.isidentifier():
         raise UsageError(
             "--metrics-prefix: expected letters, digits and _, got "
@@ -220,21 +265,55 @@ def read_settings(
             "--otlp-endpoint: expected an address that begins with http:// or https://, got "
             f"{shorten(options.otlp_endpoint)}"
         )
-    return ServerSettings(
-        host=options.host,
+    texts: dict[str, Any] = {
+        each.name: tuple(value) if isinstance(value := getattr(options, each.name), list) else value
+        for each in _list_texts()
+    }
+    settings = ServerSettings(
         port=options.port,
         api_keys=tuple(keys),
         model_names=names,
-        access_log=options.access_log,
-        metrics_prefix=options.metrics_prefix,
-        otlp_endpoint=options.otlp_endpoint,
+        unknown_fields=options.unknown_fields,
+        **texts,
         **{name: getattr(options, name) for name, *_ in list_limits()},
     )
+    _check_callers(settings)
+    return settings
+
+
+def _check_callers(settings: ServerSettings) -> None:
+    """Raise UsageError for values that say wrongly who may call the server, and how."""
+    for origin in settings.allow_origins:
+        if origin == "*" and not settings.api_keys:
+            raise UsageError(
+                "--allow-origins: expected the origins of pages, got * without a key, with which "
+                "every page that anybody opens could use the model; set --api-key or name them"
+            )
+        if origin != "*" and ORIGIN.fullmatch(origin) is None:
+            raise UsageError(
+                "--allow-origins: expected * or an origin such as https://app.example.com, without "
+                f"a path, got {shorten(origin)}"
+            )
+    for name in settings.allowed_hosts:
+        if HOST_NAME.fullmatch(name) is None:
+            raise UsageError(
+                "--allowed-hosts: expected a name such as llm.example.com, without a port, or "
+                f".example.com for all below it, got {shorten(name)}"
+            )
+    path = settings.root_path
+    if path and ROOT_PATH.fullmatch(path) is None:
+        raise UsageError(
+            "--root-path: expected a path such as /llm, without a / at its end, got "
+            f"{shorten(path)}"
+        )
+    for name in ("ssl_keyfile", "ssl_keyfile_password", "ssl_ca_certs"):
+        if getattr(settings, name) and not settings.ssl_certfile:
+            raise UsageError(f"{_flag(name)} needs --ssl-certfile")
 
 
 def check_defaults(sampling: Mapping[str, object]) -> None:
-    """Raise UsageError for sampling flags that no request could want as defaults, and RequestError
-    for bad values.
+    """Raise UsageError for sampling flags that make no sense as defaults, and RequestError for bad
+    values.
 
     The others are the defaults for requests.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headstock.spi import WrittenCall
 from headstock_tool_parsers.call_parser import CallParser
 
 
@@ -15,3 +16,13 @@ class HermesParser(CallParser):
     def begin_call(self) -> bool:
         """The object, or a list of them."""
         return self.skip_second_mark() and self.begin_object()
+
+    def write_call(self, name: str) -> list[WrittenCall]:
+        """As Qwen3 writes calls, with the tags on lines of their own."""
+        return [
+            WrittenCall(
+                before=f'<tool_call>\n{{"name": "{name}", "arguments": ',
+                after="}\n</tool_call>",
+                separator="\n",
+            )
+        ]

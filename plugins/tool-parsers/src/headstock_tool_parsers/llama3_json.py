@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from headstock.spi import Tool
+from headstock.spi import Tool, WrittenCall
 from headstock_tool_parsers.call_parser import BLANK, CallParser
 
 
@@ -42,3 +42,9 @@ class Llama3JsonParser(CallParser):
     def begin_call(self) -> bool:
         """After a tag: objects, or code, which is text here."""
         return self.skip_second_mark() and self.begin_object()
+
+    def write_call(self, name: str) -> list[WrittenCall]:
+        """Without the tag, which models write before code only."""
+        return [
+            WrittenCall(before=f'{{"name": "{name}", "parameters": ', after="}", separator="; ")
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from headstock.spi import Tool
+from headstock.spi import Tool, WrittenCall
 from headstock_tool_parsers.call_parser import CallParser, match_mark
 from headstock_tool_parsers.call_reader import NAME
 
@@ -67,3 +67,16 @@ class MistralParser(CallParser):
         mark, length = found or ("", 0)
         self.take(end + (length if mark != "{" else 0))
         return name, mark
+
+    def write_call(self, name: str) -> list[WrittenCall]:
+        """A list of objects, or a name and its arguments."""
+        return [
+            WrittenCall(
+                begin="[TOOL_CALLS][",
+                before=f'{{"name": "{name}", "arguments": ',
+                after="}",
+                separator=", ",
+                end="]",
+            ),
+            WrittenCall(before=f"[TOOL_CALLS]{name}[ARGS]", after="", separator=""),
+        ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from headstock.spi import Tool, ToolEvent, ToolEventKind
+from headstock.spi import Tool, ToolEvent, ToolEventKind, WrittenCall
 from headstock_tool_parsers.argument_types import ArgumentTypes
 from headstock_tool_parsers.call_parser import CallParser, match_mark
 from headstock_tool_parsers.call_reader import NAME
@@ -61,6 +61,16 @@ class Qwen3CoderParser(CallParser):
         elif self.is_open and self.state in (self.read_key, self.read_value):
             self.buffer = self.stray  # the argument is cut, and its value is unknown
         return super().finish()
+
+    def write_call(self, name: str) -> list[WrittenCall]:
+        """With all arguments as one JSON object: the end of a text is no matter of its schema."""
+        return [
+            WrittenCall(
+                before=f"<tool_call>\n<function={name}>\n",
+                after="\n</function>\n</tool_call>",
+                separator="\n",
+            )
+        ]
 
     def begin_call(self) -> bool:
         """The inner tag."""

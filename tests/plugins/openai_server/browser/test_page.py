@@ -2,88 +2,28 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from page_browser import answer_with, ask, fill_setting, open_page
+from playwright.sync_api import Browser, Page, expect
 from served import Served, serve
 
-PROGRAMS = ("chromium", "chromium-browser", "google-chrome")
-CHUNKS = (
-    {"choices": [{"index": 0, "delta": {"content": "Yes."}, "finish_reason": "stop"}]},
-    {
-        "choices": [],
-        "usage": {"prompt_tokens": 9, "completion_tokens": 21, "total_tokens": 30},
-        "timings": {"ttft": 0.25, "total": 2.25, "tokens_per_second": 9.3},
-    },
-)
-STREAM = "".join(f"data: {json.dumps(each)}\n\n" for each in CHUNKS) + "data: [DONE]\n\n"
-"""A stream that arrives in one piece, as it does from behind a proxy that holds it."""
 PICTURE = "HEADSTOCK_PICTURE"
 """The variable with a path to which the picture of the README is written."""
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    with serve("--num-pages", "256") as served:
-        yield served
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    paths = [path for name in PROGRAMS if (path := shutil.which(name))]
-    if not paths:
-        pytest.skip("no Chromium is installed")
-    with sync_playwright() as playwright:
-        # Without its sandbox, which root may not use.
-        browser = playwright.chromium.launch(executable_path=paths[0], args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@contextmanager
-def open_page(
-    browser: Browser, server: Served, *, fine: str = "-", **context: Any
-) -> Iterator[Page]:
-    """The page, opened. Messages on the console, which a broken policy gives too, errors, and
-    requests to other servers fail the test, but for messages with `fine` in them.
-    """
-    settings = {"viewport": {"width": 1200, "height": 900}, "color_scheme": "light"} | context
-    opened = browser.new_context(**settings)
-    page, complaints = opened.new_page(), list[str]()
-    origin = f"http://127.0.0.1:{server.port}"
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on(
-        "request",
-        lambda request: (
-            complaints.append(request.url) if not request.url.startswith(origin) else None
-        ),
-    )
-    page.goto(origin)
-    yield page
-    opened.close()
-    assert [each for each in complaints if fine not in each] == []
-
-
-def ask(page: Page, text: str) -> None:
-    page.get_by_label("Message").fill(text)
-    page.keyboard.press("Enter")
 
 
 @pytest.mark.feature("W13")
 def test_an_answer_comes_as_a_stream_and_the_chat_goes_on(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
         expect(page.locator("#model")).to_have_text("demo")
-        expect(page.get_by_label("Message")).to_be_focused()
-        page.get_by_label("Temperature").fill("0")
+        expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+        fill_setting(page, "Temperature", "0")
         ask(page, "What is 2 + 3?")
         answer = page.locator(".turn.assistant")
         expect(answer).to_contain_text("5")
@@ -101,7 +41,8 @@ def test_a_long_chat_scrolls_above_the_message_field(
     browser: Browser, server: Served, width: int, height: int
 ) -> None:
     with open_page(browser, server, viewport={"width": width, "height": height}) as page:
-        page.get_by_label("Tokens").fill("60")
+        fill_setting(page, "Max tokens", "60")
+        page.get_by_role("button", name="Close").locator("visible=true").click()
         for number in range(1, 7):
             ask(page, f"Tell story {number} of a girl and a dog.")
             expect(page.locator(".turn.assistant .facts")).to_have_count(number)
@@ -115,9 +56,31 @@ def test_a_long_chat_scrolls_above_the_message_field(
         assert log.evaluate("log => log.scrollHeight - log.clientHeight") > 0
         log.evaluate("log => { log.scrollTop = 0; }")
         expect(page.locator(".turn").first).to_be_in_viewport()
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=STREAM))
+        answer_with(page, {"content": "Yes."})
         ask(page, "Is it so?")
         expect(page.locator(".facts").last).to_be_in_viewport()
+
+
+@pytest.mark.parametrize(("width", "columns"), [(1280, 5), (390, 2)])
+def test_the_live_view_opens_full_and_in_even_rows(
+    browser: Browser, server: Served, width: int, columns: int
+) -> None:
+    body = {"prompt": "Tom had a ball.", "max_tokens": 30, "ignore_eos": True, "stream": True}
+    assert server.post("/v1/completions", body).status == 200
+    while not sum(server.get("/live").json["history"]["output_rate"]):
+        time.sleep(0.2)
+    with open_page(browser, server, viewport={"width": width, "height": 844}) as page:
+        page.get_by_role("tab", name="Live").click()
+        # The first answer has all: before it there are no figures.
+        caption = page.locator("figure[data-name=output_rate] figcaption")
+        expect(caption).to_have_text(re.compile("Output tokens/s: [0-9.]+, at most [1-9]"))
+        drawn = painted(page, "figure[data-name=output_rate] canvas")
+        assert {colour(page, "--line"), colour(page, "--accent")} <= drawn
+        # At once, since each poll makes new tiles.
+        tops = page.locator("#tiles div").evaluate_all("tiles => tiles.map((t) => t.offsetTop)")
+        assert len(tops) == 10 and set(Counter(tops).values()) == {columns}
+        expect(page.locator("#model")).to_be_in_viewport()
+        assert page.evaluate("document.documentElement.scrollWidth") == width
 
 
 @pytest.mark.parametrize("height", [500, 900])
@@ -132,7 +95,7 @@ def test_the_live_view_scrolls_to_its_end(browser: Browser, server: Served, heig
 
 def test_the_rate_of_an_answer_is_the_servers(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
-        page.route("**/v1/chat/completions", lambda route: route.fulfill(body=STREAM))
+        answer_with(page, {"content": "Yes."})
         ask(page, "Is it so?")
         facts = page.locator(".turn.assistant .facts")
         expect(facts).to_contain_text("first token 250 ms · 21 tokens · 10 tokens/s")
@@ -141,7 +104,7 @@ def test_the_rate_of_an_answer_is_the_servers(browser: Browser, server: Served) 
 def test_escape_stops_an_answer_and_frees_its_pages(browser: Browser, server: Served) -> None:
     with open_page(browser, server) as page:
         ask(page, "Tell a long story about a girl and a dog.")
-        expect(page.locator(".turn.assistant div").nth(1)).to_have_text(re.compile(r"\w{2}"))
+        expect(page.locator(".turn.assistant > .text")).to_have_text(re.compile(r"\w{2}"))
         page.keyboard.press("Escape")
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
         server.wait_for("headstock_kv_pages_live", 0)
@@ -149,7 +112,7 @@ def test_escape_stops_an_answer_and_frees_its_pages(browser: Browser, server: Se
 
 def test_a_wrong_field_shows_the_servers_own_words(browser: Browser, server: Served) -> None:
     with open_page(browser, server, fine="400") as page:
-        page.get_by_label("Temperature").fill("9")
+        fill_setting(page, "Temperature", "9")
         ask(page, "Hello")
         expect(page.locator(".turn.error")).to_contain_text(
             "temperature: expected a number between 0 and 2"
@@ -165,17 +128,17 @@ def test_a_question_without_an_answer_stays_and_is_sent_once(
             "request",
             lambda request: sent.append(request.post_data_json) if request.method == "POST" else 0,
         )
-        page.get_by_label("Temperature").fill("9")
+        fill_setting(page, "Temperature", "9")
         ask(page, question)
         expect(page.locator(".turn.error")).to_contain_text(
             "temperature: expected a number between 0 and 2"
         )
-        expect(page.locator(".turn.user.unanswered")).to_have_text(question)
-        expect(page.get_by_label("Message")).to_have_value(question)
-        page.get_by_label("Temperature").fill("0")
-        page.get_by_label("Message").press("Enter")
+        expect(page.locator(".turn.user.unanswered > .text")).to_have_text(question)
+        expect(page.get_by_role("textbox", name="Message")).to_have_value(question)
+        fill_setting(page, "Temperature", "0")
+        page.get_by_role("textbox", name="Message").press("Enter")
         expect(page.locator(".turn.assistant")).to_contain_text("5")
-        expect(page.get_by_label("Message")).to_have_value("")
+        expect(page.get_by_role("textbox", name="Message")).to_have_value("")
         expect(page.locator(".turn.user")).to_have_count(2)
         assert [each["messages"] for each in sent] == [[{"role": "user", "content": question}]] * 2
 
@@ -185,7 +148,7 @@ def test_what_a_model_writes_is_never_html(browser: Browser, server: Served) -> 
     with open_page(browser, server) as page:
         hostile = "<img src=x onerror=document.title='bad'>"
         ask(page, hostile)
-        expect(page.locator(".turn.user")).to_have_text(hostile)
+        expect(page.locator(".turn.user > .text")).to_have_text(hostile)
         assert page.locator("img").count() == 0 and page.title() == "headstock"
 
 
@@ -235,9 +198,6 @@ def test_the_live_view_shows_what_runs(browser: Browser, server: Served) -> None
         page.get_by_role("tab", name="Live").click()
         tiles = page.locator("#tiles")
         expect(tiles).to_contain_text("KV pool in use")
-        expect(page.locator("#charts figcaption", has_text="First token")).to_have_text(
-            "First token, ms: –"  # noqa: RUF001 - as on the page
-        )
         text = "Once upon a time there was a little girl who lived near the woods with her dog."
         body = {"prompt": text, "n": 3, "max_tokens": 1500, "ignore_eos": True, "stream": True}
         others = body | {"prompt": "Tom had a red ball.", "n": 1}
@@ -263,9 +223,13 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(browser: Browser) -> None:
     script = {"interval": 0.01}
     with (
         serve(key="secret", script=script) as server,
-        open_page(browser, server, fine="401") as page,
+        open_page(browser, server, fine="401", viewport={"width": 390, "height": 844}) as page,
     ):
         expect(page.get_by_label("API key")).to_be_visible()
+        for name in ("#key", "#login button", "#key-note"):
+            box = page.locator(name).bounding_box()
+            assert box and box["x"] >= 0 and box["x"] + box["width"] <= 390
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
         expect(page.locator("#status")).to_contain_text("a valid key is needed")
         page.get_by_label("API key").fill("secret")
         page.keyboard.press("Enter")

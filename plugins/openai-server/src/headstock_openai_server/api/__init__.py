@@ -1,1 +1,1 @@
-"""What the API reads and writes: bodies of requests and answers, errors, the OpenAPI document."""
+"""The API's data: request and response bodies, errors, the OpenAPI document."""

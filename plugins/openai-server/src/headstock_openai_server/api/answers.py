@@ -1,4 +1,4 @@
-"""The bodies of answers, as OpenAI's API has them."""
+"""Response bodies in the format of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, Literal
 import msgspec
 
 LEAST_LOGPROB = -9999.0
-"""What stands for minus infinity, which JSON cannot write."""
+"""The substitute for minus infinity, which JSON cannot express."""
 
 
 class Answer(msgspec.Struct, kw_only=True):
@@ -15,13 +15,13 @@ class Answer(msgspec.Struct, kw_only=True):
 
 
 class PromptTokensDetails(Answer, kw_only=True):
-    """Which prompt tokens were not computed."""
+    """The prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
 class Usage(Answer, kw_only=True):
-    """The tokens of a request, all of its answers together."""
+    """The token counts of a request, summed over its answers."""
 
     prompt_tokens: int
     completion_tokens: int
@@ -39,30 +39,6 @@ class Timings(Answer, kw_only=True):
     tokens_per_second: float | None
 
 
-class Embedding(Answer, kw_only=True):
-    """The vector of one input: numbers, or base64 of little-endian float32."""
-
-    object: Literal["embedding"] = "embedding"
-    index: int
-    embedding: list[float] | str
-
-
-class EmbeddingUsage(Answer, kw_only=True):
-    """The tokens of all inputs."""
-
-    prompt_tokens: int
-    total_tokens: int
-
-
-class EmbeddingList(Answer, kw_only=True):
-    """The answer of `/v1/embeddings`."""
-
-    object: Literal["list"] = "list"
-    data: list[Embedding]
-    model: str
-    usage: EmbeddingUsage
-
-
 class TopLogprob(Answer, kw_only=True):
     """A token and its log-probability; `bytes` is null for a part of a character."""
 
@@ -72,7 +48,7 @@ class TopLogprob(Answer, kw_only=True):
 
 
 class TokenLogprobs(TopLogprob, kw_only=True):
-    """A token of an answer, and the likeliest tokens in its place."""
+    """A token of an answer, and its likeliest alternatives."""
 
     top_logprobs: list[TopLogprob]
 
@@ -85,7 +61,7 @@ class ChatLogprobs(Answer, kw_only=True):
 
 
 class PromptLogprob(Answer, kw_only=True):
-    """The log-probability of one token; rank 1 is the likeliest, null is beyond those asked for."""
+    """The log-probability of one token; rank 1 is the likeliest, null means not requested."""
 
     logprob: float
     rank: int | None
@@ -93,7 +69,7 @@ class PromptLogprob(Answer, kw_only=True):
 
 
 PromptLogprobs = list[dict[str, PromptLogprob] | None]
-"""By position of a prompt, and by token id; the first position has none."""
+"""Log-probabilities by prompt position and token id; the first position has none."""
 
 
 class AnsweredFunction(Answer, kw_only=True):
@@ -112,7 +88,7 @@ class AnsweredCall(Answer, kw_only=True):
 
 
 class AssistantMessage(Answer, kw_only=True):
-    """A chat answer's message; `reasoning` has two names, and clients read either."""
+    """A chat answer's message; `reasoning` has two names, since clients differ."""
 
     role: Literal["assistant"] = "assistant"
     content: str | None
@@ -123,13 +99,14 @@ class AssistantMessage(Answer, kw_only=True):
 
 
 class ChatChoice(Answer, kw_only=True):
-    """One answer of a chat completion."""
+    """One answer of a chat completion; `token_ids` are present only if requested."""
 
     index: int
     message: AssistantMessage
     logprobs: ChatLogprobs | None
     finish_reason: str
     stop_reason: int | str | None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class ChatCompletion(Answer, kw_only=True):
@@ -142,17 +119,18 @@ class ChatCompletion(Answer, kw_only=True):
     choices: list[ChatChoice]
     usage: Usage
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeltaFunction(Answer, kw_only=True, omit_defaults=True):
-    """What a chunk adds to the function of a call: first its name, then arguments."""
+    """A chunk's addition to the function of a call: first its name, then its arguments."""
 
     name: str | None = None
     arguments: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class DeltaCall(Answer, kw_only=True, omit_defaults=True):
-    """What a chunk adds to a call; `id` and `type` come with the name."""
+    """A chunk's addition to a call; `id` and `type` come with the name."""
 
     index: int
     id: str | None = None
@@ -161,7 +139,7 @@ class DeltaCall(Answer, kw_only=True, omit_defaults=True):
 
 
 class Delta(Answer, kw_only=True, omit_defaults=True):
-    """What a chunk adds to a message."""
+    """A chunk's addition to a message."""
 
     role: str | None = None
     content: str | None = None
@@ -171,12 +149,13 @@ class Delta(Answer, kw_only=True, omit_defaults=True):
 
 
 class ChunkChoice(Answer, kw_only=True):
-    """What a chunk adds to one answer."""
+    """A chunk's addition to one answer."""
 
     index: int
     delta: Delta
     logprobs: ChatLogprobs | None = None
     finish_reason: str | None = None
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class LastChunkChoice(ChunkChoice, kw_only=True):
@@ -195,7 +174,7 @@ class CompletionLogprobs(Answer, kw_only=True):
 
 
 class CompletionChoice(Answer, kw_only=True):
-    """One answer of a completion, or the addition of a chunk."""
+    """One answer of a completion, or a chunk's addition to it."""
 
     index: int
     text: str
@@ -203,6 +182,8 @@ class CompletionChoice(Answer, kw_only=True):
     finish_reason: str | None = None
     stop_reason: int | str | None = None
     prompt_logprobs: PromptLogprobs | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Completion(Answer, kw_only=True):
@@ -217,7 +198,9 @@ class Completion(Answer, kw_only=True):
 
 
 class Chunk(Answer, kw_only=True):
-    """A chunk of a stream. `usage` and `timings` are left out unless they were asked for."""
+    """A chunk of a stream. `usage`, `timings` and `prompt_token_ids` are present only if requested,
+    and the last in the first chunk alone.
+    """
 
     id: str
     object: str
@@ -226,10 +209,11 @@ class Chunk(Answer, kw_only=True):
     choices: list[Any]
     usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
     timings: Timings | msgspec.UnsetType = msgspec.UNSET
+    prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
 
 
 class Model(Answer, kw_only=True):
-    """A model that is served."""
+    """A served model."""
 
     id: str
     object: Literal["model"] = "model"
@@ -265,6 +249,18 @@ class ServerInfo(Answer, kw_only=True):
     max_model_len: int
 
 
+class Aborted(Answer, kw_only=True):
+    """How many requests were aborted."""
+
+    aborted: int
+
+
+class Done(Answer, kw_only=True):
+    """What was asked for is done."""
+
+    status: str
+
+
 class TokenizeAnswer(Answer, kw_only=True):
     """The answer of `/tokenize`."""
 
@@ -281,7 +277,7 @@ class DetokenizeAnswer(Answer, kw_only=True):
 
 
 class TokenizerInfo(Answer, kw_only=True):
-    """The answer of `/tokenizer_info`, which has all else of tokenizer_config.json too."""
+    """The answer of `/tokenizer_info`; it also has the other fields of tokenizer_config.json."""
 
     tokenizer_class: str
     bos_token: str | None
@@ -300,6 +296,12 @@ class Health(Answer, kw_only=True, omit_defaults=True):
     total: int | None = None
 
 
+class Load(Answer, kw_only=True):
+    """The answer of `/load`: the number of requests that run or wait."""
+
+    server_load: int
+
+
 class Version(Answer, kw_only=True):
     """The answer of `/version`."""
 
@@ -307,8 +309,8 @@ class Version(Answer, kw_only=True):
 
 
 class LiveLane(Answer, kw_only=True):
-    """A request: the tokens of its prompt, those of them that were cached, those that are computed,
-    and those that are known.
+    """A request and its token counts: in the prompt, cached ones among these, computed ones, and
+    all that are known.
     """
 
     id: str
@@ -319,7 +321,7 @@ class LiveLane(Answer, kw_only=True):
 
 
 class LiveNode(Answer, kw_only=True):
-    """Pages in a row that the same requests share; the parent's index, -1 for none."""
+    """Consecutive pages shared by the same requests; the parent's index, -1 for none."""
 
     parent: int
     pages: int
@@ -327,10 +329,29 @@ class LiveNode(Answer, kw_only=True):
 
 
 class LiveTimes(Answer, kw_only=True):
-    """Of all requests so far: how many times were measured, and their sum in seconds."""
+    """Over all requests so far: the number of measured times, and their sum in seconds."""
 
     first_token: tuple[int, float]
     token_gap: tuple[int, float]
+
+
+class LiveHistory(Answer, kw_only=True):
+    """The last two minutes, a value for each second, oldest first.
+
+    ages: seconds from the end of each second to this answer
+    running, waiting, pool_usage: at that end; the last is the share of KV pages in use
+    output_rate, step_rate: tokens and device steps per second
+    first_token, token_gap: averages in seconds; null if nothing was measured in that second
+    """
+
+    ages: list[float]
+    running: list[int]
+    waiting: list[int]
+    pool_usage: list[float]
+    output_rate: list[float]
+    step_rate: list[float]
+    first_token: list[float | None]
+    token_gap: list[float | None]
 
 
 class LiveView(Answer, kw_only=True):
@@ -345,6 +366,7 @@ class LiveView(Answer, kw_only=True):
 
     counts: dict[str, int]
     times: LiveTimes
+    history: LiveHistory
     running: list[LiveLane]
     waiting: list[LiveLane]
     num_running: int

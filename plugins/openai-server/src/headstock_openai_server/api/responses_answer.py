@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers: a response with its items, and the events of a stream."""
+"""The answers of `/v1/responses`: a response with its items, and the events of a stream."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ReasoningText(Answer, kw_only=True):
 
 
 class OutputMessage(Answer, kw_only=True, tag_field="type", tag="message"):
-    """A message for the reader; empty while it is being written."""
+    """A message; empty while it is being generated."""
 
     id: str
     status: Status = "in_progress"
@@ -37,7 +37,7 @@ class OutputMessage(Answer, kw_only=True, tag_field="type", tag="message"):
 
 
 class ReasoningItem(Answer, kw_only=True, tag_field="type", tag="reasoning"):
-    """What the model wrote before its answer, whole; nothing is summarized."""
+    """The complete reasoning before the answer; nothing is summarized."""
 
     id: str
     status: Status = "in_progress"
@@ -60,13 +60,13 @@ OutputItem = ReasoningItem | OutputMessage | FunctionCallItem
 
 
 class InputTokensDetails(Answer, kw_only=True):
-    """Which prompt tokens were not computed."""
+    """The prompt tokens that came from the prefix cache."""
 
     cached_tokens: int
 
 
 class OutputTokensDetails(Answer, kw_only=True):
-    """Which tokens of the answer are reasoning, the marks around it included."""
+    """The reasoning tokens of the answer, including the marks around them."""
 
     reasoning_tokens: int
 
@@ -81,8 +81,15 @@ class ResponseUsage(Answer, kw_only=True):
     total_tokens: int
 
 
+class InputTokens(Answer, kw_only=True):
+    """The answer of `/v1/responses/input_tokens`."""
+
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int
+
+
 class IncompleteDetails(Answer, kw_only=True):
-    """Why a response is cut off."""
+    """Why a response is incomplete."""
 
     reason: Literal["max_output_tokens"] = "max_output_tokens"
 
@@ -95,7 +102,7 @@ class ResponseError(Answer, kw_only=True):
 
 
 class ResponseObject(Answer, kw_only=True):
-    """The answer of `/v1/responses`: what was asked for, and the items of the output.
+    """The answer of `/v1/responses`: the request's fields and the items of the output.
 
     Nothing is stored, whatever `store` was.
     """
@@ -132,7 +139,7 @@ class ResponseObject(Answer, kw_only=True):
 
 
 class ResponseEvent(Answer, kw_only=True):
-    """An event of a stream; numbers count from 0 without a gap."""
+    """An event of a stream; sequence numbers count from 0 without gaps."""
 
     type: str
     sequence_number: int

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta
 
-from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.bodies import Body, NoEffect, list_of
 from headstock_openai_server.api.schema import EngineBody
 
 Status = Literal["in_progress", "completed", "incomplete"]
@@ -18,12 +18,16 @@ class InputPart(Body, kw_only=True):
     type: str
     text: str
 
-    annotations: Any = None
-    logprobs: Any = None
+    annotations: NoEffect = None
+    cache_control: NoEffect = None
+    id: NoEffect = None
+    logprobs: NoEffect = None
+    parsed: NoEffect = None
+    prompt_cache_breakpoint: NoEffect = None
 
 
 class InputMessage(Body, kw_only=True):
-    """A message, whosever it is."""
+    """A message of any role."""
 
     role: Literal["system", "developer", "user", "assistant"]
     content: str | list[dict[str, Any]]
@@ -31,6 +35,8 @@ class InputMessage(Body, kw_only=True):
     id: str | None = None
     status: Status | None = None
     phase: str | None = None
+
+    cache_control: NoEffect = None
 
 
 class FunctionCallInput(Body, kw_only=True):
@@ -45,11 +51,12 @@ class FunctionCallInput(Body, kw_only=True):
 
     namespace: str | None = None
 
-    caller: Any = None
+    caller: NoEffect = None
+    parsed_arguments: NoEffect = None
 
 
 class FunctionOutputInput(Body, kw_only=True):
-    """What the client's function returned."""
+    """The return value of the client's function."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -59,11 +66,11 @@ class FunctionOutputInput(Body, kw_only=True):
     status: Status | None = None
     namespace: str | None = None
 
-    caller: Any = None
+    caller: NoEffect = None
 
 
 class ReasoningInput(Body, kw_only=True):
-    """The model's text before its answer; the summary counts where there is no content."""
+    """The model's reasoning; the summary is used if there is no content."""
 
     type: Literal["reasoning"]
     summary: list[dict[str, Any]]
@@ -81,7 +88,7 @@ INPUT_ITEMS: dict[str, type[InputItem]] = {
     "function_call_output": FunctionOutputInput,
     "reasoning": ReasoningInput,
 }
-"""The type of an item -> what it must be; messages may lack it."""
+"""Type of an item -> its class; messages may lack a type."""
 
 
 class FunctionTool(Body, kw_only=True):
@@ -93,9 +100,15 @@ class FunctionTool(Body, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    allowed_callers: Any = None
+    defer_loading: Any = None
+    output_schema: Any = None
+
+    cache_control: NoEffect = None
+
 
 class NamespaceTool(Body, kw_only=True):
-    """Functions whose names are unique among themselves; calls of them name the namespace too."""
+    """Functions with unique names; calls of them also name the namespace."""
 
     type: Literal["namespace"]
     name: str
@@ -104,7 +117,7 @@ class NamespaceTool(Body, kw_only=True):
 
 
 class NamedFunction(Body, kw_only=True):
-    """A function by its name, and the namespace that it is in."""
+    """A function's name and its namespace."""
 
     type: Literal["function"]
     name: str
@@ -124,7 +137,7 @@ class ResponsesToolChoice(Body, kw_only=True):
 
 
 class TextFormat(Body, kw_only=True):
-    """Text, any JSON object, or JSON of a schema; it is followed whether or not `strict` is set."""
+    """Text, any JSON object, or JSON of a schema, which is enforced even without `strict`."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -138,41 +151,36 @@ class TextOptions(Body, kw_only=True):
 
     format: TextFormat | None = None
 
-    verbosity: Any = None
+    verbosity: NoEffect = None
 
 
 class ReasoningOptions(Body, kw_only=True):
-    """How much the model reasons, if its chat template reads that."""
+    """How much the model reasons, if its chat template supports it."""
 
     effort: str | None = None
 
     context: Any = None
-    generate_summary: Any = None
     mode: Any = None
-    summary: Any = None
+
+    generate_summary: NoEffect = None
+    summary: NoEffect = None
 
 
 class ResponsesStreamOptions(Body, kw_only=True):
-    """Data of a stream in addition to its events."""
+    """Options of a stream."""
 
     include_obfuscation: Any = None
 
 
-def _list_of(*kinds: type[Body]) -> Meta:
-    """The JSON schema of a list whose entries are checked one by one, so that errors name them."""
-    references = [{"$ref": f"#/components/schemas/{kind.__name__}"} for kind in kinds]
-    return Meta(extra_json_schema={"items": {"anyOf": references}})
-
-
 class ResponsesBody(EngineBody, kw_only=True):
-    """The body of `/v1/responses`. The second half says nothing to the engine; what follows is
-    refused unless it changes nothing.
+    """The body of `/v1/responses`. The second half has no effect on the engine. The fields after it
+    are refused unless their values match the default behaviour.
     """
 
-    input: str | Annotated[list[dict[str, Any]], _list_of(*INPUT_ITEMS.values())]
+    input: str | Annotated[list[dict[str, Any]], list_of(*INPUT_ITEMS.values())]
     instructions: str | None = None
     max_output_tokens: int | None = None
-    tools: Annotated[list[dict[str, Any]], _list_of(FunctionTool, NamespaceTool)] | None = None
+    tools: Annotated[list[dict[str, Any]], list_of(FunctionTool, NamespaceTool)] | None = None
     tool_choice: Literal["none", "auto", "required"] | ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
@@ -185,8 +193,6 @@ class ResponsesBody(EngineBody, kw_only=True):
     metadata: dict[str, str] | None = None
     client_metadata: dict[str, Any] | None = None
     max_tool_calls: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
 
     access_programs: Any = None
     background: Any = None
@@ -197,8 +203,5 @@ class ResponsesBody(EngineBody, kw_only=True):
     moderation: Any = None
     previous_response_id: Any = None
     prompt: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
-    service_tier: Any = None
     top_logprobs: Any = None
     truncation: Any = None

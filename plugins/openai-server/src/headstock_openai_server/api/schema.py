@@ -1,19 +1,18 @@
-"""The bodies of requests. Fields that nothing serves are refused by name, but for those that ask
-for nothing of an answer.
+"""The bodies of requests. Unsupported fields are refused by name, unless they change no token.
 
-Names are OpenAI's, and vLLM's for what OpenAI lacks. `null` is as good as leaving a field out.
+Names are OpenAI's, or vLLM's where OpenAI has none. `null` means the same as an absent field.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
 
-from headstock_openai_server.api.bodies import Body
+from headstock_openai_server.api.bodies import Body, NoEffect
 from headstock_openai_server.api.structured_outputs import ResponseFormat, StructuredOutputsBody
 
 
 class StreamOptions(Body, kw_only=True):
-    """The additional reports of a stream."""
+    """Options of a stream: what it reports besides output."""
 
     include_usage: bool | None = None
     include_timings: bool | None = None
@@ -49,15 +48,35 @@ class EngineBody(Body, kw_only=True):
     priority: int | None = None
     cache_salt: str | None = None
     extra_args: dict[str, Any] | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+
+    custom_labels: NoEffect = None
+    early_stopping: NoEffect = None
+    length_penalty: NoEffect = None
+    media_io_kwargs: NoEffect = None
+    metadata: NoEffect = None
+    mm_processor_kwargs: NoEffect = None
+    prediction: NoEffect = None
+    prompt_cache_options: NoEffect = None
+    prompt_cache_retention: NoEffect = None
+    request_id: NoEffect = None
+    rid: NoEffect = None
+    service_tier: NoEffect = None
+    store: NoEffect = None
+    verbosity: NoEffect = None
 
 
 class SamplingBody(EngineBody, kw_only=True):
-    """What completions and chats share. The second half is refused unless it changes nothing."""
+    """The common fields of completions and chats. The second half only takes default values."""
 
     stream_options: StreamOptions | None = None
     n: int | None = None
     max_tokens: int | None = None
     prompt_logprobs: int | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    truncate_prompt_tokens: int | None = None
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputsBody | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -72,20 +91,19 @@ class SamplingBody(EngineBody, kw_only=True):
     best_of: Any = None
     logits_processors: Any = None
     no_stop_trim: Any = None
-    request_id: Any = None
     return_hidden_states: Any = None
-    return_token_ids: Any = None
-    return_tokens_as_token_ids: Any = None
     spaces_between_special_tokens: Any = None
-    truncate_prompt_tokens: Any = None
     use_beam_search: Any = None
 
 
 class CalledFunction(Body, kw_only=True):
-    """A function that a message calls; `arguments` is JSON in a string, as the model wrote it."""
+    """A function call in a message; `arguments` is a JSON string, as the model generated it."""
 
     name: str
     arguments: str
+
+    parsed_arguments: NoEffect = None
+    provider_specific_fields: NoEffect = None
 
 
 class MessageToolCall(Body, kw_only=True):
@@ -96,6 +114,10 @@ class MessageToolCall(Body, kw_only=True):
     function: CalledFunction
     index: int | None = None
 
+    cache_control: NoEffect = None
+    caller: NoEffect = None
+    provider_specific_fields: NoEffect = None
+
 
 class FunctionBody(Body, kw_only=True):
     """A function that the model may call; `parameters` is the JSON schema of its arguments."""
@@ -105,12 +127,16 @@ class FunctionBody(Body, kw_only=True):
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    cache_control: NoEffect = None
+
 
 class ToolBody(Body, kw_only=True):
     """A tool that a request offers."""
 
     type: Literal["function"]
     function: FunctionBody
+
+    cache_control: NoEffect = None
 
 
 class ChosenFunction(Body, kw_only=True):
@@ -141,6 +167,18 @@ class ToolChoice(Body, kw_only=True):
     allowed_tools: AllowedTools | None = None
 
 
+class TextPart(Body, kw_only=True):
+    """A text in the list of parts that a message's content may be."""
+
+    type: Literal["text"]
+    text: str
+
+    annotations: NoEffect = None
+    cache_control: NoEffect = None
+    id: NoEffect = None
+    prompt_cache_breakpoint: NoEffect = None
+
+
 class ChatMessage(Body, kw_only=True):
     """One message of a conversation."""
 
@@ -152,10 +190,17 @@ class ChatMessage(Body, kw_only=True):
     tool_calls: list[MessageToolCall] | None = None
     tool_call_id: str | None = None
 
-    annotations: Any = None
     audio: Any = None
     function_call: Any = None
     refusal: Any = None
+
+    annotations: NoEffect = None
+    cache_control: NoEffect = None
+    id: NoEffect = None
+    parsed: NoEffect = None
+    provider_specific_fields: NoEffect = None
+    reasoning_details: NoEffect = None
+    thinking_blocks: NoEffect = None
 
 
 class ChatBody(SamplingBody, kw_only=True):
@@ -172,25 +217,18 @@ class ChatBody(SamplingBody, kw_only=True):
     tool_choice: Literal["none", "auto", "required"] | ToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None
-    prompt_cache_key: str | None = None
-    safety_identifier: str | None = None
+    documents: list[dict[str, Any]] | None = None
+    include_reasoning: bool | None = None
 
     add_special_tokens: Any = None
     audio: Any = None
     chat_template: Any = None
-    documents: Any = None
     echo: Any = None
     function_call: Any = None
     functions: Any = None
-    include_reasoning: Any = None
-    metadata: Any = None
     modalities: Any = None
-    prediction: Any = None
     separate_reasoning: Any = None
-    service_tier: Any = None
-    store: Any = None
     stream_reasoning: Any = None
-    verbosity: Any = None
     web_search_options: Any = None
 
 
@@ -216,10 +254,66 @@ class EmbeddingBody(Body, kw_only=True):
     normalize: bool | None = None
     pooling: Literal["last", "mean"] | None = None
     priority: int | None = None
+    prompt_name: str | None = None
 
     add_special_tokens: Any = None
     dimensions: Any = None
     truncate_prompt_tokens: Any = None
+
+
+class DocumentBody(Body, kw_only=True):
+    """A document to rank, in the form of an object."""
+
+    text: str
+
+
+class ScoringBody(Body, kw_only=True):
+    """The common fields of reranking and scores. The second half only takes default values."""
+
+    model: str | None = None
+    instruction: str | None = None
+    prompt_name: str | None = None
+    max_tokens_per_doc: int | None = None
+    user: str | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    activation: Any = None
+    add_special_tokens: Any = None
+    chat_template: Any = None
+    encoding_format: Any = None
+    mm_processor_kwargs: Any = None
+    softmax: Any = None
+    truncate_prompt_tokens: Any = None
+    use_activation: Any = None
+
+
+class RerankBody(ScoringBody, kw_only=True):
+    """The body of `/v1/rerank`."""
+
+    query: str
+    documents: list[str | DocumentBody]
+    top_n: int | None = None
+    return_documents: bool | None = None
+
+    max_chunks_per_doc: Any = None
+    rank_fields: Any = None
+    return_embeddings: Any = None
+
+
+class ScoreBody(ScoringBody, kw_only=True):
+    """The body of `/v1/score`: text_1 and text_2, or queries and documents."""
+
+    text_1: str | list[str] | None = None
+    text_2: str | list[str] | None = None
+    queries: str | list[str] | None = None
+    documents: str | list[str] | None = None
+
+
+class AbortBody(Body, kw_only=True):
+    """The body of `/abort_request`, with SGLang's name of the id."""
+
+    rid: str
 
 
 class TokenizeBody(Body, kw_only=True):

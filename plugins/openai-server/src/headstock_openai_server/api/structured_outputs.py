@@ -6,10 +6,11 @@ from typing import Any, Literal, Protocol
 
 from headstock_openai_server.api.bodies import Body
 from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.strict_schemas import check_strict
 
 
 class JsonSchemaBody(Body, kw_only=True):
-    """A schema with a name; the answer follows it whether or not `strict` asks for that."""
+    """A schema with a name; it is enforced even without `strict`, which refuses open objects."""
 
     name: str | None = None
     description: str | None = None
@@ -25,7 +26,7 @@ class ResponseFormat(Body, kw_only=True):
 
 
 class StructuredOutputsBody(Body, kw_only=True):
-    """The structure of an answer, one of them."""
+    """The structure of an answer; at most one field is set."""
 
     json: dict[str, Any] | bool | str | None = None
     regex: str | None = None
@@ -35,7 +36,7 @@ class StructuredOutputsBody(Body, kw_only=True):
 
 
 class StructuredBody(Protocol):
-    """A body that may say what its answers look like, by the names of OpenAI or of vLLM."""
+    """A body with fields for the structure of answers, by OpenAI's or vLLM's names."""
 
     response_format: ResponseFormat | None
     structured_outputs: StructuredOutputsBody | None
@@ -47,17 +48,17 @@ class StructuredBody(Protocol):
 
 
 GUIDED = {f"guided_{name}": name for name in StructuredOutputsBody.__struct_fields__}
-"""The names that vLLM had before `structured_outputs`, and what they are there."""
+"""vLLM's names before `structured_outputs` -> their names in it."""
 
 
 def list_guided(body: StructuredBody) -> dict[str, Any]:
-    """The structure by vLLM's earlier names, as far as the body gives any of them."""
+    """The structure from vLLM's earlier names, if the body has any."""
     values = {name: getattr(body, name) for name in GUIDED}
     return {name: value for name, value in values.items() if value is not None}
 
 
 def name_structure(body: StructuredBody) -> str:
-    """The name by which this client gave the structure of an answer."""
+    """The field in which this client gave the structure of an answer."""
     if body.structured_outputs is not None:
         return "structured_outputs"
     return next(iter(list_guided(body)), "response_format")
@@ -110,4 +111,6 @@ def read_structure(body: StructuredBody) -> dict[str, Any] | None:
             "response_format of type json_schema needs json_schema.schema",
             "response_format.json_schema",
         )
+    if wanted.strict:
+        check_strict(wanted.schema, "response_format.json_schema.schema")
     return {"json": wanted.schema}

@@ -1,1 +1,1 @@
-"""From the fields of a body to the engine's terms, and back."""
+"""Convert bodies to the engine's types, and back."""

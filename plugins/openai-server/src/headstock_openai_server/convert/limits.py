@@ -1,9 +1,28 @@
-"""Limits of a server, which may be below those of the parameters themselves."""
+"""Limits of a server, which may be lower than those of the parameters."""
 
 from __future__ import annotations
 
 from headstock import RequestError, SamplingParams
+from headstock_openai_server.api.errors import refuse
 from headstock_openai_server.settings import ServerSettings
+
+WHOLE_CONTEXT = -1
+"""The `truncate_prompt_tokens` of a prompt that leaves room for the answer."""
+
+
+def find_num_kept(given: int | None, params: SamplingParams, max_seq_len: int) -> int | None:
+    """How many tokens of a prompt are kept at most; None for all.   raises: ApiError"""
+    if given is None:
+        return None
+    if given == WHOLE_CONTEXT:
+        room = params.max_tokens or 1
+        return max_seq_len - (room if room < max_seq_len else 1)
+    if given < 1:
+        raise refuse(
+            f"truncate_prompt_tokens: expected -1 or a number from 1, got {given}",
+            "truncate_prompt_tokens",
+        )
+    return given
 
 
 def check_limits(params: SamplingParams, settings: ServerSettings) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from headstock.errors import shorten
 from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.responses_body import (
     INPUT_ITEMS,
     FunctionCallInput,
@@ -25,6 +26,7 @@ from headstock_openai_server.api.schema import (
     EngineBody,
     MessageToolCall,
 )
+from headstock_openai_server.api.strict_schemas import check_strict
 from headstock_openai_server.api.structured_outputs import JsonSchemaBody, ResponseFormat
 from headstock_openai_server.api.validation import convert_part
 from headstock_openai_server.convert.responses_tools import (
@@ -39,15 +41,18 @@ CHAT_NAMES = {
     "reasoning_effort": "reasoning.effort",
     "response_format": "text.format",
 }
-"""A chat's fields -> those of `/v1/responses`."""
+"""Field of a chat -> its name in `/v1/responses`."""
 TEXT_PARTS = ("input_text", "output_text", "text")
 REASONING_PARTS = ("reasoning_text", "summary_text", "text")
 INCLUDED = ("reasoning.encrypted_content",)
-"""What may be included: reasoning comes as plain text, and can be sent back as that."""
+"""Supported values of `include`: reasoning is plain text and can be sent back unencrypted."""
 
 
-def make_chat_body(body: ResponsesBody, most: int) -> tuple[ChatBody, dict[str, FunctionName]]:
-    """The chat, of at most `most` items; the functions by the names that they have in it.
+def make_chat_body(
+    body: ResponsesBody, most: int, ignored: IgnoredFields
+) -> tuple[ChatBody, dict[str, FunctionName]]:
+    """The chat, of at most `most` items, and the functions by their names in it; `ignored` gets
+    fields without effect.
 
     raises: ApiError
     """
@@ -59,11 +64,11 @@ def make_chat_body(body: ResponsesBody, most: int) -> tuple[ChatBody, dict[str, 
                 "unsupported",
             )
     shared = {name: getattr(body, name) for name in EngineBody.__struct_fields__}
-    tools, names = make_tools(body.tools or ())
+    tools, names = make_tools(body.tools or (), ignored)
     chat = ChatBody(
         **shared,
         n=1,
-        messages=make_messages(body, most),
+        messages=make_messages(body, most, ignored),
         max_completion_tokens=body.max_output_tokens,
         tools=tools or None,
         tool_choice=make_tool_choice(body.tool_choice),
@@ -92,13 +97,15 @@ def make_response_format(text: TextOptions | None) -> ResponseFormat | None:
         raise refuse(
             "text.format.schema is missing; type json_schema needs it", "text.format.schema"
         )
+    if wanted.strict:
+        check_strict(wanted.schema, "text.format.schema")
     return ResponseFormat(
         type="json_schema", json_schema=JsonSchemaBody(name=wanted.name, schema=wanted.schema)
     )
 
 
-def make_messages(body: ResponsesBody, most: int) -> list[ChatMessage]:
-    """The messages that the items of the input are parts of.   raises: ApiError"""
+def make_messages(body: ResponsesBody, most: int, ignored: IgnoredFields) -> list[ChatMessage]:
+    """The messages that the items of the input form.   raises: ApiError"""
     messages: list[ChatMessage] = []
     if body.instructions is not None:
         messages.append(ChatMessage(role="system", content=body.instructions))
@@ -110,14 +117,15 @@ def make_messages(body: ResponsesBody, most: int) -> list[ChatMessage]:
             "input",
         )
     for index, value in enumerate(body.input):
-        _add_item(messages, decode_item(value, f"input[{index}]"), f"input[{index}]")
+        where = f"input[{index}]"
+        _add_item(messages, decode_item(value, where, ignored), where, ignored)
     for message in messages:
         if message.content is None and message.tool_calls is None:
-            message.content = ""  # an answer that was cut off in its reasoning
+            message.content = ""  # an answer that ended during its reasoning
     return messages
 
 
-def decode_item(value: dict[str, Any], where: str) -> InputItem:
+def decode_item(value: dict[str, Any], where: str, ignored: IgnoredFields) -> InputItem:
     """The item of the input at `where`.   raises: ApiError"""
     kind = value.get("type", "message")
     if not isinstance(kind, str) or kind not in INPUT_ITEMS:
@@ -129,27 +137,29 @@ def decode_item(value: dict[str, Any], where: str) -> InputItem:
         raise refuse(
             f"{where}.type {shorten(kind)} is not supported; {hint}", f"{where}.type", "unsupported"
         )
-    return convert_part(value, INPUT_ITEMS[kind], where)
+    return convert_part(value, INPUT_ITEMS[kind], where, ignored)
 
 
-def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
-    """Add an item to the message that it is a part of: reasoning, text and calls in a row are one
-    message of the assistant's.
+def _add_item(
+    messages: list[ChatMessage], item: InputItem, where: str, ignored: IgnoredFields
+) -> None:
+    """Add an item to its message: consecutive reasoning, text and calls form one message of the
+    assistant.
     """
     turn = messages[-1] if messages and messages[-1].role == "assistant" else None
     match item:
         case InputMessage(role="assistant"):
-            text = join_parts(item.content, TEXT_PARTS, f"{where}.content")
+            text = join_parts(item.content, TEXT_PARTS, f"{where}.content", ignored)
             if turn is None or turn.content is not None:
                 messages.append(ChatMessage(role="assistant", content=text))
             else:
                 turn.content = text
         case InputMessage():
-            text = join_parts(item.content, TEXT_PARTS, f"{where}.content")
+            text = join_parts(item.content, TEXT_PARTS, f"{where}.content", ignored)
             messages.append(ChatMessage(role=item.role, content=text))
         case ReasoningInput():
-            text = join_parts(item.content or [], REASONING_PARTS, f"{where}.content")
-            summary = join_parts(item.summary, REASONING_PARTS, f"{where}.summary")
+            text = join_parts(item.content or [], REASONING_PARTS, f"{where}.content", ignored)
+            summary = join_parts(item.summary, REASONING_PARTS, f"{where}.summary", ignored)
             messages.append(ChatMessage(role="assistant", reasoning=text or summary or None))
         case FunctionCallInput():
             name = FunctionName(item.name, item.namespace).flat
@@ -160,11 +170,13 @@ def _add_item(messages: list[ChatMessage], item: InputItem, where: str) -> None:
             else:
                 turn.tool_calls = [*(turn.tool_calls or ()), call]
         case FunctionOutputInput():
-            text = join_parts(item.output, TEXT_PARTS, f"{where}.output")
+            text = join_parts(item.output, TEXT_PARTS, f"{where}.output", ignored)
             messages.append(ChatMessage(role="tool", content=text, tool_call_id=item.call_id))
 
 
-def join_parts(content: str | list[dict[str, Any]], kinds: Sequence[str], where: str) -> str:
+def join_parts(
+    content: str | list[dict[str, Any]], kinds: Sequence[str], where: str, ignored: IgnoredFields
+) -> str:
     """The text of parts, whose types are `kinds`.   raises: ApiError"""
     if isinstance(content, str):
         return content
@@ -177,5 +189,5 @@ def join_parts(content: str | list[dict[str, Any]], kinds: Sequence[str], where:
                 f"{part}.type",
                 "unsupported",
             )
-        texts.append(convert_part(value, InputPart, part).text)
+        texts.append(convert_part(value, InputPart, part, ignored).text)
     return "".join(texts)

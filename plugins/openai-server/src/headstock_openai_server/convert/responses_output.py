@@ -1,4 +1,4 @@
-"""From the pieces of an answer to the items of a response, and the events that show them."""
+"""Convert the pieces of an answer to the items of a response and to stream events."""
 
 from __future__ import annotations
 
@@ -28,16 +28,17 @@ from headstock_openai_server.api.responses_answer import (
     TextDelta,
     TextDone,
 )
+from headstock_openai_server.convert.parts import split_piece
 from headstock_openai_server.convert.responses_tools import FunctionName
 
 
 class ItemWriter:
     """Writes the items of one answer: reasoning, messages and calls, in the model's order.
 
-    However an answer is cut into pieces, its items are the same. The last item grows until another
-    begins or the answer ends.
+    The items do not depend on how an answer is divided into pieces. The last item grows until
+    another begins or the answer ends.
 
-    names: what clients call the functions, by the names that the model sees
+    names: the functions' names for clients, by those that the model sees
     items: those that have begun
     numbers: the sequence numbers of events
     """
@@ -51,12 +52,12 @@ class ItemWriter:
 
     @property
     def has_answer(self) -> bool:
-        """Whether there is anything but reasoning."""
+        """Whether the answer has anything besides reasoning."""
         return len(self.items) > bool(self.items and isinstance(self.items[0], ReasoningItem))
 
     @property
     def reasoning(self) -> str:
-        """The reasoning, once it has ended; empty where the model wrote none."""
+        """The reasoning, once it has ended; empty if there is none."""
         first = self.items[0] if self.items else None
         return first.content[0].text if isinstance(first, ReasoningItem) and first.content else ""
 
@@ -64,19 +65,18 @@ class ItemWriter:
         """The events of new output, and of the end if the answer ends."""
         if piece.reasoning:
             yield from self._add_reasoning(piece.reasoning)
-        text = piece.text
-        for call in piece.tool_calls:
-            if call.id:
-                num_before = call.offset - self.num_chars
-                yield from self._add_text(text[:num_before])
-                text = text[num_before:]
-                yield from self._begin_call(call)
-            if call.arguments:
-                yield from self._add_arguments(call.arguments)
-        yield from self._add_text(text)
+        for part in split_piece(piece, self.num_chars):
+            if isinstance(part, str):
+                yield from self._add_text(part)
+                continue
+            if part.id:
+                yield from self._begin_call(part)
+            if part.arguments:
+                yield from self._add_arguments(part.arguments)
+        self.num_chars += len(piece.text)
         if piece.finish_reason is not None:
             if piece.finish_reason == "stop" and not self.has_answer:
-                # Agents take a response without a message for a turn that goes on.
+                # Agents assume that a turn continues if the response has no message.
                 yield from self._begin(OutputMessage(id=_make_id("msg")))
             is_cut = piece.finish_reason == "length"
             yield from self._end(is_cut=is_cut)
@@ -88,9 +88,6 @@ class ItemWriter:
         yield ContentDelta(type="response.reasoning_text.delta", delta=text, **self._place())
 
     def _add_text(self, text: str) -> Iterator[ResponseEvent]:
-        if not text:
-            return
-        self.num_chars += len(text)
         if not (self.items and isinstance(self.items[-1], OutputMessage)):
             yield from self._begin(OutputMessage(id=_make_id("msg")))
         self._texts.append(text)
@@ -129,7 +126,7 @@ class ItemWriter:
             return
         text, self._texts = "".join(self._texts), []
         status: Status = "incomplete" if is_cut else "completed"
-        # A new item: events that were not sent yet have the one that has begun.
+        # A new object: events that were not sent yet refer to the old one.
         match self.items[-1]:
             case FunctionCallItem() as call:
                 self.items[-1] = replace(call, arguments=text, status=status)
@@ -158,7 +155,7 @@ class ItemWriter:
         )
 
     def _place(self) -> dict[str, Any]:
-        """The number of the next event, and which item it is of."""
+        """The number of the next event, and the id and the index of its item."""
         return {
             "sequence_number": next(self.numbers),
             "item_id": self.items[-1].id,

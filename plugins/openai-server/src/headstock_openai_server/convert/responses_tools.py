@@ -1,4 +1,4 @@
-"""The tools of `/v1/responses` as those of a chat, which knows no namespaces."""
+"""Convert the tools of `/v1/responses` to those of a chat, which has no namespaces."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from attrs import frozen
 
 from headstock.errors import shorten
 from headstock_openai_server.api.errors import refuse
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.responses_body import (
     FunctionTool,
     NamespaceTool,
@@ -22,12 +23,13 @@ from headstock_openai_server.api.schema import (
     ToolBody,
     ToolChoice,
 )
+from headstock_openai_server.api.strict_schemas import check_strict
 from headstock_openai_server.api.validation import convert_part
 
 
 @frozen
 class FunctionName:
-    """The name of a function, and of the namespace that it is in, if any."""
+    """The name of a function and of its namespace, if any."""
 
     name: str
     namespace: str | None = None
@@ -35,7 +37,7 @@ class FunctionName:
     @property
     def flat(self) -> str:
         """The name that the model sees."""
-        # As clients name the tools of MCP servers where there are no namespaces; some end with it.
+        # Clients name the tools of MCP servers like this without namespaces; some names end in it.
         return (
             self.name
             if self.namespace is None
@@ -43,10 +45,13 @@ class FunctionName:
         )
 
 
-def make_tools(tools: Sequence[dict[str, Any]]) -> tuple[list[ToolBody], dict[str, FunctionName]]:
-    """The functions, and what clients call them, by the names that the model sees.
+def make_tools(
+    tools: Sequence[dict[str, Any]], ignored: IgnoredFields
+) -> tuple[list[ToolBody], dict[str, FunctionName]]:
+    """The functions, and their names for clients by the names that the model sees; `ignored` gets
+    fields without effect.
 
-    raises: ApiError for tools of the server's own, of which there are none
+    raises: ApiError for server-side tools, which do not exist here
     """
     made: list[ToolBody] = []
     names: dict[str, FunctionName] = {}
@@ -54,6 +59,8 @@ def make_tools(tools: Sequence[dict[str, Any]]) -> tuple[list[ToolBody], dict[st
     def add(function: FunctionTool, name: FunctionName, where: str, heading: str = "") -> None:
         if name.flat in names:
             raise refuse(f"two tools are called {shorten(name.flat)}; names must differ", where)
+        if function.strict:
+            check_strict(function.parameters, f"{where}.parameters")
         names[name.flat] = name
         description = "\n\n".join(filter(None, (heading, function.description)))
         body = FunctionBody(
@@ -67,13 +74,13 @@ def make_tools(tools: Sequence[dict[str, Any]]) -> tuple[list[ToolBody], dict[st
     for index, tool in enumerate(tools):
         where, kind = f"tools[{index}]", tool.get("type")
         if kind == "function":
-            function = convert_part(tool, FunctionTool, where)
+            function = convert_part(tool, FunctionTool, where, ignored)
             add(function, FunctionName(function.name), where)
         elif kind == "namespace":
             _check_functions(tool.get("tools"), f"{where}.tools")
-            namespace = convert_part(tool, NamespaceTool, where)
+            namespace = convert_part(tool, NamespaceTool, where, ignored)
             for at, function in enumerate(namespace.tools):
-                # The description of all stands before that of the first, as a heading.
+                # The namespace's description precedes that of its first function, like a heading.
                 heading = (namespace.description or "") if at == 0 else ""
                 name = FunctionName(function.name, namespace.name)
                 add(function, name, f"{where}.tools[{at}]", heading)
@@ -83,7 +90,7 @@ def make_tools(tools: Sequence[dict[str, Any]]) -> tuple[list[ToolBody], dict[st
 
 
 def _check_functions(tools: object, where: str) -> None:
-    """Raise ApiError for a tool in a namespace that is no function, whatever else it has."""
+    """Raise ApiError for a tool in a namespace that is not a function."""
     for index, tool in enumerate(tools if isinstance(tools, list) else ()):
         if isinstance(tool, dict) and tool.get("type") != "function":
             raise _refuse_kind(tool.get("type"), f"{where}[{index}].type", "function is")

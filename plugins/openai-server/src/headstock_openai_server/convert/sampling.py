@@ -1,4 +1,4 @@
-"""From the fields of a body to sampling parameters."""
+"""Convert a body to sampling parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from headstock_openai_server.api.schema import ChatBody, CompletionBody, Samplin
 from headstock_openai_server.api.structured_outputs import name_structure, read_structure
 
 COMPLETION_TOKENS = 16
-"""OpenAI's default for `/v1/completions`; chats go on to the end of the context."""
+"""OpenAI's default for `/v1/completions`; chats may use the whole context."""
 
 PASSED_ON = (
     *("n", "temperature", "top_p", "frequency_penalty", "presence_penalty", "logit_bias", "seed"),
@@ -55,7 +55,7 @@ def make_completion_params(
         max_tokens = body.max_tokens
     elif max_tokens is None:
         max_tokens = COMPLETION_TOKENS
-    # Only the prompt is requested, with its log-probabilities: one token is generated and dropped.
+    # Only the prompt's log-probabilities are requested: one token is generated and dropped.
     if max_tokens == 0 and body.echo:
         max_tokens = 1
     changes: dict[str, Any] = {"max_tokens": max_tokens, "logprobs": body.logprobs}
@@ -79,7 +79,7 @@ def _make_params(
 
 
 def client_names(body: SamplingBody) -> dict[str, str]:
-    """The names by which this client gave parameters, where they are not headstock's."""
+    """Parameter -> the field in which this client gave it, if the names differ."""
     names = {"prompts": "prompt"}
     if body.prompt_logprobs is None:
         names["prompt_logprobs"] = "logprobs"
@@ -90,22 +90,22 @@ def client_names(body: SamplingBody) -> dict[str, str]:
             names["max_tokens"] = "max_completion_tokens"
         is_forced = body.tool_choice not in (None, "none", "auto")
         if is_forced and read_structure(body) is None:
-            names["structured_outputs"] = "tool_choice"  # the structure of the tools' calls
+            names["structured_outputs"] = "tool_choice"  # the structure of tool calls
     return names
 
 
 @contextmanager
 def named_for_client(body: SamplingBody) -> Iterator[None]:
-    """RequestErrors that leave this block name parameters as the client did."""
+    """Make RequestErrors of this block name the client's fields."""
     with name_fields(client_names(body)):
         yield
 
 
 @contextmanager
 def name_fields(names: Mapping[str, str]) -> Iterator[None]:
-    """Errors that leave this block name the field of the request; `names` has it by parameter.
+    """Make errors of this block name the request's field, which `names` maps from the parameter.
 
-    Their texts begin with a field that is not called as its parameter is.
+    Their texts begin with the field if its name differs from the parameter's.
     """
     try:
         yield

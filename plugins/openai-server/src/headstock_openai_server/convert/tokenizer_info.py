@@ -1,4 +1,4 @@
-"""The configuration of the tokenizer, from which clients write chats and end texts themselves."""
+"""The tokenizer's configuration, for clients that render chats and find ends of text themselves."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from headstock.errors import UsageError
 from headstock.text import Tokenizer, find_template
 
 FAST_CLASS = "PreTrainedTokenizerFast"
-"""The class that reads any tokenizer.json, whatever the version of transformers."""
+"""The class that reads any tokenizer.json in every version of transformers."""
 TOKENS = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
@@ -23,7 +23,7 @@ def describe_tokenizer(
     raises: ModelError without a tokenizer
     """
     hf_tokenizer = tokenizer.hf_tokenizer
-    # The file, and not what transformers makes of it: that has paths of this machine.
+    # From the file: transformers adds paths of this machine to its own version.
     config = read_config(directory)
     config.setdefault("tokenizer_class", FAST_CLASS)
     config |= {name: getattr(hf_tokenizer, name) for name in TOKENS}
@@ -36,7 +36,7 @@ def describe_tokenizer(
 
 
 def read_config(directory: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says, with tokens as text; empty where it cannot be read."""
+    """The content of tokenizer_config.json, with tokens as text; empty if it cannot be read."""
     try:
         config = json.loads((directory / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -45,7 +45,7 @@ def read_config(directory: Path) -> dict[str, Any]:
 
 
 def _spell_tokens(value: Any) -> Any:
-    """The value with the text of each token instead of the token and its options."""
+    """The value, with each token and its options replaced by the token's text."""
     if isinstance(value, list):
         return [_spell_tokens(each) for each in value]
     if not isinstance(value, dict):

@@ -29,7 +29,7 @@ class Channel:
     def receive(self) -> ToEngine | None:
         """The next message; None at the end of the stream.   raises: OSError"""
         while not self.messages:
-            # One call, which gives up the interpreter once: to have it back from the engine's
+            # One call, which releases the GIL once: to get it back from the engine's
             # thread may take most of a step.
             data = self.socket.recv(CHUNK)
             if not data:

@@ -1,4 +1,4 @@
-"""The requests of one HTTP request on their way through the engine."""
+"""The engine requests of one HTTP request."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("headstock.serve")
 
 LONG_PROMPT = 256
-"""Tokens from which the log-probabilities of a prompt are written out on another thread."""
+"""Prompts of this many tokens have their log-probabilities encoded on another thread."""
 
 
 class ClientGoneError(Exception):
-    """The client has closed its connection; nothing can be answered."""
+    """The client has closed its connection; no response can be sent."""
 
 
 @define
 class Progress:
-    """How far one choice is: the seconds of its first and latest token, and its tokens."""
+    """The progress of one choice: the times of its first and latest token, and its token count."""
 
     first: float
     last: float
@@ -40,7 +40,7 @@ class Progress:
 
 @frozen
 class Piece:
-    """What is new of one choice."""
+    """The new output of one choice."""
 
     choice: int
     prompt_request: PromptRequest
@@ -52,31 +52,41 @@ class DirectOutput(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the client takes a piece now."""
+        """Whether the client can receive a piece now."""
 
     def write_piece(self, piece: Piece) -> None:
         """Write a piece."""
 
 
 class Generation:
-    """Runs prompt requests for one client, and passes on their new output.
+    """Runs prompt requests for one client and delivers their new output.
 
-    Choice k * n + i is answer i to prompt k. It must be closed: that ends what still runs, and
-    gives back its place in the queue.
+    Choice k * n + i is answer i to prompt k. It must be closed: that ends requests that
+    still run, and frees its place in the queue.
 
+    answer_id: by which clients know a stream; empty for what is answered as a whole
     last_sent: when the client was last sent anything
-    send_began: when the chunk that waits for the client's reading was handed over, if one does
-    abort_connection: drops the client's connection, with what it has not read
-    direct: gets pieces as they come while its client reads, ahead of `next_pieces`
+    send_began: when the chunk that the client has not read yet was handed over; None without one
+    counts_output: False where the client wants only the prompt, and gets no token of the answer
+    abort_connection: drops the client's connection and its unread data
+    direct: receives pieces immediately while the client keeps up, bypassing `next_pieces`
     """
 
-    # Updates wait here until the client has taken what came before, and then go out together. A
+    # Updates wait here until the client has received the previous ones, then go out together. A
     # slow client therefore costs a few bytes per token and delays no other client.
 
     def __init__(
-        self, service: Service, prompt_requests: Sequence[PromptRequest], *, streams: bool
+        self,
+        service: Service,
+        prompt_requests: Sequence[PromptRequest],
+        *,
+        streams: bool,
+        answer_id: str = "",
+        counts_output: bool = True,
     ) -> None:
         self.service = service
+        self.answer_id = answer_id
+        self.counts_output = counts_output
         self.prompt_requests = prompt_requests
         self.streams = streams
         requests = [
@@ -128,7 +138,7 @@ class Generation:
         await self.service.loop.submit_batch(requests, self.on_update, stream_tokens=must_stream)
 
     def on_update(self, update: Update) -> None:
-        """Keep an update until it is asked for; the sink of every request."""
+        """Keep an update for `next_pieces`; the sink of every request."""
         now = self.last_news = time.monotonic()
         if update.tokens:
             self._note_tokens(update, now)
@@ -139,11 +149,11 @@ class Generation:
             self._wake()
 
     def _can_write(self, update: Update) -> bool:
-        """Whether the update is one as most are, and its client waits for nothing but that."""
+        """Whether the update is a plain one and the client has received everything before it."""
         waiter, direct = self.waiter, self.direct
         return (
             direct is not None
-            # All that came before has been taken.
+            # Everything before it has been received.
             and waiter is not None
             and not waiter.done()
             and update.id in self.live
@@ -152,8 +162,8 @@ class Generation:
         )
 
     def _write_update(self, update: Update, now: float) -> None:
-        """Write the additions of the update, or make `next_pieces` raise the error."""
-        # A turn of the stream's task costs more than the piece itself.
+        """Write the update's additions, or make `next_pieces` raise the error."""
+        # Waking the stream's task costs more than the piece itself.
         try:
             choice, prompt_request = self.choices[update.id]
             output = self._apply_plain(prompt_request, update, now)
@@ -177,7 +187,7 @@ class Generation:
         progress.num_tokens += len(update.tokens)
 
     def stop(self, error: Exception) -> None:
-        """Have `next_pieces` raise `error`; a later one changes nothing."""
+        """Make `next_pieces` raise `error`; later errors are ignored."""
         self.stop_error = self.stop_error or error
         self._wake()
 
@@ -186,13 +196,13 @@ class Generation:
             self.waiter.set_result(None)
 
     def ping(self) -> None:
-        """Have `next_pieces` return, with nothing if there is nothing."""
+        """Make `next_pieces` return, even without new output."""
         self._wake()
 
     async def next_pieces(self) -> list[Piece]:
         """The new output, one piece per choice; empty after `ping`.
 
-        raises: ApiError when a request fails, ClientGoneError, what `stop` was given
+        raises: ApiError when a request fails, ClientGoneError, the error given to `stop`
         """
         if not self.pending and self.stop_error is None:
             self.waiter = asyncio.get_running_loop().create_future()
@@ -205,7 +215,7 @@ class Generation:
         pending, self.pending = self.pending, []
         outputs: dict[str, list[CompletionOutput]] = {}
         for update, seconds in pending:
-            # A stop string may have ended a choice whose last tokens were on their way.
+            # A stop string may have ended a choice while its last tokens were in transit.
             if update.id in self.live:
                 output = await self._apply_update(update, seconds)
                 outputs.setdefault(update.id, []).append(output)
@@ -215,7 +225,7 @@ class Generation:
         ]
 
     def check_update(self, update: Update) -> None:
-        """Raise ApiError when the update ends its request without an answer."""
+        """Raise ApiError if the update ends its request with an error."""
         if update.finish_reason == "error":
             raise ApiError(
                 500,
@@ -227,7 +237,7 @@ class Generation:
             raise ApiError(503, "the server is ending", code="shutting_down")
 
     async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
-        """What the update adds to its completion.   raises: ApiError"""
+        """The update's addition to its completion.   raises: ApiError"""
         self.check_update(update)
         _, prompt_request = self.choices[update.id]
         if self.streams and _is_plain(update):
@@ -241,8 +251,8 @@ class Generation:
     def _apply_plain(
         self, prompt_request: PromptRequest, update: Update, seconds: float
     ) -> CompletionOutput:
-        """What a plain update of a stream adds to its completion.   raises: ApiError"""
-        # Nothing but text, of which nothing is kept. It saves half of the time.
+        """The addition of a plain update to its completion.   raises: ApiError"""
+        # Only text, which is not stored: this halves the time.
         output = prompt_request.completions[update.id].apply_update(update)
         if update.cached_tokens is not None:  # the first of its request
             prompt_request.update_metrics(update, seconds)
@@ -251,18 +261,21 @@ class Generation:
     def _count_output(
         self, update: Update, output: CompletionOutput, seconds: float
     ) -> CompletionOutput:
-        """`output`, which `update` gave, after its tokens and its end are counted.
+        """Return `output` of `update`, after counting its tokens and its end.
 
         raises: ApiError
         """
-        self.num_output_tokens += len(output.token_ids)
-        if output.finish_reason == "error":  # the engine's are caught before: a broken tool parser
+        if self.counts_output:
+            self.num_output_tokens += len(output.token_ids)
+        if (
+            output.finish_reason == "error"
+        ):  # a broken tool parser; the engine's errors are caught earlier
             LOG.error(log_event("an answer failed", reason=output.error))
             raise ApiError(500, "the tool parser failed on this answer", code="tool_parser_failed")
         if output.finish_reason is not None:
             self.finish_reasons.append(output.finish_reason)
             self._end_choice(update.id)
-            # A stop string or a call of a tool, which the engine knows nothing of.
+            # A stop string or a tool call, which the engine does not see.
             if update.finish_reason is None:
                 self.service.loop.drop([update.id])
             self.service.metrics.count_end(output.finish_reason, seconds - self.arrival)
@@ -270,14 +283,15 @@ class Generation:
         return output
 
     def _count_answer(self, request_id: str, seconds: float) -> None:
-        """Count the tokens of a choice that ended well, and the time that they took."""
+        """Count the tokens of a successful choice, and their time."""
         metrics = self.service.metrics
         progress, prompt_request = self.progress.get(request_id), self.choices[request_id][1]
         if progress is not None:
+            num_tokens = progress.num_tokens if self.counts_output else 0
             metrics.count_answer(
-                len(prompt_request.prompt.tokens), progress.num_tokens, seconds - progress.first
+                len(prompt_request.prompt.tokens), num_tokens, seconds - progress.first
             )
-        if prompt_request.is_finished:
+        if prompt_request.is_finished and self.counts_output:
             answers = [self.progress.get(request.id) for request in prompt_request.requests]
             metrics.count_prompt(max(each.num_tokens if each else 0 for each in answers))
 
@@ -292,12 +306,12 @@ class Generation:
             await self.next_pieces()
 
     def close(self, error: BaseException | None = None) -> None:
-        """End the choices that still run, for `error`; a second call does nothing."""
+        """End the running choices with `error`; a second call does nothing."""
         self.service.generations.discard(self)
         live = list(self.live)
         if live:
             self.service.loop.drop(live)
-            # What waits for a whole answer is cancelled when the client goes.
+            # The task that waits for a whole answer is cancelled when the client disconnects.
             is_gone = isinstance(error or self.stop_error, ClientGoneError | asyncio.CancelledError)
             outcome = "abort" if is_gone else "error"
             for request_id in live:
@@ -307,5 +321,5 @@ class Generation:
 
 
 def _is_plain(update: Update) -> bool:
-    """Whether the update brings tokens alone, as most do, and does not end its request."""
+    """Whether the update only has tokens, like most, and does not end its request."""
     return update.finish_reason is None and update.prompt_logprobs is None

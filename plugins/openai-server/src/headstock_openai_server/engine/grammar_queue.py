@@ -1,4 +1,4 @@
-"""Requests whose answers follow grammars, which are compiled beside the thread of messages."""
+"""Requests with grammars, which are compiled outside the thread that receives messages."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from headstock_openai_server.engine.messages import FromEngine, Message, Refused
 LOG = logging.getLogger("headstock.serve")
 
 THREADS = 4
-"""Grammars that are compiled at once. One that hangs keeps a thread for `--grammar-timeout`."""
+"""Grammars compiled at once. One that hangs occupies a thread for `--grammar-timeout`."""
 
 
 class GrammarQueue:
-    """Submits batches with a grammar on threads of its own, and answers each when it is done.
+    """Submits batches with grammars on its own threads, and answers each when it is done.
 
     `send` answers the server; any thread may call it.
     """
 
-    # To compile may take seconds, in which other requests must arrive and others be aborted.
+    # Compiling may take seconds; meanwhile requests must be received and aborted.
 
     def __init__(self, send: Callable[[Message], None], loop: EngineLoop) -> None:
         self.send = send
         self.loop = loop
         self.threads = ThreadPoolExecutor(THREADS, thread_name_prefix="headstock-grammars")
         self.lock = threading.Lock()
-        # Requests that are not submitted yet -> whether they are aborted.
+        # Request that is not submitted yet -> whether it is aborted.
         self.pending: dict[str, bool] = {}
 
     @staticmethod
     def must_compile(message: Submit, engine: Any) -> bool:
-        """Whether the grammar of some answer of the batch is yet to be compiled."""
-        # Those that are known must not wait behind others that take their time.
+        """Whether a grammar of the batch is not compiled yet."""
+        # Compiled grammars must not wait behind slow ones.
         changed = [message.params, *(wire.params for wire in message.requests)]
         return any(
             not engine.preparation.has_compiled(
@@ -50,7 +50,7 @@ class GrammarQueue:
         )
 
     def submit(self, message: Submit, work: Callable[[], FromEngine]) -> None:
-        """Have `work` submit the batch, and send what it returns."""
+        """Make `work` submit the batch, and send its result."""
         with self.lock:
             self.pending.update(dict.fromkeys((wire.id for wire in message.requests), False))
         self.threads.submit(self._run, message, work)
@@ -59,7 +59,7 @@ class GrammarQueue:
         """Submit a batch, on a thread of this queue."""
         try:
             answer = work()
-        except Exception as error:  # or the client would wait without end
+        except Exception as error:  # otherwise the client would wait forever
             LOG.error(log_event("a batch was not submitted"), exc_info=error)
             answer = Refused(
                 message.batch,
@@ -72,11 +72,11 @@ class GrammarQueue:
             aborted = [wire.id for wire in message.requests if self.pending.pop(wire.id, False)]
         for request_id in aborted:
             self.loop.abort(request_id)
-        with contextlib.suppress(OSError):  # the server has gone
+        with contextlib.suppress(OSError):  # the server has exited
             self.send(answer)
 
     def note_aborts(self, ids: Iterable[str]) -> None:
-        """Note requests that end; those that are not submitted yet end when they are."""
+        """Record aborted requests; those that are not submitted yet end on submission."""
         with self.lock:
             for request_id in ids:
                 if request_id in self.pending:

@@ -1,4 +1,4 @@
-"""What the HTTP process and the engine process say to each other, as typed msgpack messages.
+"""The typed msgpack messages between the HTTP process and the engine process.
 
 One message is a frame: its length in 4 bytes, big-endian, and msgpack. Nothing is pickled.
 """
@@ -29,7 +29,7 @@ AnyMessage = TypeVar("AnyMessage")
 
 HEADER = struct.Struct(">I")
 MAX_FRAME = 1 << 30
-"""Bytes of a frame at most; a longer length means that the stream is desynchronised."""
+"""Maximum bytes of a frame; a longer length means that the stream is desynchronised."""
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
@@ -37,7 +37,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, frozen=True):
 
 
 class WireRequest(msgspec.Struct, array_like=True, frozen=True):
-    """A `Request`: its prompt as int32 bytes, its parameters where they differ from its batch's."""
+    """A `Request`: its prompt as int32 bytes, and the parameters that differ from its batch's."""
 
     id: str
     prompt: bytes
@@ -86,7 +86,7 @@ class Start(Message, frozen=True):
 class Submit(Message, frozen=True):
     """Requests that are accepted or refused together; the answer has the batch's number.
 
-    params: those of the first request, where they differ from the default
+    params: the first request's parameters that differ from the defaults
     """
 
     batch: int
@@ -106,15 +106,15 @@ class ResetPrefixCache(Message, frozen=True):
 
 
 class Inspect(Message, frozen=True):
-    """Send a `Snapshot` after the next step; several that wait for one step get one."""
+    """Send a `Snapshot` after the next step; several requests before it get one."""
 
 
 class Close(Message, frozen=True):
-    """Stop after the step that runs, free the device and exit."""
+    """Stop after the current step, free the device and exit."""
 
 
 class StartProgress(Message, frozen=True):
-    """How far the start is."""
+    """The progress of the start."""
 
     stage: str
     completed: int
@@ -122,7 +122,7 @@ class StartProgress(Message, frozen=True):
 
 
 class Ready(Message, frozen=True):
-    """The engine takes requests; the fields are those of `StartedEngine`."""
+    """The engine accepts requests; the fields are those of `StartedEngine`."""
 
     directory: str
     vocab: int
@@ -133,7 +133,7 @@ class Ready(Message, frozen=True):
 
 
 class Failed(Message, frozen=True):
-    """The engine could not start, or cannot go on: a HeadstockError by its type's name."""
+    """The engine could not start or has died: a HeadstockError by its type's name."""
 
     kind: str
     text: str
@@ -146,7 +146,7 @@ class Accepted(Message, frozen=True):
 
 
 class Refused(Message, frozen=True):
-    """None of a batch's requests is queued; `retry` says whether they may fit later."""
+    """The batch was refused; `retry` says whether it may fit later."""
 
     batch: int
     text: str
@@ -156,20 +156,20 @@ class Refused(Message, frozen=True):
 
 
 class Step(Message, frozen=True):
-    """The news of one step."""
+    """The updates of one step."""
 
     updates: list[WireUpdate]
 
 
 class Stats(Message, frozen=True):
-    """The fields of an `EngineStats`; also the sign that the engine's thread lives."""
+    """The fields of an `EngineStats`; also a sign of life of the engine's thread."""
 
     counts: dict[str, int]
 
 
 class Lane(msgspec.Struct, array_like=True, frozen=True):
-    """A request in a snapshot: the tokens of its prompt, those of them that were cached, those
-    that are computed, and those that are known.
+    """A request in a snapshot and its token counts: in the prompt, cached ones among these,
+    computed ones, and all that are known.
     """
 
     id: str
@@ -180,7 +180,7 @@ class Lane(msgspec.Struct, array_like=True, frozen=True):
 
 
 class TreeNode(msgspec.Struct, array_like=True, frozen=True):
-    """Pages in a row that the same requests share; the parent's index, -1 for none."""
+    """Consecutive pages shared by the same requests; the parent's index, -1 for none."""
 
     parent: int
     pages: int
@@ -205,14 +205,14 @@ class Snapshot(Message, frozen=True):
 
 
 INVALID = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What decoding raises for bytes that are no message."""
+"""The exceptions of decoding an invalid message."""
 
 ToEngine = Start | Submit | Abort | ResetPrefixCache | Inspect | Close
 FromEngine = StartProgress | Ready | Failed | Accepted | Refused | Step | Stats | Snapshot
 
 
 class FrameReader:
-    """Cuts a stream of bytes into the contents of its frames."""
+    """Splits a byte stream into the contents of its frames."""
 
     def __init__(self) -> None:
         self.buffer = bytearray()
@@ -243,7 +243,7 @@ class MessageReader(Generic[AnyMessage]):
         self.decoder: msgspec.msgpack.Decoder[AnyMessage] = msgspec.msgpack.Decoder(kind)
 
     def feed(self, data: bytes) -> Iterator[AnyMessage]:
-        """Each message that `data` completes.   raises: ValueError for a stream out of step"""
+        """Each message that `data` completes.   raises: ValueError for a desynchronised stream"""
         for frame in self.frames.feed(data):
             try:
                 message = self.decoder.decode(frame)
@@ -261,7 +261,7 @@ def encode_frame(message: Message) -> bytes:
 
 def pack_requests(batch: int, requests: Sequence[Request], *, stream_tokens: bool) -> Submit:
     """The message that submits one or more requests."""
-    # Answers to one body differ in their seeds. What else they have may be 256 KB, 128 times.
+    # Answers to one body only differ in their seeds. The rest may be 256 KB, 128 times.
     shared = requests[0].params
     return Submit(
         batch,
@@ -291,7 +291,7 @@ def _list_changes(before: SamplingParams, after: SamplingParams) -> dict[str, An
 
 
 def _as_plain(value: Any) -> Any:
-    """The value of a parameter as msgpack knows it."""
+    """The value of a parameter in a type that msgpack supports."""
     return value.as_dict() if isinstance(value, StructuredOutputsParams) else value
 
 
@@ -303,7 +303,7 @@ def unpack_requests(message: Submit) -> Iterator[Request]:
 
 
 def _change_params(params: SamplingParams, changes: Mapping[str, Any]) -> SamplingParams:
-    """A copy with changes; only these are checked.   raises: RequestError"""
+    """A copy with changes; only the changes are checked.   raises: RequestError"""
     changed = copy(params)
     for name, value in changes.items():
         setattr(changed, name, value)
@@ -340,7 +340,7 @@ def unpack_update(wire: WireUpdate) -> Update:
     )
 
 
-# The messages say which fields travel: both records of a request, and of an update, name them so.
+# The messages define which fields are sent; the records use the same names.
 _read_request = attrgetter(*WireRequest.__struct_fields__)
 _read_update = attrgetter(*WireUpdate.__struct_fields__)
 _read_logprob = attrgetter(*(each.name for each in attrs.fields(TokenLogprob)))

@@ -22,7 +22,7 @@ from typing import Any
 from headstock import CapacityError, EngineConfig, EngineDied, HeadstockError, RequestError
 from headstock.engine import engine as core_engine
 from headstock.errors import describe_error
-from headstock.logs import log_event, show_logs
+from headstock.logs import log_event, show_library_logs, show_logs
 from headstock.outputs import Update
 from headstock.requests import EngineLoop, StartedEngine, start_engine
 from headstock.scheduler import find_refusal
@@ -57,17 +57,17 @@ STATS_SECONDS = 0.25
 PROGRESS_SECONDS = 0.1
 """How often a stage of the start reports how far it is."""
 EXIT_SECONDS = 20
-"""How long freeing the device may take before the process ends without it."""
+"""Seconds that freeing the device may take before the process exits anyway."""
 
 
 class StepReporter:
-    """Sends a step's tokens in one message, and its ends in another: sinks only add to it.
+    """Sends a step's tokens in one message and its ends in another; sinks only append.
 
     It is only called on the engine's thread.
     """
 
-    # One message a row costs the reader three times as much: it is the wake-up that is dear, not
-    # the bytes.
+    # One message per row costs the reader three times as much: the wake-up is expensive, not the
+    # bytes.
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -75,19 +75,19 @@ class StepReporter:
         self.engine: StartedEngine | None = None
         self.loop: EngineLoop | None = None
         self.stats_due = 0.0
-        # Set by the thread that receives, cleared by the engine's.
+        # Set by the receiving thread, cleared by the engine's thread.
         self.wants_snapshot = False
 
     def add_update(self, update: Update) -> None:
-        """Note an update; the sink of every request."""
+        """Add an update; the sink of every request."""
         self.updates.append(pack_update(update))
 
     def send_step(self) -> None:
-        """Send the updates of the sinks, and from time to time the engine's counts."""
+        """Send the updates of the sinks and, now and then, the engine's counts."""
         updates, self.updates = self.updates, []
         loop = self.loop
         try:
-            # Before the updates, which end requests because of it. The server answers by closing.
+            # Before the updates, which end requests for this reason. The server then closes.
             failure = None if loop is None else find_failure(loop)
             if failure is not None:
                 self.channel.send(Failed("EngineDied", str(failure)))
@@ -103,12 +103,12 @@ class StepReporter:
             if self.wants_snapshot and isinstance(self.engine, core_engine.Engine):
                 self.wants_snapshot = False
                 self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
-        except OSError:  # the server has gone, which the thread of messages sees too
+        except OSError:  # the server has exited, which the receiving thread sees too
             pass
 
 
 def find_failure(loop: EngineLoop) -> BaseException | None:
-    """Why the loop serves no more requests; None while it does."""
+    """Why the loop has stopped; None while it serves requests."""
     try:
         loop.check_alive()
     except EngineDied as error:
@@ -117,7 +117,7 @@ def find_failure(loop: EngineLoop) -> BaseException | None:
 
 
 class ProgressReporter:
-    """Sends how far the start is, a few times a second."""
+    """Sends the progress of the start a few times a second."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
@@ -144,8 +144,9 @@ def main(
     if not isinstance(start, Start):
         return EngineDied.exit_code
     show_logs(start.log_level, least=start.least_level)
+    show_library_logs()
     reporter = StepReporter(channel)
-    # Imports make objects that live as long as the process: to look for garbage in them takes
+    # Imports create objects that live as long as the process: looking for garbage in them takes
     # a tenth of the imports' time.
     gc.disable()
     try:
@@ -160,19 +161,19 @@ def main(
             LOG.error(log_event("the engine did not start"), exc_info=error)
             channel.send(Failed("EngineDied", f"internal error: {describe_error(error)}"))
             return EngineDied.exit_code
-        # A full collection looks at all that torch and transformers define: 200 ms in which no
-        # step begins. What lives now lives to the end, so later ones need not look at it.
+        # A full collection visits everything that torch and transformers define: 200 ms in which no
+        # step begins. These objects live to the end, so later collections can skip them.
         gc.collect()
         gc.freeze()
         gc.enable()
         return serve_engine(channel, engine, loop, reporter)
-    except OSError:  # the server has gone
+    except OSError:  # the server has exited
         return EngineDied.exit_code
 
 
 def make_config(start: Start) -> EngineConfig:
     """The configuration that the server resolved."""
-    # msgpack has no tuples, of which the settings are made.
+    # The settings have tuples, which msgpack lacks.
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in start.config.items()
@@ -183,7 +184,7 @@ def make_config(start: Start) -> EngineConfig:
 def serve_engine(
     channel: Channel, engine: StartedEngine, loop: EngineLoop, reporter: StepReporter
 ) -> int:
-    """Do what messages say until the server closes or goes; the exit code.   raises: OSError"""
+    """Handle messages until the server ends; return the exit code.   raises: OSError"""
     channel.send(
         Ready(
             str(engine.directory),
@@ -216,8 +217,8 @@ def serve_engine(
                 reporter.wants_snapshot = True
             case Start():
                 LOG.error(log_event("a message was dropped", reason="the engine runs already"))
-    reporter.loop = None  # that the loop ends from here on is no failure
-    # A thread in C ends the process if a device hangs, whichever thread holds the GIL.
+    reporter.loop = None  # from here on the end of the loop is not a failure
+    # A thread in C exits the process if a device hangs, even if another thread holds the GIL.
     faulthandler.dump_traceback_later(EXIT_SECONDS, exit=True)
     code = 0 if find_failure(loop) is None else EngineDied.exit_code
     loop.close()
@@ -253,5 +254,5 @@ def submit_batch(
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     logging.shutdown()
-    # Not sys.exit: all is closed, and taking torch apart would take half a second.
+    # Not sys.exit: everything is closed, and tearing down torch would take half a second.
     os._exit(exit_code)

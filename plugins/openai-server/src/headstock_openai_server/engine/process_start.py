@@ -20,7 +20,7 @@ STANDARD_ERROR = 2
 async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) -> RemoteLoop:
     """A loop for a new engine process, which runs `module` and waits for `RemoteLoop.start`.
 
-    raises: EngineDied when the system starts no process
+    raises: EngineDied if the system cannot start a process
     """
     ours, theirs = socket.socketpair()
     with theirs:
@@ -43,10 +43,10 @@ async def connect_engine(on_progress: OnProgress, module: str = PROCESS_MODULE) 
 
 
 def start_engine_process(config: EngineConfig) -> tuple[StartedEngine, EngineLoop]:
-    """As `headstock.requests.start_engine`, in another process: `LLM(start=start_engine_process)`.
+    """Start an engine in another process: `LLM(start=start_engine_process)`.
 
     The connection has its own thread, on which sinks are called.
-    raises: what starting an engine does
+    raises: like `headstock.requests.start_engine`
     """
     event_loop = asyncio.new_event_loop()
 
@@ -63,7 +63,7 @@ def start_engine_process(config: EngineConfig) -> tuple[StartedEngine, EngineLoo
 
     async def wait_ready(loop: RemoteLoop) -> Ready:
         ready = await loop.ready
-        # Not earlier: an event loop that stops would not deliver why the engine did not start.
+        # Not earlier: a stopping event loop would not deliver why the engine did not start.
         loop.ended.add_done_callback(lambda _: event_loop.stop())
         return ready
 

@@ -1,4 +1,4 @@
-"""An engine in another process, from the view of the process that started it."""
+"""An engine in another process, as seen by the process that started it."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ from headstock_openai_server.engine.messages import (
 LOG = logging.getLogger("headstock.serve")
 
 NEWS_SECONDS = 2
-"""How long the news of that end may take to the event loop."""
+"""Seconds until the event loop must have seen the end of the process."""
 EXIT_SECONDS = 30
-"""How long an engine process may take to end before it is killed."""
+"""Seconds that an engine process may take to exit before it is killed."""
 
 Sink = Callable[[Update], None]
 OnProgress = Callable[[str, int, int], None]
@@ -64,13 +64,13 @@ OnProgress = Callable[[str, int, int], None]
 
 @frozen
 class RemoteModel:
-    """The model of an engine elsewhere."""
+    """The model of an engine in another process."""
 
     vocab: int
 
 
 class RemoteEngine:
-    """What `StartedEngine` says of an engine in another process. Its counts may be a second old."""
+    """The `StartedEngine` of an engine in another process. Its counts may be a second old."""
 
     def __init__(self, ready: Ready, loop: RemoteLoop) -> None:
         self.directory = Path(ready.directory)
@@ -88,7 +88,7 @@ class RemoteEngine:
 
     @property
     def request_args(self) -> None:
-        """None: the process refuses what its plugins do not take."""
+        """None: the process itself refuses arguments that its plugins do not accept."""
 
     @property
     def check_sampling(self) -> None:
@@ -103,21 +103,21 @@ class RemoteEngine:
 
 
 def _restore_tuples(values: Any) -> Any:
-    """The values with tuples for lists; msgpack has no tuples."""
+    """The values with lists as tuples; msgpack has no tuples."""
     if isinstance(values, dict):
         return {name: _restore_tuples(value) for name, value in values.items()}
     return tuple(map(_restore_tuples, values)) if isinstance(values, list) else values
 
 
 class RemoteLoop(asyncio.Protocol):
-    """The loop of an engine process; it lives on the event loop that runs when it is made.
+    """The loop of an engine process, bound to the event loop that is running when it is made.
 
     Sinks are called on the thread of that event loop. There, `submit_batch` submits; other threads
     call `submit`. Every other method may be called on any thread.
 
-    last_heard: when the process last said anything, in seconds of `time.monotonic`
-    snapshot: the latest; None before any was asked for
-    ready: done when the engine takes requests; a HeadstockError when it could not start
+    last_heard: when the last message arrived, in seconds of `time.monotonic`
+    snapshot: the latest; None before the first request for one
+    ready: done when the engine accepts requests; a HeadstockError if it could not start
     ended: done when the process has closed its end of the socket
     """
 
@@ -146,11 +146,11 @@ class RemoteLoop(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Keep the transport."""
-        # Not asserted: other event loops have transports that are no asyncio.WriteTransport.
+        # Not asserted: transports of other event loops are not asyncio.WriteTransports.
         self.transport = cast("asyncio.WriteTransport", transport)
 
     def data_received(self, data: bytes) -> None:
-        """Act on each message that `data` completes; an invalid one is logged and dropped."""
+        """Handle each message that `data` completes; an invalid one is logged and dropped."""
         self.last_heard = time.monotonic()
         try:
             for message in self.reader.feed(data):
@@ -160,7 +160,7 @@ class RemoteLoop(asyncio.Protocol):
             self.process.kill()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail all that waits for the engine."""
+        """Fail everything that waits for the engine."""
         if self.failure is None:
             self.failure = EngineDied(
                 "the engine is closed; make a new one"
@@ -170,7 +170,7 @@ class RemoteLoop(asyncio.Protocol):
         self.has_ended = True
         if not self.ready.done():
             self.ready.set_exception(self.failure)
-            self.ready.exception()  # a caller may have gone; then it is not missed
+            self.ready.exception()  # nobody may be waiting for it any more
         refusal = Refused(0, str(self.failure), None, capacity=False, retry=False)
         for answer in self.answers.values():
             if not answer.done():
@@ -207,10 +207,10 @@ class RemoteLoop(asyncio.Protocol):
                     self.ready.set_result(message)
             case Failed(kind=kind, text=text):
                 self.failure = _restore_error(kind, text)
-                self._send(Close())  # its thread of messages waits for one
+                self._send(Close())  # its receiving thread waits for one
 
     def _call_sink(self, sink: Sink, update: Update) -> None:
-        """Call a sink; one that raises ends its own request and no other."""
+        """Call a sink; an exception in it only ends its own request."""
         try:
             sink(update)
         except Exception as error:
@@ -219,7 +219,7 @@ class RemoteLoop(asyncio.Protocol):
             self.abort(update.id)
 
     def _send(self, message: Message) -> None:
-        """Send a message, from any thread; it is dropped when the engine has gone."""
+        """Send a message from any thread; it is dropped if the engine has exited."""
         frame = encode_frame(message)
         if threading.get_ident() == self.thread:
             self._write(frame)
@@ -234,7 +234,7 @@ class RemoteLoop(asyncio.Protocol):
     # headstock.requests.EngineLoop
 
     def start(self, config: EngineConfig, log_level: str, least_level: str) -> None:
-        """Have the process start its engine."""
+        """Tell the process to start its engine."""
         self._send(Start(record_fields(config), log_level, least_level))
 
     async def submit_batch(
@@ -257,7 +257,7 @@ class RemoteLoop(asyncio.Protocol):
         try:
             self._send(pack_requests(batch, requests, stream_tokens=stream_tokens))
             message = await answer
-        except BaseException:  # cancelled: the requests may be queued or not
+        except BaseException:  # cancelled: the requests may or may not be queued
             self._drop([request.id for request in requests])
             raise
         finally:
@@ -282,7 +282,7 @@ class RemoteLoop(asyncio.Protocol):
             raise
 
     def check_alive(self) -> None:
-        """Raise EngineDied when the engine serves no more requests."""
+        """Raise EngineDied if the engine no longer serves requests."""
         if self.failure is not None:
             raise EngineDied(f"the engine stopped: {self.failure}") from self.failure
         if self.closing or self.has_ended:
@@ -302,12 +302,12 @@ class RemoteLoop(asyncio.Protocol):
     def drop(self, ids: Sequence[str]) -> None:
         """End the requests that have not ended, without last updates; on the event loop's thread.
 
-        Ids that ended cost no message.
+        Ids that have already ended cost no message.
         """
         self._drop([request_id for request_id in ids if request_id in self.sinks])
 
     def request_snapshot(self) -> None:
-        """Have the engine send a snapshot after its next step, or within a second."""
+        """Request a snapshot after the engine's next step, or within a second."""
         self._send(Inspect())
 
     def reset_prefix_cache(self) -> None:
@@ -328,13 +328,13 @@ class RemoteLoop(asyncio.Protocol):
             LOG.error(log_event("the engine process did not end and is killed"))
             self.process.kill()
             self.process.wait()
-        # The end of the process is seen twice: here, and by the event loop, which tells the sinks.
+        # The event loop also sees the end of the process, and informs the sinks.
         end = time.monotonic() + NEWS_SECONDS
         while not self.has_ended and self.event_loop.is_running() and time.monotonic() < end:
             time.sleep(0.005)
 
     def kill(self) -> None:
-        """End the process at once, whatever it does."""
+        """Kill the process."""
         self.closing = True
         self.process.kill()
         self.process.wait()
@@ -346,7 +346,7 @@ class RemoteLoop(asyncio.Protocol):
 
 
 def _restore_error(kind: str, text: str) -> HeadstockError:
-    """The error that another process raised, by the name of its type."""
+    """Rebuild an error of another process from the name of its type."""
     known = getattr(headstock, kind, None) if kind in headstock.__all__ else None
     if isinstance(known, type) and issubclass(known, HeadstockError):
         return known(text)

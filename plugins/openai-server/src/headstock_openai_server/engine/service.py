@@ -1,4 +1,4 @@
-"""The engine as the routes use it: its health, its queue, and the requests of each client."""
+"""The routes' view of the engine: its health, its queue, and the requests of each client."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from headstock.text import import_transformers
 from headstock_openai_server.api.errors import ApiError, busy, not_found, refuse, unavailable
 from headstock_openai_server.engine.generation import ClientGoneError, Generation
 from headstock_openai_server.engine.remote_engine import RemoteEngine, RemoteLoop
+from headstock_openai_server.observe.history import History
 from headstock_openai_server.observe.metrics import ServerMetrics
 from headstock_openai_server.settings import ServerSettings
 
@@ -26,7 +27,7 @@ SWEEP_SECONDS = 1.0
 PING_SECONDS = 15.0
 """Silence after which a stream sends a comment."""
 QUEUED_POOLS = 4
-"""How many times the KV pool the prompts that wait may hold."""
+"""Limit of waiting prompt tokens, as a multiple of the KV pool."""
 
 Result = TypeVar("Result")
 
@@ -34,9 +35,9 @@ Result = TypeVar("Result")
 class Service:
     """One engine for all clients. Everything but `run_limited` work happens on the event loop.
 
-    generations: those that run
+    generations: the running ones
     num_sequences: answers that have not ended
-    waiting_tokens: prompt tokens of answers without a token yet
+    waiting_tokens: prompt tokens of answers before their first token
     """
 
     def __init__(
@@ -46,6 +47,7 @@ class Service:
         self.settings = settings
         self.sampling = sampling
         self.metrics = ServerMetrics(settings.metrics_prefix, settings.model_names[0], self)
+        self.history = History()
         self.progress = ("start", 0, 0)
         self.remote_loop: RemoteLoop | None = None
         self.opened: EngineSession | None = None
@@ -66,14 +68,14 @@ class Service:
 
     @property
     def session(self) -> EngineSession:
-        """The session of the engine.   raises: ApiError while it loads, and after its end"""
+        """The session of the engine.   raises: ApiError while it loads and after its end"""
         self.check_serving()
         assert self.opened is not None, "internal error: a ready engine has a session"
         return self.opened
 
     @cached_property
     def default_params(self) -> SamplingParams:
-        """What a request has that says nothing: flags over the model's generation_config.json.
+        """The default parameters: flags, then the model's generation_config.json.
 
         raises: ApiError while the engine loads
         """
@@ -81,29 +83,29 @@ class Service:
 
     @property
     def max_tokens(self) -> int | None:
-        """The tokens of an answer whose request says nothing, if a flag says."""
+        """The default max_tokens, if a flag sets it."""
         value = self.sampling.get("max_tokens")
         return value if isinstance(value, int) else None
 
     @property
     def is_alive(self) -> bool:
-        """Whether an engine is there, or on its way."""
+        """Whether an engine runs or is starting."""
         return self.remote_loop is None or not (
             self.remote_loop.has_ended or self.remote_loop.failure is not None
         )
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine said anything."""
+        """Seconds since the engine's last message."""
         return 0.0 if self.remote_loop is None else time.monotonic() - self.remote_loop.last_heard
 
     def note_progress(self, stage: str, completed: int, total: int) -> None:
-        """Remember how far the start is."""
+        """Record the progress of the start."""
         self.progress = (stage, completed, total)
 
     async def open_session(self, loop: RemoteLoop) -> EngineSession:
         """Wait for the engine of `loop` and open a session on it.   raises: HeadstockError"""
-        # Chats need it. Its import takes a second, for which this process has nothing else to do.
+        # Chats need it. Importing it takes a second, while this process is idle anyway.
         importing = asyncio.create_task(asyncio.to_thread(import_transformers))
         ready = await loop.ready
         engine = RemoteEngine(ready, loop)
@@ -120,12 +122,14 @@ class Service:
 
         # The tokenizer takes half a second to load.
         self.opened = await asyncio.to_thread(open_session)
+        # The first second counts from here.
+        self.history.note(time.monotonic(), engine.stats(), self.metrics)
         return self.opened
 
     # health
 
     def find_trouble(self) -> tuple[str, str] | None:
-        """The code and the text of the reason why the server cannot serve; None if it can."""
+        """The code and the text of the reason why the server is not ready; None if it is."""
         if not self.is_alive:
             return "engine_dead", "the engine has stopped; the server is ending"
         if self.draining:
@@ -139,12 +143,12 @@ class Service:
     def check_serving(self) -> None:
         """Raise ApiError (503) unless requests can be served."""
         trouble = self.find_trouble()
-        # A silent engine may be compiling a kernel: its requests wait, and /health says so.
+        # A silent engine may be compiling a kernel: requests wait, and /health reports it.
         if trouble is not None and trouble[0] != "engine_stalled":
             raise unavailable(trouble[1], trouble[0])
 
     def check_model(self, name: str | None) -> str:
-        """The name under which a request asks for the model.   raises: ApiError (404)"""
+        """Return a request's name of the model.   raises: ApiError (404)"""
         names = self.settings.model_names
         if name is not None and name not in names:
             raise not_found(
@@ -162,13 +166,16 @@ class Service:
         prompt_requests: Sequence[PromptRequest],
         *,
         streams: bool,
+        counts_output: bool = True,
         kind: type[Generation] = Generation,
     ) -> AsyncIterator[Generation]:
-        """The requests, submitted; they end with the context.
+        """Submit the requests; they end with the context.
 
         raises: ApiError, RequestError, EngineDied
         """
-        generation = await self.start_generation(prompt_requests, streams=streams, kind=kind)
+        generation = await self.start_generation(
+            prompt_requests, streams=streams, counts_output=counts_output, kind=kind
+        )
         try:
             yield generation
         except BaseException as error:
@@ -181,14 +188,22 @@ class Service:
         prompt_requests: Sequence[PromptRequest],
         *,
         streams: bool,
+        answer_id: str = "",
+        counts_output: bool = True,
         kind: type[Generation] = Generation,
     ) -> Generation:
-        """The requests, submitted; the caller must close it.
+        """Submit the requests; the caller must close the generation.
 
         raises: ApiError, RequestError, EngineDied
         """
         self.check_serving()
-        generation = kind(self, prompt_requests, streams=streams)
+        generation = kind(
+            self,
+            prompt_requests,
+            streams=streams,
+            answer_id=answer_id,
+            counts_output=counts_output,
+        )
         self.check_room(len(generation.live), sum(generation.unstarted.values()))
         self.num_sequences += len(generation.live)
         self.waiting_tokens += sum(generation.unstarted.values())
@@ -202,12 +217,12 @@ class Service:
 
     @property
     def max_sequences(self) -> int:
-        """Answers that may run or wait."""
+        """Maximum number of running and waiting answers."""
         return self.config.max_running_requests + self.config.max_queued_requests
 
     @property
     def max_waiting_tokens(self) -> int:
-        """Prompt tokens that may wait."""
+        """Maximum number of waiting prompt tokens."""
         pool = self.session.engine.summary.kv_tokens
         return int(self.settings.max_queued_tokens or QUEUED_POOLS * pool)
 
@@ -232,7 +247,7 @@ class Service:
             raise busy(f"{self.waiting_tokens} of {most_tokens} prompt tokens wait; try again soon")
 
     async def run_limited(self, work: Callable[[], Result]) -> Result:
-        """What `work` returns, on another thread.
+        """Run `work` on another thread and return its result.
 
         raises: what it raises; ApiError (400) when it takes longer than a chat template may
         """
@@ -240,7 +255,7 @@ class Service:
         done, _ = await asyncio.wait([task], timeout=self.settings.template_timeout)
         if done:
             return task.result()
-        # A thread cannot be ended: the server only stops waiting for it.
+        # A thread cannot be killed: the server only stops waiting for it.
         self.num_overdue += 1
         task.add_done_callback(self._note_overdue_end)
         raise refuse("the chat template takes too long for these messages", "messages")
@@ -248,22 +263,24 @@ class Service:
     def _note_overdue_end(self, task: asyncio.Task[Result]) -> None:
         self.num_overdue -= 1
         if not task.cancelled():
-            task.exception()  # it comes too late for anyone
+            task.exception()  # the result comes too late
 
-    # what goes on in the background
+    # background tasks
 
     async def sweep(self, on_silence: Callable[[], None]) -> None:
-        """Stop generations without news or without a reader, and keep silent streams alive; call
-        `on_silence` for a lost engine.
+        """Stop stalled generations and those of unresponsive clients; keep silent streams alive;
+        call `on_silence` for an unresponsive engine; sample the counts for the live view.
 
         It runs until it is cancelled.
         """
         while True:
             await asyncio.sleep(SWEEP_SECONDS)
             now = time.monotonic()
+            if self.opened is not None:
+                self.history.note(now, self.opened.engine.stats(), self.metrics)
             for generation in list(self.generations):
                 idle = now - generation.last_news
-                # A whole answer brings its first token and its last, and nothing between.
+                # A whole answer only has two updates: its first token and its end.
                 if generation.streams and idle > self.settings.idle_timeout:
                     generation.stop(ApiError(500, f"no token for {idle:.0f} s", code="timeout"))
                 age, most = now - generation.arrival, self.settings.request_timeout
@@ -274,7 +291,7 @@ class Service:
                     generation.ping()
                 began = generation.send_began
                 if began is not None and now - began > self.settings.unread_timeout:
-                    # Closing would wait until the client has read what it was sent.
+                    # Closing would wait until the client has read everything.
                     generation.abort_connection()
             if (
                 self.opened is not None  # a start may be silent for minutes
@@ -284,17 +301,25 @@ class Service:
                 LOG.critical(log_event("the engine is silent", seconds=round(self.silence)))
                 on_silence()
 
+    def abort(self, id: str) -> int:
+        """Abort the generations with this answer or request; return how many there were."""
+        # What is answered as a whole has an empty id.
+        found = [each for each in self.generations if id and id in (each.answer_id, *each.choices)]
+        for generation in found:
+            generation.stop(ApiError(410, "the request was aborted", code="aborted"))
+        return len(found)
+
     def stop_all(self, error: Exception) -> None:
-        """End everything that runs with `error`."""
+        """End all running generations with `error`."""
         for generation in list(self.generations):
             generation.stop(error)
 
     async def close(self) -> None:
-        """End the engine process and free what it holds."""
+        """End the engine process and free its resources."""
         self.stop_all(ClientGoneError())
         if self.opened is not None:
             with contextlib.suppress(HeadstockError):
                 await asyncio.to_thread(self.opened.close)
         elif self.remote_loop is not None:
-            # It may be loading for minutes yet, and reads no message then.
+            # It does not read messages while it loads, which may take minutes.
             self.remote_loop.kill()

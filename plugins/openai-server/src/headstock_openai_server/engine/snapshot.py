@@ -1,4 +1,4 @@
-"""What runs, waits and is cached at one moment, for people who watch."""
+"""A snapshot of running, waiting and cached requests, for the live view."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from headstock.spi.arrays import Ints
 from headstock_openai_server.engine.messages import Lane, Snapshot, TreeNode
 
 MAX_LANES = 64
-"""Requests that are listed at most, of those that run and of those that wait."""
+"""Maximum number of listed requests, for running and waiting ones each."""
 MAX_CELLS = 1024
 """Cells of a page map; of a larger pool, each cell stands for several pages."""
 MAX_COLUMNS = 512
-"""Leading pages of a request that are looked at for the tree, which bounds its time to 4 ms."""
+"""Leading pages of a request that the tree covers, which bounds its time to 4 ms."""
 
 FREE, CACHED, LIVE, SHARED = range(4)
-"""The states of a page: of nothing, of the prefix index alone, of one request, of several."""
+"""The states of a page: free, only in the prefix index, of one request, of several."""
 
 
 def take_snapshot(state: State, limits: Limits) -> Snapshot:
-    """The state as a picture needs it; on the engine's thread, between two steps."""
-    # Owned values are read here, which later steps write in place.
+    """Take a snapshot; on the engine's thread, between two steps."""
+    # Owned values must be read here, since later steps write them in place.
     rows = state.rows_by_priority[:MAX_LANES]
     counters = state.row_counters
     lanes: list[Lane] = []
@@ -67,8 +67,8 @@ def map_pages(state: State, limits: Limits, group: int) -> bytes:
 
 
 def shrink_map(states: np.ndarray, most: int) -> bytes:
-    """The states as digits; where there are more than `most`, one for the most frequent of each
-    run of neighbours.   states: [n] uint8
+    """The states as digits; above `most`, one digit for the most frequent state of each group of
+    neighbours.   states: [n] uint8
     """
     size = -(-len(states) // most)
     if size > 1:
@@ -86,7 +86,7 @@ def find_tree(state: State, rows: Ints) -> list[TreeNode]:
     group = int(groups[0])
     spans = np.minimum(state.spans[group, rows], MAX_COLUMNS)
     table = np.array(state.table[group, rows, : int(spans.max(initial=0))])
-    # Columns after a row's end differ from all others, so that no two rows share them.
+    # Make columns after a row's end unique, so that no two rows share them.
     behind = np.arange(table.shape[1]) >= spans[:, None]
     table[behind] = -1 - np.nonzero(behind)[0]
     return build_tree(table, spans)

@@ -1,1 +1,1 @@
-"""Bytes in and out: bodies, event streams, what every request passes, the page."""
+"""HTTP: bodies, event streams, middleware, the page."""

@@ -1,4 +1,4 @@
-"""Convert the bytes of a request to a checked body, with an error that names the fault."""
+"""Decode a request to a validated body; errors name the field at fault."""
 
 from __future__ import annotations
 
@@ -11,21 +11,29 @@ from starlette.requests import Request
 from headstock.errors import shorten
 from headstock_openai_server.api.bodies import Body
 from headstock_openai_server.api.errors import ApiError, refuse
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.validation import check_served, explain_invalid
+from headstock_openai_server.api.whole_numbers import decode_json
 from headstock_openai_server.settings import ServerSettings
 
 LARGE_BODY = 64 << 10
-"""Bytes from which a body is decoded on another thread: megabytes take many milliseconds."""
+"""Larger bodies are decoded on another thread: megabytes take many milliseconds."""
 NESTED_SHARE = 8
-"""A list, an object or a key takes at least as long as this many numbers."""
+"""A list, an object or a key takes as long to decode as this many numbers."""
+
+IGNORED = "headstock.ignored"
+"""The key of a scope's fields without effect."""
 
 BodyType = TypeVar("BodyType", bound=Body)
 
 
 async def read_body(request: Request, kind: type[BodyType], settings: ServerSettings) -> BodyType:
-    """The checked body of a request.   raises: ApiError; ConnectionError when the client goes"""
+    """The checked body of a request, whose scope gets the fields without effect.
+
+    raises: ApiError, ConnectionError
+    """
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Browsers send other types to any server without asking it first.
+    # Browsers send other types to any server without a preflight request.
     if content_type != "application/json":
         raise ApiError(
             415,
@@ -33,9 +41,11 @@ async def read_body(request: Request, kind: type[BodyType], settings: ServerSett
         )
     data = await read_bytes(request, settings.max_body_bytes)
     check_values(data, settings.max_body_values)
+    ignored = IgnoredFields(refuses=settings.unknown_fields == "refuse")
+    request.scope[IGNORED] = ignored
     if len(data) > LARGE_BODY:
-        return await asyncio.to_thread(decode_body, data, kind)
-    return decode_body(data, kind)
+        return await asyncio.to_thread(decode_body, data, kind, ignored)
+    return decode_body(data, kind, ignored)
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
@@ -46,7 +56,7 @@ async def read_bytes(request: Request, most: int) -> bytes:
         413,
         f"the body has more than {most} bytes; send less",
         code="body_too_large",
-        headers={"connection": "close"},  # or the rest of the body would have to be read
+        headers={"connection": "close"},  # otherwise the rest of the body would have to be read
     )
     if size > most:
         raise too_large
@@ -64,9 +74,9 @@ async def read_bytes(request: Request, most: int) -> bytes:
 
 
 def check_values(data: bytes, most: int) -> None:
-    """Raise ApiError for a body with too many values; those in its texts count too."""
-    # To decode holds the interpreter's lock: ten million lists stop all streams for seconds. To
-    # count takes a thousandth of that. What a text has of them are tokens, of which none has so
+    """Raise ApiError for a body with too many values; lookalikes inside strings count too."""
+    # Decoding holds the GIL: ten million lists stop all streams for seconds. Counting takes a
+    # thousandth of that. Brackets and commas inside strings are tokens, and no prompt has that
     # many.
     num_nested = sum(map(data.count, (b"[", b"{", b":")))
     count = max(data.count(b","), NESTED_SHARE * num_nested)
@@ -77,15 +87,18 @@ def check_values(data: bytes, most: int) -> None:
         )
 
 
-def decode_body(data: bytes, kind: type[BodyType]) -> BodyType:
-    """The body in `data`.   raises: ApiError that names the field at fault"""
+def decode_body(data: bytes, kind: type[BodyType], ignored: IgnoredFields) -> BodyType:
+    """The body in `data`; `ignored` gets its fields without effect.
+
+    raises: ApiError that names the field at fault
+    """
     try:
-        body = msgspec.json.decode(data, type=kind)
+        body = decode_json(data, kind)
     except msgspec.ValidationError as error:
         raise explain_invalid(str(error), kind) from None
     except (msgspec.DecodeError, UnicodeDecodeError):
         raise refuse("the body is not valid JSON") from None
     except RecursionError:
         raise refuse("the body is nested too deeply") from None
-    check_served(body)
+    check_served(body, ignored)
     return body

@@ -1,4 +1,4 @@
-"""A stream of server-sent events, and the wait for a whole answer: both end with their client."""
+"""Streams of server-sent events and waits for whole answers, which end when the client leaves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Coroutine
 from typing import Any, Protocol, TypeVar
 
+from attrs import frozen
 from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 
@@ -17,17 +18,11 @@ from headstock_openai_server.engine.generation import ClientGoneError, Generatio
 
 LOG = logging.getLogger("headstock.serve")
 
-PING = b": ping\n\n"
-"""A comment, sent in long silences, so that no proxy considers the stream dead."""
-HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 ABORT = "headstock.abort"
-"""Where a scope has the function that drops the connection."""
+"""The key of a scope's function that drops the connection."""
 CHUNKS = "headstock.chunks"
-"""Where a scope has what writes chunks at once."""
+"""The key of a scope's direct writer of chunks."""
 
 Result = TypeVar("Result")
 
@@ -43,11 +38,27 @@ class Chunks(Protocol):
         """Write a chunk that is not empty."""
 
 
+@frozen
+class Framing:
+    """How the events of a stream are told from each other.
+
+    ping: an addition without content, sent in long silences so that no proxy considers the stream
+        dead; empty where there is none
+    """
+
+    content_type: bytes
+    ping: bytes
+
+
+SERVER_SENT = Framing(b"text/event-stream; charset=utf-8", b": ping\n\n")
+"""Each event has a line `data: JSON` and ends with an empty line."""
+
+
 class StreamFormat(Protocol):
-    """Writes a stream's events; each has a line `data: JSON` and ends with an empty line."""
+    """Writes the events of a stream."""
 
     def open_stream(self) -> bytes:
-        """The events that come before any token."""
+        """The events before the first token."""
 
     def write_pieces(self, pieces: list[Piece]) -> bytes:
         """The events of new output; may be empty."""
@@ -56,15 +67,21 @@ class StreamFormat(Protocol):
         """The events after the last token."""
 
     def write_error(self, error: ApiError) -> bytes:
-        """The events that end a stream in its middle."""
+        """The events after an error."""
 
 
 class EventStream:
     """The response that streams a generation; it closes the generation."""
 
-    def __init__(self, generation: Generation, stream_format: StreamFormat) -> None:
+    def __init__(
+        self,
+        generation: Generation,
+        stream_format: StreamFormat,
+        framing: Framing = SERVER_SENT,
+    ) -> None:
         self.generation = generation
         self.format = stream_format
+        self.framing = framing
         self.chunks: Chunks | None = None
 
     @property
@@ -73,26 +90,28 @@ class EventStream:
         return self.chunks is not None and self.chunks.is_ready
 
     def write_piece(self, piece: Piece) -> None:
-        """Write a piece at once, without a turn of the stream's task."""
+        """Write a piece at once, without waking the stream's task."""
         events = self.format.write_pieces([piece])
         if events and self.chunks is not None:
             self.chunks.write(events)
             self.generation.last_sent = self.generation.last_news
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send the stream; an error in its middle ends it."""
+        """Send the stream; an error ends it."""
         generation = self.generation
         generation.abort_connection = scope.get(ABORT, generation.abort_connection)
         watcher = asyncio.create_task(stop_with_client(receive, generation))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": HEADERS})
+            headers = [(b"content-type", self.framing.content_type), *HEADERS]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
             await self._send(send, self.format.open_stream())
             self.chunks = scope.get(CHUNKS)
             generation.direct = self
             while not generation.is_finished:
                 pieces = await generation.next_pieces()
                 if pieces or not generation.is_finished:
-                    await self._send(send, self.format.write_pieces(pieces) if pieces else PING)
+                    events = self.format.write_pieces(pieces) if pieces else self.framing.ping
+                    await self._send(send, events)
             await send({"type": "http.response.body", "body": self.format.close_stream()})
         except ClientGoneError:
             pass
@@ -116,16 +135,16 @@ class EventStream:
 
 
 async def stop_with_client(receive: Receive, generation: Generation) -> None:
-    """Stop the generation when the client goes."""
+    """Stop the generation when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass
     generation.stop(ClientGoneError())
 
 
 async def run_for_client(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """What `work` returns; it is cancelled when the client goes.
+    """Await `work`, and cancel it when the client disconnects.
 
-    raises: what `work` raises, ClientGoneError
+    raises: errors of `work`, ClientGoneError
     """
     task = asyncio.ensure_future(work)
     watcher = asyncio.ensure_future(wait_for_disconnect(request.receive))
@@ -142,6 +161,6 @@ async def run_for_client(request: Request, work: Coroutine[Any, Any, Result]) ->
 
 
 async def wait_for_disconnect(receive: Receive) -> None:
-    """Return when the client goes."""
+    """Return when the client disconnects."""
     while (await receive())["type"] != "http.disconnect":
         pass

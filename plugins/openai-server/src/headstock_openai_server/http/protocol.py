@@ -16,23 +16,23 @@ from headstock_openai_server.http.event_stream import ABORT, CHUNKS
 from headstock_openai_server.settings import ServerSettings
 
 LEAST_READ = 16 << 10
-"""Bytes that a client must read in `--unread-timeout` where more are waiting for it."""
+"""Bytes that a client must read within `--unread-timeout` if more are waiting."""
 UPGRADE_HEADERS = (b"upgrade", b"http2-settings")
 
 REASONS = {400: b"Bad Request", 431: b"Request Header Fields Too Large"}
 
 
 class ChunkWriter:
-    """Writes chunks of one response, past the layers between its application and its connection."""
+    """Writes chunks of one response directly to the connection, bypassing the ASGI layers."""
 
-    # Each layer is a coroutine: together they cost more than to make the chunk.
+    # Each layer is a coroutine: together they cost more than making the chunk.
 
     def __init__(self, cycle: RequestResponseCycle) -> None:
         self.cycle = cycle
 
     @property
     def is_ready(self) -> bool:
-        """Whether the response is in its body, and its client reads as fast as it gets."""
+        """Whether the response's body has begun and the client keeps up."""
         cycle = self.cycle
         return (
             cycle.chunked_encoding is True
@@ -47,8 +47,8 @@ class ChunkWriter:
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """A connection whose headers must come whole, in time and within bounds, whose bodies must keep
-    coming, and whose client must read.
+    """A connection that limits the size and time of headers, and requires clients to keep sending
+    bodies and reading responses.
     """
 
     def __init__(self, *arguments: Any, settings: ServerSettings, **keywords: Any) -> None:
@@ -68,26 +68,26 @@ class GuardedProtocol(HttpToolsProtocol):
         self._begin_headers()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Forget the timers."""
+        """Cancel the timers."""
         self._set_timer(None)
         self._stop_watching_reader()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Count the bytes that are no body's: of headers, whole or not, and between chunks."""
+        """Count the bytes outside bodies: headers, complete or not, and data between chunks."""
         if self.has_headers:
             self.bytes_since_body += len(data)
         else:
             self.header_bytes += len(data)
         self._unset_keepalive_if_required()
         self._parse(data)
-        # The parser keeps a header that has not ended, however long it gets.
+        # The parser buffers an unfinished header without a limit.
         most = self.settings.max_header_bytes
         if (self.bytes_since_body if self.has_headers else self.header_bytes) > most:
             self._refuse_headers(f"the headers have more than {most} bytes")
 
     def _parse(self, data: bytes) -> None:
-        """Call what the parser finds in the data."""
+        """Call the handlers of what the parser finds in the data."""
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -130,6 +130,7 @@ class GuardedProtocol(HttpToolsProtocol):
             return
         self.has_headers, self.bytes_since_body = True, 0
         size = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
         if len(self.headers) > self.settings.max_headers:
             self._refuse_headers(
                 f"there are {len(self.headers)} headers; at most {self.settings.max_headers} are "
@@ -139,6 +140,9 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refuse_headers(
                 f"the headers have more than {self.settings.max_header_bytes} bytes"
             )
+        # RFC 9112, section 3.2
+        elif num_hosts > 1 or (not num_hosts and self.parser.get_http_version() == "1.1"):
+            self._refuse(ApiError(400, f"the request has {num_hosts} Host headers; send one"))
         if self.is_refused:
             return
         self._set_timer(self.settings.body_timeout)
@@ -154,7 +158,7 @@ class GuardedProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """The request is whole."""
+        """The request is complete."""
         self.bytes_since_body = 0
         if not self.is_refused and not self.parser.should_upgrade():
             self._set_timer(None)
@@ -177,13 +181,13 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stop_watching_reader()
 
     def _watch_reader(self) -> None:
-        """Look later how much the client has read."""
+        """Check later how much the client has read."""
         self._stop_watching_reader()
         self.num_unread = self.transport.get_write_buffer_size()
         self.reader_timer = self.loop.call_later(self.settings.unread_timeout, self._check_reader)
 
     def _check_reader(self) -> None:
-        """Drop the client if it has read next to nothing."""
+        """Drop the client if it has read too little."""
         left = self.transport.get_write_buffer_size()
         if left and left > self.num_unread - LEAST_READ:
             self.transport.abort()  # closing would wait for it
@@ -224,7 +228,7 @@ class GuardedProtocol(HttpToolsProtocol):
         """Answer without the application, and close."""
         cycle = self.cycle
         if cycle is not None and cycle.response_started and not cycle.response_complete:
-            self.transport.abort()  # an error would be a part of that response
+            self.transport.abort()  # an error would become part of that response
             return
         self.is_refused = True
         self._set_timer(None)

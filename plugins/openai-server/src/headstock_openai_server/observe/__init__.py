@@ -1,1 +1,1 @@
-"""What operators watch: metrics, spans, the access log."""
+"""Metrics, spans and the access log."""

@@ -19,7 +19,7 @@ OFF = "off"
 class AccessLog:
     """Writes lines to a file, to standard output for "-", or nowhere for "off".
 
-    A log that cannot be written any more is off, after one warning: requests go on.
+    A log that can no longer be written is turned off after one warning; requests continue.
     raises: ModelError when the file cannot be opened
     """
 

@@ -1,4 +1,4 @@
-"""What `/metrics` says: counts and times of requests, and the latest counts of the engine."""
+"""The data of `/metrics`: request counts and times, and the engine's latest counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from headstock.requests import EngineSession
-from headstock_openai_server.api.openapi import ERRORS
+from headstock_openai_server.api.operations import ERRORS
 
 FIRST_TOKEN = (
     *(0.001, 0.0025, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5),
@@ -32,7 +32,7 @@ END_TO_END = (
     *(0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0),
     *(30.0, 40.0, 50.0, 60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
 )
-"""Upper bounds in seconds: vLLM's, so that boards fit, and smaller ones for small models."""
+"""Upper bounds in seconds: vLLM's, so that dashboards fit, and smaller ones for small models."""
 TOKENS = (
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0, 2000.0, 5000.0, 10_000.0),
     *(20_000.0, 50_000.0, 100_000.0, 200_000.0, 500_000.0, 1_000_000.0),
@@ -40,13 +40,13 @@ TOKENS = (
 """Upper bounds in tokens."""
 
 OUTCOMES = ("stop", "length", "tool_calls", "abort", "error")
-"""How an answer can end."""
+"""The possible finish reasons of an answer."""
 
 STATUSES = (200, *ERRORS)
-"""The statuses of responses that are counted from the start."""
+"""The statuses whose series exist from the start."""
 
 VLLM = "vllm"
-"""The prefix under which series also have vLLM's names."""
+"""The prefix that adds vLLM's names."""
 
 GAUGES = (
     ("requests_running", "num_requests_running", "requests that have a row"),
@@ -63,11 +63,12 @@ COUNTERS = (
     ("output_tokens", "generation_tokens", "generated tokens"),
     ("preemptions", "num_preemptions", "preempted requests"),
     ("engine_steps", "engine_steps", "scheduling steps"),
-    ("failed_requests", "corrupted_requests", "requests whose step failed, or was not finite"),
+    ("failed_requests", "failed_requests", "requests whose step failed"),
+    ("corrupted_requests", "corrupted_requests", "those with logits that are not finite"),
     ("draft_tokens", "spec_decode_num_draft_tokens", "drafts that were verified"),
     ("accepted_draft_tokens", "spec_decode_num_accepted_tokens", "those that were right"),
 )
-"""Our name, vLLM's name, and the meaning."""
+"""headstock's name, vLLM's name, and the meaning."""
 PREFIX_COUNTERS = (
     ("prompt_tokens", "prefix_cache_queries", "prompt tokens that were looked up"),
     ("cached_prompt_tokens", "prefix_cache_hits", "those from the prefix index"),
@@ -76,7 +77,7 @@ PREFIX_COUNTERS = (
 
 
 class ServedEngine(Protocol):
-    """What the series read of the service.
+    """The data that the series need from the service.
 
     opened: the session, once the engine is ready
     num_sequences: answers that have not ended
@@ -87,11 +88,11 @@ class ServedEngine(Protocol):
 
     @property
     def silence(self) -> float:
-        """Seconds since the engine said anything."""
+        """Seconds since the engine's last message."""
 
 
 class EngineCollector(Collector):
-    """The series that follow from an engine's latest counts."""
+    """The series made from an engine's latest counts."""
 
     def __init__(self, prefix: str, model: str, service: ServedEngine) -> None:
         self.prefix = prefix
@@ -107,7 +108,7 @@ class EngineCollector(Collector):
         live = stats.total_pages - stats.free_pages - stats.cached_pages
         values: dict[str, float] = {
             "requests_running": stats.running,
-            # What the engine has not heard of yet waits too.
+            # Requests that the engine has not received yet are waiting too.
             "requests_waiting": max(stats.waiting, self.service.num_sequences - stats.running),
             "kv_usage_ratio": live / stats.total_pages if stats.total_pages else 0.0,
             "kv_pages_live": live,
@@ -119,6 +120,7 @@ class EngineCollector(Collector):
             "preemptions": stats.preemptions,
             "engine_steps": stats.steps,
             "failed_requests": stats.failed,
+            "corrupted_requests": stats.not_finite,
             "draft_tokens": stats.draft_tokens,
             "accepted_draft_tokens": stats.accepted_draft_tokens,
             "engine_silence_seconds": self.service.silence,
@@ -171,8 +173,8 @@ def name_series(prefix: str, ours: str, theirs: str) -> str:
 class Histogram(Collector):
     """A histogram of seconds or tokens.
 
-    prometheus-client's own takes a lock for each observation, which costs as much as all else that
-    is done for a token.
+    That of prometheus-client takes a lock for each observation, which costs as much as all other
+    work for a token.
     """
 
     def __init__(self, name: str, text: str, model: str, bounds: tuple[float, ...]) -> None:
@@ -270,7 +272,7 @@ class ServerMetrics:
             ["model_name", outcome],
             registry=self.registry,
         )
-        for reason in OUTCOMES:  # a series that begins at its first event hides that event
+        for reason in OUTCOMES:  # a series that is created by its first event hides that event
             self.outcomes.labels(model, reason)
         self.http = Counter(
             name_series(prefix, "http_responses", "http_responses"),
@@ -278,7 +280,7 @@ class ServerMetrics:
             ["status"],
             registry=self.registry,
         )
-        for status in STATUSES:  # or an alert would miss the first response of its status
+        for status in STATUSES:  # otherwise an alert would miss the first response with this status
             self.http.labels(str(status))
         self.connections = Gauge(
             name_series(prefix, "http_requests_open", "http_requests_open"),

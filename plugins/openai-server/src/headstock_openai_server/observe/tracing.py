@@ -16,7 +16,7 @@ OPERATIONS: Mapping[str, str] = {
     "/v1/responses": "chat",
     "/v1/embeddings": "embeddings",
 }
-"""Path -> the name that OpenTelemetry's conventions for generative AI give the operation."""
+"""Path -> the operation's name in OpenTelemetry's conventions for generative AI."""
 
 COUNTS: Mapping[str, str] = {
     "prompt_tokens": "gen_ai.usage.input_tokens",
@@ -26,17 +26,16 @@ COUNTS: Mapping[str, str] = {
     "ttft_ms": "headstock.time_to_first_token_ms",
     "queue_ms": "headstock.queue_time_ms",
 }
-"""Names in the access log -> names in a span."""
+"""Field of the access log -> attribute of a span."""
 
 
 class RequestTracer:
-    """Sends a span for each request that asked the model, as OTLP over HTTP, in the background.
+    """Sends a span for each request to the model, as OTLP over HTTP, in the background.
 
     raises: CannotRun when the libraries are not installed
     """
 
-    # A span is made when its request has ended, of what the access log knows: nothing of it is done
-    # for a token.
+    # A span is made from the access log's fields when its request has ended: tokens cost nothing.
 
     def __init__(self, endpoint: str, model: str) -> None:
         try:

@@ -1,1 +1,1 @@
-"""The application and the answer of every path."""
+"""The application and its routes."""

@@ -1,5 +1,5 @@
-"""What the routes that generate text share: an answer's identity, its usage, its line in the log,
-and the chunks of chats and completions.
+"""Shared parts of the routes that generate text: an answer's identity, its usage, its access log
+line, and the chunks of chats and completions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,12 @@ from headstock_openai_server.api.errors import ApiError
 from headstock_openai_server.api.schema import SamplingBody
 from headstock_openai_server.convert.logprobs import make_prompt_logprobs
 from headstock_openai_server.engine.generation import Generation, Piece
-from headstock_openai_server.http.event_stream import EventStream, StreamFormat
+from headstock_openai_server.http.event_stream import (
+    SERVER_SENT,
+    EventStream,
+    Framing,
+    StreamFormat,
+)
 
 if TYPE_CHECKING:
     from headstock.requests import PromptRequest
@@ -36,12 +41,12 @@ if TYPE_CHECKING:
 ENCODER = msgspec.json.Encoder()
 DONE = b"data: [DONE]\n\n"
 PLACEHOLDER = "\ue000"
-"""The text of the chunk from which those with other texts are made."""
+"""The placeholder text of the template for text-only chunks."""
 
 
 @frozen
 class Identity:
-    """What all chunks of an answer repeat."""
+    """The common fields of all chunks of an answer."""
 
     id: str
     model: str
@@ -49,7 +54,7 @@ class Identity:
 
 
 def make_identity(prefix: str, model: str) -> Identity:
-    """An identity that no other answer has; its id begins with `prefix`."""
+    """A unique identity; its id begins with `prefix`."""
     return Identity(f"{prefix}{uuid4().hex}", model, int(time.time()))
 
 
@@ -59,7 +64,7 @@ def encode_event(chunk: Answer) -> bytes:
 
 
 class UsageReport:
-    """The usage and the times of one request, and where its stream shows them."""
+    """The usage and the times of one request, and in which chunks they appear."""
 
     def __init__(self, generation: Generation, body: SamplingBody) -> None:
         options = body.stream_options
@@ -67,13 +72,12 @@ class UsageReport:
         self.at_end = bool(options and options.include_usage)
         self.times_at_end = bool(options and options.include_timings)
         self.continuous = bool(options and options.continuous_usage_stats)
-        self.drops_output = False
 
     def count(self) -> Usage:
-        """The tokens so far."""
+        """The token counts so far."""
         generation = self.generation
         prompt = generation.num_prompt_tokens
-        output = 0 if self.drops_output else generation.num_output_tokens
+        output = generation.num_output_tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=output,
@@ -93,13 +97,13 @@ class UsageReport:
         return Timings(ttft=first, total=total, tokens_per_second=rate)
 
     def of_chunk(self) -> Usage | msgspec.UnsetType | None:
-        """What an ordinary chunk says."""
+        """The usage and times of an ordinary chunk."""
         if self.continuous:
             return self.count()
         return None if self.at_end else msgspec.UNSET
 
     def write_last(self, identity: Identity, kind: str) -> bytes:
-        """The chunk after all others, if it was asked for."""
+        """The final chunk with the usage, if requested."""
         if not (self.at_end or self.times_at_end):
             return b""
         return encode_event(
@@ -116,7 +120,7 @@ class UsageReport:
 
 
 class ChunkStream(ABC):
-    """Writes the chunks of chats or completions: each has the identity, and usage as asked for."""
+    """Writes the chunks of chats or completions, with their identity and the requested usage."""
 
     def __init__(self, identity: Identity, usage: UsageReport, kind: str) -> None:
         self.usage = usage
@@ -128,11 +132,11 @@ class ChunkStream(ABC):
         self.text_frames: dict[int, tuple[bytes, bytes]] = {}
 
     def open_stream(self) -> bytes:
-        """Nothing, unless answers begin with something."""
+        """No events, unless overridden."""
         return b""
 
     def write_pieces(self, pieces: list[Piece]) -> bytes:
-        """A chunk for each answer that has news, and one more where it ends."""
+        """A chunk for each answer with new output, and another at its end."""
         return b"".join(map(self.write_piece, pieces))
 
     @abstractmethod
@@ -140,7 +144,7 @@ class ChunkStream(ABC):
         """The chunks of one answer's new output."""
 
     def close_stream(self) -> bytes:
-        """The usage, if it was asked for, and `[DONE]`."""
+        """The usage, if requested, and `[DONE]`."""
         return self.usage.write_last(self.identity, self.kind) + DONE
 
     def write_error(self, error: ApiError) -> bytes:
@@ -149,21 +153,25 @@ class ChunkStream(ABC):
 
     @abstractmethod
     def make_text_choice(self, index: int, text: str) -> Answer:
-        """The addition of a text-only chunk to one answer."""
+        """A text-only addition to one answer."""
 
-    def write_choice(self, choice: Answer) -> bytes:
+    def write_choice(
+        self, choice: Answer, prompt_ids: list[int] | msgspec.UnsetType = msgspec.UNSET
+    ) -> bytes:
         """A chunk of one answer."""
-        return encode_event(self.make_chunk(choices=[choice], usage=self.usage.of_chunk()))
+        usage = self.usage.of_chunk()
+        chunk = self.make_chunk(choices=[choice], usage=usage, prompt_token_ids=prompt_ids)
+        return encode_event(chunk)
 
     def write_text(self, index: int, text: str) -> bytes:
         """A text-only chunk, like most."""
         if self.usage.continuous:
             return self.write_choice(self.make_text_choice(index, text))
-        # Such chunks only differ in their text; making a new one costs three times as much.
+        # Such chunks only differ in their text; encoding a new one costs three times as much.
         frame = self.text_frames.get(index)
         if frame is None:
             sample = self.write_choice(self.make_text_choice(index, PLACEHOLDER))
-            # From the right: a model's name, which comes before, may hold anything.
+            # From the right: the model's name, which comes earlier, may contain anything.
             before, _, after = sample.rpartition(ENCODER.encode(PLACEHOLDER))
             frame = self.text_frames[index] = before, after
         return frame[0] + ENCODER.encode(text) + frame[1]
@@ -173,12 +181,16 @@ async def wait_for_answers(
     service: Service,
     prompt_requests: Sequence[PromptRequest],
     record: MutableMapping[str, object],
+    *,
+    counts_output: bool = True,
 ) -> Generation:
-    """Run requests to their ends; the generation, closed.
+    """Run requests to their ends, and return the closed generation.
 
     raises: ApiError, RequestError, EngineDied
     """
-    async with service.open_generation(prompt_requests, streams=False) as generation:
+    async with service.open_generation(
+        prompt_requests, streams=False, counts_output=counts_output
+    ) as generation:
         try:
             await generation.collect()
         finally:
@@ -187,15 +199,16 @@ async def wait_for_answers(
 
 
 class LoggedStream(EventStream):
-    """An event stream whose line in the access log has its tokens."""
+    """An event stream whose access log line has its token counts."""
 
     def __init__(
         self,
         generation: Generation,
         stream_format: StreamFormat,
         record: MutableMapping[str, object],
+        framing: Framing = SERVER_SENT,
     ) -> None:
-        super().__init__(generation, stream_format)
+        super().__init__(generation, stream_format, framing)
         self.record = record
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
@@ -206,7 +219,7 @@ class LoggedStream(EventStream):
 
 
 def note_generation(record: MutableMapping[str, object], generation: Generation) -> None:
-    """Add a generation's counts to the facts of a line in the access log."""
+    """Add a generation's counts to its access log line."""
     record["prompt_tokens"] = generation.num_prompt_tokens
     record["cached_tokens"] = generation.num_cached_tokens
     record["completion_tokens"] = generation.num_output_tokens
@@ -222,7 +235,7 @@ def note_generation(record: MutableMapping[str, object], generation: Generation)
 def write_prompt_logprobs(
     prompt_request: PromptRequest, body: SamplingBody
 ) -> PromptLogprobs | msgspec.UnsetType:
-    """The log-probabilities of the prompt, if they were asked for."""
+    """The log-probabilities of the prompt, if requested."""
     if body.prompt_logprobs is None:
         return msgspec.UNSET
     tables = prompt_request.prompt_logprobs or ()

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from functools import partial
 
+from attrs import evolve
+from msgspec import UNSET
 from starlette.requests import Request
 from starlette.responses import Response
 
 from headstock import SamplingParams
 from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
+from headstock.text import Conversation, find_template, list_variables
 from headstock_openai_server.api.answers import (
     AnsweredCall,
     AnsweredFunction,
@@ -24,14 +28,15 @@ from headstock_openai_server.api.answers import (
     DeltaFunction,
     LastChunkChoice,
 )
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.schema import ChatBody
-from headstock_openai_server.convert.conversations import make_conversation
-from headstock_openai_server.convert.limits import check_limits
+from headstock_openai_server.convert.conversations import check_strict_tools, make_conversation
+from headstock_openai_server.convert.limits import check_limits, find_num_kept
 from headstock_openai_server.convert.logprobs import make_chat_logprobs
 from headstock_openai_server.convert.sampling import make_chat_params, named_for_client
 from headstock_openai_server.engine.generation import Piece
 from headstock_openai_server.engine.service import Service
-from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.decoding import IGNORED, read_body
 from headstock_openai_server.http.event_stream import run_for_client
 from headstock_openai_server.http.middleware import RECORD
 from headstock_openai_server.routes.answering import (
@@ -51,6 +56,7 @@ CHUNK = "chat.completion.chunk"
 async def answer_chat(service: Service, request: Request) -> Response:
     """Answer `/v1/chat/completions`.   raises: ApiError, HeadstockError, ClientGoneError"""
     body = await read_body(request, ChatBody, service.settings)
+    check_strict_tools(body.tools or ())
     service.check_serving()
     identity = make_identity("chatcmpl-", service.check_model(body.model))
     record = request.scope[RECORD]
@@ -60,27 +66,78 @@ async def answer_chat(service: Service, request: Request) -> Response:
             body, service.default_params, service.settings.max_n, service.max_tokens
         )
         check_limits(params, service.settings)
-        prompt_request = await prepare_chat(service, body, params)
+        prompt_request = await prepare_chat(service, body, params, request.scope[IGNORED])
         if body.stream:
-            generation = await service.start_generation([prompt_request], streams=True)
+            generation = await service.start_generation(
+                [prompt_request], streams=True, answer_id=identity.id
+            )
             usage = UsageReport(generation, body)
-            return LoggedStream(generation, ChatStream(identity, params, usage), record)  # type: ignore[return-value]
+            return LoggedStream(generation, ChatStream(identity, body, params, usage), record)  # type: ignore[return-value]
         whole = complete_chat(service, identity, prompt_request, body, record)
         return await run_for_client(request, whole)
 
 
-async def prepare_chat(service: Service, body: ChatBody, params: SamplingParams) -> PromptRequest:
-    """The checked request for a conversation.   raises: ApiError, RequestError, ModelError"""
-    process = service.session.input_processor.process_chat
+async def prepare_chat(
+    service: Service,
+    body: ChatBody,
+    params: SamplingParams,
+    ignored: IgnoredFields,
+    effort_field: str = "reasoning_effort",
+) -> PromptRequest:
+    """The checked request for a conversation; the rest is as in `read_conversation`.
+
+    raises: ApiError, RequestError, ModelError
+    """
+    max_seq_len = service.session.engine.max_seq_len
+    num_kept = find_num_kept(body.truncate_prompt_tokens, params, max_seq_len)
 
     def prepare() -> PromptRequest:
-        # Here and not on the event loop: there may be 100,000 parts of messages.
-        conversation = make_conversation(body, body.messages, service.settings)
-        return process(
-            conversation, params, body.priority or 0, cache_salt=body.cache_salt, divides=True
+        conversation = read_conversation(service, body, ignored, effort_field)
+        return service.session.input_processor.process_chat(
+            conversation,
+            params,
+            body.priority or 0,
+            cache_salt=body.cache_salt,
+            divides=True,
+            num_kept=num_kept,
         )
 
+    # Not on the event loop: there may be 100,000 parts of messages.
     return await service.run_limited(prepare)
+
+
+async def count_prompt_tokens(
+    service: Service, body: ChatBody, ignored: IgnoredFields, effort_field: str
+) -> int:
+    """The number of tokens of the prompt of a conversation; the rest is as in `prepare_chat`."""
+
+    def count() -> int:
+        conversation = read_conversation(service, body, ignored, effort_field)
+        return len(service.session.input_processor.render_chat(conversation).tokens)
+
+    return await service.run_limited(count)
+
+
+def read_conversation(
+    service: Service, body: ChatBody, ignored: IgnoredFields, effort_field: str
+) -> Conversation:
+    """The conversation of a body; `ignored` gets fields without effect.
+
+    effort_field: what the client calls `reasoning_effort`
+    raises: ApiError, RequestError
+    """
+    conversation = make_conversation(body, body.messages, service.settings, ignored)
+    if not (ignored.refuses or service.session.input_processor.reads_effort(conversation)):
+        ignored.add(effort_field)
+        conversation = evolve(conversation, reasoning_effort=None)
+    return conversation
+
+
+def read_variables(service: Service, *, has_tools: bool) -> Collection[str]:
+    """The variables that the chat template reads.   raises: HeadstockError without a template"""
+    session = service.session
+    template = session.input_processor.template
+    return list_variables(find_template(session.tokenizer, template, has_tools=has_tools)) or ()
 
 
 async def complete_chat(
@@ -92,19 +149,21 @@ async def complete_chat(
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
     usage = UsageReport(await wait_for_answers(service, [prompt_request], record), body)
-    # Those of a long prompt take many milliseconds to write out.
+    # Encoding those of a long prompt takes many milliseconds.
     write = partial(write_prompt_logprobs, prompt_request, body)
     prompt_logprobs = write() if body.prompt_logprobs is None else await asyncio.to_thread(write)
     most = prompt_request.params.logprobs or 0
+    as_ids, shows_ids = bool(body.return_tokens_as_token_ids), bool(body.return_token_ids)
     choices = [
         ChatChoice(
             index=each.index,
-            message=make_message(each),
+            message=make_message(hide_reasoning(each, body)),
             logprobs=None
             if each.logprobs is None
-            else make_chat_logprobs(each.token_ids, each.logprobs, most),
+            else make_chat_logprobs(each.token_ids, each.logprobs, most, as_ids=as_ids),
             finish_reason=each.finish_reason or "stop",
             stop_reason=each.stop_reason,
+            token_ids=each.token_ids if shows_ids else UNSET,
         )
         for each in prompt_request.final_output().outputs
     ]
@@ -116,12 +175,18 @@ async def complete_chat(
             choices=choices,
             usage=usage.count(),
             prompt_logprobs=prompt_logprobs,
+            prompt_token_ids=list(prompt_request.prompt.tokens) if shows_ids else UNSET,
         )
     )
 
 
+def hide_reasoning(output: CompletionOutput, body: ChatBody) -> CompletionOutput:
+    """The output, without its reasoning unless the request includes it."""
+    return output if body.include_reasoning is not False else evolve(output, reasoning=None)
+
+
 def make_message(output: CompletionOutput) -> AssistantMessage:
-    """The message of a whole answer; its text is null where it has calls alone."""
+    """The message of a whole answer; its text is null if it only has calls."""
     message = AssistantMessage(content=output.text or (None if output.tool_calls else ""))
     if output.reasoning is not None:
         message.reasoning = message.reasoning_content = output.reasoning
@@ -136,7 +201,7 @@ def make_message(output: CompletionOutput) -> AssistantMessage:
 
 
 def list_deltas(output: CompletionOutput) -> list[Delta]:
-    """What a piece of an answer adds to its message, in as many deltas as clients need."""
+    """The deltas that add a piece of an answer to its message."""
     if output.reasoning is None and not output.tool_calls:  # most pieces
         return [Delta(content=output.text)] if output.text else []
     deltas = []
@@ -145,8 +210,8 @@ def list_deltas(output: CompletionOutput) -> list[Delta]:
     if output.text:
         deltas.append(Delta(content=output.text))
     for call in output.tool_calls:
-        # The name alone first: clients open a call with one delta and add the arguments of others.
-        # And one call a delta, since they merge deltas by what stands in their lists.
+        # The name comes alone: clients open a call with one delta and append later arguments.
+        # And one call per delta, since clients merge deltas by list position.
         if call.id:
             function = DeltaFunction(name=call.name, arguments="")
             opening = DeltaCall(index=call.index, id=call.id, type="function", function=function)
@@ -158,16 +223,25 @@ def list_deltas(output: CompletionOutput) -> list[Delta]:
 
 
 class ChatStream(ChunkStream):
-    """Writes the chunks of a chat: the role, what is new, and an empty delta with the reason."""
+    """Writes the chunks of a chat: the role, new output, and an empty delta with the reason."""
 
-    def __init__(self, identity: Identity, params: SamplingParams, usage: UsageReport) -> None:
+    def __init__(
+        self, identity: Identity, body: ChatBody, params: SamplingParams, usage: UsageReport
+    ) -> None:
         super().__init__(identity, usage, CHUNK)
+        self.body = body
         self.params = params
+        self.shows_ids = bool(body.return_token_ids)
 
     def open_stream(self) -> bytes:
-        """A chunk with the role, for each answer."""
+        """A chunk with the role, for each answer; the first has the prompt's ids if requested."""
+        (prompt_request,) = self.usage.generation.prompt_requests
+        prompt_ids = list(prompt_request.prompt.tokens) if self.shows_ids else UNSET
         return b"".join(
-            self.write_choice(ChunkChoice(index=index, delta=Delta(role="assistant", content="")))
+            self.write_choice(
+                ChunkChoice(index=index, delta=Delta(role="assistant", content="")),
+                UNSET if index else prompt_ids,
+            )
             for index in range(self.params.n)
         )
 
@@ -177,22 +251,32 @@ class ChatStream(ChunkStream):
 
     def write_piece(self, piece: Piece) -> bytes:
         """The chunks of one answer's new output."""
-        output, events = piece.output, b""
-        if not (output.finish_reason or output.reasoning or output.tool_calls or output.logprobs):
+        output, events = hide_reasoning(piece.output, self.body), b""
+        if not (
+            output.finish_reason
+            or output.reasoning
+            or output.tool_calls
+            or output.logprobs
+            or self.shows_ids
+        ):
             return self.write_text(piece.choice, output.text) if output.text else b""
         logprobs: ChatLogprobs | None = None
         if output.logprobs:
             logprobs = make_chat_logprobs(
-                output.token_ids, output.logprobs, self.params.logprobs or 0
+                output.token_ids,
+                output.logprobs,
+                self.params.logprobs or 0,
+                as_ids=bool(self.body.return_tokens_as_token_ids),
             )
+        token_ids = output.token_ids if self.shows_ids and output.token_ids else UNSET
         deltas = list_deltas(output)
-        if logprobs is not None and not deltas:
+        if (logprobs or token_ids) and not deltas:
             deltas = [Delta(content="")]
         for delta in deltas:
             events += self.write_choice(
-                ChunkChoice(index=piece.choice, delta=delta, logprobs=logprobs)
+                ChunkChoice(index=piece.choice, delta=delta, logprobs=logprobs, token_ids=token_ids)
             )
-            logprobs = None  # those of the whole piece are in its first chunk
+            logprobs, token_ids = None, UNSET  # those of the piece are in its first chunk
         if output.finish_reason is not None:
             events += self.write_choice(
                 LastChunkChoice(

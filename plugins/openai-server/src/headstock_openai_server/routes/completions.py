@@ -19,7 +19,7 @@ from headstock_openai_server.api.answers import (
 )
 from headstock_openai_server.api.errors import refuse
 from headstock_openai_server.api.schema import CompletionBody
-from headstock_openai_server.convert.limits import check_limits
+from headstock_openai_server.convert.limits import check_limits, find_num_kept
 from headstock_openai_server.convert.logprobs import CompletionLogprobWriter, LogprobTable
 from headstock_openai_server.convert.sampling import make_completion_params, named_for_client
 from headstock_openai_server.engine.generation import Piece
@@ -40,7 +40,7 @@ from headstock_openai_server.routes.answering import (
 
 OBJECT = "text_completion"
 FEW_TOKENS = 4096
-"""Token ids that are checked sooner than a thread wakes up to do it."""
+"""Up to this many token ids, checking is faster than waking a thread."""
 
 
 async def answer_completion(service: Service, request: Request) -> Response:
@@ -62,7 +62,9 @@ async def answer_completion(service: Service, request: Request) -> Response:
             prepare() if is_quick(prompts, params) else await asyncio.to_thread(prepare)
         )
         if body.stream:
-            generation = await service.start_generation(prompt_requests, streams=True)
+            generation = await service.start_generation(
+                prompt_requests, streams=True, answer_id=identity.id
+            )
             usage = UsageReport(generation, body)
             stream = CompletionStream(service, identity, body, usage)
             return LoggedStream(generation, stream, record)  # type: ignore[return-value]
@@ -75,7 +77,7 @@ def list_prompts(
 ) -> list[str | list[int]]:
     """The prompts: one text, one list of ids, or several of either.
 
-    name: of the field that has them
+    name: the field that has them
     raises: ApiError
     """
     if isinstance(prompt, str):
@@ -125,11 +127,15 @@ def prepare_prompts(
             }
             for each in prompts
         ]
+    max_seq_len = service.session.engine.max_seq_len
+    num_kept = find_num_kept(body.truncate_prompt_tokens, params, max_seq_len)
+    if num_kept is not None:
+        salted = [processor.cut_prompt(each, num_kept) for each in salted]
     return processor.process_batch(salted, params, [body.priority or 0] * len(prompts))
 
 
 class ChoiceText:
-    """The text and the log-probabilities of one choice, with the prompt before them if asked."""
+    """The text and the log-probabilities of one choice, after those of the prompt if requested."""
 
     def __init__(
         self, service: Service, body: CompletionBody, prompt_request: PromptRequest
@@ -145,7 +151,10 @@ class ChoiceText:
             None
             if body.logprobs is None
             else CompletionLogprobWriter(
-                tokenizer, body.logprobs, skip_special_tokens=params.skip_special_tokens
+                tokenizer,
+                body.logprobs,
+                skip_special_tokens=params.skip_special_tokens,
+                as_ids=bool(body.return_tokens_as_token_ids),
             )
         )
 
@@ -156,7 +165,7 @@ class ChoiceText:
             self.tokens += output.token_ids
             self.tables += output.logprobs or ()
         if self.echo and not self.is_open:
-            # The prompt's text is certain when the answer's has begun.
+            # The prompt's text is final once the answer's has begun.
             if not text and output.finish_reason is None:
                 return "", None
             index = None if self.drops_output else output.index
@@ -176,9 +185,10 @@ async def complete_prompts(
     record: dict[str, object],
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
-    usage = UsageReport(await wait_for_answers(service, prompt_requests, record), body)
-    usage.drops_output = body.max_tokens == 0
-    # Long prompts with log-probabilities take many milliseconds to write out.
+    generation = await wait_for_answers(
+        service, prompt_requests, record, counts_output=body.max_tokens != 0
+    )
+    # Encoding long prompts with log-probabilities takes many milliseconds.
     make = partial(make_choices, service, body, prompt_requests)
     return json_response(
         Completion(
@@ -188,7 +198,7 @@ async def complete_prompts(
             choices=await asyncio.to_thread(make)
             if body.echo or body.prompt_logprobs is not None
             else make(),
-            usage=usage.count(),
+            usage=UsageReport(generation, body).count(),
         )
     )
 
@@ -210,18 +220,33 @@ def make_choices(
                     finish_reason="length" if body.max_tokens == 0 else output.finish_reason,
                     stop_reason=None if body.max_tokens == 0 else output.stop_reason,
                     prompt_logprobs=prompt_logprobs,
+                    **list_ids(prompt_request, output, body, is_first=True),
                 )
             )
     return choices
 
 
+def list_ids(
+    prompt_request: PromptRequest, output: CompletionOutput, body: CompletionBody, *, is_first: bool
+) -> dict[str, Any]:
+    """The fields with the ids of a completion's tokens, if requested; those of the prompt come with
+    what `is_first` of it.
+    """
+    if not body.return_token_ids:
+        return {}
+    ids = {"token_ids": [] if body.max_tokens == 0 else output.token_ids}
+    return ids | ({"prompt_token_ids": list(prompt_request.prompt.tokens)} if is_first else {})
+
+
 class CompletionStream(ChunkStream):
-    """Writes the chunks of completions: text, and a chunk without text that has the reason."""
+    """Writes the chunks of completions: text, and an empty chunk with the reason."""
 
     def __init__(
         self, service: Service, identity: Identity, body: CompletionBody, usage: UsageReport
     ) -> None:
         super().__init__(identity, usage, OBJECT)
+        self.body = body
+        self.begun: set[int] = set()
         self.texts = {
             choice: ChoiceText(service, body, prompt_request)
             for choice, prompt_request in usage.generation.choices.values()
@@ -235,11 +260,15 @@ class CompletionStream(ChunkStream):
         """The chunks of one answer's new output."""
         output, events = piece.output, b""
         text, logprobs = self.texts[piece.choice].add_output(output)
-        if text and logprobs is None:
+        shows_ids = bool(self.body.return_token_ids and output.token_ids)
+        if text and logprobs is None and not shows_ids:
             events = self.write_text(piece.choice, text)
-        elif text or (logprobs is not None and logprobs.tokens):
+        elif text or (logprobs is not None and logprobs.tokens) or shows_ids:
+            is_first = piece.choice not in self.begun
+            self.begun.add(piece.choice)
+            ids = list_ids(piece.prompt_request, output, self.body, is_first=is_first)
             events = self.write_choice(
-                CompletionChoice(index=piece.choice, text=text, logprobs=logprobs)
+                CompletionChoice(index=piece.choice, text=text, logprobs=logprobs, **ids)
             )
         if output.finish_reason is not None:
             events += self.write_choice(

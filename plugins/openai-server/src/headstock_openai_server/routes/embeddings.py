@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from headstock.outputs import CompletionOutput, Update
 from headstock.requests import EmbeddingRequest, PromptRequest
-from headstock_openai_server.api.answers import Embedding, EmbeddingList, EmbeddingUsage
+from headstock_openai_server.api.pooling_answers import Embedding, EmbeddingList, EmbeddingUsage
 from headstock_openai_server.api.schema import EmbeddingBody
 from headstock_openai_server.convert.sampling import name_fields
 from headstock_openai_server.engine.generation import Generation
@@ -25,16 +25,24 @@ from headstock_openai_server.routes.answering import json_response, note_generat
 from headstock_openai_server.routes.completions import list_prompts
 
 NAMES = {"prompt": "input", "prompts": "input", "n": "input"}
-"""The name by which clients give a parameter of headstock's."""
+"""Parameter -> the client's field."""
 
 
-class EmbeddingGeneration(Generation):
-    """The embeddings of one HTTP request, each of which comes in one update."""
+class SingleUpdateGeneration(Generation):
+    """Runs the requests of one HTTP request, each of which has one update."""
+
+    def __init__(
+        self, service: Service, prompt_requests: Sequence[PromptRequest], **options: Any
+    ) -> None:
+        super().__init__(service, prompt_requests, **options)
+        # Further requests of a prompt find it in the prefix index, and wait for nothing else.
+        for prompt_request in prompt_requests:
+            self.unstarted |= {request.id: 0 for request in prompt_request.requests[1:]}
 
     async def _apply_update(self, update: Update, seconds: float) -> CompletionOutput:
         self.check_update(update)
-        _, embedding_request = self.choices[update.id]
-        output: Any = embedding_request.apply_update(update, seconds)
+        _, request = self.choices[update.id]
+        output: Any = request.apply_update(update, seconds)
         self._end_choice(update.id)
         self.finish_reasons.append("stop")
         self.service.metrics.count_end("stop", seconds - self.arrival)
@@ -59,8 +67,9 @@ def prepare_inputs(service: Service, body: EmbeddingBody) -> list[EmbeddingReque
     prompts = list_prompts(body.input, service.settings.max_prompts, "input")
     return service.session.input_processor.process_embeddings(
         prompts,
-        body.pooling or "last",
-        normalize=body.normalize is not False,
+        body.pooling,
+        normalize=body.normalize,
+        prompt_name=body.prompt_name,
         priorities=[body.priority or 0] * len(prompts),
         user=body.user or "",
     )
@@ -74,19 +83,29 @@ async def embed(
     record: dict[str, object],
 ) -> Response:
     """The whole answer.   raises: ApiError, RequestError, EngineDied"""
-    # A generation reads of its requests what both kinds have.
+    count = await run_embeddings(service, requests, record)
+    data = await asyncio.to_thread(write_embeddings, requests, body.encoding_format or "float")
+    usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
+    return json_response(EmbeddingList(data=data, model=model, usage=usage))
+
+
+async def run_embeddings(
+    service: Service, requests: list[EmbeddingRequest], record: dict[str, object]
+) -> int:
+    """Run requests to their ends, and return the number of their tokens.
+
+    raises: ApiError, RequestError, EngineDied
+    """
+    # A generation only uses the attributes that both kinds of requests have.
     alike = cast("Sequence[PromptRequest]", requests)
     async with service.open_generation(
-        alike, streams=False, kind=EmbeddingGeneration
+        alike, streams=False, kind=SingleUpdateGeneration
     ) as generation:
         try:
             await generation.collect()
         finally:
             note_generation(record, generation)
-        count = generation.num_prompt_tokens
-        data = await asyncio.to_thread(write_embeddings, requests, body.encoding_format or "float")
-        usage = EmbeddingUsage(prompt_tokens=count, total_tokens=count)
-        return json_response(EmbeddingList(data=data, model=model, usage=usage))
+        return generation.num_prompt_tokens
 
 
 def write_embeddings(requests: Sequence[EmbeddingRequest], encoding: str) -> list[Embedding]:
@@ -101,7 +120,7 @@ def write_embeddings(requests: Sequence[EmbeddingRequest], encoding: str) -> lis
 
 
 def encode(vector: list[float], encoding: str) -> list[float] | str:
-    """The vector as a client asked for it."""
+    """The vector in the requested encoding."""
     if encoding == "float":
         return vector
     return base64.b64encode(np.array(vector, "<f4").tobytes()).decode("ascii")

@@ -1,26 +1,31 @@
-"""What `/live` says: counts, and the latest snapshot of the engine."""
+"""The data of `/live`: counts and the engine's latest snapshot."""
 
 from __future__ import annotations
 
 from headstock.engine import stats as engine_stats
-from headstock_openai_server.api.answers import LiveLane, LiveNode, LiveTimes, LiveView
+from headstock_openai_server.api.answers import LiveHistory, LiveLane, LiveNode, LiveTimes, LiveView
 from headstock_openai_server.engine.messages import Lane, Snapshot, record_fields
-from headstock_openai_server.observe.metrics import Histogram, ServerMetrics
+from headstock_openai_server.observe.history import sum_up
+from headstock_openai_server.observe.metrics import ServerMetrics
 
 NOTHING = Snapshot([], [], 0, 0, 0, [], [])
-"""Before the engine has sent any."""
+"""The snapshot before the engine has sent one."""
 
 
 def make_live_view(
-    stats: engine_stats.EngineStats, metrics: ServerMetrics, snapshot: Snapshot | None
+    stats: engine_stats.EngineStats,
+    metrics: ServerMetrics,
+    history: LiveHistory,
+    snapshot: Snapshot | None,
 ) -> LiveView:
-    """The answer to a page that watches."""
+    """The answer of `/live`."""
     shown = snapshot or NOTHING
     return LiveView(
         counts={name: int(count) for name, count in record_fields(stats).items()},
         times=LiveTimes(
-            first_token=_sum_up(metrics.first_token), token_gap=_sum_up(metrics.token_gap)
+            first_token=sum_up(metrics.first_token), token_gap=sum_up(metrics.token_gap)
         ),
+        history=history,
         running=list(map(_make_lane, shown.running)),
         waiting=list(map(_make_lane, shown.waiting)),
         num_running=shown.num_running,
@@ -32,11 +37,6 @@ def make_live_view(
             for each in shown.tree
         ],
     )
-
-
-def _sum_up(histogram: Histogram) -> tuple[int, float]:
-    """How many values were counted, and their sum."""
-    return sum(histogram.counts), histogram.total
 
 
 def _make_lane(lane: Lane) -> LiveLane:

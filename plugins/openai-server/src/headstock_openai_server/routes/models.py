@@ -1,4 +1,4 @@
-"""`/v1/models`, and what routers ask: `/model_info` and `/server_info`."""
+"""`/v1/models`, and `/model_info` and `/server_info` for routers."""
 
 from __future__ import annotations
 
@@ -56,5 +56,5 @@ async def show_server_info(service: Service, request: Request) -> Response:
 
 
 def find_path(service: Service, name: str) -> str:
-    """What the server was told to serve, or `name` where that is too long to show."""
+    """The configured model, or `name` if it is too long to show."""
     return service.config.model if len(service.config.model) < 256 else name

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 
 from starlette.requests import Request
@@ -18,8 +19,10 @@ from headstock.outputs import CompletionOutput
 from headstock.requests import PromptRequest
 from headstock.text import ReasoningMarks, Tokenizer
 from headstock_openai_server.api.errors import ApiError
+from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.responses_answer import (
     IncompleteDetails,
+    InputTokens,
     InputTokensDetails,
     LifecycleEvent,
     OutputItem,
@@ -31,6 +34,7 @@ from headstock_openai_server.api.responses_answer import (
     Status,
 )
 from headstock_openai_server.api.responses_body import ResponsesBody
+from headstock_openai_server.api.schema import ChatBody
 from headstock_openai_server.convert.conversations import to_plain
 from headstock_openai_server.convert.limits import check_limits
 from headstock_openai_server.convert.responses_input import CHAT_NAMES, make_chat_body
@@ -43,7 +47,7 @@ from headstock_openai_server.convert.sampling import (
 )
 from headstock_openai_server.engine.generation import Generation, Piece
 from headstock_openai_server.engine.service import Service
-from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.decoding import IGNORED, read_body
 from headstock_openai_server.http.event_stream import run_for_client
 from headstock_openai_server.http.middleware import RECORD
 from headstock_openai_server.routes.answering import (
@@ -54,7 +58,9 @@ from headstock_openai_server.routes.answering import (
     make_identity,
     wait_for_answers,
 )
-from headstock_openai_server.routes.chat import prepare_chat
+from headstock_openai_server.routes.chat import count_prompt_tokens, prepare_chat
+
+EFFORT = CHAT_NAMES["reasoning_effort"]
 
 
 async def answer_response(service: Service, request: Request) -> Response:
@@ -64,21 +70,50 @@ async def answer_response(service: Service, request: Request) -> Response:
     identity = make_identity("resp_", service.check_model(body.model))
     record = request.scope[RECORD]
     record["model"] = identity.model
-    make_chat = partial(make_chat_body, body, service.settings.max_messages)
-    # Items and their parts are checked one by one, and there may be many.
-    chat, names = make_chat() if isinstance(body.input, str) else await asyncio.to_thread(make_chat)
-    fields = {name: CHAT_NAMES.get(field, field) for name, field in client_names(chat).items()}
-    with name_fields({**CHAT_NAMES, **fields}):
+    ignored = request.scope[IGNORED]
+    chat, names = await make_chat(service, body, ignored)
+    with named_for_responses(chat):
         params = make_chat_params(
             chat, service.default_params, service.settings.max_n, service.max_tokens
         )
         check_limits(params, service.settings)
-        prompt_request = await prepare_chat(service, chat, params)
+        prompt_request = await prepare_chat(service, chat, params, ignored, EFFORT)
         answer = ResponseAnswer(begin_response(identity, body, params), prompt_request, names)
         if body.stream:
-            generation = await service.start_generation([prompt_request], streams=True)
+            generation = await service.start_generation(
+                [prompt_request], streams=True, answer_id=identity.id
+            )
             return LoggedStream(generation, ResponseStream(answer, generation), record)  # type: ignore[return-value]
         return await run_for_client(request, complete_response(service, answer, record))
+
+
+async def count_input_tokens(service: Service, request: Request) -> Response:
+    """Answer `/v1/responses/input_tokens`.   raises: ApiError, HeadstockError"""
+    body = await read_body(request, ResponsesBody, service.settings)
+    service.check_serving()
+    service.check_model(body.model)
+    ignored = request.scope[IGNORED]
+    chat, _ = await make_chat(service, body, ignored)
+    with named_for_responses(chat):
+        count = await count_prompt_tokens(service, chat, ignored, EFFORT)
+        return json_response(InputTokens(input_tokens=count))
+
+
+async def make_chat(
+    service: Service, body: ResponsesBody, ignored: IgnoredFields
+) -> tuple[ChatBody, dict[str, FunctionName]]:
+    """The chat that a body asks for, and its functions' names.   raises: ApiError"""
+    make = partial(make_chat_body, body, service.settings.max_messages, ignored)
+    # Not on the event loop: there may be many items and parts to check.
+    return make() if isinstance(body.input, str) else await asyncio.to_thread(make)
+
+
+@contextmanager
+def named_for_responses(chat: ChatBody) -> Iterator[None]:
+    """Make errors of this block name the fields of the Responses API."""
+    names = {name: CHAT_NAMES.get(field, field) for name, field in client_names(chat).items()}
+    with name_fields({**CHAT_NAMES, **names}):
+        yield
 
 
 async def complete_response(
@@ -118,7 +153,7 @@ def begin_response(
 
 
 class ResponseAnswer:
-    """A response while its answer comes."""
+    """A response in progress."""
 
     def __init__(
         self,
@@ -167,7 +202,7 @@ class ResponseAnswer:
         return self._close(generation, self.writer.items)
 
     def fail(self, generation: Generation, error: ApiError) -> ResponseObject:
-        """The response with the items that are whole."""
+        """The response with its complete items."""
         self.response.status = "failed"
         self.response.error = ResponseError(code=error.code or error.type, message=error.message)
         whole = [item for item in self.writer.items if item.status == "completed"]
@@ -191,14 +226,14 @@ class ResponseAnswer:
 def count_reasoning_tokens(
     ids: Sequence[int], tokenizer: Tokenizer, marks: ReasoningMarks, reasoning: str
 ) -> int:
-    """The tokens up to the mark that ends the reasoning, and with it; up to the call that ends it;
-    all where nothing ends it.
+    """The tokens up to and including the mark that ends the reasoning, or up to the call that ends
+    it; all if nothing ends it.
     """
 
     def read(count: int) -> str:
         return tokenizer.decode(ids[:count], skip_special_tokens=False)
 
-    # A long answer is decoded many times below, while other answers wait.
+    # A long answer is decoded many times below, which would block other answers.
     mark_id = next(iter(tokenizer.find_ids([marks.end])), None)
     if mark_id in ids:
         position = ids.index(mark_id)
@@ -251,5 +286,5 @@ class ResponseStream:
 
 
 def write_event(event: ResponseEvent) -> bytes:
-    """A server-sent event, with its name, which some clients go by."""
+    """A server-sent event with its name, which some clients rely on."""
     return b"event: " + event.type.encode() + b"\ndata: " + ENCODER.encode(event) + b"\n\n"

@@ -17,23 +17,24 @@ from headstock_openai_server.convert.conversations import make_conversation
 from headstock_openai_server.convert.sampling import name_fields
 from headstock_openai_server.convert.tokenizer_info import describe_tokenizer
 from headstock_openai_server.engine.service import Service
-from headstock_openai_server.http.decoding import read_body
+from headstock_openai_server.http.decoding import IGNORED, read_body
 from headstock_openai_server.routes.answering import json_response
 
 MAX_COUNTED = 1 << 18
-"""Tokens from which `/tokenize` counts no further, in texts that no sequence could hold."""
+"""`/tokenize` refuses texts that have more tokens, unless a sequence can be longer."""
 CHAT_FIELDS = (
     "tools",
     "add_generation_prompt",
     "continue_final_message",
     "chat_template_kwargs",
 )
-"""What a body says of a conversation, and of no prompt."""
+"""The fields of a conversation that a prompt does not have."""
 
 
 async def tokenize(service: Service, request: Request) -> Response:
     """`POST /tokenize`."""
     body = await read_body(request, TokenizeBody, service.settings)
+    ignored = request.scope[IGNORED]
     session = service.session
     service.check_model(body.model)
     check_fields(body)
@@ -51,7 +52,7 @@ async def tokenize(service: Service, request: Request) -> Response:
         )
 
     def render_messages() -> list[int]:
-        conversation = make_conversation(body, body.messages or (), service.settings)
+        conversation = make_conversation(body, body.messages or (), service.settings, ignored)
         return list(session.input_processor.render_chat(conversation).tokens)
 
     if body.messages is None:
@@ -112,5 +113,5 @@ async def show_tokenizer(service: Service, request: Request) -> Response:
         session.input_processor.template,
         session.engine.directory,
     )
-    # The standard library writes integers of any size; many checkpoints have a length of 10^30.
+    # The standard library encodes any integer; many checkpoints have a length of 10^30.
     return Response(json.dumps(config), media_type="application/json")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import openai
+import pydantic
 import pytest
+from chat_templates import HERMES_CALLS
 from served import Served, serve
+from tool_caller import serve_caller
 
 KEY = "secret"
 QUESTION: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
@@ -117,6 +120,8 @@ def test_a_streamed_response_is_the_whole_response(
         if event.type == "response.output_text.delta":
             text += event.delta
         last = event
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == whole.usage.input_tokens
     assert whole.status == status
     assert text == whole.output_text and last is not None
     assert last.type == f"response.{whole.status}"
@@ -157,7 +162,12 @@ ADD: list[Any] = [
     {
         "type": "function",
         "name": "add",
-        "parameters": {"type": "object", "properties": {"a": {"type": "integer"}}},
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
         "strict": True,
     }
 ]
@@ -166,16 +176,8 @@ ADD: list[Any] = [
 @pytest.fixture(scope="module")
 def caller(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
     """A client of a server whose model thinks and calls a tool."""
-    template = tmp_path_factory.mktemp("tools") / "chat.jinja"
-    template.write_text(
-        "{{ tools | tojson if tools else '' }}{% for m in messages %}{{ m.role }}: {{ m.content }}"
-        "{{ m.reasoning_content }}{% for c in m.tool_calls or [] %}<tool_call>"
-        "{{ c.function | tojson }}</tool_call>{% endfor %}\n{% endfor %}{# </think> #}"
-    )
-    text = '<think>Hm.</think>I add.\n<tool_call>{"name": "add", "arguments": {"a": 2}}</tool_call>'
-    script = {"text": text, "stops": True}
     with (
-        serve("--chat-template", str(template), script=script) as served,
+        serve_caller(tmp_path_factory.mktemp("tools")) as served,
         openai.OpenAI(base_url=url(served), api_key=KEY, max_retries=0) as client,
     ):
         yield client
@@ -234,3 +236,55 @@ def test_a_stream_that_is_closed_frees_its_pages(client: openai.OpenAI, server: 
     next(iter(stream))
     stream.close()
     server.wait_for("headstock_kv_pages_live", 0)
+
+
+class Weather(pydantic.BaseModel):
+    """Arguments of a tool."""
+
+    town: Literal["Oslo", "Bergen"]
+
+
+class Sum(pydantic.BaseModel):
+    """The form of an answer."""
+
+    sum: Literal[4, 5]
+
+
+@pytest.mark.feature("W3", "W5")
+def test_a_schema_and_tools_come_together() -> None:
+    template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}" + HERMES_CALLS
+    tools: list[Any] = [openai.pydantic_function_tool(Weather)]
+    functions: list[Any] = [{"type": "function", **tool["function"]} for tool in tools]
+    with (
+        serve("--chat-template", template, "--num-pages", "256", key=KEY) as served,
+        openai.OpenAI(base_url=url(served), api_key=KEY, max_retries=0) as client,
+    ):
+        kinds = set()
+        for seed in range(8):
+            answer = client.chat.completions.parse(
+                model="demo",
+                messages=QUESTION,
+                tools=tools,
+                response_format=Sum,
+                parallel_tool_calls=False,
+                temperature=1.5,
+                seed=seed,
+                max_tokens=90,
+            )
+            message = answer.choices[0].message
+            (call,) = message.tool_calls or [None]
+            found = message.parsed if call is None else call.function.parsed_arguments
+            kinds.add(type(found))
+            response = client.responses.parse(
+                model="demo",
+                input="What is 2 + 3?",
+                tools=functions,
+                text_format=Sum,
+                parallel_tool_calls=False,
+                temperature=1.5,
+                max_output_tokens=90,
+                extra_body={"seed": seed},
+            )
+            (item,) = response.output
+            assert item.type == "function_call" or isinstance(response.output_parsed, Sum)
+    assert kinds == {Weather, Sum}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from served import serve
 
-from headstock_openai_server.api.openapi import OPERATIONS
+from headstock_openai_server.api.operations import OPERATIONS
 
 CHECKS = (
     "not_a_server_error,status_code_conformance,response_schema_conformance,"

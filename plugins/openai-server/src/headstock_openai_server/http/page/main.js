@@ -3,6 +3,9 @@
 const KEY = "headstock-key";
 const THEME = "headstock-theme";
 const VIEWS = ["chat", "live"];
+const ASIDES = ["sidebar", "panel"];
+// A proxy may show the server under a path of its own.
+const BASE = location.pathname.replace(/\/$/, "");
 
 function element(id) {
   return document.getElementById(id);
@@ -23,7 +26,7 @@ async function ask(path, options = {}) {
   const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
   let response;
   try {
-    response = await fetch(path, { ...options, headers });
+    response = await fetch(BASE + path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new Error("the server cannot be reached");
@@ -66,6 +69,23 @@ function showView(name, takesFocus = false) {
   draw();
 }
 
+function isNarrow() {
+  return matchMedia("(max-width: 45rem)").matches;
+}
+
+function showAside(name, isShown) {
+  element(name).hidden = !isShown;
+  element(`show-${name}`).setAttribute("aria-expanded", String(isShown));
+}
+
+function switchAside(name) {
+  const isShown = element(name).hidden;
+  if (isShown && isNarrow()) ASIDES.forEach((other) => showAside(other, false));
+  showAside(name, isShown);
+  // Where it covers the chat, the keyboard follows it.
+  if (isShown && isNarrow()) element(name).querySelector("button").focus();
+}
+
 function showTheme(theme) {
   document.documentElement.dataset.theme = theme;
   draw();
@@ -81,6 +101,7 @@ function takeKey(event) {
   const isTyping = ["INPUT", "TEXTAREA"].includes(event.target.tagName);
   if (event.key === "Escape") {
     stop();
+    if (isNarrow()) ASIDES.forEach((name) => showAside(name, false));
   } else if (event.target === element("prompt") && event.key === "Enter" && !event.shiftKey) {
     // Enter that ends a composition (Japanese, Chinese) sends nothing.
     if (event.isComposing) return;
@@ -89,7 +110,15 @@ function takeKey(event) {
   } else if (event.target.role === "tab" && event.key.startsWith("Arrow")) {
     showView(element("chat").hidden ? "chat" : "live", true);
   } else if (!isTyping && !event.ctrlKey && !event.metaKey && !event.altKey) {
-    const actions = { c: () => showView("chat"), l: () => showView("live"), d: switchTheme };
+    const actions = {
+      c: () => showView("chat"),
+      l: () => showView("live"),
+      d: switchTheme,
+      n: () => {
+        showView("chat");
+        startConversation();
+      },
+    };
     const action = actions[event.key];
     if (!action) return;
     event.preventDefault();
@@ -103,7 +132,20 @@ function start() {
   for (const view of VIEWS) element(`tab-${view}`).addEventListener("click", () => showView(view));
   element("theme").addEventListener("click", switchTheme);
   element("stop").addEventListener("click", stop);
-  element("clear").addEventListener("click", clearChat);
+  element("new").addEventListener("click", startConversation);
+  element("export").addEventListener("click", () => exportConversations(conversations));
+  element("import").addEventListener("click", () => element("import-file").click());
+  element("import-file").addEventListener("change", importFile);
+  element("system").addEventListener("input", keepSystem);
+  element("reset").addEventListener("click", resetSettings);
+  for (const name of ASIDES) {
+    element(`show-${name}`).addEventListener("click", () => switchAside(name));
+    element(`close-${name}`).addEventListener("click", () => {
+      showAside(name, false);
+      element(`show-${name}`).focus();
+    });
+    showAside(name, name === "sidebar" && !isNarrow());
+  }
   element("ask").addEventListener("submit", (event) => {
     event.preventDefault();
     send();
@@ -114,7 +156,10 @@ function start() {
     showModel();
   });
   document.addEventListener("keydown", takeKey);
+  document.addEventListener("visibilitychange", refreshConversations);
   window.addEventListener("resize", draw);
+  showSettings();
+  loadConversations();
   showModel();
   poll();
   element("prompt").focus();
