@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import patience
 import pytest
 from engine_parity import answer_alone, assert_equal, generate
-from families import CASES
+from family_cases import CASES
 from often import often
 
 from headstock import LLM, SamplingParams
@@ -37,13 +40,21 @@ SIZES: dict[str, Any] = {
 
 
 @pytest.mark.feature("S19", "S20")
-@pytest.mark.parametrize("name", often(0, MODELS))
-def test_two_ranks_give_the_tokens_of_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        *often(0, [(name, {}) for name in MODELS]),
+        *often(1, [(name, {"ep": True}) for name in ("qwen3_moe", "mixtral", "deepseek_v3")]),
+    ],
+)
+def test_two_ranks_give_the_tokens_of_transformers(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
     hf = MODELS[name]
     parity.write(tmp_path, hf)
-    outputs, engine = generate(tmp_path, tp=2, debug_canary=False, max_batch_tokens=16)
+    outputs, engine = generate(tmp_path, tp=2, debug_canary=False, max_batch_tokens=16, **settings)
 
-    assert engine.config.tp == 2
+    assert (engine.config.tp, engine.config.ep) == (2, settings.get("ep", False))
     for number, (output, answer) in enumerate(zip(outputs, answer_alone(tmp_path), strict=True)):
         assert_equal(output, answer, number)
 
@@ -118,3 +129,19 @@ def test_ranks_give_what_one_gives(count: int, settings: dict[str, Any]) -> None
         found = answer_all(llm)
 
     assert json.dumps(found) == json.dumps(expected)
+
+
+@pytest.mark.full
+@pytest.mark.feature("S19")
+def test_a_recording_of_ranks_replays_without_them(tmp_path: Path) -> None:
+    path = tmp_path / "ranks.recording"
+    params = SamplingParams(temperature=0.8, seed=1, max_tokens=12, ignore_eos=True)
+    with LLM("demo", tp=2, record=str(path), **SIZES) as llm:
+        llm.generate([" ".join(WORDS)] * 6, params, use_tqdm=False)
+
+    command = [sys.executable, "-m", "headstock", "replay", str(path), "--check"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, timeout=patience.seconds
+    )
+
+    assert done.returncode == 0, done.stderr

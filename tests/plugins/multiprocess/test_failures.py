@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -170,3 +172,24 @@ def test_ranks_that_sample_other_tokens_end_the_engine(faulty: Callable[..., LLM
     with pytest.raises(EngineDied, match=r"rank 1 .* got other results than rank 0 in a step"):
         llm.generate(["Once upon a time"], ENDLESS, use_tqdm=False)
     llm.close()
+
+
+@pytest.mark.full
+def test_a_rank_ends_when_rank_0_is_killed() -> None:
+    program = (
+        "from headstock import LLM, SamplingParams\n"
+        f"llm = LLM('demo', tp=2, **{SIZES!r})\n"
+        "ranks = llm._session.engine.executor.ranks\n"
+        "print(ranks.followers[0].process.process.pid, flush=True)\n"
+        "params = SamplingParams(max_tokens=3000, ignore_eos=True)\n"
+        "llm.generate(['Once upon a time'], params, use_tqdm=False)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as rank_0:
+        assert rank_0.stdout is not None
+        other = int(rank_0.stdout.readline())
+        rank_0.kill()
+
+    deadline = time.monotonic() + patience.seconds
+    while Path(f"/proc/{other}").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{other}").exists()

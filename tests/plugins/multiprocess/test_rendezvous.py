@@ -22,6 +22,7 @@ from headstock_multiprocess.rendezvous import (
     Placement,
     accept_ranks,
     connect_to_leader,
+    open_listener,
     read_placement,
 )
 
@@ -148,8 +149,9 @@ def place(index: int, port: int, secret: str = "one", count: int = 2) -> Placeme
 def test_who_does_not_know_the_secret_is_sent_away_and_the_rank_that_does_gets_in() -> None:
     port = find_port()
     found: dict[int, socket.socket] = {}
+    listener = open_listener(place(0, port))
     waiting = threading.Thread(
-        target=lambda: found.update(accept_ranks(place(0, port), patience.seconds))
+        target=lambda: found.update(accept_ranks(listener, place(0, port), patience.seconds))
     )
     waiting.start()
     with pytest.raises(CannotRun, match="sent rank 1 away; set HEADSTOCK_RANK_SECRET"):
@@ -160,13 +162,29 @@ def test_who_does_not_know_the_secret_is_sent_away_and_the_rank_that_does_gets_i
             waiting.join(patience.seconds)
     assert [*found] == [1]
     found[1].close()
+    listener.close()
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:
-    with pytest.raises(CannotRun, match=r"rank 1, 2 of 3 did not connect within 0\.2 s"):
-        accept_ranks(place(0, find_port(), count=3), 0.2)
+    first = place(0, find_port(), count=3)
+    with (
+        open_listener(first) as listener,
+        pytest.raises(CannotRun, match=r"rank 1, 2 of 3 did not connect within 0\.2 s"),
+    ):
+        accept_ranks(listener, first, 0.2)
     with pytest.raises(CannotRun, match="rank 1 cannot reach rank 0 at 127"):
         connect_to_leader(place(1, find_port()), 0.2)
+
+
+def test_a_rank_that_cannot_come_is_not_waited_for() -> None:
+    def give_up() -> None:
+        raise CannotRun("rank 1 has ended")
+
+    with (
+        open_listener(place(0, 0)) as listener,
+        pytest.raises(CannotRun, match="rank 1 has ended"),
+    ):
+        accept_ranks(listener, place(0, 0), patience.seconds, give_up)
 
 
 def test_what_listens_must_know_the_secret_too() -> None:
@@ -193,9 +211,9 @@ SET = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT"
     [
         ({"WORLD_SIZE": "4"}, r"tp \(--tp\): expected 4, as WORLD_SIZE has it, got 2"),
         ({"RANK": "one"}, "RANK: expected a number, as torchrun sets it, got 'one'"),
-        ({"RANK": "2"}, "RANK 2, WORLD_SIZE 2, .*: expected a rank below the size"),
+        ({"RANK": "2"}, "RANK, WORLD_SIZE, .*: expected .* got 2, 2, "),
         ({"MASTER_ADDR": ""}, "expected a rank below the size, an address and a port"),
-        ({"MASTER_ADDR": "10.0.0.1"}, "HEADSTOCK_RANK_SECRET is not set"),
+        ({"MASTER_ADDR": "10.0.0.1"}, "HEADSTOCK_RANK_SECRET: expected .* got none"),
         ({"MASTER_PORT": ""}, "MASTER_PORT: expected a number"),
     ],
 )

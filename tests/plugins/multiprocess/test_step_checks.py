@@ -52,6 +52,15 @@ def test_a_step_that_fails_on_one_rank_is_no_step_of_all() -> None:
     assert checks.find_fault(1.0) == "rank 2 failed in a step: no kernel"
 
 
+def test_ranks_that_fail_in_several_ways_have_parted() -> None:
+    checks = make_checks(2)
+    number = checks.ask(0.0)
+    checks.report(0, number, 0, "out of memory: 3 MiB are free", 1.0)
+    checks.report(1, number, 0, "out of memory: 2 MiB are free", 1.1)
+
+    assert checks.find_fault(1.1) == "rank 0 failed in a step: out of memory: 3 MiB are free"
+
+
 def test_ranks_that_fail_alike_may_do_so_one_after_the_other() -> None:
     checks = make_checks()
     number = checks.ask(0.0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +14,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from headstock.errors import CannotRun
-from headstock.spi import Collectives, Ranks
+from headstock.logs import log_event
+from headstock.spi import Collectives, PeerMemory, Ranks
+from headstock_multiprocess.device_memory import share_device_memory
+
+LOG = logging.getLogger("headstock.multiprocess")
 
 _WITHOUT_MULTICAST = {
     "NCCL_NVLS_ENABLE": "0",
@@ -24,15 +30,22 @@ _WITHOUT_MULTICAST = {
 _TIMEOUT = timedelta(days=1)
 """Of a collective. Ranks are watched by their messages: one that compiles is not lost."""
 
+_ABANDON_SECONDS = 2.0
+"""How long it takes at most until all kernels that wait for a lost rank have been ended."""
+_ABANDON_PAUSE = 0.002
+
 
 class GroupCollectives(Collectives):
     """The collectives of a process group, which is this object's own."""
 
     # No default group: a program that uses headstock may have one for purposes of its own.
 
-    def __init__(self, group: Any, count: int) -> None:
+    def __init__(self, group: Any, index: int, count: int, device: torch.device) -> None:
         self.group = group
-        self.count = count
+        self.index, self.count = index, count
+        self.device = device
+        self.shared: list[Tensor] = []
+        self.side: torch.cuda.Stream | None = None
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
@@ -47,11 +60,71 @@ class GroupCollectives(Collectives):
         self.group.allgather([list(parts.unbind(0))], [x]).wait()
         return parts.movedim(0, -2).flatten(-2)
 
+    def share_memory(self, size: int) -> PeerMemory | None:
+        """See `Collectives.share_memory`."""
+        if self.device.type != "cuda":
+            return None
+        memory = share_device_memory(self.index, size, self.device, self._gather_bytes)
+        if isinstance(memory, PeerMemory):
+            self.shared.append(memory.own)
+            # Now: while a kernel waits, the device makes no stream.
+            self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            return memory
+        if self.index == 0:
+            LOG.warning(log_event("kernels do not exchange numbers between ranks", because=memory))
+        return None
 
-def join_group(ranks: Ranks, address: str, device: torch.device) -> GroupCollectives:
+    def abandon(self) -> None:
+        """End what waits on the device for a rank that has gone, with numbers that nobody uses.
+
+        For another thread than the one that computes, which must not wait for the whole device
+        meanwhile. It goes on for a while: behind a kernel that waits no more is one that waits.
+        """
+        if self.side is None:
+            return
+        deadline = time.monotonic() + _ABANDON_SECONDS
+        while time.monotonic() < deadline:
+            with torch.cuda.device(self.device), torch.cuda.stream(self.side):
+                for own in self.shared:
+                    own.zero_()
+            time.sleep(_ABANDON_PAUSE)
+
+    def abort(self) -> None:
+        """Have the group's own sums end; for another thread than the one that computes."""
+        if self.device.type == "cuda":
+            self.group.abort()
+
+    def _gather_bytes(self, content: bytes) -> list[bytes]:
+        """The bytes of all ranks."""
+        x = torch.frombuffer(bytearray(content), dtype=torch.uint8).to(self.device)
+        return [bytes(row) for row in self.all_gather(x[None]).view(self.count, -1).tolist()]
+
+
+class HostCollectives(GroupCollectives):
+    """Those of ranks whose GPU NCCL cannot serve, because they have the same: by way of the host.
+
+    A sum waits for the device, and no graph can have one.
+    """
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_reduce`."""
+        return super().all_reduce(x.cpu()).to(x.device)
+
+    def all_gather(self, x: Tensor) -> Tensor:
+        """See `Collectives.all_gather`."""
+        return super().all_gather(x.cpu()).to(x.device)
+
+    def abort(self) -> None:
+        """See `GroupCollectives.abort`; gloo notices by itself."""
+
+
+def join_group(
+    ranks: Ranks, address: str, device: torch.device, *, one_gpu: bool
+) -> GroupCollectives:
     """Connect the devices of all ranks.
 
     address: of rank 0's machine, as all ranks reach it
+    one_gpu: the ranks have the same GPU
     raises: CannotRun
     """
     index, count = ranks.index, ranks.count
@@ -71,15 +144,17 @@ def join_group(ranks: Ranks, address: str, device: torch.device) -> GroupCollect
         ranks.share(store.port)
     else:
         store = c10d.TCPStore(address, ranks.share(None), count, is_master=False, timeout=_TIMEOUT)
-    if device.type == "cpu":
+    kind = GroupCollectives
+    if device.type == "cpu" or one_gpu:
         options = c10d.ProcessGroupGloo._Options()
         options._timeout = _TIMEOUT
         own = find_own_address(address)
         options._devices = [c10d.ProcessGroupGloo.create_device(hostname=own)]
         group = c10d.ProcessGroupGloo(store, index, count, options)
+        kind = HostCollectives if one_gpu else GroupCollectives
     else:
         group = c10d.ProcessGroupNCCL(store, index, count, c10d.ProcessGroupNCCL.Options())
-    collectives = GroupCollectives(group, count)
+    collectives = kind(group, index, count, device)
     # NCCL connects at the first sum, which must not be in the capture of a graph.
     total = int(collectives.all_reduce(torch.ones(1, device=device)).item())
     if total != count:

@@ -26,7 +26,7 @@ import torch
 
 from headstock.errors import PLUGIN_FAILURES, CannotRun, EngineDied, HeadstockError, describe_error
 from headstock.execution import abstract_executor
-from headstock.logs import log_event, show_logs
+from headstock.logs import log_event, show_library_logs, show_logs
 from headstock.spi import Collectives, Ranks
 from headstock.startup import build
 from headstock_multiprocess.collectives import join_group
@@ -71,7 +71,7 @@ class FollowingRanks(Ranks):
 
     def __init__(self, start: Start, link: Link[ToRank]) -> None:
         self.index, self.count = start.index, start.count
-        self.address = start.address
+        self.address, self.one_gpu = start.address, start.one_gpu
         self.link = link
         self.inbox: queue.SimpleQueue[ToRank | None] = queue.SimpleQueue()
         self.held: deque[ToRank | None] = deque()
@@ -106,7 +106,7 @@ class FollowingRanks(Ranks):
 
     def join(self, device: torch.device) -> Collectives:
         """See `Ranks.join`."""
-        return join_group(self, self.address, device)
+        return join_group(self, self.address, device, one_gpu=self.one_gpu)
 
     def connect(self, executor: Any) -> Any:
         """See `Ranks.connect`."""
@@ -243,7 +243,8 @@ def connect_rank(place: Placement, patience: float) -> FollowingRanks:
 def _choose_device(start: Start) -> None:
     """Take the GPU of this rank among those of its machine."""
     if start.on_gpu:
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", start.index)))
+        own = 0 if start.one_gpu else int(os.environ.get("LOCAL_RANK", start.index))
+        torch.cuda.set_device(own)
 
 
 def main(arguments: list[str]) -> int:
@@ -256,6 +257,7 @@ def main(arguments: list[str]) -> int:
     if not isinstance(start, Start):
         return EngineDied.exit_code
     show_logs(start.log_level)
+    show_library_logs()
     _choose_device(start)
     try:
         build.run_rank(FollowingRanks(start, link))

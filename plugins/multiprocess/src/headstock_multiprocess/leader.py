@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -23,7 +24,7 @@ from headstock.errors import (
     describe_error,
 )
 from headstock.spi import Collectives, Ranks
-from headstock_multiprocess.collectives import join_group
+from headstock_multiprocess.collectives import GroupCollectives, join_group
 from headstock_multiprocess.leading_executor import LeadingExecutor
 from headstock_multiprocess.link import Link
 from headstock_multiprocess.masks import SendingMasks
@@ -38,7 +39,7 @@ from headstock_multiprocess.messages import (
     Shared,
 )
 from headstock_multiprocess.options import MultiprocessOptions
-from headstock_multiprocess.processes import LocalProcess, RemoteProcess
+from headstock_multiprocess.processes import RankProcess
 from headstock_multiprocess.step_checks import SKEW_SECONDS, StepChecks
 
 LOG = logging.getLogger("headstock.multiprocess")
@@ -57,9 +58,7 @@ class Follower:
         for which it has to import its plugins
     """
 
-    def __init__(
-        self, index: int, process: LocalProcess | RemoteProcess, link: Link[FromRank]
-    ) -> None:
+    def __init__(self, index: int, process: RankProcess, link: Link[FromRank]) -> None:
         self.index = index
         self.process = process
         self.link = link
@@ -87,6 +86,8 @@ class Leader(Ranks):
         self.options = options
         self.followers = followers
         self.failure: HeadstockError | None = None
+        self.collectives: GroupCollectives | None = None
+        self.enders: list[threading.Thread] = []
         self.closing = False
         self.checks = StepChecks(count, options.patience, self._name_rank)
         # Held for `failure` and `checks`.
@@ -121,8 +122,9 @@ class Leader(Ranks):
     def join(self, device: torch.device) -> Collectives:
         """See `Ranks.join`."""
         # On a thread that can be left: a group waits for all ranks, also for one that has ended.
-        joined: queue.SimpleQueue[Collectives | BaseException] = queue.SimpleQueue()
-        _start_thread(_put_result, joined, join_group, self, self.address, device)
+        joined: queue.SimpleQueue[GroupCollectives | BaseException] = queue.SimpleQueue()
+        join = partial(join_group, one_gpu=self.options.one_gpu)
+        _start_thread(_put_result, joined, join, self, self.address, device)
         deadline = time.monotonic() + self.options.patience
         while True:
             try:
@@ -134,6 +136,7 @@ class Leader(Ranks):
                 continue
             if isinstance(result, BaseException):
                 raise result
+            self.collectives = result
             return result
 
     def connect(self, executor: Any) -> Any:
@@ -143,7 +146,7 @@ class Leader(Ranks):
     def connect_masks(self, masks: Any) -> Any:
         """See `Ranks.connect_masks`."""
         self.share(masks is not None)
-        return None if masks is None else SendingMasks(masks, self.send)
+        return None if masks is None else SendingMasks(masks, self.count, self.send, self.send_each)
 
     def follow(self, executor: Any) -> None:
         """See `Ranks.follow`."""
@@ -162,6 +165,10 @@ class Leader(Ranks):
             return
         self.closing = True
         deadline = time.monotonic() + _CLOSE_SECONDS
+        # Before anything waits for the device. A thread that is in CUDA when the interpreter ends
+        # takes the process down.
+        for thread in self.enders:
+            thread.join(_CLOSE_SECONDS)
         for follower in self.followers:
             if self.failure is not None:
                 follower.process.kill()
@@ -174,8 +181,15 @@ class Leader(Ranks):
 
     def send(self, message: Message) -> None:
         """Send a message to all other ranks.   raises: EngineDied"""
-        content = msgspec.msgpack.encode(message)
-        for follower in self.followers:
+        self._send_all([msgspec.msgpack.encode(message)] * len(self.followers))
+
+    def send_each(self, messages: Sequence[Message]) -> None:
+        """Send a message to each other rank.   raises: EngineDied"""
+        self._send_all([msgspec.msgpack.encode(message) for message in messages])
+
+    def _send_all(self, contents: Sequence[bytes]) -> None:
+        """Send an encoded message to each other rank.   raises: EngineDied"""
+        for follower, content in zip(self.followers, contents, strict=True):
             try:
                 follower.link.send_bytes(content)
             except OSError as error:
@@ -286,6 +300,11 @@ class Leader(Ranks):
             self.failure = error
             for follower in self.followers:
                 follower.process.kill()
+            if self.collectives is not None:
+                self.enders = [
+                    _start_thread(function)
+                    for function in (self.collectives.abandon, self.collectives.abort)
+                ]
         self.news.notify_all()
 
     def _find_failure(self) -> HeadstockError:
@@ -296,8 +315,10 @@ class Leader(Ranks):
         return type(found)(*found.args)
 
 
-def _start_thread(function: Callable[..., None], *arguments: Any) -> None:
-    threading.Thread(target=function, args=arguments, daemon=True, name="headstock-ranks").start()
+def _start_thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:
+    thread = threading.Thread(target=function, args=arguments, daemon=True, name="headstock-ranks")
+    thread.start()
+    return thread
 
 
 def _put_result(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,10 @@ NO_LOGITS: np.ndarray = np.zeros(0, np.int64)
 
 @frozen(eq=False)
 class SentMasks:
-    """Masks that go to the other ranks as soon as they are filled."""
+    """Masks whose parts go to the other ranks as soon as they are filled."""
 
     planned: token_masks.PlannedMasks
-    send: Callable[[Message], None]
+    source: SendingMasks
 
     @property
     def logits(self) -> np.ndarray:
@@ -29,23 +29,41 @@ class SentMasks:
 
     def fill(self, masks: np.ndarray) -> None:
         """See `PlannedMasks.fill`."""
-        self.planned.fill(masks)
-        self.send(Masks(masks.tobytes()))
+        own = masks.shape[1]
+        whole = np.empty((len(masks), -(-self.source.source.vocab // 32)), masks.dtype)
+        self.planned.fill(whole)
+        first, *others = (
+            _pad_words(whole[:, start : start + own], own)
+            for start in range(0, self.source.count * own, own)
+        )
+        masks[:] = first
+        self.source.send_each([Masks(part.tobytes()) for part in others])
+
+
+def _pad_words(part: np.ndarray, words: int) -> np.ndarray:
+    """A part of a mask with as many words as all parts have."""
+    missing = words - part.shape[1]
+    return np.pad(part, ((0, 0), (0, missing))) if missing else part
 
 
 @frozen(eq=False)
 class SendingMasks:
-    """Rank 0's source of masks."""
+    """Rank 0's source of masks, of which each rank gets the part of its vocabulary.
 
-    source: token_masks.MaskSource
+    count: of ranks    send: to all others    send_each: a message to each of them
+    """
+
+    source: token_masks.WholeMaskSource
+    count: int
     send: Callable[[Message], None]
+    send_each: Callable[[Sequence[Message]], None]
 
     def plan_masks(self, plan: Plan) -> SentMasks | None:
         """See `MaskSource.plan_masks`."""
         planned = self.source.plan_masks(plan)
         logits = NO_LOGITS if planned is None else planned.logits
         self.send(MaskedLogits(logits.astype(np.int64).tobytes()))
-        return None if planned is None else SentMasks(planned, self.send)
+        return None if planned is None else SentMasks(planned, self)
 
 
 @frozen(eq=False)

@@ -26,12 +26,14 @@ class Start(Message, frozen=True):
     """The first message to a rank: which one it is.
 
     address: of rank 0's machine, as all ranks reach it
+    one_gpu: all ranks have the first GPU
     """
 
     index: int
     count: int
     address: str
     on_gpu: bool
+    one_gpu: bool
     log_level: str
 
 
@@ -87,7 +89,7 @@ class MaskedLogits(Message, frozen=True):
 
 
 class Masks(Message, frozen=True):
-    """The masks of a step, int32."""
+    """The masks of a step for the rank's part of the vocabulary, int32."""
 
     words: bytes
 

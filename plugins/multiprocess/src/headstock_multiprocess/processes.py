@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 
 import torch
 
@@ -17,7 +18,23 @@ _END_SECONDS = 2.0
 """How long a process that has closed its connection may take to end."""
 
 
-class LocalProcess:
+class RankProcess(ABC):
+    """The process of another rank; its text says which one it is."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End the process at once."""
+
+    @abstractmethod
+    def wait(self, seconds: float) -> None:
+        """Wait for the process to end, for so many seconds at most."""
+
+    @abstractmethod
+    def describe_end(self) -> str:
+        """Say how the process has ended."""
+
+
+class LocalProcess(RankProcess):
     """A process that rank 0 has started."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
@@ -49,7 +66,7 @@ class LocalProcess:
         return f"ended with exit code {code}"
 
 
-class RemoteProcess:
+class RemoteProcess(RankProcess):
     """A process that something else has started, maybe on another machine."""
 
     def __init__(self, link: Link[FromRank]) -> None:

@@ -10,7 +10,7 @@ import secrets
 import socket
 import struct
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from attrs import frozen
 
@@ -23,6 +23,7 @@ _NONCE_BYTES = 32
 _INDEX = struct.Struct(">I")
 _HANDSHAKE_SECONDS = 10.0
 _RETRY_SECONDS = 0.3
+_CHECK_SECONDS = 0.5
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
 
@@ -61,14 +62,14 @@ def read_placement(variables: Mapping[str, str], count: int) -> Placement | None
     address = variables.get("MASTER_ADDR", "")
     if not address or index >= size or port > 65_534:
         raise UsageError(
-            f"RANK {index}, WORLD_SIZE {size}, MASTER_ADDR {shorten(address)!r}, MASTER_PORT "
-            f"{port}: expected a rank below the size, an address and a port"
+            "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: expected a rank below the size, an "
+            f"address and a port up to 65534, got {index}, {size}, {shorten(address)!r} and {port}"
         )
     secret = variables.get(SECRET, "")
     if not secret and address not in _LOOPBACK:
         raise UsageError(
-            f"{SECRET} is not set: expected the same long random text on all ranks, because rank 0 "
-            f"listens on {shorten(address)}"
+            f"{SECRET}: expected the same long random text on all ranks, because rank 0 listens on "
+            f"{shorten(address)}, got none"
         )
     # What starts ranks may listen on MASTER_PORT itself, as torchrun does.
     return Placement(index, size, address, port + 1, secret.encode())
@@ -81,41 +82,57 @@ def _read_number(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def accept_ranks(place: Placement, patience: float) -> dict[int, socket.socket]:
-    """Wait on rank 0 until all other ranks have connected; return their sockets by index.
-
-    Whoever does not know the secret is sent away.
-    raises: CannotRun when a rank is missing after `patience` seconds
-    """
-    deadline = time.monotonic() + patience
-    found: dict[int, socket.socket] = {}
+def open_listener(place: Placement) -> socket.socket:
+    """Listen for the other ranks on rank 0; port 0 takes a free one.   raises: CannotRun"""
     family = socket.AF_INET6 if ":" in place.address else socket.AF_INET
     host = place.address if place.address in _LOOPBACK else ""
     try:
-        listener = socket.create_server((host, place.port), family=family)
+        return socket.create_server((host, place.port), family=family)
     except OSError as error:
         raise CannotRun(
             f"rank 0 cannot listen on port {place.port}, MASTER_PORT + 1: {error.strerror}; choose "
             "another MASTER_PORT"
         ) from error
-    with listener:
+
+
+def accept_ranks(
+    listener: socket.socket,
+    place: Placement,
+    patience: float,
+    check_ranks: Callable[[], None] = lambda: None,
+) -> dict[int, socket.socket]:
+    """Wait on rank 0 until all other ranks have connected; return their sockets by index.
+
+    Whoever does not know the secret is sent away.
+    check_ranks: called now and then; it raises once a rank cannot come
+    raises: CannotRun when a rank is missing after `patience` seconds; what `check_ranks` raises
+    """
+    deadline = time.monotonic() + patience
+    found: dict[int, socket.socket] = {}
+    try:
         while len(found) < place.count - 1:
-            listener.settimeout(max(0.01, deadline - time.monotonic()))
-            try:
-                connection, _ = listener.accept()
-            except TimeoutError as error:
+            check_ranks()
+            left = deadline - time.monotonic()
+            if left <= 0:
                 missing = [str(each) for each in range(1, place.count) if each not in found]
-                for each in found.values():
-                    each.close()
                 raise CannotRun(
                     f"rank {', '.join(missing)} of {place.count} did not connect within "
                     f"{patience:g} s; start it, and check MASTER_ADDR and MASTER_PORT there"
-                ) from error
+                )
+            listener.settimeout(min(_CHECK_SECONDS, left))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                continue
             index = _check_rank(connection, place)
             if index is None or index in found:
                 connection.close()
             else:
                 found[index] = connection
+    except BaseException:
+        for each in found.values():
+            each.close()
+        raise
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import TypeVar
 
 import torch
 
@@ -16,11 +17,13 @@ from headstock_multiprocess.link import Link
 from headstock_multiprocess.messages import FromRank, Start
 from headstock_multiprocess.options import MultiprocessOptions
 from headstock_multiprocess.processes import RemoteProcess, start_process
-from headstock_multiprocess.rendezvous import accept_ranks, read_placement
+from headstock_multiprocess.rendezvous import accept_ranks, open_listener, read_placement
 
 LOG = logging.getLogger("headstock.multiprocess")
 
 _LOCAL = "127.0.0.1"
+
+AnyLeader = TypeVar("AnyLeader", bound=Leader)
 
 
 def start_ranks(config: EngineConfig, options: MultiprocessOptions) -> Ranks:
@@ -35,19 +38,21 @@ def start_ranks(config: EngineConfig, options: MultiprocessOptions) -> Ranks:
         return _start_local_ranks(config, options)
     if place.index:
         return connect_rank(place, options.patience)
+    with open_listener(place) as listener:
+        connections = accept_ranks(listener, place, options.patience)
     links = {
-        index: Link[FromRank](connection, FromRank)
-        for index, connection in accept_ranks(place, options.patience).items()
+        index: Link[FromRank](connection, FromRank) for index, connection in connections.items()
     }
     followers = [Follower(index, RemoteProcess(link), link) for index, link in links.items()]
     leader = Leader(config.tp, place.address, options, followers)
-    return _begin(leader, on_gpu=_uses_gpus(config))
+    return begin_ranks(leader, on_gpu=uses_gpus(config))
 
 
 def _start_local_ranks(config: EngineConfig, options: MultiprocessOptions) -> Leader:
     """Start a process on this machine for each rank but the first.   raises: CannotRun"""
-    on_gpu = _uses_gpus(config)
-    if on_gpu and torch.cuda.device_count() < config.tp:
+    on_gpu = uses_gpus(config)
+    wanted = 1 if options.one_gpu else config.tp
+    if on_gpu and torch.cuda.device_count() < wanted:
         raise CannotRun(
             f"tp (--tp) {config.tp}: expected as many GPUs, got {torch.cuda.device_count()}; "
             "lower it, or check CUDA_VISIBLE_DEVICES"
@@ -56,18 +61,20 @@ def _start_local_ranks(config: EngineConfig, options: MultiprocessOptions) -> Le
     for index in range(1, config.tp):
         process, link = start_process(config.tp)
         followers.append(Follower(index, process, link))
-    return _begin(Leader(config.tp, _LOCAL, options, followers), on_gpu=on_gpu)
+    return begin_ranks(Leader(config.tp, _LOCAL, options, followers), on_gpu=on_gpu)
 
 
-def _uses_gpus(config: EngineConfig) -> bool:
+def uses_gpus(config: EngineConfig) -> bool:
     """Whether the ranks compute on GPUs."""
     return config.device != "cpu" and torch.cuda.is_available()
 
 
-def _begin(leader: Leader, *, on_gpu: bool) -> Leader:
+def begin_ranks(leader: AnyLeader, *, on_gpu: bool) -> AnyLeader:
     """Tell each other rank which one it is."""
     level = logging.getLevelName(LOG.getEffectiveLevel())
     for follower in leader.followers:
-        start = Start(follower.index, leader.count, leader.address, on_gpu, level)
+        start = Start(
+            follower.index, leader.count, leader.address, on_gpu, leader.options.one_gpu, level
+        )
         send_or_drop(follower.link, start)
     return leader

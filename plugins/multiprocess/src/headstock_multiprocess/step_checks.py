@@ -62,8 +62,9 @@ class StepChecks:
         if step.count() < self.count:
             return
         del self._steps[number]
-        # A step that failed on all ranks failed for a reason that they share: they go on.
-        if step.results:
+        # A step that failed alike on all ranks failed at one place, and they go on. Otherwise one
+        # may have begun a sum that the others have not, and would get another sum's numbers next.
+        if step.results or len(set(step.errors.values())) > 1:
             self._fault = self._fault or self._compare(step)
 
     def is_over(self, number: int) -> bool:

@@ -1,0 +1,1 @@
+"""Ranks of headstock as Ray actors."""

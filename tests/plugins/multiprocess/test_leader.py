@@ -1,0 +1,77 @@
+"""What rank 0 asks of other ranks, and what it refuses before it starts any."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+
+import patience
+import pytest
+import torch
+
+from headstock.config import EngineConfig
+from headstock.errors import CannotRun
+from headstock_multiprocess.leader import Follower, Leader
+from headstock_multiprocess.link import Link
+from headstock_multiprocess.messages import FromRank, Numbers, Shared, ToRank
+from headstock_multiprocess.options import MultiprocessOptions
+from headstock_multiprocess.processes import RankProcess
+from headstock_multiprocess.start import start_ranks
+
+
+class NoProcess(RankProcess):
+    """A rank of this process."""
+
+    def __str__(self) -> str:
+        return "a thread"
+
+    def kill(self) -> None:
+        pass
+
+    def wait(self, seconds: float) -> None:
+        pass
+
+    def describe_end(self) -> str:
+        return "ended"
+
+
+@pytest.mark.feature("S19")
+def test_all_ranks_take_the_least_number_of_any() -> None:
+    pairs = [socket.socketpair() for _ in range(2)]
+    ours = [Link[FromRank](pair[0], FromRank) for pair in pairs]
+    theirs = [Link[ToRank](pair[1], ToRank) for pair in pairs]
+    followers = [Follower(index, NoProcess(), link) for index, link in enumerate(ours, start=1)]
+    leader = Leader(3, "127.0.0.1", MultiprocessOptions(), followers)
+    answers: list[object] = []
+
+    def answer(link: Link[ToRank], numbers: tuple[int, ...]) -> None:
+        link.send(Numbers(numbers))
+        answers.append(link.receive())
+
+    threads = [
+        threading.Thread(target=answer, args=(link, numbers))
+        for link, numbers in zip(theirs, [(700, 8), (650, 9)], strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+
+    assert leader.take_least([690, 8]) == (650, 8)
+    for thread in threads:
+        thread.join(patience.seconds)
+    assert [list(each.value) for each in answers if isinstance(each, Shared)] == [[650, 8]] * 2
+    leader.close()
+    for link in theirs:
+        link.close()
+
+
+@pytest.mark.feature("S19")
+def test_more_ranks_than_gpus_are_refused_before_any_starts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    config = EngineConfig(model=str(tmp_path), tp=4, device="cuda")
+
+    with pytest.raises(CannotRun, match=r"^tp \(--tp\) 4: expected as many GPUs, got 2; "):
+        start_ranks(config, MultiprocessOptions())
