@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from headstock.spi import GrammarKind, Matcher, Tool, ToolEvent, ToolEventKind
+from headstock.spi import GrammarKind, Matcher, Tool, ToolEvent, ToolEventKind, WrittenCall
 from headstock.spi.arrays import Ints
 from headstock_llguidance.engine import LLGrammar, LLGuidanceEngine, LLMatcher
 from headstock_tool_parsers.hermes import HermesParser
@@ -114,6 +114,13 @@ class EndInvented(HermesParser):
         if was_open and not any(each.kind is ToolEventKind.CONTENT for each in events):
             return [*events, ToolEvent(ToolEventKind.ARGUMENTS, "}"), ToolEvent(ToolEventKind.END)]
         return events
+
+
+class WritesOthersCalls(HermesParser):
+    """Says that calls are written in a format that it does not read."""
+
+    def write_call(self, name: str) -> list[WrittenCall]:
+        return [WrittenCall(before=f"[TOOL_CALLS]{name}", after="")]
 
 
 class TextInvented(HermesParser):

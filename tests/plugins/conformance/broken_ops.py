@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from attrs import evolve
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from headstock.spi import (
     Sampling,
     Stream,
     Weight,
+    WeightFormat,
+    WeightKind,
 )
 
 
@@ -34,6 +37,20 @@ class KVMisplaced(TorchOps):
     def store_kv_(self, pool: Tensor, cells: Tensor, kv: Tensor) -> None:
         flat = pool.flatten(0, 2)
         super().store_kv_(pool, (cells + 1) % len(flat), kv)
+
+
+class ScalesTurned(TorchOps):
+    """Keeps maps in 8 bits, and multiplies rows by the scales of others."""
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        return format.kind is WeightKind.FP8_E4M3 and spec.roles == {Role.LINEAR}
+
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        if weight.format is None:
+            return weight
+        assert weight.scales is not None
+        plain = weight.tensor.float() * weight.scales.flip(0)
+        return Weight(tensor=plain.to(torch.bfloat16), bias=weight.bias)
 
 
 class KVSwapped(TorchOps):

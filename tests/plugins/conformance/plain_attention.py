@@ -46,7 +46,9 @@ def make_spec(name: str) -> AttentionSpec:
             contiguous=True,
             graph=GraphSupport.NEVER,
             planning=Planning.NONE,
-            features=frozenset({Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE}),
+            features=frozenset(
+                {Feature.SLIDING_WINDOW, Feature.SOFTCAP, Feature.LSE, Feature.SINKS}
+            ),
         ),
     )
 
@@ -84,6 +86,9 @@ class Plain(AttentionBackend):
     def softcap(self, layer: LayerInfo) -> float:
         return layer.softcap
 
+    def sinks(self, layer: LayerInfo) -> Tensor | None:
+        return layer.sinks
+
     def forward(
         self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
     ) -> None:
@@ -108,7 +113,13 @@ class Plain(AttentionBackend):
             # A place that is not seen may hold NaN behind the window: its weight of 0 is no guard.
             values = torch.where(seen.any(0)[:, None, None], values, 0.0)
             scores = scores.masked_fill(~seen, -math.inf)
-            out[start:stop] = torch.einsum("hqk,khd->qhd", scores.softmax(-1), values).to(out)
+            weights, sinks = scores.softmax(-1), self.sinks(layer)
+            if sinks is not None:
+                sums = scores.logsumexp(-1)
+                weights *= torch.exp(sums - torch.logaddexp(sums, sinks.double()[:, None]))[
+                    ..., None
+                ]
+            out[start:stop] = torch.einsum("hqk,khd->qhd", weights, values).to(out)
             if lse is not None:
                 lse[start:stop] = scores.logsumexp(-1).t().to(lse)
             start = stop
@@ -264,6 +275,20 @@ class SoftcapIgnored(Plain):
         return 0.0
 
 
+class SinksIgnored(Plain):
+    """Claims sinks and has none."""
+
+    def sinks(self, layer: LayerInfo) -> Tensor | None:
+        return None
+
+
+class SinkOfFirstHead(Plain):
+    """Takes one sink for all heads."""
+
+    def sinks(self, layer: LayerInfo) -> Tensor | None:
+        return None if layer.sinks is None else layer.sinks[:1]
+
+
 class LayerScaleKept(Plain):
     """Takes the scale of the first layer for all."""
 
@@ -321,6 +346,8 @@ BROKEN: dict[type[Plain], str] = {
     WindowIgnored: "the window is ignored",
     WindowLong: "the window is one token too long",
     SoftcapIgnored: "the softcap is ignored",
+    SinksIgnored: "the sinks are ignored",
+    SinkOfFirstHead: "all heads have the first head's sink",
     LayerScaleKept: "a layer by a plan that an earlier layer used is wrong",
     NothingWritten: "some of the output is never written",
     Inexact: "inexact: off by up to 3",

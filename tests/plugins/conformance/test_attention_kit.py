@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from attrs import evolve
+from often import often
 from plugins.conformance.plain_attention import BROKEN, Plain, make_spec
 from plugins.conformance.sized_attention import SIZED
 from torch import Tensor
 
-from headstock.spi import AttentionStep, DeviceEnv, GraphSupport, LayerInfo, Planning
+from headstock.spi import AttentionStep, DeviceEnv, GraphSupport, IntSet, LayerInfo, Planning
 from headstock_conformance.attention.checks import list_cases
 from headstock_conformance.attention.pairs import cover_pairs
 from headstock_conformance.case import CaseResult, Outcome, run_case
@@ -52,7 +53,7 @@ def test_a_wrong_backend_fails_and_its_fault_is_named(backend: type[Plain]) -> N
 
 
 @pytest.mark.feature("R7")
-@pytest.mark.parametrize("backend", SIZED, ids=lambda backend: backend.__name__)
+@pytest.mark.parametrize("backend", often(2, SIZED), ids=lambda backend: backend.__name__)
 def test_a_backend_that_is_right_for_small_steps_alone_fails(backend: type[Plain]) -> None:
     name, said = SIZED[backend]
     cases = list_cases(
@@ -60,6 +61,32 @@ def test_a_backend_that_is_right_for_small_steps_alone_fails(backend: type[Plain
     )
     reasons = (run_case(case).reason for case in cases if name in case.name)
     assert any(said in reason for reason in reasons)
+
+
+class WideHeadsCut(Plain):
+    """Knows the first 256 numbers of a head."""
+
+    def forward(
+        self, q: Tensor, layer: LayerInfo, plan: Any, out: Tensor, lse: Tensor | None = None
+    ) -> None:
+        super().forward(q, layer, plan, out, lse)
+        out[..., 256:] = 0
+
+
+@pytest.mark.feature("R7")
+@pytest.mark.parametrize(("most", "outcome"), [(512, Outcome.FAILED), (256, Outcome.PASSED)])
+def test_a_backend_that_is_wrong_for_the_widest_heads_that_it_claims_fails(
+    most: int, outcome: Outcome
+) -> None:
+    spec = make_spec("WideHeadsCut")
+    claims = evolve(spec.capabilities, head_dims=IntSet.multiples(8, most))
+    cases = list_cases(
+        evolve(spec, capabilities=claims),
+        CPU,
+        make_backend=lambda spec, context: WideHeadsCut(context),
+    )
+    (end,) = [run_case(case) for case in cases if case.name == f"decode: head_dim {most}"]
+    assert end.outcome is outcome
 
 
 class Replayed(Plain):

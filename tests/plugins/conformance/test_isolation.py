@@ -154,6 +154,7 @@ def test_a_scheduler_with_options_passes_its_cases() -> None:
 
 @pytest.mark.feature("R7")
 @pytest.mark.long
+@pytest.mark.full
 def test_options_reach_the_cases() -> None:
     assert check_few("mixed.rows=0")["one request"].outcome is Outcome.FAILED
 

@@ -159,7 +159,7 @@ class ReadsNumpy(Shifted):
 BROKEN = {
     BestLostForFew: "changes_argmax is False, and another token becomes the best",
     Banned: "another token becomes the best (with",
-    ValueOfText: "gave its column 'shift' 1.0; expected float32 numb",
+    ValueOfText: "column 'shift': expected float32 number, got",
     ValueOfLongPrompts: "for a prompt of 700 tokens",
     RowOfPairs: "expected None, or values of shift",
     Reads: "it reads the device by Tensor.__float__",

@@ -162,6 +162,11 @@ def in_8_bits(case: AttentionCase, k_scale: float, v_scale: float) -> AttentionC
     return evolve(case, pool=case.pool.to(narrow), keys=keys, values=values)
 
 
+def add_sinks(layer: LayerInfo, heads: int, device: str | torch.device) -> LayerInfo:
+    """The layer with a sink for each head, from far below the scores to above most of them."""
+    return evolve(layer, sinks=torch.linspace(-4.0, 6.0, heads).flip(0).to(device))
+
+
 def in_second_group(case: AttentionCase) -> AttentionCase:
     """The case with its page table as that of KV group 1; group 0 only has dummy pages."""
     (table,) = case.step.page_tables

@@ -22,6 +22,7 @@ from headstock.startup.assemble import make_attention_backend
 from headstock_conformance.attention import shared_prefix_cases
 from headstock_conformance.attention.cases import (
     AttentionCase,
+    add_sinks,
     make_latent,
 )
 from headstock_conformance.attention.comparison import check
@@ -35,6 +36,7 @@ from headstock_conformance.attention.shapes import (
     PLAIN,
     RATIOS,
     REGION,
+    WIDE_HEAD_DIMS,
     CaseOptions,
     Named,
     Shape,
@@ -126,7 +128,8 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
         few = fewest
     for text, work in list_size_cases(subject, few.make, LAYER, contiguous=contiguous):
         yield f"{head}{text}", work
-    for suffix, layer in (("", LAYER), *list_layers(claims.features)):
+    layers = list(list_layers(claims.features, shape.heads, subject.device))
+    for suffix, layer in (("", LAYER), *layers):
         for text, work in list_graph_cases(subject, shape.make, layer):
             yield f"{head}{text}{suffix}", work
     if Feature.SHARED_PREFIX in claims.features and Phase.DECODE in claims.phases:
@@ -136,7 +139,7 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
                 f"{head}decode: shared prefixes {number + 1}",
                 partial(compare_shared, subject, shape, layout, LAYER),
             )
-        for suffix, layer in list_layers(claims.features):
+        for suffix, layer in layers:
             yield (
                 f"{head}decode: shared prefixes{suffix}",
                 partial(compare_shared, subject, shape, layouts[1], layer),
@@ -149,8 +152,10 @@ def list_of_layout(subject: Subject, shape: Shape) -> Iterator[Named]:
             )
 
 
-def list_layers(features: frozenset[Feature]) -> Iterator[tuple[str, LayerInfo]]:
-    """Layers that ask for the features, each alone and both together."""
+def list_layers(
+    features: frozenset[Feature], heads: int, device: str
+) -> Iterator[tuple[str, LayerInfo]]:
+    """Layers that ask for the features, each alone, and window and softcap together."""
     values: dict[Feature, dict[str, Any]] = {
         Feature.SLIDING_WINDOW: {"window": 40},
         Feature.SOFTCAP: {"softcap": 0.7},
@@ -160,6 +165,8 @@ def list_layers(features: frozenset[Feature]) -> Iterator[tuple[str, LayerInfo]]
         yield f", {next(iter(change))}", evolve(LAYER, **change)
     if len(changes) == len(values):
         yield ", window and softcap", evolve(LAYER, window=40, softcap=0.7)
+    if Feature.SINKS in features:
+        yield ", sinks", add_sinks(LAYER, heads, device)
 
 
 def list_variants(
@@ -181,7 +188,9 @@ def list_variants(
             text = f"{q}" if q == kv else f"{q} with {kv} KV"
             yield text, evolve(shape, dtype=q, kv_dtype=kv), PLAIN
     if shape.layout is LayoutKind.FULL:
-        for head_dim in sample_set(claims.head_dims, HEAD_DIMS, 4):
+        usual = sample_set(claims.head_dims, HEAD_DIMS, 4)
+        wide = [head_dim for head_dim in WIDE_HEAD_DIMS if head_dim in claims.head_dims]
+        for head_dim in dict.fromkeys((*usual, *wide[:1])):
             yield f"head_dim {head_dim}", evolve(shape, head_dim=head_dim), PLAIN
         for ratio in sample_set(claims.gqa_ratios, RATIOS, 4):
             text = f"{ratio} query heads a KV head"
@@ -212,6 +221,8 @@ def list_features(subject: Subject, shape: Shape) -> Iterator[tuple[str, Shape, 
             layer=evolve(LAYER, softcap=0.7), features=frozenset({Feature.SOFTCAP})
         )
         yield "softcap", shape, options
+    if Feature.SINKS in features:
+        yield "sinks", shape, CaseOptions(with_sinks=True)
     if Feature.LSE in features:
         yield "LSE", shape, CaseOptions(with_lse=True, features=frozenset({Feature.LSE}))
 

@@ -116,7 +116,9 @@ def check(
 
 def find_wrong(out: Tensor, answer: Tensor, atol: float, rtol: float) -> Tensor:
     """The elements that exceed the tolerance; NaN always does."""
-    assert out.shape == answer.shape, f"shape {tuple(out.shape)}, wanted {tuple(answer.shape)}"
+    assert out.shape == answer.shape, (
+        f"shape: expected {tuple(answer.shape)}, got {tuple(out.shape)}"
+    )
     return ~torch.isclose(out.float(), answer.float(), atol=atol, rtol=rtol)
 
 

@@ -54,6 +54,7 @@ class KnownFault:
     scale: what scores are multiplied by, given the layer's scale and the head dimension
     window: the window, given the layer's
     softcap: whether scores are bounded
+    sinks: which of the layer's sinks there are
     sides: where keys and values are read in a page
     """
 
@@ -68,6 +69,7 @@ class KnownFault:
     scale: Callable[[float, int], float] = lambda scale, dim: scale
     window: Callable[[int], int | None] = lambda window: window
     softcap: bool = True
+    sinks: Callable[[Tensor], Tensor | None] = lambda sinks: sinks
     sides: tuple[int, int] = field(default=(0, 1))
 
 
@@ -112,6 +114,8 @@ FAULTS = (
     KnownFault(name="the window is one token too long", window=lambda window: window + 1),
     KnownFault(name="the window is one token too short", window=lambda window: max(window - 1, 0)),
     KnownFault(name="the softcap is ignored", softcap=False),
+    KnownFault(name="the sinks are ignored", sinks=lambda sinks: None),
+    KnownFault(name="all heads have the first head's sink", sinks=lambda s: s[:1].expand(len(s))),
 )
 
 
@@ -201,5 +205,9 @@ def attend_row(
     window = None if layer.window is None else fault.window(layer.window)
     if window is not None:
         seen = seen & (other > own - window)
-    weights = scores.masked_fill(~seen, -math.inf).softmax(-1)
+    scores = scores.masked_fill(~seen, -math.inf)
+    sinks = None if layer.sinks is None else fault.sinks(layer.sinks.to(q.device))
+    if sinks is not None:
+        scores = torch.cat((scores, sinks.double()[:, None, None].expand(-1, len(q), 1)), -1)
+    weights = scores.softmax(-1)[..., : length + 1]
     return torch.einsum("hqk,khd->qhd", weights, values[:, pairs])

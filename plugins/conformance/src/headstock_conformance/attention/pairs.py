@@ -72,6 +72,7 @@ def list_pairs(subject: Subject, shape: Shape, head: str) -> Iterator[Named]:
         ],
         "window": [None, 9, 40] if Feature.SLIDING_WINDOW in features else [None],
         "softcap": [0.0, 0.7] if Feature.SOFTCAP in features else [0.0],
+        "sinks": [False, True] if Feature.SINKS in features else [False],
         "lse": [False, True] if Feature.LSE in features else [False],
         "group": [0, 1],
         "scale": [SCALE, 0.05],
@@ -106,12 +107,14 @@ def compare_pairs(
         claimed = {
             Feature.SLIDING_WINDOW: layer.window is not None,
             Feature.SOFTCAP: layer.softcap > 0,
+            Feature.SINKS: values["sinks"],
             Feature.LSE: values["lse"],
         }
         options = CaseOptions(
             layer=layer,
             features=frozenset(feature for feature, is_used in claimed.items() if is_used),
             with_lse=values["lse"],
+            with_sinks=values["sinks"],
             contiguous=values["page_size"] == REGION,
             groups=2 if layer.group else 1,
         )

@@ -22,11 +22,13 @@ def row_attention(
     scale: float,
     window: int | None = None,
     softcap: float = 0.0,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Causal attention of a row's last tokens in plain float64, and the logarithm of each query's
-    sum.
+    sum without sinks.
 
     q: [queries, heads, head_dim]    keys, values: [context, kv_heads, head_dim]
+    sinks: [heads], or None
     returns: [queries, heads, head_dim], [queries, heads] float64
     """
     ratio = q.shape[1] // keys.shape[1]
@@ -38,7 +40,11 @@ def row_attention(
     other = torch.arange(len(keys), device=q.device)
     seen = (other <= at) & (other > at - (window or len(keys)))
     scores = scores.masked_fill(~seen, -math.inf)
-    return torch.einsum("hqk,khd->qhd", scores.softmax(-1), values), scores.logsumexp(-1).t()
+    weights = scores.softmax(-1)
+    if sinks is not None:
+        further = sinks.double()[:, None, None].expand(-1, len(q), 1)
+        weights = torch.cat((scores, further), -1).softmax(-1)[..., :-1]
+    return torch.einsum("hqk,khd->qhd", weights, values), scores.logsumexp(-1).t()
 
 
 def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
@@ -47,7 +53,15 @@ def expected(case: AttentionCase, layer: LayerInfo) -> tuple[Tensor, Tensor]:
     """
     queries = torch.split(case.q, case.step.host_query_lens.tolist())
     parts = [
-        row_attention(part, keys[:stop], values[:stop], layer.scale, layer.window, layer.softcap)
+        row_attention(
+            part,
+            keys[:stop],
+            values[:stop],
+            layer.scale,
+            layer.window,
+            layer.softcap,
+            layer.sinks,
+        )
         for q, keys, values in zip(queries, case.keys, case.values, strict=True)
         for part, stop in split_queries(q, len(keys))
     ]

@@ -10,6 +10,7 @@ from attrs import evolve, field, frozen
 from headstock.spi import Feature, LayerInfo, LayoutKind, Phase
 from headstock_conformance.attention.cases import (
     AttentionCase,
+    add_sinks,
     around,
     in_8_bits,
     in_second_group,
@@ -26,6 +27,8 @@ SCALE = 0.3
 LAYER = LayerInfo(index=0, group=0, scale=SCALE)
 PAGE_SIZES = (16, 1, 3, 64, 128, 256)
 HEAD_DIMS = (64, 16, 128, 80, 256)
+WIDE_HEAD_DIMS = (512, 256)
+"""Head sizes for which kernels have tiles of their own: the first one that is claimed is tried."""
 RATIOS = (2, 1, 7, 4, 8)
 DTYPES = ("float32", "bfloat16", "float16")
 TAIL = 100.0
@@ -50,6 +53,11 @@ class Shape:
     rope_dim: int = 0
     kv_dtype: str = ""
 
+    @property
+    def heads(self) -> int:
+        """Of the queries."""
+        return self.ratio * (1 if self.layout is LayoutKind.LATENT else self.kv_heads)
+
     def make(
         self, phase: Phase, device: str, lens: list[tuple[int, int]] | None = None
     ) -> AttentionCase:
@@ -60,7 +68,7 @@ class Shape:
             phase,
             lens or row_lens(phase, *(REGION_CONTEXTS if self.page_size == REGION else CONTEXTS)),
             page_size=self.page_size,
-            heads=kv_heads * self.ratio,
+            heads=self.heads,
             kv_heads=kv_heads,
             head_dim=self.head_dim,
             dtype=getattr(torch, self.dtype),
@@ -84,6 +92,7 @@ class CaseOptions:
     """
 
     layer: LayerInfo = LAYER
+    with_sinks: bool = False
     features: frozenset[Feature] = field(factory=frozenset)
     with_lse: bool = False
     contiguous: bool = False
@@ -100,7 +109,12 @@ def compare_case(subject: Subject, shape: Shape, phase: Phase, options: CaseOpti
     case = shape.make(phase, subject.device, lens)
     if options.groups == 2:
         case = in_second_group(case)
-    layers = [evolve(options.layer, index=0)]
+    layer = (
+        add_sinks(options.layer, shape.heads, subject.device)
+        if options.with_sinks
+        else options.layer
+    )
+    layers = [evolve(layer, index=0)]
     backend = subject.open(
         case,
         layers,

@@ -12,7 +12,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.spi import Feature, LayerInfo, Phase
-from headstock_conformance.attention.cases import AttentionCase, out_dim_of
+from headstock_conformance.attention.cases import AttentionCase, add_sinks, out_dim_of
 from headstock_conformance.attention.comparison import check, compare
 from headstock_conformance.attention.reference import expected
 from headstock_conformance.attention.state_checks import MakeCase, attend_with, row_lens
@@ -25,7 +25,7 @@ LONG = {
     Phase.EXTEND: [(5, 8200), (3, 3), (70, 2100), (1300, 2900)],
     Phase.PREFILL: [(2100, 2100), (2, 2)],
 }
-"""Rows (query tokens, context tokens) of which some are long."""
+"""Rows (query tokens, context tokens); some are long."""
 NUM_CALLS = 1030
 MOST_KEPT = 64
 """Tensors that a backend may have more of after many calls than after some."""
@@ -66,16 +66,21 @@ def list_size_cases(
 def list_features(
     subject: Subject, layer: LayerInfo
 ) -> Iterator[tuple[str, frozenset[Feature], LayerInfo]]:
-    """Without any feature, and with all claimed ones of window, softcap and LSE."""
+    """Without any feature, and with all claimed ones of window, softcap, sinks and LSE."""
     yield "", frozenset(), layer
     values: dict[Feature, dict[str, Any]] = {
         Feature.SLIDING_WINDOW: {"window": 1100},
         Feature.SOFTCAP: {"softcap": 0.7},
     }
-    features = subject.claims.features & {*values, Feature.LSE}
+    features = subject.claims.features & {*values, Feature.SINKS, Feature.LSE}
     if features:
         changes = {name: value for each in features for name, value in values.get(each, {}).items()}
         yield " with every feature", features, evolve(layer, **changes)
+
+
+def with_sinks_of(features: frozenset[Feature], layer: LayerInfo, case: AttentionCase) -> LayerInfo:
+    """The layer, with sinks for the case's heads if they are among the features."""
+    return add_sinks(layer, case.q.shape[1], case.q.device) if Feature.SINKS in features else layer
 
 
 def check_rows(
@@ -90,6 +95,7 @@ def check_rows(
     count = NUM_ROWS[phase] if not contiguous else 40
     lens = row_lens(phase, *(1 + 7 * row % 37 for row in range(count)))
     case = make_case(phase, subject.device, lens)
+    layer = with_sinks_of(features, layer, case)
     backend = subject.open(case, [layer], features=features, contiguous=contiguous, max_rows=count)
     check(backend, case, layer, with_lse=Feature.LSE in features)
     backend.close()
@@ -105,6 +111,7 @@ def check_long(
 ) -> None:
     """Rows of thousands of tokens."""
     case = make_case(phase, subject.device, LONG[phase])
+    layer = with_sinks_of(features, layer, case)
     longest = max(context for _, context in LONG[phase])
     backend = subject.open(
         case, [layer], features=features, contiguous=contiguous, max_seq_len=longest + 100

@@ -11,7 +11,7 @@ from attrs import evolve
 from torch import Tensor
 
 from headstock.spi import Feature, LayerInfo, Phase
-from headstock_conformance.attention.cases import AttentionCase, move_pages, step_of
+from headstock_conformance.attention.cases import AttentionCase, add_sinks, move_pages, step_of
 from headstock_conformance.attention.comparison import check, compare
 from headstock_conformance.attention.reference import expected
 from headstock_conformance.attention.subject import Subject
@@ -145,6 +145,9 @@ def check_unlike_layers(
         )
         for number in range(8)
     ]
+    if Feature.SINKS in features:
+        heads = case.q.shape[1]
+        layers[1::3] = [add_sinks(each, heads, case.q.device) for each in layers[1::3]]
     pools = {each.index: cases[each.group].pool for each in layers}
     backend = subject.open(case, layers, contiguous=contiguous, groups=2, layer_pools=pools)
     for order in (layers, layers[::-1]):

@@ -145,6 +145,7 @@ def find_features(layers: Iterable[LayerInfo]) -> frozenset[Feature]:
     asked_features = {
         Feature.SLIDING_WINDOW: any(layer.window is not None for layer in layers),
         Feature.SOFTCAP: any(layer.softcap > 0 for layer in layers),
+        Feature.SINKS: any(layer.sinks is not None for layer in layers),
     }
     return frozenset(feature for feature, is_asked in asked_features.items() if is_asked)
 

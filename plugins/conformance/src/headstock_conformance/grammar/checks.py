@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from attrs import frozen
@@ -71,6 +72,16 @@ class ExampleGrammar:
     contains: Callable[[str], bool]
 
 
+CALLS: dict[str, Any] = {
+    "json": {"type": "integer"},
+    "calls": [
+        [{"text": "a"}, {"json": {"const": 12}}],
+        [{"text": "b"}],
+    ],
+    "begin": [{"text": "<"}],
+    "end": [{"text": ">"}],
+    "separator": [{"text": ">,<"}],
+}
 CHOICES = ("no", "nope", "tru", 'a "b"\n', "天")
 EXAMPLES = {
     "a JSON schema": ExampleGrammar(
@@ -97,12 +108,20 @@ EXAMPLES = {
         ("", "(", "(x", "x)"),
         lambda text: bool(re.fullmatch(r"\(*x\)*", text)) and text.count("(") == text.count(")"),
     ),
+    "JSON or calls": ExampleGrammar(
+        GrammarKind.JSON_OR_CALLS,
+        json.dumps(CALLS),
+        ("<a12>", "<b>", "<a12>,<b>"),
+        ("", "<a>", "<b12>", "<b>,", "<b><b>", "[2]"),
+        lambda text: bool(re.fullmatch(r"<(a12|b)>(,<(a12|b)>)*|-?[0-9]+", text)),
+    ),
 }
 REFUSED = {
     GrammarKind.JSON_SCHEMA: ('{"type": "no type"}', '{"type": '),
     GrammarKind.REGEX: ("(a", "[b-a]"),
     GrammarKind.CHOICE: ('["a", ',),
     GrammarKind.GRAMMAR: ('root ::= ("x"', 'root ::= other "x"'),
+    GrammarKind.JSON_OR_CALLS: (json.dumps(CALLS | {"json": {"type": "no type"}}), "{"),
 }
 
 
@@ -123,7 +142,7 @@ def list_cases(spec: GrammarSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) ->
     ]
     return (
         *cases,
-        Case("texts that are no grammar", partial(run_with, spec, opt, check_refused)),
+        Case("texts that are not a grammar", partial(run_with, spec, opt, check_refused)),
         Case("a schema's rules, or a refusal", partial(run_with, spec, opt, check_rules)),
     )
 
@@ -164,7 +183,7 @@ def fill(matcher: Matcher) -> tuple[set[int], bool]:
         f"fill_mask: expected the same bool twice, got {ends[0]!r} and then {ends[1]!r}"
     )
     allowed = set(bits[0].nonzero()[0].tolist())
-    assert max(allowed, default=0) < len(TOKENS), "a mask allows an id that is no token"
+    assert max(allowed, default=0) < len(TOKENS), "a mask allows an id that is not a token"
     return allowed, ends[0]
 
 
@@ -233,7 +252,7 @@ def check_answers(engine: GrammarEngine, example: ExampleGrammar) -> None:
     for text in example.wrong:
         matcher, tokens = start_at(engine, example, []), encode_bytes(text)
         if advance(matcher, tokens) == len(tokens):
-            assert not fill(matcher)[1], f"{text!r} is no answer of the grammar, and is allowed"
+            assert not fill(matcher)[1], f"{text!r} does not match the grammar, but is allowed"
 
 
 def check_drawn(engine: GrammarEngine, example: ExampleGrammar) -> None:

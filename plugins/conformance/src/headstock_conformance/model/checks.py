@@ -27,7 +27,13 @@ from headstock_conformance.case import Case
 from headstock_conformance.model.alone import Lone, list_lone_cases, make_lone
 from headstock_conformance.model.config_fields import check_eos, check_sizes
 from headstock_conformance.model.paged import Paged
-from headstock_conformance.model.parity import expected, round_norms, tokens, write
+from headstock_conformance.model.parity import (
+    expected,
+    round_norms,
+    silence_transformers,
+    tokens,
+    write,
+)
 
 LENGTH = 40
 """Tokens of the prompt: longer than the tested windows."""
@@ -52,6 +58,9 @@ SMALL: Mapping[str, Any] = MappingProxyType(
         "n_routed_experts": 6,
         "num_experts_per_tok": 2,
         "moe_k": 2,
+        "top_k_experts": 2,
+        "vocab_size_per_layer_input": 96,
+        "hidden_size_per_layer_input": 0,
         "moe_intermediate_size": 20,
         "shared_expert_intermediate_size": 28,
         "n_group": 1,
@@ -89,25 +98,74 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 """Changes of config.json; a family gets those that its transformers class has."""
 
 
+SMALL_TOWER: Mapping[str, Any] = MappingProxyType(
+    {
+        "hidden_size": 16,
+        "embed_dim": 16,
+        "intermediate_size": 16,
+        "out_hidden_size": SMALL["hidden_size"],
+        "num_hidden_layers": 1,
+        "depth": 1,
+        "num_attention_heads": 2,
+        "num_heads": 2,
+        "image_size": 28,
+        "patch_size": 14,
+        "num_position_embeddings": 16,
+        "fullatt_block_indexes": [0],
+        "deepstack_visual_indexes": [0],
+    }
+)
+"""Sizes of a part for images; it gets those that its transformers class has."""
+
+
 @frozen(kw_only=True)
 class Subject:
-    """A model family, and the fields of its transformers class with their defaults."""
+    """A model family, and the fields of its transformers class with their defaults.
+
+    fields: those of the decoder
+    whole: those around it, in a model that takes more than text; None in one of text
+    has_sections: whether sections of a head have positions of their own
+    """
 
     spec: ModelSpec
     family: Model
     model_type: str
     fields: Mapping[str, Any]
+    whole: Mapping[str, Any] | None = None
+    has_sections: bool = False
 
     def make_config(self, changes: Mapping[str, Any]) -> dict[str, Any]:
         """config.json of a small model, with those changes that its class has."""
+        kind = {"model_type": self.model_type, "architectures": [self.spec.name]}
+        decoder = self._make_decoder(changes)
+        if self.whole is None:
+            return {**kind, **decoder}
+        values = {name: value for name, value in changes.items() if name in self.whole}
+        text = {"model_type": self.fields["model_type"], **decoder}
+        tower = self.whole["vision_config"]
+        if tower is None:  # some classes make no tower by default
+            return {**kind, **values, "text_config": text}
+        small = {name: value for name, value in SMALL_TOWER.items() if name in tower}
+        vision = {"model_type": tower["model_type"], **small}
+        return {**kind, **values, "text_config": text, "vision_config": vision}
+
+    def _make_decoder(self, changes: Mapping[str, Any]) -> dict[str, Any]:
+        """The decoder's fields of a small model."""
         small = {name: value for name, value in SMALL.items() if name in self.fields}
+        if self.fields.get("layer_types", ()) is None:
+            # Some classes have no default of their own.
+            small["layer_types"] = ["full_attention"] * small["num_hidden_layers"]
         if "kv_lora_rank" in self.fields:
             # one latent vector serves all heads
             small.pop("head_dim", None)
             small["num_key_value_heads"] = small["num_attention_heads"]
         values = {name: value for name, value in changes.items() if name in self.fields}
-        kind = {"model_type": self.model_type, "architectures": [self.spec.name]}
-        return {**kind, **small, **values}
+        if self.has_sections:
+            # Those of the class do not fit the small heads.
+            table = values.get("rope_parameters", {"rope_type": "default", "rope_theta": 1e4})
+            dim = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
+            values["rope_parameters"] = {**table, "mrope_section": [dim // 4, dim // 8, dim // 8]}
+        return {**small, **values}
 
 
 def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
@@ -149,8 +207,18 @@ def find_subject(spec: ModelSpec, opt: Sequence[str] = ()) -> Subject:
             "with itself alone, in chunks and batches"
         )
     family: Model = registry.make_family(spec, opt)
-    fields = kind.config_class().to_dict()
-    return Subject(spec=spec, family=family, model_type=kind.config_class.model_type, fields=fields)
+    with silence_transformers():
+        config = kind.config_class()
+    fields, decoder = config.to_dict(), config.get_text_config()
+    text = fields.get("text_config")
+    return Subject(
+        spec=spec,
+        family=family,
+        model_type=kind.config_class.model_type,
+        fields=fields if text is None else text,
+        whole=None if text is None else fields,
+        has_sections="mrope_section" in getattr(decoder, "ignore_keys_at_rope_validation", ()),
+    )
 
 
 def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:

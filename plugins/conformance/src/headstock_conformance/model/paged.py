@@ -177,5 +177,6 @@ class Paged:
         else:
             keys = self.pools[layer.index][pages].flatten(0, 1)[:length, None]
             values = keys[..., : layer.latent.kv_rank]
-        terms = (layer.scale, layer.window, layer.softcap)
+        sinks = None if layer.sinks is None else self.params[layer.sinks].tensor
+        terms = (layer.scale, layer.window, layer.softcap, sinks)
         return row_attention(q, keys, values, *terms)[0].to(q.dtype)

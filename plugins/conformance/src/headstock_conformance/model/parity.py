@@ -72,20 +72,28 @@ def write(directory: Path, hf: Mapping[str, Any], seed: int = 0) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps(hf))
     torch.manual_seed(seed)
-    with _silenced():
+    with silence_transformers():
         config: Any = AutoConfig.from_pretrained(directory)
-        family: Any = AutoModelForCausalLM  # has no types
-        model = family.from_config(config).eval().float()
+        kind = _find_class(directory)
+        make = kind.from_config if kind is AutoModelForCausalLM else kind
+        model = make(config).eval().float()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "norm" in name or name.endswith("bias"):
+            if any(part in name for part in ("norm", "scale")) or name.endswith("bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.2)
         for name, buffer in model.named_buffers():
-            if name.endswith("bias"):
+            if name.endswith(("bias", "scalar")) and buffer.is_floating_point():
                 buffer.add_(torch.randn_like(buffer) * 0.2)
-    with _silenced():
+    with silence_transformers():
         model.save_pretrained(directory)
     path.write_text(json.dumps(hf))
+
+
+def _find_class(directory: Path) -> Any:
+    """What makes transformers' model of config.json: that of text, or of more than text."""
+    name: str = json.loads((directory / "config.json").read_text())["architectures"][0]
+    is_text = not name.endswith("ForConditionalGeneration")
+    return AutoModelForCausalLM if is_text else getattr(transformers, name)
 
 
 def add_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -96,9 +104,10 @@ def add_tensors(directory: Path, tensors: Mapping[str, Tensor]) -> None:
 
 def expected(directory: Path, prompt: Sequence[int]) -> Tensor:
     """The prompt's scores by transformers.   returns: [tokens, vocab] log-probabilities"""
-    with _silenced(), torch.inference_mode():
-        family: Any = AutoModelForCausalLM  # has no types
-        model = family.from_pretrained(directory, dtype=torch.float32, attn_implementation="eager")
+    with silence_transformers(), torch.inference_mode():
+        model = _find_class(directory).from_pretrained(
+            directory, dtype=torch.float32, attn_implementation="eager"
+        )
         logits: Tensor = model.eval()(torch.tensor([prompt]), use_cache=False).logits[0]
     return logits.log_softmax(-1)
 
@@ -131,10 +140,10 @@ def round_norms(directory: Path) -> bool | None:
 
     returns: None if neither gives the same bits
     """
-    with _silenced(), torch.inference_mode():
-        family: Any = AutoModelForCausalLM  # has no types
-        model = family.from_pretrained(directory, dtype=torch.bfloat16).eval()
-        norms = [part for name, part in model.base_model.named_children() if "norm" in name]
+    with silence_transformers(), torch.inference_mode():
+        model = _find_class(directory).from_pretrained(directory, dtype=torch.bfloat16).eval()
+        decoder = getattr(model.base_model, "language_model", model.base_model)
+        norms = [part for name, part in decoder.named_children() if "norm" in name]
         if not norms or getattr(norms[-1], "weight", None) is None:
             return None
         norm = norms[-1]
@@ -168,7 +177,7 @@ def assert_parity(directory: Path, prompt: Sequence[int]) -> None:
 
 
 @contextmanager
-def _silenced() -> Iterator[None]:
+def silence_transformers() -> Iterator[None]:
     """Silence transformers' warnings about deliberately odd configurations, and its progress
     bars."""
     level = transformers.logging.get_verbosity()

@@ -210,12 +210,16 @@ def run_model(
 def batch_of(
     config: ModelConfig, tokens: int, dtype: torch.dtype, device: str, page_size: int = 16
 ) -> Batch:
-    """A step of tokens in separate slots."""
-    slots, pages = places(max(tokens, 1), page_size, device)
-    group = config.kv_groups[0]
+    """A step of tokens in separate slots, which are others in each KV group."""
+    placed = [
+        places(max(tokens, 1), page_size, device, number) for number in range(len(config.kv_groups))
+    ]
+    groups = [(layer.group, config.kv_groups[layer.group]) for layer in config.layers]
     pools = tuple(
-        torch.zeros((pages, *page_shape(group.layout, page_size)), dtype=dtype, device=device)
-        for _ in config.layers
+        torch.zeros(
+            (placed[number][1], *page_shape(group.layout, page_size)), dtype=dtype, device=device
+        )
+        for number, group in groups
     )
     return Batch(
         tokens=(torch.arange(tokens, device=device) * 37) % config.vocab,
@@ -225,8 +229,14 @@ def batch_of(
         starts=torch.zeros(1, dtype=torch.int64, device=device),
         query_start=torch.tensor([0, tokens], dtype=torch.int32, device=device),
         max_query_len=tokens,
-        slots=(slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots,),
+        slots=tuple(
+            slots.masked_fill(slots < page_size, page_size)[:tokens] if tokens < 3 else slots
+            for slots, _ in placed
+        ),
         pools=pools,
-        kv=tuple(view_layer(pool, 0, group, page_size, dtype) for pool in pools),
+        kv=tuple(
+            view_layer(pool, number, group, page_size, dtype)
+            for pool, (number, group) in zip(pools, groups, strict=True)
+        ),
         logit_indices=None,
     )

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import torch
 from attrs import evolve, frozen
-from torch import Tensor
 
 from headstock import registry
 from headstock.errors import CannotRun
@@ -17,7 +16,6 @@ from headstock.ops.bound import BoundOps
 from headstock.ops.torch_ops import TorchOps
 from headstock.selection.refusals import check_resolve, configure_operations
 from headstock.spi import (
-    Batch,
     DeviceEnv,
     LayoutKind,
     Model,
@@ -26,12 +24,12 @@ from headstock.spi import (
     OpsSpec,
     PartQuery,
     Sampling,
+    WeightKind,
 )
 from headstock_conformance.attention.comparison import list_arrays
 from headstock_conformance.case import Case
 from headstock_conformance.device_reads import forbid_device_reads
 from headstock_conformance.model.paged import Paged
-from headstock_conformance.ops.cases import batch_of
 from headstock_conformance.ops.models import (
     EPS,
     EXPERTS,
@@ -44,6 +42,7 @@ from headstock_conformance.ops.models import (
     make_state_config,
     with_experts,
 )
+from headstock_conformance.ops.packed import check_packed
 from headstock_conformance.ops.sampling import (
     MASK_VOCAB,
     SETTINGS,
@@ -62,6 +61,16 @@ from headstock_conformance.ops.settings import (
     check_many_calls,
     list_samplings,
 )
+from headstock_conformance.ops.steps import (
+    ROUNDING,
+    StepResult,
+    check_places,
+    compare_steps,
+    make_batch,
+    run_exactly,
+    run_step,
+    share_off,
+)
 
 DTYPES = ("float32", "bfloat16", "float16")
 TOKENS = (1, 2, 7, 33)
@@ -71,10 +80,6 @@ NUM_SEQUENCES = 270
 MAX_SEQ_LEN = 64
 NORM_GAIN = 32.0
 """Factor of the norms in a case; residuals grow to thousands."""
-ROUNDING = {torch.float32: 2.0**-13, torch.bfloat16: 2.0**-7, torch.float16: 2.0**-10}
-"""Tolerance of every set, relative to the largest number, in addition to twice torch's error in
-this type.
-"""
 EPS_MISTAKES = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
 
 
@@ -116,21 +121,6 @@ class Subject:
         return ops
 
 
-@frozen(eq=False)
-class StepResult:
-    """Hidden states, pools and scores of one step.
-
-    written: per layer, which slots of its pool hold a number
-
-    hidden: [tokens, hidden]    scores: [tokens, vocab]    pools: one per layer
-    """
-
-    hidden: Tensor
-    scores: Tensor
-    pools: tuple[Tensor, ...]
-    written: tuple[Tensor, ...]
-
-
 def list_cases(spec: OpsSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases for the claims of the spec."""
     subject = Subject(spec=spec, env=env, opt=opt)
@@ -163,6 +153,9 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
         if any(each.device == "cuda" for each in claims.devices):
             yield "the device is not read", partial(check_reads, subject, types[0])
         yield "nothing else is written", partial(check_inputs, subject, types[0])
+        for numbers in sorted(claims.formats, key=lambda each: each.value):
+            dtype = next((each for each in types if each != "float32"), types[0])
+            yield f"maps in {numbers.value}", partial(run_packed, subject, numbers, dtype)
     for kind, config in (
         (LayoutKind.LATENT, make_latent_config()),
         (LayoutKind.STATE, make_state_config()),
@@ -217,81 +210,6 @@ def check_model(
             raise AssertionError(f"{cause}{error} (a step of {tokens} tokens)") from error
 
 
-def make_batch(config: ModelConfig, tokens: int, dtype: torch.dtype, device: str) -> Batch:
-    """A step whose pools hold NaN wherever nothing is written."""
-    batch = batch_of(config, tokens, dtype, device)
-    for pool in batch.pools:
-        pool.fill_(float("nan"))
-    return batch
-
-
-def run_step(ops: Ops, config: ModelConfig, weights: Weights, batch: Batch) -> StepResult:
-    """A step in which attention returns the queries."""
-    params = weights.prepare(ops)
-    with torch.inference_mode():
-        bound = BoundOps(type(ops).__name__, ops, config)
-        bound.bind(params, config)
-        hidden = forward(params, config, batch, lambda q, layer: q, bound)
-        scores = bound.lm_head(hidden)
-    page_size = batch.pools[0].shape[2]
-    # results of padding are up to each set
-    real = batch.slots[0] >= page_size
-    pools = tuple(pool[1:] for pool in batch.pools)
-    written = tuple(~pool.isnan().flatten(3).any(-1).any(1) for pool in pools)
-    return StepResult(hidden[real], scores[real], pools, written)
-
-
-def run_exactly(config: ModelConfig, weights: Weights, tokens: int, device: str) -> StepResult:
-    """The step by torch's operations in float32."""
-    batch = make_batch(config, tokens, torch.float32, device)
-    return run_step(TorchOps(), config, weights.widen(), batch)
-
-
-def check_places(ours: StepResult, truth: StepResult) -> None:
-    """Raise AssertionError unless keys and values are in the batch's slots."""
-    for index, (actual, expected) in enumerate(zip(ours.written, truth.written, strict=True)):
-        missing, stray = int((expected & ~actual).sum()), int((actual & ~expected).sum())
-        assert not missing and not stray, (
-            f"keys and values of layer {index} are misplaced: {missing} slots of Batch.slots are "
-            f"not written, but {stray} others are"
-        )
-
-
-def compare_steps(
-    ours: StepResult, theirs: StepResult, truth: StepResult, tolerance: float
-) -> None:
-    """Raise AssertionError if `ours` has a larger error than torch's.
-
-    tolerance: additional allowed error
-    """
-    for (name, actual), (_, torchs), (_, exact) in zip(
-        list_parts(ours), list_parts(theirs), list_parts(truth), strict=True
-    ):
-        assert actual.shape == exact.shape, f"{name}: shape {tuple(actual.shape)}"
-        worst, allowed = share_off(actual, exact), share_off(torchs, exact)
-        most = 2 * allowed + tolerance
-        assert worst <= most, f"{name} are off by {worst:.1e} of the largest, {most:.1e} is allowed"
-
-
-def list_parts(step: StepResult) -> Iterator[tuple[str, Tensor]]:
-    """The compared results of a step, in the order of computation."""
-    for index, pool in enumerate(step.pools):
-        yield f"keys of layer {index}", pool[:, 0]
-        yield f"values of layer {index}", pool[:, 1]
-    yield "hidden states", step.hidden
-    yield "scores", step.scores
-
-
-def share_off(actual: Tensor, exact: Tensor) -> float:
-    """The largest difference, relative to the largest number; infinite if NaN is in other
-    places."""
-    actual, exact = actual.float(), exact.float()
-    if not torch.equal(actual.isnan(), exact.isnan()):
-        return float("inf")
-    largest = exact.nan_to_num().abs().max().clamp(min=1e-30)
-    return float((actual - exact).nan_to_num().abs().max() / largest)
-
-
 def name_cause(
     ours: StepResult,
     config: ModelConfig,
@@ -316,6 +234,13 @@ def name_cause(
         for pool, exact in zip(ours.pools, truth.pools, strict=True)
     ]
     return "keys lie where values belong: " if any(swapped) else ""
+
+
+def run_packed(subject: Subject, kind: WeightKind, dtype_name: str) -> None:
+    """Run `check_packed` on the set as made for such a model."""
+    config = make_plain()
+    make = partial(subject.make, config, dtype_name)
+    check_packed(make, kind, config, getattr(torch, dtype_name), subject.device, subject.loss)
 
 
 def check_inputs(subject: Subject, dtype_name: str) -> None:

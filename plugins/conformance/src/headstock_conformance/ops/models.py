@@ -12,16 +12,19 @@ from torch import Tensor
 from headstock.nn.parameters import parameters
 from headstock.spi import (
     Activation,
+    ClampedGate,
     Experts,
     FullKV,
     Head,
     KVGroup,
     LatentAttention,
+    LayerSizes,
     ModelConfig,
     Ops,
     Params,
     ParamSpec,
     QkNorm,
+    QueryScale,
     Role,
     Rope,
     Scoring,
@@ -73,6 +76,7 @@ def list_configs() -> Mapping[str, ModelConfig]:
             "biases": evolve(plain, qkv_bias=True, out_bias=True, mlp_bias=True),
             "norms of each head": evolve(plain, qk_norm=QkNorm.HEAD),
             "norms of all heads": evolve(plain, qk_norm=QkNorm.WHOLE),
+            "norms of values": evolve(plain, qk_norm=QkNorm.HEAD, value_norm=True),
             "norms in float32": evolve(plain, wide_norms=True),
             "norms with an offset": evolve(plain, norm_offset=True),
             "norms after each part": evolve(plain, post_norm=True),
@@ -80,14 +84,34 @@ def list_configs() -> Mapping[str, ModelConfig]:
             "scaled embeddings and residuals": evolve(
                 plain, embedding_scale=3.0, residual_scale=0.5
             ),
+            "queries scaled by position": evolve(plain, query_scale=QueryScale(rate=0.5, length=2)),
+            "keys and values divided by scales": evolve(
+                plain,
+                layers=tuple(
+                    evolve(layer, k_scale=0.25 + layer.index, v_scale=3.0) for layer in layers
+                ),
+            ),
             "gelu": evolve(plain, activation=Activation.GELU),
             "gelu by tanh": evolve(plain, activation=Activation.GELU_TANH),
             "a part of each head turned": evolve(plain, ropes=(Rope(theta=1e4, dim=16),)),
+            "layers times a number": evolve(
+                plain,
+                layers=tuple(evolve(layer, scalar=f"{layer.prefix}scalar") for layer in layers),
+            ),
+            "layers of different sizes": make_unequal_config(),
             "several ropes, and none": evolve(plain, ropes=ropes, layers=mixed_ropes),
             "scaled and bounded scores": evolve(plain, head=Head(scale=0.5, softcap=2.0)),
             "experts": with_experts(plain, EXPERTS),
             "experts weighed as they are": with_experts(plain, evolve(EXPERTS, renormalize=False)),
             "a shared expert": with_experts(plain, evolve(EXPERTS, shared=24, shared_gate=True)),
+            "experts times numbers beside a dense part": evolve(
+                with_experts(plain, evolve(EXPERTS, has_scales=True, beside_mlp=True)),
+                post_norm=True,
+            ),
+            "experts with biases and a bounded gate": with_experts(
+                plain,
+                evolve(EXPERTS, score_bias=True, bias=True, gate=ClampedGate(limit=0.5, slope=1.7)),
+            ),
             "experts chosen with a bias, by groups": with_experts(
                 plain,
                 evolve(
@@ -102,6 +126,22 @@ def list_configs() -> Mapping[str, ModelConfig]:
                 ),
             ),
         }
+    )
+
+
+def make_unequal_config() -> ModelConfig:
+    """Fewer and wider heads, a KV group and a narrower feed-forward part in the second layer."""
+    plain = make_plain()
+    sizes = LayerSizes(heads=2, kv_heads=1, head_dim=64, intermediate=56)
+    first, second, third = plain.layers
+    full = FullKV(kv_heads=plain.kv_heads, k_dim=plain.head_dim, v_dim=plain.head_dim)
+    wide = FullKV(kv_heads=sizes.kv_heads, k_dim=sizes.head_dim, v_dim=sizes.head_dim)
+    return evolve(
+        plain,
+        qk_norm=QkNorm.HEAD,
+        ropes=(*plain.ropes, Rope(theta=50.0, dim=48)),
+        layers=(first, evolve(second, group=1, rope=1, sizes=sizes), third),
+        kv_groups=(KVGroup(layers=(0, 2), layout=full), KVGroup(layers=(1,), layout=wide)),
     )
 
 

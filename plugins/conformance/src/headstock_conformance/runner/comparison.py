@@ -149,7 +149,7 @@ def compare_tokens(plan: Plan, rows: Rows, tables: tuple[Tensor, Tensor, Tensor]
     else:
         reason = "another token is stored than was sampled"
     raise AssertionError(
-        f"the token table has {found[row, at]} for row {row} at {at}, wanted {right[row, at]}: "
+        f"the token table of row {row} at {at}: expected {right[row, at]}, got {found[row, at]}: "
         f"{reason}"
     )
 
@@ -186,7 +186,7 @@ class Places:
 
 
 def _find_slots(pages: Ints, stops: Ints, counts: Ints) -> tuple[Tensor, Tensor]:
-    """The page and the place in it of so many positions before `stops`, row by row."""
+    """The page of `counts` positions before `stops` and the place in it, row by row."""
     at = join_runs(stops, counts)
     numbers = pages[np.arange(len(pages)).repeat(counts), at // PAGE_SIZE]
     return torch.from_numpy(numbers).long(), torch.from_numpy(at % PAGE_SIZE)
@@ -240,7 +240,7 @@ def find_changed(old: Tensor, found: Tensor) -> Tensor:
 
 
 def share_off(found: Tensor, wanted: Tensor) -> float:
-    """By how much numbers are off, as a share of the largest; infinite where one is no number."""
+    """The error as a share of the largest number; infinite if one is NaN."""
     off = (found.double() - wanted.double()).abs()
     off = off.masked_fill(found.isnan() & wanted.isnan(), 0.0).nan_to_num(nan=torch.inf)
     largest = wanted.double().nan_to_num(nan=0.0).abs().amax().clamp(min=1e-9)

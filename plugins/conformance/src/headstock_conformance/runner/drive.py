@@ -205,7 +205,7 @@ class Drive:
         numbers = list(range(1, len(reports) + 1))
         assert [done for done, _ in reports] == numbers and all(
             done <= total for done, total in reports
-        ), f"prepare reports {reports[:4]}, wanted (1, total), (2, total), ..."
+        ), f"prepare: expected reports (1, total), (2, total), ..., got {reports[:4]}"
         self.may_replay, self.num_left = bool(sizes.rows or sizes.tokens), sizes.num_left
         return sizes
 
@@ -222,11 +222,11 @@ class Drive:
 
 def check_sizes(sizes: object, limits: ReplayLimits) -> None:
     """Check what `prepare` returns.   raises: AssertionError"""
-    assert isinstance(sizes, ReplaySizes), f"prepare returns {sizes!r}, wanted ReplaySizes"
+    assert isinstance(sizes, ReplaySizes), f"prepare: expected ReplaySizes, got {sizes!r}"
     for name, numbers in (("rows", sizes.rows), ("tokens", sizes.tokens)):
         is_sorted = list(numbers) == sorted(set(numbers), reverse=True)
         assert is_sorted and min(numbers, default=1) > 0, (
-            f"prepare returns {name} {numbers}, wanted sizes from the largest on"
+            f"prepare: {name}: expected sizes from the largest on, got {numbers}"
         )
     assert max(sizes.rows, default=0) <= limits.max_rows, (
         f"prepare returns rows {sizes.rows}, and max_rows is {limits.max_rows}"

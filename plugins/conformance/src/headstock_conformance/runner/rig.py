@@ -287,7 +287,7 @@ def make_windowed() -> ModelConfig:
 
 def make_router(toy: ToyModel, buffers: Buffers, setup: Setup) -> PhaseRouter:
     """Attention of the toy model over these buffers; what it leaves unwritten is NaN."""
-    layers = list_attention_layers(toy.config)
+    layers = list_attention_layers(toy.config, toy.params)
     # The backend is the kit's own, and asks nothing of the query but what it has.
     query = AttentionQuery(
         phases=frozenset(Phase),

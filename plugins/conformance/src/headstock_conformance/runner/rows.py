@@ -100,6 +100,6 @@ def find_sampled(plan: Plan) -> Ints:
 
 
 def join_runs(ends: Ints, counts: Ints) -> Ints:
-    """So many numbers before each end.   ends, counts: [n]    returns: [sum of counts] int64"""
+    """`counts` numbers before each end.   ends, counts: [n]    returns: [sum of counts] int64"""
     runs = [np.arange(end - count, end) for end, count in zip(ends, counts, strict=True)]
     return np.concatenate(runs, dtype=np.int64)

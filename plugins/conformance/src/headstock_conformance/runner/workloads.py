@@ -30,7 +30,7 @@ def request(seed: int, length: int, params: SamplingParams = GREEDY, **changes: 
 
 
 def fill_rows(drive: Drive, count: int, params: SamplingParams = GREEDY) -> None:
-    """Compute the prompts of so many rows, in two steps."""
+    """Compute the prompts of `count` rows, in two steps."""
     for row in range(count):
         drive.admit(row, request(row, 2 + 5 * row % 11, params))
     drive.step(*range(count // 2))
@@ -254,7 +254,7 @@ def shared_pages(drive: Drive) -> None:
 
 
 def unsound_row(drive: Drive) -> None:
-    """A row whose keys and values are no numbers: it alone is not healthy."""
+    """A row whose keys and values are NaN: only this row is not healthy."""
     fill_rows(drive, 4)
     drive.step(0, 1, 2, 3)
     for group, pages in enumerate(drive.rows[2].pages):

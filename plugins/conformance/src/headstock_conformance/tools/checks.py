@@ -9,6 +9,7 @@ from headstock.errors import CannotRun, shorten
 from headstock.spi import DeviceEnv, ToolEvent, ToolParserSpec
 from headstock_conformance.case import Case
 from headstock_conformance.tools.answers import (
+    ARGUMENTS,
     AROUND,
     CALL,
     CALLS,
@@ -49,6 +50,7 @@ def list_cases(
         "text goes out as it comes": check_streamed_text,
         "arguments go out as they come": check_streamed_arguments,
         "two answers at once": check_two,
+        "calls as it writes them": check_written,
     }
     subject = Subject(spec, answers)
     return tuple(Case(name, partial(run, subject)) for name, run in checks.items())
@@ -83,6 +85,22 @@ def check_calls(subject: Subject) -> None:
             "it finds no call in the formats that the kit knows; pass answers with calls to "
             "headstock_conformance.tools.checks.list_cases"
         )
+
+
+def check_written(subject: Subject) -> None:
+    """Grammars make calls as `write_call` writes them.   raises: CannotRun"""
+    forms = [(tool.name, form) for tool in TOOLS for form in subject.make().write_call(tool.name)]
+    if not forms:
+        raise CannotRun("write_call writes no calls")
+    for name, form in forms:
+        call = f"{form.before}{{}}{form.after}"
+        for count in (1,) if form.separator is None else (1, 2):
+            text = form.begin + (form.separator or "").join([call] * count) + form.end
+            events = subject.read([text])
+            expected = [ToolEvent(CALL, name), ToolEvent(ARGUMENTS, "{}"), ToolEvent(END)] * count
+            assert events == expected, (
+                f"write_call writes {text!r}, which is parsed as {describe(events)}"
+            )
 
 
 def check_order(subject: Subject) -> None:
