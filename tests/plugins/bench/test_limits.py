@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headstock import UsageError
-from headstock.spi import ModelConfig
+from headstock.spi import LayerSizes, ModelConfig
 from headstock.startup.model_loading import read_family
 from headstock_bench import command
 from headstock_bench.limits import (
@@ -86,6 +86,19 @@ def test_elements_are_those_of_the_weights(models: dict[str, ModelConfig]) -> No
     assert work.head == 151_936 * 1024 and work.kv == 28 * 2 * 8 * 128
 
 
+def test_layers_count_by_their_own_sizes(models: dict[str, ModelConfig]) -> None:
+    model = models["qwen3-0.6b"]
+    wide = LayerSizes(heads=4, kv_heads=2, head_dim=256, intermediate=100)
+    layers = (*model.layers[:-1], evolve(model.layers[-1], sizes=wide))
+    before, after = count_work(model), count_work(evolve(model, layers=layers))
+    layer = 1024 * 128 * (2 * 16 + 2 * 8) + 3 * 1024 * 3072
+    other = 1024 * 256 * (2 * 4 + 2 * 2) + 3 * 1024 * 100
+
+    assert after.dense - before.dense == other - layer
+    assert after.kv - before.kv == 2 * (2 * 256 - 8 * 128)
+    assert after.attention - before.attention == 4 * (4 * 256 - 16 * 128)
+
+
 def test_a_step_reads_the_experts_that_its_tokens_use(models: dict[str, ModelConfig]) -> None:
     work = count_work(models["qwen3-30b-a3b"])
     expert = 3 * 2048 * 768
@@ -144,6 +157,7 @@ def test_layers_that_are_not_counted_are_refused_by_name(models: dict[str, Model
         count_work(evolve(model, layers=layers))
 
 
+@pytest.mark.full
 def test_rates_are_those_of_a_copy_and_a_product() -> None:
     rates = measure_rates("cpu", torch.float32)
 

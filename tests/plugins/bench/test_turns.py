@@ -45,9 +45,13 @@ def test_engines_warm_up_and_then_run_in_turns() -> None:
         Scripted("theirs", [9.0, 5.0, 4.0, 8.0], log),
     )
     timings = run_in_turns([ours, theirs], WORK, 3)
-    assert [sorted(log[:2]), log[2:]] == [["ours", "theirs"], ["ours", "theirs"] * 3]
+    assert [sorted(log[:2]), log[2:]] == [
+        ["ours", "theirs"],
+        ["ours", "theirs", "theirs", "ours", "ours", "theirs"],
+    ]
     assert [timing.seconds for timing in timings] == [(1.0, 3.0, 2.0), (5.0, 4.0, 8.0)]
     peer = make_peer_result(*timings, WORK, find_difference(ours.tokens, theirs.tokens))
+    assert peer.ratios == (5.0, 1.333, 4.0)
     assert (peer.ratio, peer.median_s, peer.out_tok_s, peer.difference) == (
         2.5,
         5.0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from headstock import LLM
@@ -32,7 +34,7 @@ from headstock_bench.workloads import Workload
 class Benchmark:
     """Measures workloads on `llm`: one warm-up run, then `runs` timed ones.
 
-    shape: what results call the model    on_run: called after each timed run
+    shape: the model's name in results    on_run: called after each timed run
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Benchmark:
         self.runs = runs
         self.on_run = on_run
         self.peers: tuple[BenchmarkEngine, ...] = ()
+        self.has_greedy_peers = False
         self.rates: DeviceRates | None = None
 
     @property
@@ -61,7 +64,7 @@ class Benchmark:
     def add_limits(self) -> None:
         """Add the minimum time of the device to results.
 
-        raises: UsageError for a model whose layers are not counted
+        raises: UsageError for a model with layers that are not modelled
         """
         count_work(self.model)
         device = self.ours.session.engine.summary.device
@@ -80,15 +83,23 @@ class Benchmark:
         model = load_model(
             engine.directory, self.conditions.dtype, engine.summary.device, dummy=self.dummy
         )
-        self.peers = (TransformersGenerate(model), TransformersContinuous(model))
+        self.peers += (TransformersGenerate(model), TransformersContinuous(model))
+        self.has_greedy_peers = True
+
+    def add_settings(self, rivals: Mapping[str, LLM]) -> None:
+        """Make engines of other settings run each workload too, by what names these."""
+        version = self.conditions.version
+        self.peers += tuple(HeadstockEngine(llm, version, name) for name, llm in rivals.items())
 
     def fit_workload(self, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
         """The workload with ids of this model's vocabulary, and notes for its result.
 
         raises: UsageError when the workload is too long, or is sampled and has peers
         """
-        self.ours.check_length(workload)
-        if self.peers:
+        for engine in (self.ours, *self.peers):
+            if isinstance(engine, HeadstockEngine):
+                engine.check_length(workload)
+        if self.has_greedy_peers:
             from headstock_bench.transformers_engines import check_greedy
 
             check_greedy(workload)
@@ -99,7 +110,7 @@ class Benchmark:
 
     def measure(self, workload: Workload, notes: tuple[str, ...] = ()) -> BenchmarkResult:
         """Run one workload, engines alternating.   raises: UsageError, EngineDied"""
-        # In one process: two hosts an hour apart differ by 20 % and more.
+        # In one process: runs on two hosts, an hour apart, differ by 20 % and more.
         timings = run_in_turns([self.ours, *self.peers], workload, self.runs, self.on_run)
         ours, *others = timings
         return BenchmarkResult(
@@ -108,7 +119,7 @@ class Benchmark:
             timing=ours,
             peak_kv_pages=self.ours.peak_pages,
             cached_tokens=self.ours.cached_tokens,
-            # A pool that is too small would otherwise show only as a low figure.
+            # Otherwise a pool that is too small would only show as a low figure.
             preemptions=self.ours.preemptions,
             drafts=self.ours.drafts,
             seed=workload.seed,
@@ -149,9 +160,9 @@ class Benchmark:
         )
 
     def _compare_tokens(self, ours: EngineTiming, theirs: EngineTiming) -> TokenDifference | None:
-        """Where the tokens differ; None with random weights, which each engine draws separately."""
+        """The difference of tokens; None with random weights, which differ between engines."""
         return (
             None
-            if self.dummy or theirs.error is not None
+            if (self.dummy and theirs.engine != self.ours.engine) or theirs.error is not None
             else find_difference(ours.tokens, theirs.tokens)
         )

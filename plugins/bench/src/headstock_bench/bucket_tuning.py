@@ -1,4 +1,4 @@
-"""Time prompts that arrive while rows decode, with a graph of their step and without."""
+"""Time prompts that arrive while rows decode, with and without a graph of their step."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from headstock.startup import tuned_choices
 from headstock_bench.workloads import SEED, Prompts
 
 MARGIN = 0.03
-"""How much faster steps without a graph must be for a size to lose its graph."""
+"""The speed-up without a graph that makes a size lose its graph."""
 ROWS = 8
-"""Rows that decode while prompts arrive."""
+"""Number of rows that decode while prompts arrive."""
 CONTEXT = 512
 """Prompt tokens of these rows."""
 ROW_TOKENS = 512
@@ -37,17 +37,17 @@ There, the device time is close to the launch time, so a graph may not pay off.
 
 
 OpenLLM = Callable[[EngineConfig], LLM]
-"""Starts an engine; it may show progress."""
+"""Starts engines; may show progress."""
 
 
 def open_llm(config: EngineConfig) -> LLM:
-    """An engine of this configuration."""
+    """Start an engine with this configuration."""
     return LLM(config=config)
 
 
 @frozen(kw_only=True)
 class Arrival:
-    """The result of one prompt: its times, and the steps meanwhile without a graph."""
+    """The result of one prompt: its times, and the number of steps without a graph meanwhile."""
 
     times: tuned_choices.ArrivalTimes
     num_launched: int
@@ -55,7 +55,7 @@ class Arrival:
 
 @frozen(kw_only=True)
 class StepSize:
-    """A size that is measured, and the tokens of the step that measures it."""
+    """A size, and the tokens of the step that measures it."""
 
     size: int
     tokens: int
@@ -64,9 +64,9 @@ class StepSize:
 def measure_buckets(
     config: EngineConfig, free_memory: Callable[[], None], open_llm: OpenLLM = open_llm
 ) -> tuple[tuned_choices.TunedBucket, ...]:
-    """Measure steps with prompts with graphs and without, in an engine each; smallest first.
+    """Measure steps with prompts in two engines, with graphs and without; smallest first.
 
-    free_memory: is called when an engine has ended
+    free_memory: called after each engine has ended
     raises: CannotRun, UsageError, ModelError, EngineDied
     """
     # So that each prompt is one step with one token of each row.
@@ -89,7 +89,7 @@ def measure_buckets(
 
 
 def count_rows(config: EngineConfig, most: int) -> int:
-    """Rows that decode beside a prompt in a step that may have a graph; `most` run at once."""
+    """Number of rows that decode with a prompt in a graph; `most` rows run at once."""
     graph_rows = most if config.cuda_graph_max_bs is None else config.cuda_graph_max_bs
     return min(ROWS, min(most, graph_rows) - 1)
 
@@ -99,7 +99,7 @@ def make_bucket(
     replayed: tuned_choices.ArrivalTimes | str,
     launched: tuned_choices.ArrivalTimes | str | None,
 ) -> tuned_choices.TunedBucket:
-    """A size with its times, or with the reason why it has none."""
+    """A size with its times, or with the reason why there are none."""
     if isinstance(replayed, tuned_choices.ArrivalTimes) and isinstance(
         launched, tuned_choices.ArrivalTimes
     ):
@@ -123,10 +123,10 @@ def choose_sizes(sizes: Sequence[int], most: int) -> list[StepSize]:
 
 
 def choose_graph_tokens(buckets: Sequence[tuned_choices.TunedBucket]) -> int | None:
-    """The largest size that keeps its graph; 0 for none, None where all that were measured do.
+    """The largest size that keeps its graph; 0 for none, None if all measured sizes do.
 
-    Graphs are the default. So sizes lose them from where on, all taken together, steps are faster
-    without by the margin, in the geometric mean; of several such, from where most is won.
+    Graphs are the default. Sizes above a limit lose them if their steps are faster without graphs
+    by the margin, in the geometric mean. Of several such limits, the one that gains most is chosen.
     """
     measured = [each for each in buckets if not each.refusal]
     logs = [math.log(compare_bucket(each)) for each in measured]
@@ -140,7 +140,7 @@ def choose_graph_tokens(buckets: Sequence[tuned_choices.TunedBucket]) -> int | N
 
 
 def compare_bucket(bucket: tuned_choices.TunedBucket) -> float:
-    """A graph's times by those without it: the geometric mean of first token and gap."""
+    """The times with a graph over those without: the geometric mean of first token and gap."""
     one, two = bucket.replayed, bucket.launched
     assert one is not None and two is not None, "a size with a refusal is not compared"
     return math.sqrt(one.first_token / two.first_token * one.gap / two.gap)
@@ -149,9 +149,9 @@ def compare_bucket(bucket: tuned_choices.TunedBucket) -> float:
 def time_size(
     llm: LLM, step: StepSize, rows: int, *, replays: bool
 ) -> tuned_choices.ArrivalTimes | str:
-    """The times of a prompt that makes such a step with these rows, or the reason for none.
+    """The times of a prompt whose step has this size with these rows, or the reason for none.
 
-    replays: the step's own graph is wanted
+    replays: whether the step should use its graph
     raises: EngineDied
     """
     engine = get_session(llm).engine
@@ -160,9 +160,9 @@ def time_size(
     context = min(CONTEXT, longest // 4)
     row_tokens = min(ROW_TOKENS, longest - context)
     if rows < 1:
-        return "no row may decode beside a prompt in a graph"
+        return "no row can decode with a prompt in one graph"
     if length + 2 > longest:
-        return f"such a prompt is longer than a sequence may be, {longest} tokens"
+        return f"this prompt is longer than a sequence of at most {longest} tokens"
     if rows * (context + row_tokens) + length + 2 > pool:
         return f"the KV pool holds {pool} tokens, which is too few"
     arrivals = asyncio.run(
@@ -173,7 +173,7 @@ def time_size(
     if not arrivals:
         return "requests failed, or ended too soon"
     if replays and any(each.num_launched for each in arrivals):
-        return "no graph serves such a step"
+        return "no graph serves this step"
     return tuned_choices.ArrivalTimes(
         first_token=median(each.times.first_token for each in arrivals),
         gap=median(each.times.gap for each in arrivals),
@@ -204,7 +204,7 @@ async def time_arrivals(
     for end in ends:
         if isinstance(end, Exception):
             raise end
-    # The first of a size may compile.
+    # The first prompt of a size may trigger compilation.
     return [each for each in arrivals[1:] if each is not None]
 
 
@@ -219,16 +219,16 @@ async def time_arrival(
     await wait_for_tokens(decoding, SETTLED_TOKENS)
     if any(row.is_over for row in decoding):
         return None
-    # Rows have their tokens right after a step's launch; callers come at any time.
+    # Rows get their tokens right after a step's launch, but callers submit at any time.
     await asyncio.sleep(rng.random() * decoding[0].find_longest_gap(decoding[0].times[-2]))
     before = engine.stats()
     arrival, first = time.perf_counter(), None
-    # The last token of an answer is told later than others: with its end.
+    # The last token of an answer is reported later than others, together with its end.
     two = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     async for output in llm.astream(prompt, two):
         if first is None and output.outputs[0].token_ids:
             first = time.perf_counter()
-    # The step's own tokens, and those that wait for it: the next step may begin late.
+    # This step's tokens and the next ones, since the next step may begin late.
     await wait_for_tokens(decoding, 2)
     if first is None or any(row.is_over for row in decoding):
         return None
@@ -244,7 +244,7 @@ async def time_arrival(
 
 
 async def wait_for_tokens(decoding: Sequence[DecodingRow], count: int) -> None:
-    """Return when each row has `count` more tokens, or is over."""
+    """Return when each row has `count` more tokens or has ended."""
     wanted = [(row, len(row.times) + count) for row in decoding]
     while any(len(row.times) < most and not row.is_over for row, most in wanted):
         await asyncio.sleep(POLL_SECONDS)
@@ -252,13 +252,13 @@ async def wait_for_tokens(decoding: Sequence[DecodingRow], count: int) -> None:
 
 @define(eq=False)
 class DecodingRow:
-    """A row that decodes: when its tokens came, in seconds of `time.perf_counter`."""
+    """A decoding row and the times of its tokens, in seconds of `time.perf_counter`."""
 
     times: list[float] = field(factory=list)
     is_over: bool = False
 
     async def follow(self, llm: LLM, prompt: list[int], params: SamplingParams) -> None:
-        """Send the request, and note each token until it ends or is cancelled.
+        """Send the request, and record each token until it ends or is cancelled.
 
         raises: EngineDied
         """
@@ -270,6 +270,6 @@ class DecodingRow:
             self.is_over = True
 
     def find_longest_gap(self, begin: float) -> float:
-        """The longest time between two tokens, the later of which came after `begin`."""
+        """The longest time between two tokens, counting only gaps that end after `begin`."""
         pairs = zip(self.times, self.times[1:], strict=False)
         return max(later - earlier for earlier, later in pairs if later > begin)

@@ -1,17 +1,20 @@
-"""`headstock bench`: speed, with everything that a figure depends on beside it.
+"""`headstock bench`: measure speed and record the conditions of each figure.
 
-Heavy modules are imported when an engine is made, so `--help` and the Tab key need no torch.
+Heavy modules are imported when an engine is made, so `--help` and completion do not need torch.
 """
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import importlib.util
 import json
 import os
+import re
+import shlex
 import tempfile
 from argparse import Namespace, RawDescriptionHelpFormatter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
@@ -68,10 +71,12 @@ def main(arguments: list[str]) -> int:
     options = make_parser().parse_args(arguments)
     check_options(options)
     resolved = resolve_flags(options, os.environ)
+    others = {text: read_against(arguments, text) for text in options.against}
     check_distinct_files(
         {
             "--config": resolved.file,
             "--output": options.output,
+            "--plot": options.plot,
             "--profile": options.profile,
             "--record": resolved.engine.record,
         }
@@ -79,19 +84,42 @@ def main(arguments: list[str]) -> int:
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
-    any_failed = False
+    results = []
     with (
         reserve_output(options.json) as output,
         open_config(options.shape, resolved) as config,
     ):
         check_output_file("--output", options.output)
         check_output_file("--profile", options.profile)
-        for result, profile in run_workloads(options, config):
+        check_output_file("--plot", options.plot)
+        for result, profile in run_workloads(options, config, others):
             print_result(result, options, output)
             if profile is not None:
                 print_profile(profile, result, options)
-            any_failed |= result.num_finished < len(result.workload.prompts)
-    return int(any_failed)
+            results.append(result)
+    if options.plot is not None:
+        from headstock_bench.plot import draw_results
+
+        draw_results(results, Path(options.plot))
+    return int(any(each.num_finished < len(each.workload.prompts) for each in results))
+
+
+def read_against(arguments: Sequence[str], text: str) -> EngineConfig:
+    """The configuration of the arguments with the settings of `--against`, which win.
+
+    raises: UsageError
+    """
+    words = shlex.split(text)
+    for word in words:
+        if not re.fullmatch(r"[a-z][\w-]*=.*", word):
+            raise UsageError(
+                f"--against {shorten(text)}: expected settings such as 'scheduler=prefill-first "
+                f"overlap=off', got {shorten(word)}"
+            )
+    names = (word.partition("=") for word in words)
+    flags = [f"--{name.replace('_', '-')}={value}" for name, _, value in names]
+    options = make_parser().parse_args([*arguments, *flags])
+    return resolve_flags(options, os.environ).engine
 
 
 def make_parser() -> FlagParser:
@@ -99,7 +127,7 @@ def make_parser() -> FlagParser:
     root = FlagParser(
         prog="headstock bench",
         usage="%(prog)s [WORKLOAD ...] [options]",
-        description="Measure speed, with everything that a figure depends on beside it.",
+        description="Measure speed and record the conditions of each figure.",
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
@@ -122,33 +150,47 @@ def make_parser() -> FlagParser:
         type=int,
         default=3,
         metavar="N",
-        help="runs after a first that warms up (default: 3)",
+        help="timed runs after a warm-up run (default: 3)",
     )
     section.add_argument(
         "--compare",
         metavar="|".join(PEERS),
-        help="the same work in this process with another engine, in turns",
+        help="run the same work in this process with another engine, alternating",
+    )
+    section.add_argument(
+        "--against",
+        action="append",
+        default=[],
+        metavar="SETTINGS",
+        help="run the same work in this process with other settings too, alternating, such as "
+        "'scheduler=prefill-first cache_type=naive'; several times for several. All share the "
+        "memory equally",
+    )
+    section.add_argument(
+        "--plot", metavar="FILE.svg", help="draw the figures of all settings with their spread"
     )
     section.add_argument(
         "--limits",
         action="store_true",
-        help="show the least time that the device would need, by a copy and a product that are "
-        "timed before",
+        help="show the device's minimum time, computed from the measured speed of a copy and of a "
+        "matrix product",
     )
     section.add_argument(
-        "--json", action="store_true", help="print one JSON object a workload instead of text"
+        "--json", action="store_true", help="print one JSON object per workload instead of text"
     )
     section.add_argument(
-        "--output", metavar="FILE", help="append the JSON objects to a file, one a line"
+        "--output", metavar="FILE", help="append the JSON objects to a file, one per line"
     )
     section.add_argument(
         "--profile",
         metavar="FILE",
         help="run each workload once more under torch's profiler, show where a step's time goes, "
-        "and append that to a file as JSON objects, one a line",
+        "and append that to a file as JSON objects, one per line",
     )
     section.add_argument(
-        "--quiet", action="store_true", help="no summary, no progress and no log line below WARNING"
+        "--quiet",
+        action="store_true",
+        help="no summary, no progress and no log lines below WARNING",
     )
     add_engine_flags(root)
     return root
@@ -169,16 +211,25 @@ def check_options(options: Namespace) -> None:
             if name is not None and name not in choices:
                 hint = suggest_name(name, choices) or f"; known are {', '.join(choices)}"
                 raise UsageError(f"unknown {what} {shorten(name)}{hint}")
+    if options.plot is not None:
+        check_plot(options.plot)
     if options.runs < 1:
         raise UsageError(f"--runs: expected 1 or more, got {options.runs}")
+
+
+def check_plot(path: str) -> None:
+    """Raise UsageError for another ending than .svg, or where nothing can draw."""
+    if not path.endswith(".svg"):
+        raise UsageError(f"--plot: expected a name that ends with .svg, got {shorten(path)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("--plot needs matplotlib: pip install 'headstock-bench[plot]'")
 
 
 @contextlib.contextmanager
 def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineConfig]:
     """The configuration to measure. With `shape`, its model directory exists inside the context.
 
-    Unless it says otherwise, graphs are captured before the first step and not between those that
-    are timed.
+    By default, graphs are captured before the first step instead of between timed steps.
 
     raises: UsageError when a shape and a model are both named
     """
@@ -198,9 +249,9 @@ def open_config(shape: str | None, resolved: ResolvedConfig) -> Iterator[EngineC
 
 
 def check_output_file(flag: str, path: str | None) -> None:
-    """Raise ModelError when the file cannot be appended to; None is no file.
+    """Raise ModelError if the file cannot be appended to; None means no file.
 
-    A benchmark takes minutes: it must not find this out when it is done.
+    A benchmark takes minutes, so it must not find this out at its end.
     """
     if path is None:
         return
@@ -212,17 +263,23 @@ def check_output_file(flag: str, path: str | None) -> None:
 
 
 def run_workloads(
-    options: Namespace, config: EngineConfig
+    options: Namespace, config: EngineConfig, others: Mapping[str, EngineConfig]
 ) -> Iterator[tuple[BenchmarkResult, WorkloadProfile | None]]:
-    """Yield the result of each named workload, or of the default ones of the device, and its
-    profile if one is asked for.
+    """Yield the result of each named workload, or of the device's default ones, with its profile
+    if requested.
+
+    others: by what `--against` says, the configurations to compare with; of the same model
     """
-    from headstock.llm import get_session, start_engine
+    from headstock.llm import get_session
     from headstock_bench.benchmark import Benchmark
 
-    with ProgressBars(shown=not options.quiet) as bars:
-        llm = headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
-    with llm:
+    same = {name: getattr(config, name) for name in ("model", "load_format", "defer_graphs")}
+    configs = [config, *(evolve(other, **same) for other in others.values())]
+    with contextlib.ExitStack() as stack:
+        llm, *rivals = (
+            stack.enter_context(open_llm(each, quiet=options.quiet))
+            for each in share_memory(configs)
+        )
         session = get_session(llm)
         summary = session.engine.summary
         if not options.quiet:
@@ -236,11 +293,12 @@ def run_workloads(
             runs=options.runs,
             on_run=None if options.quiet else print_progress,
         )
+        benchmark.add_settings(dict(zip(others, rivals, strict=True)))
         if options.compare is not None:
             benchmark.add_transformers()
         if options.limits:
             benchmark.add_limits()
-        # all of them first: the last one may not fit, and is refused before any is measured
+        # all first: if the last one does not fit, it is refused before any is measured
         workloads = [benchmark.fit_workload(draw_workload(name)) for name in names]
         with _leave_out_of_collections():
             for workload, notes in workloads:
@@ -248,12 +306,35 @@ def run_workloads(
                 yield result, benchmark.profile(workload) if options.profile is not None else None
 
 
+def open_llm(config: EngineConfig, *, quiet: bool) -> headstock.LLM:
+    """An engine, with a bar while it loads.   raises: HeadstockError"""
+    from headstock.llm import start_engine
+
+    with ProgressBars(shown=not quiet) as bars:
+        return headstock.LLM(config=config, start=partial(start_engine, on_progress=bars.update))
+
+
+def share_memory(configs: Sequence[EngineConfig]) -> Iterator[EngineConfig]:
+    """The configurations with as much memory for each, of what the one before has left.
+
+    One that says how large its pool is keeps that.
+    """
+    count = len(configs)
+    for index, config in enumerate(configs):
+        is_sized = any(
+            getattr(config, name) is not None
+            for name in ("num_pages", "kv_memory_mb", "kv_context_len")
+        )
+        share = config.memory_ratio / count
+        yield config if is_sized else evolve(config, memory_ratio=share / (1 - index * share))
+
+
 @contextlib.contextmanager
 def _leave_out_of_collections() -> Iterator[None]:
-    """Have the garbage collector look at no object that lives now, as servers do.
+    """Exclude all current objects from garbage collection, as servers do.
 
-    A full collection looks at all that torch and transformers define. A step of an 8B model at 8
-    requests a second took 113 ms so, and was the slowest of its run by far.
+    A full collection visits everything that torch and transformers define. It made a step of an 8B
+    model at 8 requests a second take 113 ms, by far the slowest of its run.
     """
     gc.collect()
     gc.freeze()
@@ -264,13 +345,13 @@ def _leave_out_of_collections() -> Iterator[None]:
 
 
 def draw_workload(name: str) -> Workload:
-    """The workload of a name that `check_options` accepted."""
+    """The workload of a name that passed `check_options`."""
     return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
 
 def print_progress(workload: str, num_runs: int, total: int) -> None:
     """Print a line between two runs."""
-    # not a progress bar, which has a thread that draws while the clock runs
+    # not a progress bar, whose thread draws while the clock runs
     print_note(f"runs of {workload}: {num_runs} of {total}")
 
 

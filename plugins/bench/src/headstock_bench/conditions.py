@@ -21,7 +21,7 @@ NO_CONDITIONS = frozenset(
     "memory_profiles defer_graphs record record_overwrite record_prompts log_level "
     "is_command".split()
 )
-"""Settings that are fields of `Conditions` themselves, or that change no figure."""
+"""Settings that are fields of `Conditions`, or that do not affect figures."""
 
 
 def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Conditions:
@@ -32,7 +32,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
     summary = session.engine.summary
     return Conditions(
         version=version,
-        # Of the source that runs, not of the folder where the command was given.
+        # Of the running source, not of the working directory.
         commit=read_commit(Path(headstock.__file__)),
         gpu=None if summary.device == "cpu" else summary.device_name,
         cpu=device.read_cpu_name(),
@@ -60,7 +60,7 @@ def read_conditions(llm: LLM, *, version: str, shape: str, weights: str) -> Cond
 
 
 def list_settings(config: EngineConfig) -> dict[str, Any]:
-    """The other settings that are not the default."""
+    """The other settings that differ from the default."""
     default = EngineConfig()
     return {
         name: value
@@ -72,12 +72,12 @@ def list_settings(config: EngineConfig) -> dict[str, Any]:
 def read_commit(file: Path) -> str | None:
     """The commit that `file` is at, with "-dirty" when the checkout has changes.
 
-    None if git does not track the file: a package may be in an environment inside an unrelated
+    None if git does not track the file, such as a package in an environment inside an unrelated
     checkout.
     """
     if run_git(file, "ls-files", "--error-unmatch", file.name) is None:
         return None
-    # all tags are excluded, or git would name the nearest tag and not the commit
+    # without tags, since git would name the nearest tag instead of the commit
     return run_git(file, "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*")
 
 

@@ -1,4 +1,4 @@
-"""headstock as an engine to measure."""
+"""headstock as a benchmarked engine."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class HeadstockEngine:
 
     Of the last run:
         cached_tokens: prompt tokens that came from the prefix index
-        peak_pages: the most pages that requests held at once, in all KV groups together
+        peak_pages: the maximum number of pages held by requests, over all KV groups
         preemptions: times that a request lost its pages and was computed again
-        drafts: what came of drafts, in a line; empty where none was verified
+        drafts: a line about accepted drafts; empty if none was verified
     """
 
     engine = "headstock"
-    mode = "generate"
 
-    def __init__(self, llm: LLM, version: str) -> None:
+    def __init__(self, llm: LLM, version: str, mode: str = "generate") -> None:
+        self.mode = mode
         self.llm = llm
         self.session = get_session(llm)
         self.version = version
@@ -45,12 +45,12 @@ class HeadstockEngine:
                 temperature=workload.temperature,
                 seed=workload.seed + number,
                 max_tokens=count,
-                # Random weights end a text anywhere, and every engine must have the same work.
+                # Random weights may end a text anywhere, but every engine must do the same work.
                 ignore_eos=True,
             )
             for number, count in enumerate(workload.outputs)
         ]
-        # the warm-up and earlier runs left these very prompts in the index
+        # the warm-up and earlier runs left the same prompts in the index
         self.session.loop.reset_prefix_cache()
         self.before = self.session.engine.stats()
         if isinstance(workload, LatencyWorkload):
@@ -70,7 +70,7 @@ class HeadstockEngine:
         return TimedRun(seconds, tuple(tuple(answer.token_ids) for answer in answers))
 
     def _run_streams(self, workload: LatencyWorkload, params: Sequence[SamplingParams]) -> TimedRun:
-        """Run requests that come one by one.   raises: EngineDied when all of them fail"""
+        """Run requests that arrive one by one.   raises: EngineDied when all of them fail"""
         streams, seconds = stream_requests(self.llm, workload, params)
         errors = [stream.error for stream in streams if stream.error is not None]
         if len(errors) == len(streams):
@@ -82,9 +82,9 @@ class HeadstockEngine:
         return TimedRun(seconds, tokens, summarize_streams(streams))
 
     def _store_counts(self, metrics: Sequence[RequestMetrics]) -> None:
-        """Count what the run that just ended took.   writes: the four counts"""
-        # Here for both kinds of run: a count that one kind alone sets would keep the value of the
-        # other kind's last run.
+        """Record the counts of the last run.   writes: the four counts"""
+        # For both kinds of run: a count that only one kind sets would keep the value of the last
+        # run of that kind.
         self.cached_tokens = sum(request.cached_tokens or 0 for request in metrics)
         self.preemptions = sum(request.preemptions or 0 for request in metrics)
         stats = self.session.engine.stats()
@@ -92,7 +92,7 @@ class HeadstockEngine:
         self.drafts = stats.since(self.before).draft_line
 
     def check_length(self, workload: Workload) -> None:
-        """Raise UsageError when a request is too long; cut short, it would be other work."""
+        """Raise UsageError if a request is too long; truncated, it would be different work."""
         max_seq_len = self.session.engine.max_seq_len
         if workload.max_request_tokens > max_seq_len:
             raise UsageError(

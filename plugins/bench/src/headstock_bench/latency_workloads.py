@@ -16,25 +16,25 @@ from headstock_bench.workloads import SEED, Workload, draw_tokens
 NAME_FORMS: Mapping[str, str] = MappingProxyType(
     {"online": "online:RATE:COUNT", "first-token": "first-token:LENGTH[:COUNT]"}
 )
-"""Family of latency workloads -> the form of their names."""
+"""Family of latency workloads -> the format of their names."""
 
 ONLINE_SEED = 1
 TEMPERATURE = 0.6
 NUM_WARM_UP = 16
-"""Requests of a warm-up; the published figures of other engines follow as many."""
+"""Requests of a warm-up, as many as other engines use for published figures."""
 DEFAULT_COUNT = 100
 MIN_RATE, MAX_RATE = 0.001, 100_000.0
 """Requests a second."""
 MAX_COUNT = 10_000
 MAX_PROMPT_TOKENS = 10_000_000
-"""Of all requests: prompts are drawn before the engine says whether they fit."""
+"""Limit of a workload's prompt tokens, which are drawn before the engine checks their fit."""
 
 _EXAMPLES = {"online": "online:16:200", "first-token": "first-token:128 or first-token:128:20"}
 
 
 @frozen(kw_only=True)
 class LatencyWorkload(Workload):
-    """Requests that come one by one.
+    """Requests that arrive one by one.
 
     arrivals: seconds after the start, ascending; None sends each when the engine is idle
     """
@@ -75,8 +75,8 @@ def _draw_online(name: str, rate: float, count: int) -> LatencyWorkload:
     rng = Random(ONLINE_SEED)
     at = 0.0
     arrivals, prompts, outputs = [], [], []
-    # Everything of a request is drawn before the next one: a workload of few requests is then the
-    # beginning of one of many.
+    # Each request is drawn completely before the next: a workload of few requests is then a prefix
+    # of one of many.
     for _ in range(count):
         at += rng.expovariate(rate)
         arrivals.append(at)
@@ -98,7 +98,7 @@ def _draw_first_token(name: str, length: int, count: int) -> LatencyWorkload:
     return LatencyWorkload(
         name=name,
         prompts=tuple(draw_tokens(rng, length) for _ in range(count)),
-        # Two tokens: after one alone there would be no next step to compete with the first token.
+        # Two tokens: with only one, no next step would compete with the first token.
         outputs=(2,) * count,
         temperature=TEMPERATURE,
         arrivals=None,
@@ -131,8 +131,8 @@ def _read_count(name: str, text: str) -> int:
 def _read_number(
     name: str, what: str, text: str, low: float, high: float, *, whole: bool = False
 ) -> float:
-    """`text` as a number.   raises: UsageError when it is none, or not from low to high"""
-    # float() alone would also take nan, inf, 1_000 and digits of other scripts.
+    """`text` as a number.   raises: UsageError unless it is a number from low to high"""
+    # float() alone would also accept nan, inf, 1_000 and digits of other scripts.
     if re.fullmatch(r"[0-9]{1,20}" if whole else r"[0-9]{1,20}(\.[0-9]{1,20})?", text):
         number = float(text)
         if low <= number <= high:

@@ -1,4 +1,4 @@
-"""The minimum time of a device for a workload, by its reads and products."""
+"""A device's minimum time for a workload, from its reads and multiplications."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from headstock.spi import Experts, ModelConfig
 from headstock_bench.workloads import Workload
 
 COPIED_BYTES = {"cuda": 1 << 30, "cpu": 1 << 27}
-"""Bytes of the copy that is timed, by kind of device: more than any cache holds."""
+"""Bytes of the timed copy, by kind of device: more than any cache holds."""
 MATRIX_SIZE = {"cuda": 8192, "cpu": 1024}
-"""Rows and columns of the matrices that are multiplied."""
+"""Rows and columns of the multiplied matrices."""
 SECONDS = 1.0
 """Duration of each measurement: clocks fall to the power limit within tenths of a second."""
 REPEATS = 8
-"""Repetitions in a run, so that launch and wait count little."""
+"""Repetitions in a run, so that launching and waiting hardly matter."""
 
 
 @frozen(kw_only=True)
@@ -39,8 +39,8 @@ class DeviceRates:
 class WorkloadLimit:
     """The minimum seconds of a workload if the device were never idle and read nothing twice.
 
-    products_s: of the linear layers and the scores; a step either reads its weights or multiplies
-    attention_s: of keys and values, likewise
+    products_s: for linear layers and scores; a step is bound by reading weights or by multiplying
+    attention_s: for keys and values, likewise
     """
 
     rates: DeviceRates
@@ -49,15 +49,15 @@ class WorkloadLimit:
 
     @property
     def seconds(self) -> float:
-        """Of all."""
+        """The sum."""
         return self.products_s + self.attention_s
 
 
 @frozen(kw_only=True)
 class ModelWork:
-    """What a model's tokens cost: elements of weights, of keys and values, and multiplications.
+    """The cost of a model's tokens: elements of weights, keys and values, and multiplications.
 
-    Of a layer's experts a token multiplies by `active` elements and a step reads more of them.
+    A token multiplies by the `active` elements of a layer's experts; a step reads more of them.
     """
 
     dense: int
@@ -68,11 +68,11 @@ class ModelWork:
 
     @property
     def active(self) -> int:
-        """Elements of the layers that a token is multiplied by."""
+        """Elements of the layers by which a token is multiplied."""
         return self.dense + sum(experts.per_token * size for experts, size in self.mixtures)
 
     def count_read(self, rows: int) -> float:
-        """Elements of the layers that a step of `rows` random tokens reads."""
+        """Expected elements of the layers read by a step of `rows` random tokens."""
         read = float(self.dense)
         for experts, size in self.mixtures:
             missed = (1 - experts.per_token / experts.count) ** rows
@@ -81,9 +81,9 @@ class ModelWork:
 
 
 def measure_rates(device: str, dtype: torch.dtype) -> DeviceRates:
-    """Time a copy and a product of large matrices of that type.
+    """Time a copy and a matrix product of this dtype.
 
-    raises: UsageError when the device has no room for them
+    raises: UsageError if the device lacks the memory for them
     """
     try:
         return _time_rates(device, dtype)
@@ -94,14 +94,14 @@ def measure_rates(device: str, dtype: torch.dtype) -> DeviceRates:
         ) from error
     finally:
         if device == "cuda":
-            torch.cuda.empty_cache()  # what the engine may need for a step
+            torch.cuda.empty_cache()  # memory that the engine may need for a step
 
 
 def _time_rates(device: str, dtype: torch.dtype) -> DeviceRates:
     source = torch.zeros(COPIED_BYTES[device], dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     size = MATRIX_SIZE[device]
-    # Random numbers: zeros take less power and are multiplied faster.
+    # Random numbers: zeros need less power and are multiplied faster.
     one, other = (torch.randn(size, size, device=device).to(dtype) for _ in range(2))
     return DeviceRates(
         bytes_s=2 * source.numel() / time_settled(lambda: target.copy_(source), device),
@@ -131,38 +131,38 @@ def time_settled(
 
 
 def count_work(model: ModelConfig) -> ModelWork:
-    """What a token costs.   raises: UsageError for layers that are not counted"""
+    """The cost of a token.   raises: UsageError for layers that are not modelled"""
     if any(layer.latent is not None or layer.conv is not None for layer in model.layers):
         raise UsageError(
             f"--limits counts layers of attention over keys and values, and {model.architecture} "
             "has others; leave --limits out"
         )
-    heads = model.heads + model.kv_heads
-    attention = 2 * heads * model.head_dim * model.hidden
-    layers = len(model.layers)
+    sizes = [model.sizes_of(layer) for layer in model.layers]
+    attention = sum(2 * (each.heads + each.kv_heads) * each.head_dim for each in sizes)
+    inner = sum(model.sizes_of(each).intermediate for each in model.layers if each.has_mlp)
     mixtures = [layer.experts for layer in model.layers if layer.experts is not None]
     gated = 3 * model.hidden
     return ModelWork(
-        dense=layers * attention
-        + (layers - len(mixtures)) * gated * model.intermediate
+        dense=attention * model.hidden
+        + gated * inner
         + sum(each.count * model.hidden + gated * each.shared for each in mixtures),
         mixtures=tuple((each, gated * each.intermediate) for each in mixtures),
         head=model.vocab * model.hidden,
-        kv=2 * layers * model.kv_heads * model.head_dim,
-        attention=4 * layers * model.heads * model.head_dim,
+        kv=sum(2 * each.kv_heads * each.head_dim for each in sizes),
+        attention=sum(4 * each.heads * each.head_dim for each in sizes),
     )
 
 
 def limit_workload(
     model: ModelConfig, workload: Workload, rates: DeviceRates, *, weight_bytes: int, kv_bytes: int
 ) -> WorkloadLimit:
-    """The least time of a workload whose requests all run at once, on an empty prefix cache.
+    """The minimum time of a workload whose requests run at once, with an empty prefix cache.
 
-    Tokens of common prefixes are computed once, and the prefix that all prompts share is read once
-    a step. Windows count as whole contexts.
+    Tokens of common prefixes are computed once, and the prefix of all prompts is read once per
+    step. Windows count as full contexts.
 
     weight_bytes, kv_bytes: of an element
-    raises: UsageError for a model whose layers are not counted
+    raises: UsageError for a model with layers that are not modelled
     """
     work = count_work(model)
     prompts, outputs = sorted(workload.prompts), np.array(workload.outputs)
@@ -177,7 +177,7 @@ def limit_workload(
         work.attention * contexts / rates.flops_s,
     )
     lengths = np.array([len(each) for each in workload.prompts])
-    # The first and the last of sorted prompts share what all of them do.
+    # The common prefix of the first and the last sorted prompt is that of all prompts.
     common = count_shared(prompts[0], prompts[-1]) if len(prompts) > 1 else 0
     for step in range(1, int(outputs.max())):
         context = lengths[outputs > step] + step

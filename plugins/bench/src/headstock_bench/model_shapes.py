@@ -1,6 +1,6 @@
-"""Published architectures to measure with random weights, without a download.
+"""Published architectures that can be benchmarked with random weights, without a download.
 
-Speed does not depend on the values of weights.
+Speed does not depend on the values of the weights.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class ModelShape:
     tied: bool
     experts: ExpertShape | None = None
     vocab: int = 151_936
-    # entries of the tokenizer but for special tokens; the rest of the vocabulary is padding
+    # entries of the tokenizer without special tokens; the rest of the vocabulary is padding
     words: int = 151_643
     max_position: int = 40_960
     rope_theta: float = 1_000_000
@@ -84,7 +84,7 @@ def write_model_directory(shape: ModelShape, folder: Path) -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(make_config(shape)))
-    # A tokenizer although prompts are ids: turning tokens into text is part of what is timed.
+    # Prompts are ids, but the timed work includes converting tokens to text.
     write_tokenizer(shape.words, folder)
 
 

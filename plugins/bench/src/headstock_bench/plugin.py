@@ -10,7 +10,7 @@ def spec() -> CommandSpec:
     return CommandSpec(
         name="bench",
         spi=SpiRange(0, 3),
-        summary="measure speed, with everything that a figure depends on beside it",
+        summary="measure speed and record the conditions of each figure",
         implementation="headstock_bench.command:main",
         parser="headstock_bench.command:make_parser",
     )
@@ -21,7 +21,7 @@ def tune_spec() -> CommandSpec:
     return CommandSpec(
         name="tune",
         spi=SpiRange(0, 3),
-        summary="measure what auto could take here, and keep the fastest",
+        summary="measure the choices that auto could make here, and save the fastest",
         implementation="headstock_bench.tune_command:main",
         parser="headstock_bench.tune_command:make_parser",
     )

@@ -1,4 +1,4 @@
-"""Where a workload's time goes: operations of the host and kernels of the device, by class."""
+"""Profile a workload: host operations and device kernels, by class."""
 
 from __future__ import annotations
 
@@ -52,30 +52,32 @@ CLASSES = {
         "::empty",
     ),
 }
-"""Parts of the lower-case names of kernels and operations; the first class that has one counts."""
+"""Class -> parts of lower-case names of kernels and operations; the first match counts."""
 
 _OWN_KERNELS = {
-    "attention": "decode_kernel merge_kernel schedule_kernel",
+    "attention": "attend_kernel decode_kernel merge_kernel schedule_kernel",
     "experts": "route_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
     "down_rows_kernel down_tiles_kernel combine_kernel",
-    "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel",
+    "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel unpack_kernel",
     "sampling": "part_kernel join_kernel survey_kernel choose_kernel cut_kernel "
     "take_kernel scale_kernel",
-    "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel",
+    "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel "
+    "quantize_kernel",
+    "sums over ranks": "sum_ranks_kernel join_ranks_kernel add_norm_ranks_kernel",
     "convolution": "step_kernel convolve_kernel keep_kernel",
 }
 OWN_KERNELS = {name: label for label, names in _OWN_KERNELS.items() for name in names.split()}
-"""The classes of this project's own kernels by their whole names, whose parts say too little."""
+"""Name of one of this project's kernels -> its class, which the name's parts do not reveal."""
 
 NUM_LARGEST = 25
 
 Span = tuple[str, float, float]
-"""A name, and when it began and ended in microseconds."""
+"""A name, and its begin and end in microseconds."""
 
 
 @frozen(kw_only=True)
 class TimeShare:
-    """Microseconds and calls a step."""
+    """Microseconds and calls per step."""
 
     name: str
     us: float
@@ -84,15 +86,15 @@ class TimeShare:
 
 @frozen(kw_only=True)
 class WorkloadProfile:
-    """One run of a workload under torch's profiler, which makes it slower.
+    """One run of a workload under torch's profiler, which slows it down.
 
-    steps: those that had work for the device
+    steps: the number of steps with work for the device
     wall_us: a step's time
-    idle_us: what of it no kernel ran in; None on a CPU
-    python_us: what of it no operation ran in on the host, on any thread
-    device: by class; a kernel's time is that from the end of all that began before it, so that
-        kernels that overlap add up to the time in which the device is busy
-    host: by class; an operation's time is without those that it calls, and threads add up
+    idle_us: the part of it without a running kernel; None on a CPU
+    python_us: the part of it without a running host operation on any thread
+    device: by class; a kernel's time starts at the end of all kernels that began before it, so
+        overlapping kernels add up to the busy time of the device
+    host: by class; an operation's time excludes nested operations, and threads add up
     largest: kernels and operations by name, the longest first
     """
 
@@ -145,11 +147,11 @@ def profile_workload(
     work: one run; returns its seconds
     count_steps: how many steps the engine has executed so far
     """
-    # Late: torch takes 1.5 s to import, and `--help` needs none.
+    # Imported late: torch takes 1.5 s, and `--help` does not need it.
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    # The engine has a thread of its own, and torch has no public name for profiling all of them.
+    # The engine has its own thread, and torch has no public API to profile all threads.
     threads = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
     activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]
     before = count_steps()
@@ -184,7 +186,7 @@ def make_profile(
     """The profile of `steps` steps.
 
     kernels, operations: of the device and of the host, in any order
-    host: name, microseconds without what it calls, and calls of all steps
+    host: name, microseconds without nested operations, and calls, over all steps
     """
     steps = max(steps, 1)
     wall = 1e6 * seconds / steps
@@ -196,7 +198,7 @@ def make_profile(
         workload=name,
         steps=steps,
         wall_us=round(wall, 1),
-        # The clock stops with the last token; the profiler's first and last spans may lie outside.
+        # The clock stops at the last token; the profiler's first and last spans may be outside.
         python_us=round(max(wall - active, 0.0), 1),
         idle_us=round(max(wall - busy, 0.0), 1) if on_gpu else None,
         device=_sum_shares(((classify_operation(key), us, n) for key, us, n in device), steps),
@@ -206,10 +208,10 @@ def make_profile(
 
 
 def divide_busy_time(spans: Sequence[Span]) -> list[tuple[str, float]]:
-    """What each span adds to the time in which any is open, in the order of their begins.
+    """Each span's contribution to the time covered by any span, in the order of their begins.
 
-    Kernels overlap: with programmatic dependent launch one begins early and waits for the one
-    before it. So a kernel's time is that from the end of all before it.
+    Kernels overlap: with programmatic dependent launch, one begins early and waits for the one
+    before it. So a kernel's time starts at the end of all kernels before it.
     """
     shares, reached = [], float("-inf")
     for name, begin, end in sorted(spans, key=lambda span: span[1]):
@@ -219,7 +221,7 @@ def divide_busy_time(spans: Sequence[Span]) -> list[tuple[str, float]]:
 
 
 def _sum_shares(entries: Iterable[tuple[str, float, int]], steps: int) -> tuple[TimeShare, ...]:
-    """Time and calls a step by name, the longest first."""
+    """Time and calls per step by name, the longest first."""
     times: dict[str, float] = {}
     calls: dict[str, int] = {}
     for name, us, count in entries:

@@ -1,4 +1,4 @@
-"""The result of a benchmark, as JSON and for people, with the conditions that it depends on."""
+"""The result of a benchmark with its conditions, as JSON and as text."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from headstock_bench.workloads import Workload
 
 @frozen(kw_only=True)
 class Conditions:
-    """Engine, machine and versions: what all results of one `headstock bench` share.
+    """Engine, machine and versions, common to all results of one `headstock bench`.
 
     commit: None outside a checkout    gpu: None on a CPU
-    shape: name of the architecture, or of the model where a checkpoint was loaded
+    shape: name of the architecture, or of the model if a checkpoint was loaded
     weights: "checkpoint" or "dummy"
-    options: of plugins, as `--opt` has them, with those that were tuned
-    batch, batch_tokens: the most requests that run at once, and the most tokens of a step
-    settings: the other settings that are not the default, by name
-    graph_tokens: the largest step with prompt tokens that a graph is planned for; 0 for none
+    options: of plugins, in the form of `--opt`, including tuned ones
+    batch, batch_tokens: the maximum number of running requests, and of tokens in a step
+    settings: the other settings that differ from the default, by name
+    graph_tokens: the largest step with prompt tokens for which a graph is planned; 0 for none
     """
 
     engine: str = "headstock"
@@ -60,9 +60,11 @@ class Conditions:
 class PeerResult:
     """Another engine that ran the same workload in the same process.
 
-    mode: which of its ways to run    error: why it could not run; then the rest is None
-    ratio: headstock's tokens a second over this engine's
-    difference: where its tokens differ from headstock's; None with random weights
+    mode: how it ran    error: why it could not run; the rest is then None
+    ratio: headstock's tokens per second divided by this engine's, in the median runs
+    ratios: the same of the runs of each round
+    latency: percentiles in milliseconds, where requests arrive one by one: the medians of runs
+    difference: how its tokens differ from headstock's; None with random weights
     """
 
     engine: str
@@ -73,6 +75,8 @@ class PeerResult:
     median_s: float | None = None
     out_tok_s: float | None = None
     ratio: float | None = None
+    ratios: tuple[float, ...] = ()
+    latency: Mapping[str, float] = field(factory=dict)
     difference: TokenDifference | None = None
 
 
@@ -80,12 +84,12 @@ class PeerResult:
 class BenchmarkResult:
     """One workload on one engine, with its conditions.
 
-    Times are in seconds; rates are in tokens a second of the median run. Of the last run:
-        peak_kv_pages: the most pages that requests held at once, in all KV groups together
+    Times are in seconds; rates are in tokens per second of the median run. Of the last run:
+        peak_kv_pages: the maximum number of pages held by requests, over all KV groups
         cached_tokens: prompt tokens that came from the prefix index
         preemptions: times that a request lost its pages and was computed again
-        drafts: what came of drafts; empty without a proposer
-    limit: the least that the device would need; None where it was not asked for
+        drafts: a line about accepted drafts; empty without a proposer
+    limit: the device's minimum time; None if not requested
     """
 
     conditions: Conditions
@@ -103,12 +107,12 @@ class BenchmarkResult:
 
     @property
     def in_tok_s(self) -> float:
-        """Prompt tokens a second."""
+        """Prompt tokens per second."""
         return self.workload.tokens_in / self.timing.median
 
     @property
     def out_tok_s(self) -> float:
-        """Generated tokens a second."""
+        """Generated tokens per second."""
         if self.timing.latencies:
             # a request that failed has generated only some of its tokens
             num_tokens = median(latency.num_tokens for latency in self.timing.latencies)
@@ -117,14 +121,14 @@ class BenchmarkResult:
 
     @property
     def num_finished(self) -> int:
-        """Requests that finished, in the run in which the fewest finished."""
+        """The number of finished requests, in the run with the fewest."""
         return min(
             (latency.finished for latency in self.timing.latencies),
             default=len(self.workload.prompts),
         )
 
     def list_conditions(self) -> dict[str, Any]:
-        """What the figure depends on, by name, and its date."""
+        """The conditions of the figure by name, and its date."""
         return {**asdict(self.conditions), "date": self.date}
 
     def to_json(self) -> dict[str, Any]:
@@ -150,7 +154,11 @@ class BenchmarkResult:
             **self._latency_to_json(),
             **self._limit_to_json(),
             "notes": list(self.notes),
-            **{f"ratio_{peer.mode}": peer.ratio for peer in self.peers},
+            **{
+                f"ratio_{peer.mode}": peer.ratio
+                for peer in self.peers
+                if peer.engine != self.conditions.engine
+            },
             **({"peers": [asdict(peer) for peer in self.peers]} if self.peers else {}),
         }
 
@@ -173,7 +181,7 @@ class BenchmarkResult:
         }
 
     def _limit_to_json(self) -> dict[str, Any]:
-        """Fields of the limit; empty where it was not asked for."""
+        """Fields of the limit; empty if not requested."""
         limit = self.limit
         if limit is None:
             return {}
@@ -186,7 +194,7 @@ class BenchmarkResult:
         }
 
     def _format_limit(self) -> list[str]:
-        """A line about the limit; none where it was not asked for."""
+        """A line about the limit; none if not requested."""
         limit = self.limit
         if limit is None:
             return []
@@ -199,7 +207,7 @@ class BenchmarkResult:
         ]
 
     def format_lines(self) -> list[str]:
-        """Lines of text for people."""
+        """Lines of text."""
         s, work, times = self.conditions, self.workload, self.timing.seconds
         commit = f" ({s.commit})" if s.commit else ""
         counts = (
@@ -239,7 +247,7 @@ class BenchmarkResult:
         ]
 
     def _format_latency(self) -> list[str]:
-        """Lines of latencies; none where requests are submitted all at once."""
+        """Lines of latencies; none if all requests are submitted at once."""
         runs = self.timing.latencies
         if not runs:
             return []
@@ -270,8 +278,11 @@ def format_peer(peer: PeerResult) -> str:
         return f"{name} could not run: {peer.error}"
     text = (
         f"{name} {peer.out_tok_s:,.1f} output tok/s, median {peer.median_s:.3f} s, ours is "
-        f"{peer.ratio:.2f}x"
+        f"{peer.ratio:.2f}x ({min(peer.ratios):.2f} to {max(peer.ratios):.2f})"
     )
+    if peer.latency:
+        spans = (f"{name} {value:.2f}" for name, value in peer.latency.items())
+        text += f"; {', '.join(spans)}"
     if peer.difference is None:
         return text
     first = peer.difference.first
@@ -293,7 +304,17 @@ def make_peer_result(
         runs_s=tuple(round(seconds, 4) for seconds in theirs.seconds),
         median_s=round(theirs.median, 4),
         out_tok_s=round(workload.tokens_out / theirs.median, 1),
-        # Only ever of runs in one process, which take turns.
+        # Only for runs in one process, which alternate.
         ratio=round(theirs.median / ours.median, 3),
+        ratios=tuple(
+            round(their / our, 3) for our, their in zip(ours.seconds, theirs.seconds, strict=True)
+        ),
+        latency={
+            name: round(median(values), 3)
+            for name, values in collect_percentiles(theirs.latencies).items()
+            if values
+        }
+        if theirs.latencies
+        else {},
         difference=difference,
     )

@@ -1,4 +1,4 @@
-"""Requests sent when they are due, and their streams followed, as a server would."""
+"""Send requests when they are due and follow their streams, like a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ IDLE_POLL_SECONDS = 0.001
 def stream_requests(
     llm: LLM, workload: LatencyWorkload, params: Sequence[SamplingParams]
 ) -> tuple[list[StreamTimes], float]:
-    """What the caller of each request saw, in order, and the wall seconds of all of it.
+    """The observations of each request's caller, in order, and the total wall seconds.
 
     raises: EngineDied
     """
@@ -33,7 +33,7 @@ async def _stream_requests(
     start = time.perf_counter()
     pairs = list(zip(workload.prompts, params, strict=True))
     if workload.arrivals is None:
-        # One by one, so that no request's first token waits for another's.
+        # One by one, so that no first token waits for another request.
         streams = []
         for prompt, one in pairs:
             await _wait_until_idle(llm)
@@ -45,21 +45,21 @@ async def _stream_requests(
         async with asyncio.TaskGroup() as group:
             with release_when_due([start + at for at in workload.arrivals], due):
                 for prompt, one in pairs:
-                    # From the moment that the request was due: an engine that keeps its callers
+                    # From the moment when the request was due: an engine that keeps its callers
                     # from sending gains nothing by it.
                     follow = _follow_stream(llm, prompt, one, await due.get())
                     tasks.append(group.create_task(follow))
     except ExceptionGroup as errors:
-        # One dead engine ends all streams by the same error: the first stands for them.
+        # A dead engine ends all streams with the same error: raise the first.
         raise errors.exceptions[0] from None
     return [task.result() for task in tasks], time.perf_counter() - start
 
 
 @contextlib.contextmanager
 def release_when_due(moments: Sequence[float], due: asyncio.Queue[float]) -> Iterator[None]:
-    """Put each moment, in seconds of `time.perf_counter`, into `due` when it has come."""
-    # A thread, because asyncio.sleep rounds up to whole milliseconds, and each first token would
-    # seem that much later.
+    """Put each moment, in seconds of `time.perf_counter`, into `due` when it is reached."""
+    # A thread, because asyncio.sleep rounds up to whole milliseconds, which would add to each
+    # time to first token.
     loop = asyncio.get_running_loop()
     closing = threading.Event()
 
@@ -82,7 +82,7 @@ async def _wait_until_idle(llm: LLM) -> None:
     """Return when the engine has no work.   raises: EngineDied"""
     session = get_session(llm)
     while session.engine.has_work:
-        # An engine that died with work would never be idle.
+        # An engine that died with work left would never be idle.
         session.loop.check_alive()
         await asyncio.sleep(IDLE_POLL_SECONDS)
 
@@ -90,7 +90,7 @@ async def _wait_until_idle(llm: LLM) -> None:
 async def _follow_stream(
     llm: LLM, prompt: tuple[int, ...], params: SamplingParams, arrival: float
 ) -> StreamTimes:
-    """Send one request, and note what its caller sees.   raises: EngineDied"""
+    """Send one request, and record what its caller observes.   raises: EngineDied"""
     times: list[float] = []
     token_ids: list[int] = []
     metrics = error = None

@@ -1,4 +1,4 @@
-"""transformers as engines to compare with.
+"""transformers as competing engines.
 
 They run in this process, with the checkpoint, dtype, device and threads of headstock.
 """
@@ -26,7 +26,7 @@ def load_model(directory: Path, dtype: str, device: str, *, dummy: bool) -> Any:
     library: Any = transformers  # its types are incomplete
     library.logging.set_verbosity_error()
     library.logging.disable_progress_bar()
-    # it raises the errors that it logs
+    # it also raises the errors that it logs
     logging.getLogger("ContinuousBatchingLogger").setLevel(logging.CRITICAL)
     kind = library.AutoModelForCausalLM
     if dummy:
@@ -52,7 +52,7 @@ def check_greedy(workload: Workload) -> None:
 class TransformersGenerate:
     """`generate` with all prompts in one left-padded batch.
 
-    The batch runs until the longest output ends; only the requested tokens count.
+    The batch runs until the longest output ends, but only requested tokens count.
     """
 
     engine = "transformers"
@@ -74,7 +74,7 @@ class TransformersGenerate:
             [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in workload.prompts]
         )
         device = self.model.device
-        # As many steps as the longest output has: a batch ends as a whole.
+        # As many steps as the longest output needs: a batch ends as a whole.
         generated = self.model.generate(
             ids.to(device),
             attention_mask=mask.to(device),
@@ -119,14 +119,14 @@ class TransformersContinuous:
                 tokens = collect_tokens(manager, workload)
                 return TimedRun(time.perf_counter() - begin, tokens)
         finally:
-            # the manager replaces the attention of the model, which `generate` runs next
+            # the manager replaces the attention of the model, which `generate` uses next
             self.model.set_attn_implementation(attention)
 
 
 def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingConfig:
     """A configuration under which all requests of the workload fit at once.
 
-    By default the manager allocates most of the memory, which takes half a minute.
+    By default, the manager allocates most of the memory, which takes half a minute.
     """
     settings = transformers.ContinuousBatchingConfig()
     lengths = [
@@ -140,7 +140,7 @@ def make_batching_config(workload: Workload) -> transformers.ContinuousBatchingC
 def collect_tokens(manager: Any, workload: Workload) -> OutputTokens:
     """Submit all requests, and wait for the tokens of each.   raises: RuntimeError"""
     for number, (prompt, count) in enumerate(zip(workload.prompts, workload.outputs, strict=True)):
-        # no token has the id -1, so nothing ends a request early
+        # no token has the id -1, so no request ends early
         manager.add_request(
             list(prompt), request_id=str(number), max_new_tokens=count, eos_token_id=-1
         )

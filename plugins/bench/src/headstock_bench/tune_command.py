@@ -1,4 +1,4 @@
-"""`headstock tune`: measure the choices that `auto` makes on this machine, and keep the fastest."""
+"""`headstock tune`: measure the choices that `auto` makes on this machine, and save the fastest."""
 
 from __future__ import annotations
 
@@ -23,26 +23,25 @@ if TYPE_CHECKING:
     from headstock.startup import tuned_choices
 
 EPILOG = """
-Each attention backend that `auto` could take here runs in an engine of its own,
-with the model and the flags that you give, then each set of ops with the
-fastest backend. What is timed are prompts of 128 and 2,048 tokens (512 on a
-CPU) up to their first token, and the next token of 1, 8, 32 and, on CUDA, 128
-rows. A pair that takes three times as long as the default is measured no
-further. A pair replaces the default when it is faster by 3 %, by the geometric
-mean. Most of the time goes into starting these engines and, once, into
-compiling their kernels.
+Each attention backend that `auto` could choose here runs in its own engine, with
+your model and flags; then each set of ops runs with the fastest backend. Timed
+are the first token of prompts of 128 and 2,048 tokens (512 on a CPU), and the
+next token of 1, 8, 32 and, on CUDA, 128 rows. A pair that takes three times as
+long as the default is not measured further. A pair replaces the default if its
+geometric mean is faster by 3 %. Most of the time is spent on starting engines
+and, once, on compiling their kernels.
 
-The fastest ops may measure options of their own, such as how triton cuts up the
-work of experts. They are kept where the steps are faster with them.
+The fastest ops may also measure their own options, such as how triton divides
+the work of experts. They are saved if the steps are faster with them.
 
-Then prompts arrive while 8 rows decode, in an engine with CUDA graphs of steps
-with prompts and in one without: the time to their first token, and the longest
-gap between tokens of a row. From where on steps are faster by 3 % without, sizes
-lose their graphs: --cuda-graph-max-tokens auto is lower from then on, with these
-choices and this runner. Flags that you give shape what is measured.
+Then prompts arrive while 8 rows decode, in one engine with CUDA graphs of steps
+with prompts and in one without. The time to first token and the longest gap
+between tokens of a row are measured. Sizes above which steps are faster by 3 %
+without graphs lose them: --cuda-graph-max-tokens auto becomes lower for these
+choices and this runner. Your flags affect what is measured.
 
-The choices are kept for this model, device and software in --tuned-choices, and
-auto takes them from then on.
+The choices are saved for this model, device and software in --tuned-choices, and
+auto uses them from then on.
 """
 
 
@@ -54,7 +53,7 @@ def main(arguments: list[str]) -> int:
         raise UsageError(f"unknown --shape {shorten(options.shape)}{hint}")
     resolved = resolve_flags(options, os.environ)
     if resolved.engine.tuned_choices is None and not options.show:
-        raise UsageError("--tuned-choices off keeps nothing; expected a directory")
+        raise UsageError("--tuned-choices: expected a directory, got off, which keeps nothing")
     for line in resolved.notes:
         print_note(f"note: {line}")
     start_logs(resolved, quiet=options.quiet)
@@ -71,7 +70,7 @@ def make_parser() -> FlagParser:
     root = FlagParser(
         prog="headstock tune",
         usage="%(prog)s [options]",
-        description="Measure what auto could take here, and keep the fastest.",
+        description="Measure the choices that auto could make here, and save the fastest.",
         epilog=EPILOG,
         formatter_class=RawDescriptionHelpFormatter,
     )
@@ -81,9 +80,13 @@ def make_parser() -> FlagParser:
         metavar="|".join(MODEL_SHAPES),
         help="measure this architecture with random weights, without a download",
     )
-    section.add_argument("--show", action="store_true", help="print what is kept; measure nothing")
+    section.add_argument(
+        "--show", action="store_true", help="print the saved choices without measuring"
+    )
     section.add_argument("--json", action="store_true", help="print a JSON object instead of text")
-    section.add_argument("--quiet", action="store_true", help="no progress, no line below WARNING")
+    section.add_argument(
+        "--quiet", action="store_true", help="no progress, no log lines below WARNING"
+    )
     add_engine_flags(root)
     return root
 
@@ -98,13 +101,13 @@ def keep_choices(config: EngineConfig, options: Namespace, output: TextIO) -> in
         print_note(f"measuring {what}")
 
     def open_llm(config: EngineConfig) -> headstock.LLM:
-        # A start may compile for minutes.
+        # Starting may compile for minutes.
         with ProgressBars(shown=not options.quiet) as bars:
             start = partial(start_engine, on_progress=bars.update)
             return headstock.LLM(config=config, start=start)
 
-    assert config.tuned_choices is not None  # `main` has looked
-    # Before the minutes that measuring takes.
+    assert config.tuned_choices is not None  # `main` has checked
+    # Before measuring, which takes minutes.
     tuned_choices.create_choices_folder(config.tuned_choices)
     choices = tune(config, None if options.quiet else report, open_llm)
     path = tuned_choices.write_tuned_choices(config.tuned_choices, choices)
@@ -115,7 +118,7 @@ def keep_choices(config: EngineConfig, options: Namespace, output: TextIO) -> in
 
 
 def show_choices(config: EngineConfig, options: Namespace, output: TextIO) -> int:
-    """Print what is kept for this model, device and software; 0.   raises: UsageError"""
+    """Print the saved choices for this model, device and software; 0.   raises: UsageError"""
     from headstock.startup import device, tuned_choices
 
     env = device.describe_device(config.device)
@@ -164,7 +167,7 @@ def print_choices(choices: tuned_choices.TunedChoices, options: Namespace, outpu
 
 
 def print_buckets(choices: tuned_choices.TunedChoices) -> None:
-    """Print the steps with prompts that were measured with a graph and without."""
+    """Print the steps with prompts that were measured with and without a graph."""
     from headstock_bench.bucket_tuning import ROWS, compare_bucket
 
     buckets = [each for each in choices.buckets if each.replayed and each.launched]

@@ -1,4 +1,4 @@
-"""Time the steps of a model under each choice that `auto` could make, and choose the fastest."""
+"""Time a model's steps with each choice that `auto` could make, and choose the fastest."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ from headstock_bench.workloads import Prompts
 LOG = logging.getLogger("headstock.bench")
 
 MARGIN = 0.03
-"""How much faster a candidate must be to replace the default.
+"""The speed-up that a candidate needs to replace the default.
 
-The same kernel's time differs by up to 6 % from one machine to the next, and by 1 to 2 on one.
+The time of a kernel varies by up to 6 % between machines, and by 1 to 2 % on one machine.
 """
 RUNS = 3
-"""Times that each step is measured; the figure is the median."""
+"""Measurements of each step; the figure is the median."""
 HOPELESS = 3.0
-"""Times the default's time from which a candidate's other steps are not measured."""
+"""Multiple of the default's time at which a candidate's other steps are skipped."""
 DECODE_CONTEXT = 512
-"""Prompt tokens of the rows whose decode steps are timed."""
+"""Prompt tokens of the rows in timed decode steps."""
 DECODE_STEPS = 24
 """Decode steps in a measurement."""
 
 
 @frozen(kw_only=True)
 class Step:
-    """A step to time: a prompt of `tokens`, or the next token of each of `rows`."""
+    """A timed step: a prompt of `tokens`, or the next token of each of `rows`."""
 
     tokens: int = 0
     rows: int = 0
@@ -54,10 +54,10 @@ STEPS = {
     "cuda": (*(Step(tokens=n) for n in (128, 2048)), *(Step(rows=n) for n in (1, 8, 32, 128))),
     "cpu": (*(Step(tokens=n) for n in (128, 512)), *(Step(rows=n) for n in (1, 8, 32))),
 }
-"""What is timed, by kind of device."""
+"""Kind of device -> the timed steps."""
 
 OnCandidate = Callable[[str], None]
-"""Is called with what is measured next."""
+"""Called with a description of the next measurement."""
 
 
 def tune(
@@ -67,9 +67,9 @@ def tune(
 ) -> tuned_choices.TunedChoices:
     """Measure each choice of `--attn` and `--ops` that `auto` could make here.
 
-    A setting that is not `auto` stays as it is. The ops are measured with the fastest attention,
-    and the fastest ops once more with those options that they found best here, if they found any.
-    With these, steps with prompts are measured with graphs and without.
+    A setting other than `auto` does not change. The ops are measured with the fastest attention,
+    and the fastest ops once more with the options that they found best here, if any. With these,
+    steps with prompts are measured with and without graphs.
 
     raises: UsageError, ModelError; CannotRun when no choice can run here
     """
@@ -91,7 +91,7 @@ def tune(
     def measure(
         attn: str, ops: str, options: tuple[str, ...] = ()
     ) -> tuned_choices.TunedCandidate | None:
-        """Measure a pair; None where it cannot run here."""
+        """Measure a pair; None if it cannot run here."""
         report(f"--attn {attn} --ops {ops}{describe_options(options)}")
         asked = evolve(config, attn=attn, ops=ops, opt=(*options, *config.opt))
         try:
@@ -105,7 +105,7 @@ def tune(
         candidates.append(candidate)
         return candidate
 
-    backends = auto_choices.list_attention_names(env) if config.attn == "auto" else (config.attn,)
+    backends = operation_tuning.list_attention_candidates(config, env)
     by_attention = [each for name in backends if (each := measure(name, config.ops))]
     if not by_attention:
         raise CannotRun(
@@ -122,18 +122,18 @@ def tune(
     options = operation_tuning.tune_operations(named, env)
     _free_memory()
     if options and (tuned := measure(fastest.attn, fastest.ops, options)):
-        # No margin: each option was measured by itself, and most steps have little of it.
+        # No margin: each option was measured by itself and is a small part of most steps.
         fastest = tuned if compare_times(tuned, fastest) < 1 else fastest
     buckets: tuple[tuned_choices.TunedBucket, ...] = ()
-    # What the user gives stays; without graphs there is nothing to choose, and without a KV cache
-    # no step is a prompt beside rows of one token.
+    # User settings stay; without graphs there is no choice, and without a KV cache no step
+    # combines a prompt with rows of one token.
     if fastest.runner and config.cuda_graph_max_tokens is None and config.kv_cache:
-        report(f"steps with prompts, with graphs of --runner {fastest.runner} and without")
+        report(f"steps with prompts, with and without graphs of --runner {fastest.runner}")
         try:
             chosen = evolve(named, opt=(*fastest.options, *config.opt))
             buckets = bucket_tuning.measure_buckets(chosen, _free_memory, open_llm)
         except (CannotRun, EngineDied) as error:
-            # The rest took minutes.
+            # Keep the choices measured so far, which took minutes.
             LOG.warning(log_event("graphs are not measured", because=describe_error(error)))
             _free_memory()
     return tuned_choices.TunedChoices(
@@ -153,14 +153,14 @@ def tune(
 
 
 def describe_options(options: Sequence[str]) -> str:
-    """The names of the options, after their pair; their values may be long."""
+    """The names of the options, for a label; their values may be long."""
     return "".join(f" --opt {each.partition('=')[0]}=..." for each in options)
 
 
 def choose_fastest(
     candidates: Sequence[tuned_choices.TunedCandidate],
 ) -> tuned_choices.TunedCandidate:
-    """The fastest candidate, or the first where none is faster than it by the margin."""
+    """The fastest candidate, or the first unless another is faster by the margin."""
     default = candidates[0]
     fastest = min(candidates, key=lambda each: compare_times(each, default))
     return fastest if compare_times(fastest, default) < 1 - MARGIN else default
@@ -169,7 +169,7 @@ def choose_fastest(
 def compare_times(
     candidate: tuned_choices.TunedCandidate, other: tuned_choices.TunedCandidate
 ) -> float:
-    """The candidate's time by the other's: the geometric mean over the steps that both have."""
+    """The candidate's time divided by the other's: the geometric mean over common steps."""
     pairs = zip(candidate.milliseconds, other.milliseconds, strict=True)
     logs = [math.log(one / two) for one, two in pairs if one is not None and two is not None]
     return math.exp(sum(logs) / len(logs)) if logs else 1.0
@@ -181,7 +181,7 @@ def _measure_candidate(
     default: tuned_choices.TunedCandidate | None = None,
     open_llm: bucket_tuning.OpenLLM = bucket_tuning.open_llm,
 ) -> tuned_choices.TunedCandidate:
-    """Measure the steps in an engine of this configuration, up to a hopeless one.
+    """Measure the steps in an engine with this configuration, until one is hopelessly slow.
 
     raises: CannotRun, UsageError, ModelError
     """
@@ -201,13 +201,13 @@ def _measure_candidate(
 
 
 def _is_hopeless(time: float | None, default: float | None) -> bool:
-    """Whether a candidate takes so much longer than the default that it cannot win."""
+    """Whether a candidate is so much slower than the default that it cannot win."""
     return time is not None and default is not None and time > HOPELESS * default
 
 
 def _time_step(llm: LLM, step: Step) -> float | None:
-    """The step's median milliseconds; None where a request or the pool cannot hold it, or a busy
-    machine hides it.
+    """The step's median milliseconds; None if a request or the pool cannot hold it, or if other
+    load hides it.
     """
     engine = get_session(llm).engine
     length = step.tokens or DECODE_CONTEXT
@@ -223,22 +223,24 @@ def _time_step(llm: LLM, step: Step) -> float | None:
         return None
     prompts = Prompts(engine.model.vocab)
     if step.tokens:
-        _time_answers(llm, [prompts.draw(length)], 1)  # the first of a size may compile or capture
+        _time_answers(
+            llm, [prompts.draw(length)], 1
+        )  # the first run of a size may compile or capture
         return 1e3 * median(_time_answers(llm, [prompts.draw(length)], 1) for _ in range(RUNS))
     held = [prompts.draw(length) for _ in range(step.rows)]
     _time_answers(llm, held, 2 * DECODE_STEPS)
-    # Both have the same prompt steps, so that the difference is decode steps alone.
+    # Both have the same prompt steps, so the difference is only decode steps.
     differences = [
         _time_answers(llm, held, 2 * DECODE_STEPS) - _time_answers(llm, held, DECODE_STEPS)
         for _ in range(RUNS)
     ]
     difference = median(differences)
-    # Where other work slowed the shorter answers down, it may come out below zero.
+    # It may be negative if other load slowed down the shorter answers.
     return 1e3 * difference / DECODE_STEPS if difference > 0 else None
 
 
 def _time_answers(llm: LLM, prompts: Sequence[list[int]], num_tokens: int) -> float:
-    """The seconds that answers of this many tokens take."""
+    """The seconds for answers of this many tokens."""
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
     begin = time.perf_counter()
     llm.generate(prompts, params)
@@ -246,7 +248,7 @@ def _time_answers(llm: LLM, prompts: Sequence[list[int]], num_tokens: int) -> fl
 
 
 def _free_memory() -> None:
-    """Give back what the engine held that just ended."""
+    """Free the memory of the engine that has just ended."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

@@ -1,4 +1,4 @@
-"""Engines that alternate on the same workload, and where their tokens differ."""
+"""Alternate engines on the same workload, and compare their tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from headstock_bench.latency import Latency
 from headstock_bench.workloads import Workload
 
 OutputTokens = tuple[tuple[int, ...], ...]
-"""The output tokens of each request, in order, without any beyond the requested number."""
+"""The output tokens of each request, in order, cut to the requested number."""
 
 
 @frozen
@@ -21,7 +21,7 @@ class TimedRun:
     """One run of a workload.
 
     seconds: wall time from the submission of the first request to the last token
-    latency: None where the requests are submitted all at once
+    latency: None if all requests are submitted at once
     """
 
     seconds: float
@@ -30,7 +30,7 @@ class TimedRun:
 
 
 class BenchmarkEngine(Protocol):
-    """An engine that a benchmark can run; `mode` names one of several ways to run it."""
+    """A benchmarked engine; `mode` names one of several ways to run it."""
 
     engine: str
     mode: str
@@ -39,7 +39,7 @@ class BenchmarkEngine(Protocol):
     def run(self, workload: Workload) -> TimedRun:
         """Run the workload once.
 
-        Before the clock starts it undoes whatever would make a second run faster, such as a cache.
+        Before the clock starts, it resets caches that would make a second run faster.
         """
 
 
@@ -47,9 +47,9 @@ class BenchmarkEngine(Protocol):
 class EngineTiming:
     """The timed runs of one engine.
 
-    seconds: one a run    tokens: of the last run
-    latencies: one a run, where requests come one by one
-    error: why the engine could not run the workload at all; then there are no runs
+    seconds: one per run    tokens: of the last run
+    latencies: one per run, if requests arrive one by one
+    error: why the engine could not run the workload; there are then no runs
     """
 
     engine: str
@@ -67,7 +67,7 @@ class EngineTiming:
 
 
 RunCallback = Callable[[str, int, int], None]
-"""Called with a workload's name, how many of its timed runs are done, and how many there are."""
+"""Called with a workload's name, the number of its finished timed runs, and their total."""
 
 
 def run_in_turns(
@@ -76,17 +76,19 @@ def run_in_turns(
     num_runs: int,
     on_run: RunCallback | None = None,
 ) -> list[EngineTiming]:
-    """Warm each engine up, then time `num_runs` rounds in which each runs once.
+    """Warm up each engine, then time `num_runs` rounds in which each runs once.
 
     An engine that fails in its warm-up is skipped, and its timing has the error. The first engine,
-    which the others are compared with, raises its failure.
+    to which the others are compared, raises its failure.
     """
     errors = [None, *(warm_up_peer(engine, workload) for engine in engines[1:])]
     engines[0].run(workload.warm_up)
     runs: list[list[TimedRun]] = [[] for _ in engines]
-    # in rounds, so that changes of clock speed and load affect all engines
+    # In rounds, so that changes of clock speed and load affect all engines alike, and every second
+    # one in the other order, since one engine's run may slow the next one's.
+    turns = list(zip(engines, errors, runs, strict=True))
     for number in range(num_runs):
-        for engine, error, engine_runs in zip(engines, errors, runs, strict=True):
+        for engine, error, engine_runs in turns[:: -1 if number % 2 else 1]:
             if error is None:
                 engine_runs.append(engine.run(workload))
         if on_run is not None:
@@ -95,10 +97,10 @@ def run_in_turns(
 
 
 def warm_up_peer(engine: BenchmarkEngine, workload: Workload) -> str | None:
-    """Run the warm-up; the error when it fails."""
+    """Run the warm-up; return its error, if any."""
     try:
         engine.run(workload.warm_up)
-    # Any error of a peer is a result: it replaces the figure.
+    # An error of a peer is a result and replaces the figure.
     except Exception as error:
         return describe_error(error)
     return None
@@ -112,7 +114,7 @@ def summarize_runs(
         engine=engine.engine,
         mode=engine.mode,
         version=engine.version,
-        # All of them: the figure is their median, and the reader sees their spread.
+        # All runs: the figure is their median, and readers need their spread.
         seconds=tuple(run.seconds for run in runs),
         tokens=runs[-1].tokens if runs else (),
         latencies=tuple(run.latency for run in runs if run.latency is not None),
@@ -124,7 +126,7 @@ def summarize_runs(
 class TokenDifference:
     """How the tokens of two engines differ.
 
-    requests: how many have any other token
+    requests: how many have a different token
     first: the earliest output position at which one differs; None when all are equal
     """
 

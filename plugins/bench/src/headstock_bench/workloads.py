@@ -1,4 +1,4 @@
-"""Workloads: seeded prompts of token ids, and output lengths, the same for every engine."""
+"""Workloads: seeded prompts of token ids and output lengths, the same for every engine."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headstock.errors import format_count
 
 SEED = 0
 MAX_TOKEN_ID = 10_000
-"""The largest id in a prompt; the vocabularies of published models are larger."""
+"""The largest id in a prompt, below the vocabulary size of published models."""
 
 
 @frozen(kw_only=True)
 class Workload:
-    """Requests that are submitted all at once; end-of-sequence tokens do not end them.
+    """Requests that are all submitted at once; end-of-sequence tokens do not end them.
 
     prompts: token ids, by request    outputs: tokens to generate, by request
     seed: of the prompts, and of the first request's sampling; request i samples with seed + i
@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def max_request_tokens(self) -> int:
-        """The most tokens of a request, prompt and output together."""
+        """The maximum tokens of a request, prompt and output together."""
         return max(
             len(prompt) + output for prompt, output in zip(self.prompts, self.outputs, strict=True)
         )
@@ -64,7 +64,7 @@ class Workload:
         )
 
     def fit_vocab(self, vocab: int) -> Workload:
-        """The workload with ids modulo the vocabulary; lengths, and so the speed, are the same."""
+        """The workload with ids modulo the vocabulary; lengths, and so its speed, stay the same."""
         return evolve(
             self, prompts=tuple(tuple(token % vocab for token in prompt) for prompt in self.prompts)
         )
@@ -87,9 +87,9 @@ def draw_lengths(rng: Random, count: int, low: int, high: int) -> list[int]:
 
 
 def draw_gpu_workloads() -> dict[str, Workload]:
-    """The workloads by which engines are compared on a GPU.
+    """The workloads that compare engines on a GPU.
 
-    One generator draws them in this order: a change of one changes those after it.
+    One generator draws them in this order, so changing one changes all after it.
     """
     rng = Random(SEED)
     varied = (
@@ -100,7 +100,7 @@ def draw_gpu_workloads() -> dict[str, Workload]:
     shared = draw_tokens(rng, 2048)
     prefix = tuple(shared + draw_tokens(rng, 128) for _ in range(256)), [64] * 256
     prefill = tuple(draw_tokens(rng, 4000) for _ in range(32)), [1] * 32
-    # After the four that there were, which other engines were measured on.
+    # After the original four, on which other engines were measured.
     eight = tuple(draw_tokens(rng, 256) for _ in range(8)), [256] * 8
     thirty_two = tuple(draw_tokens(rng, 512) for _ in range(32)), [256] * 32
     requests = {
@@ -131,7 +131,7 @@ def draw_cpu32() -> Workload:
 
 def draw_cpu1() -> Workload:
     """One request."""
-    # Greedy, as `cpu32` is: only then can another engine's tokens be compared.
+    # Greedy, like `cpu32`: only then can tokens be compared with another engine's.
     return Workload(
         name="cpu1", prompts=(draw_tokens(Random(SEED), 128),), outputs=(200,), temperature=0.0
     )
@@ -140,7 +140,7 @@ def draw_cpu1() -> Workload:
 def draw_shared_prefix() -> Workload:
     """Requests with a common prefix, for a prefix index.
 
-    They are more than one step admits: the first ones fill the index, and later ones hit.
+    There are more than one step admits: the first ones fill the index, and later ones hit it.
     """
     rng = Random(SEED)
     shared = draw_tokens(rng, 512)
@@ -164,15 +164,15 @@ WORKLOADS: Mapping[str, Callable[[], Workload]] = MappingProxyType(
 DEFAULT_WORKLOADS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {"cpu": ("cpu32", "cpu1"), "cuda": ("offline256", "single", "prefix256", "prefill32x4k")}
 )
-"""Device -> the workloads that run when none is named."""
+"""Device -> its default workloads."""
 
 
 class Prompts:
-    """Random prompts, each of which shares no prefix with another but by chance."""
+    """Random prompts without common prefixes, except by chance."""
 
     def __init__(self, vocab: int, seed: int = SEED) -> None:
         self.rng, self.vocab = Random(seed), vocab
 
     def draw(self, length: int) -> list[int]:
-        """The next prompt, of this length."""
+        """The next prompt, with this length."""
         return [token % self.vocab for token in draw_tokens(self.rng, length)]
