@@ -46,7 +46,7 @@ def test_a_drawing_must_be_asked_for(recording: Path, capsys: pytest.CaptureFixt
     assert main(["replay-view", str(recording)]) == 2
     assert capsys.readouterr() == (
         "",
-        "headstock: expected --html OUT.html, --timeline OUT.json or both\n",
+        "headstock: expected --html OUT.html, --timeline OUT.json or both, got neither\n",
     )
 
 

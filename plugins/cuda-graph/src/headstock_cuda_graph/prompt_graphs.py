@@ -207,15 +207,15 @@ class PromptGraphs:
         program = self.program
         batch = program.row_tables.batch(inputs)
         padding = (batch.token_rows == program.row_tables.padding_row)[:, None, None]
-        cleared: set[int] = set()
+        cleared: set[torch.Size] = set()
 
         def attend(q: Tensor, index: int) -> Tensor:
             out = self.attention_output(q, index)
-            if out.shape[-1] not in cleared:
+            if out.shape not in cleared:
                 # Layers share it, and an earlier step may have left NaN, which would reach the
                 # dummy page.
                 out.masked_fill_(padding, 0)
-                cleared.add(out.shape[-1])
+                cleared.add(out.shape)
             attend_into(q, index, out)
             return out
 

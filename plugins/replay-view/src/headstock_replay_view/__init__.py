@@ -1,4 +1,4 @@
-"""Recordings drawn: a page for a browser, and a trace.
+"""Draw recordings as a page for a browser or as a trace.
 
-What they show is computed here and only drawn there.
+Everything shown is computed here; viewers only draw it.
 """

@@ -1,4 +1,4 @@
-"""`headstock replay-view`: a recorded schedule as a page, which shows a replay, or as a trace."""
+"""`headstock replay-view`: draw a recorded schedule as a page with its replay, or as a trace."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Run `headstock replay-view ARGUMENTS` and return the exit code.   raises: HeadstockError"""
     options = make_parser().parse_args(arguments)
     if options.html is None and options.timeline is None:
-        raise UsageError("expected --html OUT.html, --timeline OUT.json or both")
+        raise UsageError("expected --html OUT.html, --timeline OUT.json or both, got neither")
     check_distinct_files(
         {"FILE": options.file, "--timeline": options.timeline, "--html": options.html}
     )
@@ -86,7 +86,7 @@ def write_timeline(recording: Recording, path: str) -> None:
 
 
 def write_page(recording: Recording, path: str, *, check: bool) -> int:
-    """Replay the recording, print how that ended and write the page; 1 when a step differs.
+    """Replay the recording, print the result and write the page; return 1 if a step differs.
 
     raises: ModelError
     """

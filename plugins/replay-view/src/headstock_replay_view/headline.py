@@ -1,4 +1,4 @@
-"""The figures that someone who tunes an engine looks at first."""
+"""The most important figures for tuning an engine."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from headstock_replay_view.lanes import GONE, PREEMPTED, Lanes
 
 @frozen(kw_only=True)
 class Headline:
-    """The figures of a run; None where there is nothing to measure.
+    """The figures of a run; None if there is nothing to measure.
 
     - `span`: seconds from the first planned step to the last
-    - `busy`: the same without the time after steps that computed nothing; rates are per busy second
-    - `hit_rate`: share of prompt tokens that the prefix index had at the first admission
+    - `busy`: the same without the time after empty steps; rates are per busy second
+    - `hit_rate`: share of prompt tokens found in the prefix index at the first admission
     - `ttft`, `gap` (between a request's tokens): percentiles 50 and 99, in seconds
-    - `pages`: the most pages that rows held at once, of `all_pages`
-    - `busiest`: the step that computed most tokens; of several the one with most requests
-    - `slow_from`: percentile 99 in milliseconds; of fewer than 100 steps the longest but one
-    - `slow`: steps longer than that; `slowest`: the longest of all
+    - `pages`: the maximum number of pages held by rows, of `all_pages`
+    - `busiest`: the step with the most computed tokens and, among equals, the most requests
+    - `slow_from`: percentile 99 in milliseconds; below 100 steps, the second longest
+    - `slow`: steps longer than that; `slowest`: the longest step
     """
 
     steps: int
@@ -59,7 +59,7 @@ class Headline:
 
 
 def make_headline(series: Mapping[str, Ints], lanes: Lanes, all_pages: int) -> Headline:
-    """Return the figures of a run.   series: by name, an entry for each step; "at" in ns"""
+    """Return the figures of a run.   series: by name, an entry per step; "at" in ns"""
     count = len(series["at"])
     table = {name: np.array(values, np.int64) for name, values in lanes.list_numbers().items()}
     admitted, ended = table["admitted"] >= 0, table["ended"] >= 0
@@ -120,7 +120,7 @@ def _measure_steps(at: Ints, tokens: Ints) -> Ints:
 
 
 def percentile(values: Ints, share: float) -> int | None:
-    """Return the percentile by nearest rank; None without values."""
+    """Return the nearest-rank percentile; None without values."""
     if not len(values):
         return None
     rank = max(math.ceil(len(values) * share / 100), 1)
@@ -128,7 +128,7 @@ def percentile(values: Ints, share: float) -> int | None:
 
 
 def find_axis_end(values: Ints) -> int | None:
-    """Return percentile 99; of fewer than 100 values the largest but one."""
+    """Return percentile 99; below 100 values, the second largest."""
     # Percentile 99 of few values is the largest, and one outlier would flatten the whole chart.
     if 2 <= len(values) < 100:
         return int(np.sort(values)[-2])
@@ -142,7 +142,7 @@ def _percentile_pair(values: Ints, unit: float) -> tuple[float, float] | None:
 
 
 def _weighted_percentile_pair(counts: Mapping[int, int]) -> tuple[float, float] | None:
-    """Return percentiles 50 and 99, in seconds, of nanoseconds and how often each occurred."""
+    """Return percentiles 50 and 99, in seconds, of nanoseconds and their frequencies."""
     if not counts:
         return None
     values = np.array(sorted(counts), np.int64)

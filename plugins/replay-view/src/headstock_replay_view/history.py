@@ -1,4 +1,4 @@
-"""The history of a replay: numbers of every step, page maps and prefix trees of some.
+"""The history of a replay: numbers of all steps, page maps and prefix trees of some.
 
 Maps and trees are thinned out, so that a run of any length fits into one picture.
 """
@@ -19,12 +19,12 @@ MAX_COLUMNS = 1024
 """Maximum number of page maps; longer runs keep at least half as many."""
 MAX_TREES = 96
 MAX_ROWS = 384
-"""Most rows of the page map; a row stands for several pages when there are more."""
+"""Maximum rows of the page map; in larger pools, a row stands for several pages."""
 FINE_ROWS = 4096
-"""Most rows that are kept until the end, when the highest page in use is known."""
+"""Maximum rows stored until the end, when the highest page in use is known."""
 FREE, CACHED, LIVE, SHARED = range(4)
 LATEST = 1 << 62
-"""Nanoseconds at which a clock is cut off: differences of a damaged one still fit into 64 bits."""
+"""Limit of a clock in nanoseconds, so that differences of a damaged one fit into 64 bits."""
 
 SERIES = (
     *("at", "prefill", "decode", "sampled"),
@@ -43,7 +43,7 @@ SERIES = (
 
 @define
 class ThinnedSteps:
-    """Values of at most `most` steps, evenly spread over a run of any length."""
+    """Values of at most `most` steps, evenly spaced over a run of any length."""
 
     most: int
     stride: int = 1
@@ -51,11 +51,11 @@ class ThinnedSteps:
     values: list[Any] = field(factory=list)
 
     def keeps_step(self, number: int) -> bool:
-        """Whether a step of this number is kept."""
+        """Whether the step with this number is kept."""
         return number % self.stride == 0
 
     def add(self, number: int, value: Any) -> None:
-        """Keep a value; drop every second one when there are too many."""
+        """Keep a value, and drop every second one if there are too many."""
         self.steps.append(number)
         self.values.append(value)
         if len(self.steps) > self.most:
@@ -65,9 +65,9 @@ class ThinnedSteps:
 
 @define
 class History:
-    """Collects what the page shows, from each replayed step before the next one runs."""
+    """Collects the page's data from each replayed step before the next one runs."""
 
-    # While the replay runs, because each step writes the state.
+    # During the replay, because each step overwrites the state.
 
     limits: Limits
     series: list[tuple[int, ...]] = field(factory=list)
@@ -79,13 +79,13 @@ class History:
     differing_step: int | None = None
 
     def __attrs_post_init__(self) -> None:
-        # Of the first group that keeps every page of a prefix; others differ in what they dropped.
+        # For the first group that keeps all pages of a prefix; others have dropped some.
         whole = [number for number, group in enumerate(self.limits.groups) if group.retains_all]
         self.prefixes = PrefixTracker(self.limits, whole[0]) if whole else None
         self.lanes = Lanes(self.limits)
 
     def add_step(self, replayed: ReplayedStep) -> None:
-        """Add a step, unless it failed or differs: then plan and state do not belong together."""
+        """Add a step, unless it failed or differs, which makes plan and state inconsistent."""
         recorded, state, plan = replayed.recorded, replayed.after, replayed.recorded.plan
         if replayed.divergence is not None:
             self.differing_step = recorded.number
@@ -94,7 +94,7 @@ class History:
             return
         number = recorded.number
         last = self.series[-1][0] if self.series else 0
-        # a recording may come from anyone: its clock may go back
+        # an untrusted recording's clock may go backwards
         at = min(max(recorded.at, last), LATEST)
         self.lanes.add_step(recorded, at, state, plan)
         self.series.append(self._measure_step(at, state, plan))
@@ -112,7 +112,7 @@ class History:
         cached = len(state.regions) * len(state.refs)
         if self.limits.policy is not None:
             stats = self.limits.policy.stats(state.index)
-            # Beside the regions of contiguous mode, which no policy knows of (decision 0008).
+            # Without the regions of contiguous mode, which policies do not see (decision 0008).
             cached += sum(stats.pages) - sum(stats.held)
         free = self.num_pages - num_held - cached
         work = (
@@ -139,11 +139,11 @@ class History:
 
     @property
     def num_pages(self) -> int:
-        """Pages of all KV groups together."""
+        """Sum of the pages of all KV groups."""
         return sum(self.limits.num_pages)
 
     def make_tree(self, prefixes: PrefixTracker, state: State) -> list[list[int]]:
-        """Return the tree of what the prefix index holds, as segments."""
+        """Return the tree of the prefix index as segments."""
         return prefixes.make_tree(
             self.list_indexed_pages(state, prefixes.group), state.refs[prefixes.group]
         )
@@ -157,7 +157,7 @@ class History:
         )
 
     def _map_pages(self, state: State) -> np.ndarray:
-        """Return the kind of each row of pages, group behind group.
+        """Return the kind of each row of pages, one group after another.
 
         returns: [at most FINE_ROWS] uint8
         """
@@ -182,7 +182,7 @@ class History:
 
     @property
     def map_height(self) -> tuple[int, int]:
-        """Rows of the finished map and pages in each, up to the highest page in use at any time."""
+        """Rows of the finished map and pages per row, up to the highest page ever in use."""
         fine = -(-self.highest_page // self.pages_per_fine_row)
         size = -(-fine // MAX_ROWS)
         return -(-fine // size), size * self.pages_per_fine_row
@@ -196,7 +196,7 @@ class History:
 
 
 def _downsample_kinds(kinds: np.ndarray, size: int) -> np.ndarray:
-    """Return the most frequent kind of every `size` pages; of equally frequent ones the busier."""
+    """Return the most frequent kind of every `size` pages; among equals, the busier one."""
     if size == 1:
         return kinds
     # 255: no page

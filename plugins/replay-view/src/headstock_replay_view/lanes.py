@@ -1,4 +1,4 @@
-"""What each request did in every step, read off the replayed states."""
+"""The activity of each request in every step, derived from the replayed states."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from headstock.scheduler import Arrived, Limits, Plan, Request, RowCounter, Stat
 from headstock.spi.arrays import Ints
 
 QUEUED, PREFILL, DECODE, STALLED, PREEMPTED, GONE = range(6)
-"""What a request does in a step."""
+"""The activity of a request in a step."""
 
 MAX_STALLS = 100_000
-"""Most stalls that are drawn.
+"""Maximum number of drawn stalls.
 
-Later ones are only counted, so that rows that take turns do not fill the page.
+Later ones are only counted, so that alternating rows do not fill the page.
 """
 
 FIELDS = (
@@ -32,11 +32,11 @@ FIELDS = (
     "recomputed",
     "stalled",
 )
-"""The numbers kept of every request: steps of its milestones (-1: never came), tokens, counts."""
+"""The numbers stored for each request: steps of milestones (-1: not reached), tokens, counts."""
 
 ARRIVED, ADMITTED, FIRST, ENDED, PROMPT, CACHED, OUTPUT, PREEMPTIONS, RECOMPUTED, STALLS = range(10)
 LAST_TOKEN_AT, LOST = 10, 11
-"""The time of the last token in nanoseconds, and the tokens that a preemption lost; not shown."""
+"""Not shown: the time of the last token in nanoseconds, and the tokens lost by preemption."""
 
 
 @define
@@ -44,14 +44,14 @@ class Lanes:
     """Follows every request from the step that first saw it.
 
     - *queued*: until it is admitted
-    - *prefill*: up to the step that samples its next token, that step included
+    - *prefill*: up to and including the step that samples its next token
     - *decode*: afterwards
-    - *stalled*: it has a row and work to do, but no part in the step
+    - *stalled*: it has a row and work to do, but is not in the step
     - *preempted*: from the step that took its row until it gets another, or to the end
     """
 
     # A request's arrival number is its lane's index plus one: both count Arrived events. Ids would
-    # not do, because one may come again after its first request ended.
+    # not do, because one may be reused after its first request has ended.
 
     limits: Limits
     ids: list[str] = field(factory=list)
@@ -84,12 +84,12 @@ class Lanes:
             if isinstance(event, Arrived):
                 self._add_lane(event.request, number, at)
         self._count_tokens(state, number, at)
-        # Before the rows change: a row that changes hands without an end was preempted.
+        # Before the rows change: a row that changes its request without an end was preempted.
         self._end_lanes(state, number)
         if not np.array_equal(admission_ids, self.admission_ids):
             self._change_rows(state, number)
         self._follow_rows(state, plan, number)
-        # Copied: the next step writes them.
+        # Copied, since the next step overwrites them.
         self.admission_ids = admission_ids.copy()
         self.num_computed = state.row_counters[RowCounter.NUM_COMPUTED].copy()
 
@@ -113,7 +113,7 @@ class Lanes:
         if not len(lanes):
             return
         table = self.table
-        # `+=` would count a lane once that comes twice.
+        # `+=` would count a repeated lane only once.
         np.add.at(table[OUTPUT], lanes, outcome.accepted_counts)
         lanes = np.unique(lanes)
         again = table[FIRST, lanes] >= 0
@@ -144,9 +144,9 @@ class Lanes:
     def _find_waiting_lane(self, id: str, queued: set[int]) -> int:
         """Return the lane of a request that ended without a row.
 
-        `queued`: arrival numbers of the requests that still wait
+        `queued`: arrival numbers of the requests that are still waiting
         """
-        outside = (QUEUED, PREEMPTED)  # an id may have come again after its first request ended
+        outside = (QUEUED, PREEMPTED)  # an id may have been reused after its first request ended
         return next(
             lane
             for lane, name in enumerate(self.ids)
@@ -154,7 +154,7 @@ class Lanes:
         )
 
     def _change_rows(self, state: State, number: int) -> None:
-        """Record which requests lost their rows before they ended, then which got one."""
+        """Record which requests lost their rows before their end, then which got rows."""
         admission_ids = state.row_counters[RowCounter.ADMISSION_ID]
         changed = np.flatnonzero(admission_ids != self.admission_ids)
         for row in changed[self.admission_ids[changed] > 0].tolist():
@@ -195,7 +195,7 @@ class Lanes:
             np.minimum(counters[RowCounter.NUM_TOKENS], counters[RowCounter.LAST_POSITION])
             > counters[RowCounter.NUM_COMPUTED]
         )
-        # a row that waits for its sample was not left out: it has no work yet
+        # a row that waits for its sample is not stalled: it has no work yet
         has_work &= (
             counters[RowCounter.WAIT_FOR_SAMPLE] & counters[RowCounter.NUM_PLACEHOLDERS]
         ) == 0
@@ -208,7 +208,7 @@ class Lanes:
         self.phases = phases
 
     def _begin_phase(self, lane: int, number: int, phase: int) -> None:
-        """Begin a phase of a lane, instead of one that lasted no step."""
+        """Begin a phase of a lane, replacing one that lasted no step."""
         steps = self.segments[lane]
         if phase == STALLED:
             if self.num_stalls >= MAX_STALLS:
@@ -227,13 +227,13 @@ class Lanes:
         return len(state.waiting) - self.num_preempted, prefill, decode, stalled, self.num_preempted
 
     def list_numbers(self) -> dict[str, list[int]]:
-        """Return the numbers by the names of FIELDS, an entry for each request as they arrived."""
+        """Return the numbers by the names of FIELDS, an entry per request in order of arrival."""
         return {name: self.table[at, : len(self.ids)].tolist() for at, name in enumerate(FIELDS)}
 
 
 def _grow(array: Ints, index: int) -> Ints:
     """Return the array with room for `index` along its last axis."""
-    # doubled, as a list grows: requests come one by one
+    # doubled, like a list: requests arrive one by one
     if index < array.shape[-1]:
         return array
     more = max(array.shape[-1], index + 1 - array.shape[-1])

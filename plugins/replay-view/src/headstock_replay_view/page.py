@@ -1,4 +1,4 @@
-"""The page: data, style and scripts in one text that loads nothing."""
+"""The page: data, style and scripts in one text without external resources."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from headstock_replay_view.page_text import list_facts, list_slowest, list_tiles
 
 SCRIPTS = ("model.js", "canvas.js", "lanes.js", "charts.js", "tree.js", "readout.js", "controls.js")
-"""In this order they make one script."""
+"""The parts of the script, in order."""
 
 BY_SWITCH = ':root[data-theme="dark"]'
 """The selector of the dark theme in dark.css."""
@@ -20,13 +20,13 @@ BY_SWITCH = ':root[data-theme="dark"]'
 
 def render_html(data: Mapping[str, Any]) -> str:
     """Return the text of the page; texts of the recording are escaped and never run."""
-    # imported here: a trace needs no templates
+    # imported here: a trace does not need templates
     from jinja2 import StrictUndefined
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     style, script = _make_style(), "".join(map(_read_asset, SCRIPTS))
     script = f'"use strict";\n(() => {{\n{script}}})();\n'
-    # In the sandbox, as chat templates are: no source uses an environment without one.
+    # In the sandbox, like chat templates: every environment of the project has one.
     environment = ImmutableSandboxedEnvironment(autoescape=True, undefined=StrictUndefined)
     return environment.from_string(_read_asset("page.html")).render(
         data=data,
@@ -41,7 +41,7 @@ def render_html(data: Mapping[str, Any]) -> str:
 
 
 def _make_style() -> str:
-    """Return the style sheet; the dark theme applies by the switch or by the system's choice."""
+    """Return the style sheet; the switch or the system's preference activates the dark theme."""
     dark = _read_asset("dark.css")
     by_system = dark.replace(BY_SWITCH, ':root:not([data-theme="light"])')
     return f"{_read_asset('page.css')}{dark}@media (prefers-color-scheme: dark) {{\n{by_system}}}\n"
@@ -53,8 +53,8 @@ def _read_asset(name: str) -> str:
 
 
 def make_content_policy(style: str, script: str) -> str:
-    """Return a content security policy that allows this style and this script and nothing else."""
-    # Hashes, not nonces: the page is a file, and no server makes a new nonce for each reader.
+    """Return a content security policy that only allows this style and this script."""
+    # Hashes, not nonces: the page is a file, without a server to make a nonce per reader.
     hashes = [
         base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         for text in (style, script)

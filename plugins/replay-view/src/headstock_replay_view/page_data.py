@@ -1,4 +1,4 @@
-"""The data of the page as plain values; the scripts compute places and colours from them."""
+"""The data of the page as plain values; the scripts compute positions and colours from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def collect_page_data(
     limits, series = history.limits, history.make_series()
     headline = make_headline(series, history.lanes, history.num_pages)
     rows, pages = history.map_height
-    # microseconds from the start: JavaScript's integers are exact up to 2**53 only
+    # microseconds from the start: JavaScript's integers are only exact up to 2**53
     since = (series["at"] - series["at"][:1]) // 1000 if len(series["at"]) else series["at"]
     return {
         "verdict": escape_text(verdict, 400),
@@ -60,14 +60,14 @@ def collect_page_data(
 
 
 def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
-    """Return the lanes: an entry for each request as they arrived.
+    """Return the lanes: an entry per request in order of arrival.
 
     Segments are flat: a step, the phase that began in it, the next step, and so on.
     """
     return {
         "ids": [escape_text(id) for id in lanes.ids],
         "reasons": [escape_text(reason) for reason in lanes.reasons],
-        # As text: a request that never gets a row may have a priority of any size.
+        # As text: a request that never gets a row may have an arbitrarily large priority.
         "priority": [escape_text(priority) for priority in lanes.priorities],
         "segments": [
             [number for segment in steps for number in segment] for steps in lanes.segments
@@ -78,7 +78,7 @@ def _collect_lanes(lanes: Lanes) -> dict[str, Any]:
 
 def escape_text(value: object, most: int = 64) -> str:
     """Return the value as one line of at most `most` characters, unprintable ones as codes."""
-    # A request's id may hold marks that reverse the text around them.
+    # A request's id may contain marks that reverse the surrounding text.
     text = "".join(
         letter if letter.isprintable() else f"\\u{ord(letter):04x}"
         for letter in shorten(value, most)
@@ -87,7 +87,7 @@ def escape_text(value: object, most: int = 64) -> str:
 
 
 def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> list[str]:
-    """List what a recording does not hold, and what the page leaves out."""
+    """List what is missing from a recording and what the page leaves out."""
     notes = [
         "A request is known from the step that first saw it; the time before (tokenizing, a "
         "server's queue) is not in a recording.",
@@ -126,7 +126,7 @@ def _list_notes(history: History, headline: Headline, *, is_complete: bool) -> l
 
 
 def _list_group_notes(history: History) -> list[str]:
-    """List what the page shows of several KV groups, or of one with a window."""
+    """Explain what the page shows of several KV groups, or of one with a window."""
     counts, notes = history.limits.num_pages, []
     if len(counts) > 1:
         pages = ", ".join(f"{count:,} of group {group}" for group, count in enumerate(counts))
@@ -142,7 +142,7 @@ def _list_group_notes(history: History) -> list[str]:
 
 
 def delta_encode(values: Any) -> list[int]:
-    """Return the first value and the differences between neighbours, which are short numbers."""
+    """Return the first value and the differences between neighbours, which are shorter."""
     deltas: list[int] = np.diff(np.asarray(values, np.int64), prepend=0).tolist()
     return deltas
 

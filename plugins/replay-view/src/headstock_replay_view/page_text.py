@@ -14,7 +14,7 @@ COLUMN_NAMES = ("request", "arrived", "first token after", "output tokens", "pre
 
 @frozen(kw_only=True)
 class FigureTile:
-    """A figure: its name and value, a detail beside it, and how it is counted."""
+    """A figure: its name and value, a detail, and its definition."""
 
     name: str
     value: str
@@ -142,7 +142,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_number(value: float) -> str:
-    """Return a number with three digits, or all before its point."""
+    """Return a number with three digits, or all digits before its point."""
     return (
         f"{value:,.0f}" if value >= 99.95 else f"{value:.1f}" if value >= 9.995 else f"{value:.2f}"
     )
@@ -163,5 +163,5 @@ def _format_rate(value: float | None) -> str:
 
 
 def _join_counts(counts: Mapping[str, int]) -> str:
-    """Return the counts that are not zero as text, "none" when all are."""
+    """Return the nonzero counts as text, "none" if all are zero."""
     return ", ".join(f"{count:,} {name}" for name, count in counts.items() if count) or "none"

@@ -1,6 +1,6 @@
-"""The prefix tree, drawn from the pages of rows and the set of indexed pages.
+"""The prefix tree, inferred from the pages of rows and the set of indexed pages.
 
-A policy's index is its own, so the tree is inferred from what every policy shows.
+A policy's index is private, so the tree is inferred from what every policy exposes.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from headstock.spi.arrays import Ints
 
 NO_PAGES: Ints = np.zeros(0, np.int32)
 MAX_SEGMENTS = 400
-"""Most segments of a tree; those with the fewest tokens below them are only counted."""
+"""Maximum segments of a tree; those with the fewest tokens below them are only counted."""
 GONE = -1
 
 
 class PrefixTracker:
-    """Follows which page comes after which; rows show that when their pages are indexed.
+    """Tracks the predecessor of each page, which rows reveal when their pages are indexed.
 
     The pages are those of one KV group, which keeps all tokens.
     """
@@ -42,7 +42,7 @@ class PrefixTracker:
         now = after.row_counters[[RowCounter.ADMISSION_ID, RowCounter.NUM_INDEXED]]
         changed = (now != self.rows_seen).any(0)
         has_left = changed & (now[0] != self.rows_seen[0]) & (self.rows_seen[0] > 0)
-        # a row that left may have had pages indexed in this very step
+        # a row that ended may have had pages indexed in this step
         for row in np.flatnonzero(has_left).tolist():
             self._link_pages(before[row])
         for row in np.flatnonzero(changed & (now[1] > 0)).tolist():
@@ -59,10 +59,10 @@ class PrefixTracker:
     def make_tree(self, indexed: Ints, refs: Ints) -> list[list[int]]:
         """Return the tree of the indexed pages as segments, parents first.
 
-        A segment is a chain of pages that equally many rows hold.
+        A segment is a chain of pages that the same number of rows hold.
 
         returns: [parent segment or -1, tokens, rows that hold it, step of last use, count] of each
-        segment; the last one is [GONE, tokens, 0, 0, count] of those left out
+        segment; the last one is [GONE, tokens, 0, 0, count] for omitted segments
         """
         # by depth, so that every parent comes before its children
         pages = indexed[np.argsort(self.depths[indexed], kind="stable")]
@@ -96,7 +96,7 @@ class PrefixTracker:
 
 
 def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
-    """Return the segments with equal leaves of one parent folded into one, with their count.
+    """Return the segments with equal leaves of a parent merged into one, with their count.
 
     Leaves are equal when they have as many tokens and as many rows. The last use is the latest.
     """
@@ -118,9 +118,9 @@ def fold_equal_leaves(segments: list[list[int]]) -> list[list[int]]:
 
 
 def keep_largest_segments(segments: list[list[int]]) -> list[list[int]]:
-    """Return the segments with the most tokens in and below them, and one for the rest."""
+    """Return the segments with the most tokens in and below them, and one for the others."""
     below = [segment[1] * segment[4] for segment in segments]
-    # Backwards: children stand behind their parents, so each sum is whole before it is passed on.
+    # Backwards: children follow their parents, so each sum is complete before it is added.
     for at in range(len(segments) - 1, -1, -1):
         if segments[at][0] != GONE:
             below[segments[at][0]] += below[at]

@@ -1,6 +1,6 @@
 """A recording as a trace for Perfetto and chrome://tracing.
 
-It has a track of steps, and one for each request.
+It has a track of steps and one per request.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ENGINE, REQUESTS = 1, 2
 
 @define
 class Track:
-    """The track of a request: its activity, and since when in nanoseconds."""
+    """The track of a request: its activity and its begin in nanoseconds."""
 
     number: int
     activity: str = ""
@@ -32,13 +32,13 @@ class Track:
 
 @define
 class Timeline:
-    """Writes the trace while steps are read. A step lasts until the next one is planned.
+    """Writes the trace while reading steps. A step lasts until the next one is planned.
 
     A request is *queued* until it is admitted, then in a *prefill chunk* or in *decode*; adjacent
     steps of decode are one slice. It is *preempted* from its last step until it is admitted again.
     """
 
-    # Nothing is replayed here, so that the tail of a run can be drawn too. A plan does not name
+    # Nothing is replayed, so that the tail of a run can be drawn too. A plan does not name
     # the requests that it preempts: the next admission does.
 
     file: TextIO
@@ -120,7 +120,7 @@ class Timeline:
         for i, (admission_id, count) in enumerate(
             zip(plan.admission_ids.tolist(), counts.tolist(), strict=True)
         ):
-            # the tail of a run has rows whose admission it lacks
+            # the tail of a run has rows without a recorded admission
             id = self.by_admission_id.setdefault(admission_id, f"admitted earlier, {admission_id}")
             self._extend_activity(
                 self._get_track(id),
