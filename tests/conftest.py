@@ -16,7 +16,7 @@ from hypothesis import settings
 
 # A deadline would judge how busy the machine is. `@settings(...)` takes the rest from the profile
 # that is loaded when it runs, so this comes before any test module is imported.
-settings.register_profile("headstock", deadline=None)
+settings.register_profile("headstock", deadline=None, max_examples=60)
 settings.register_profile("full", settings.get_profile("headstock"), max_examples=250)
 settings.load_profile("headstock")
 

@@ -48,6 +48,25 @@ IMPORTS = [
         "from vllm import RequestOutput, CompletionOutput",
         here="from headstock import RequestOutput, CompletionOutput",
     ),
+    case(
+        "from vllm import EngineArgs",
+        here="from headstock import EngineArgs",
+        shows="vars(EngineArgs(model='demo', max_model_len=64))['max_model_len'] == 64",
+    ),
+    *(
+        case(f"from {home} import {name}", here=f"from headstock import {name}")
+        for home, name in (
+            ("vllm", "AsyncLLMEngine"),
+            ("vllm.v1.engine.async_llm", "AsyncLLM"),
+            ("vllm", "AsyncEngineArgs"),
+            ("vllm", "LLMEngine"),
+            ("vllm.sampling_params", "RequestOutputKind"),
+            ("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
+            ("vllm", "PoolingParams"),
+            ("vllm.lora.request", "LoRARequest"),
+            ("sglang", "Engine"),
+        )
+    ),
 ]
 
 CALLS = [
@@ -198,7 +217,8 @@ FLAGS = [
     *("--enable-prefix-caching", "--no-enable-prefix-caching", "--enforce-eager"),
     *("--disable-log-requests", "--trust-remote-code", "--quantization awq"),
     *("--kv-cache-dtype fp8", "--enable-lora", "--swap-space 4"),
-    "--enable-tokenizer-info-endpoint",
+    *("--enable-tokenizer-info-endpoint", "--root-path /llm", "--uds headstock.sock"),
+    "--ssl-certfile server.pem --ssl-keyfile key.pem",
 ]
 
 TEMPLATE = (
@@ -243,7 +263,7 @@ def run_case(one: Case, names: Mapping[str, Any]) -> tuple[str, str]:
     scope = dict(names)
     try:
         exec(one.here or one.vllm, scope)
-    except NotSupported as error:
+    except (NotSupported, ImportError) as error:
         return "refused", str(error)
     assert eval(one.shows, scope), one
     if one.differs:

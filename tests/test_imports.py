@@ -21,6 +21,7 @@ from source_tree import (
     PLUGINS,
     ROOT,
     Import,
+    base_packages,
     command_packages,
     exports,
     files,
@@ -32,7 +33,7 @@ from source_tree import (
 
 WITHOUT_TORCH = ("spi", "scheduler", "cli", "registry", "config")
 HEAVY = ("torch", "transformers", "tokenizers", "safetensors", "triton")
-IMPORTED_AS = {"pyyaml": "yaml"}
+IMPORTED_AS = {"cuda_bindings": "cuda", "pyyaml": "yaml"}
 """Distributions whose modules have another name."""
 START_SECONDS = 0.3
 LIGHT_SECONDS = 0.05
@@ -76,7 +77,7 @@ def is_exported(name: str) -> bool:
 
 @pytest.mark.parametrize("package", sorted(packages().keys() - {"headstock_conformance"}))
 def test_a_plugin_imports_only_the_contract_or_what_core_exports_to_a_command(package: str) -> None:
-    others = [each for each in packages() if each != package]
+    others = [each for each in packages() if each not in (package, *base_packages(package))]
     allowed = is_exported if package in command_packages() else lambda name: False
 
     def wrong(each: Import) -> bool:
@@ -84,6 +85,11 @@ def test_a_plugin_imports_only_the_contract_or_what_core_exports_to_a_command(pa
         return (of_core and not allowed(each.name)) or each.inside(*others)
 
     assert offenders(packages()[package], wrong) == []
+
+
+def test_one_plugin_alone_builds_on_others() -> None:
+    found = {each: bases for each in packages() if (bases := base_packages(each))}
+    assert found == {"headstock_ray": ["headstock_multiprocess", "headstock_openai_server"]}
 
 
 def test_a_command_imports_what_core_exports_and_no_more() -> None:

@@ -9,6 +9,7 @@ from gpu.stream_host import main
 
 
 @pytest.mark.long
+@pytest.mark.full
 def test_parts_of_a_step_are_told_apart() -> None:
     interval = sys.getswitchinterval()
     words = ["--shape", "demo", "--attn", "sdpa", "--device", "cpu", "--num-pages", "200"]

@@ -49,6 +49,7 @@ def test_times_beside_rows_are_theirs_between_tokens_and_the_prompts_to_the_firs
     assert 2 * run["itl_p50_ms"] < run["ttft_p50_ms"] <= run["ttft_p99_ms"]
 
 
+@pytest.mark.full
 def test_an_engine_that_does_not_start_leaves_no_process(tmp_path: Path) -> None:
     settings = {"model": str(tmp_path / "nothing"), "max_seq_len": 64}
     contestant = Contestant({"engine": "headstock"}, "headstock", settings)

@@ -211,3 +211,33 @@ def test_radix_hits_on_shared_prefixes_and_naive_never(reference: list[Any]) -> 
         tokens, llm = generate(cache_type=cache, max_running_requests=4)
         assert (llm._session.engine.stats().cached_tokens > 0) is hits
         assert_same(tokens, llm, reference)
+
+
+@pytest.mark.feature("P8")
+@pytest.mark.parametrize(
+    ("quant", "settings"),
+    often(
+        1,
+        [
+            ("int8", {"max_batch_tokens": 7}),
+            ("int4", {"proposer": "ngram", "max_running_requests": 5}),
+            *(
+                (quant, settings)
+                for quant in ("fp8", "int8", "int4")
+                for settings in (
+                    {"max_batch_tokens": 7},
+                    {"page_size": 1, "num_pages": 8192},
+                    {"opt": ("sdpa.shared_prefix=on",)},
+                    {"scheduler": "prefill-first"},
+                    {"num_pages": 24, "page_size": 16},
+                    {"proposer": "ngram", "max_running_requests": 5, "overlap": False},
+                )
+            ),
+        ],
+    ),
+    ids=str,
+)
+def test_quantized_maps_give_the_same_tokens_too(quant: str, settings: dict[str, Any]) -> None:
+    alone, llm = generate(4, quant=quant, cache_type="naive", max_running_requests=1, overlap=False)
+    tokens, llm = generate(4, quant=quant, **settings)
+    assert_same(tokens, llm, alone)

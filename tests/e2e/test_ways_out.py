@@ -16,11 +16,7 @@ from .ways_out import HEAD, WAYS, Way
 
 SECONDS = 900
 """Ends a process that hangs; one takes a few seconds on an idle machine."""
-QUICK = (
-    "a script exits within a stream",
-    "daemon threads stream on",
-    "threads stream to their ends",
-)
+QUICK = ("a script exits within a stream",)
 """The ways out that the default tests take."""
 
 
@@ -65,6 +61,7 @@ def test_an_interactive_python_ends_well() -> None:
     assert result.returncode == 0, result.stderr
 
 
+@pytest.mark.full
 def test_a_recording_is_whole_though_the_engine_was_not_closed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -78,7 +75,7 @@ def test_a_recording_is_whole_though_the_engine_was_not_closed(
     assert "identical" in capsys.readouterr().out
 
 
-@pytest.mark.long
+@pytest.mark.full
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system cannot fork")
 def test_a_forked_process_gets_an_error_and_the_one_that_forked_it_goes_on(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

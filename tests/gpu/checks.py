@@ -16,7 +16,12 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-NAMES = ("sdpa", "fa", "fi", "trtllm", "ops:torch", "ops:triton", "eager", "cudagraph")
+NAMES = (
+    *("sdpa", "fa", "fi", "trtllm", "attention:triton"),
+    *("ops:torch", "ops:triton", "eager", "cudagraph"),
+)
+OPTIONS = {"ops:triton": ("--opt", "triton.packed=on")}
+"""What a check needs to try every claim."""
 MOST_SECONDS = 400
 
 
@@ -32,7 +37,8 @@ def main(builds: list[subprocess.Popen[bytes]], names: tuple[str, ...] = NAMES) 
 def check(name: str) -> dict[str, Any]:
     """What a check came to: its exit code, how many cases ended how, and why those that failed."""
     began = time.monotonic()
-    command = (sys.executable, "-m", "headstock", "plugins", "check", name)
+    options = OPTIONS.get(name, ())
+    command = (sys.executable, "-m", "headstock", "plugins", "check", name, *options)
     try:
         done = subprocess.run(
             [*command, "--device", "cuda", "--json"],

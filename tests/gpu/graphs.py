@@ -23,7 +23,7 @@ SETTINGS: dict[str, Any] = {
     "max_running_requests": 32,
     "defer_graphs": False,
 }
-BACKENDS = ("fa", "fi", "trtllm")
+BACKENDS = ("fa", "fi", "trtllm", "triton")
 BATCHES = (1, 3, 8, 17)
 FAULTS = ("capture", "execute@40", "wait@40", "nan@40:1")
 

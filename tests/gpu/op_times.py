@@ -142,7 +142,7 @@ def linear_times(outs: int, width: int) -> dict[str, Any]:
     for tokens in LINEAR_TOKENS:
         x = cases.noise(tokens, width, dtype=torch.bfloat16, device=DEVICE)
         ours = graph_us(
-            lambda i, x=x: linear.small_linear(x, weights[i], None), copies, launches=64
+            lambda i, x=x: linear.small_linear(x, Weight(tensor=weights[i])), copies, launches=64
         )
         theirs = graph_us(
             lambda i, x=x: torch.nn.functional.linear(x, weights[i]), copies, launches=64

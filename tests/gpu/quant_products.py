@@ -24,7 +24,12 @@ from typing import Any
 import torch
 import triton
 import triton.language as tl
-from attrs import frozen
+from attrs import evolve, frozen
+
+from headstock.spi import WeightFormat, WeightKind
+from headstock.weights import quantize
+from headstock_conformance.ops.packed import pack_blocks
+from headstock_triton import fp8_rows, packed
 
 SHAPES = {  # out, in
     "8b.qkv": (6144, 4096),
@@ -92,6 +97,49 @@ def make_fp8_rows(weight: torch.Tensor, copies: int, *, quantizes: bool) -> list
         return multiply
 
     return [make(values.clone()) for _ in range(copies)]
+
+
+def make_packed(
+    weight: torch.Tensor, copies: int, *, format: WeightFormat, quantizes: bool = True
+) -> list[Product]:
+    """The products of the operations `triton`: weights alone are packed up to 64 rows.
+
+    quantizes: whether more rows are quantized in each call, as before a product that is not fused
+    """
+    is_block = format.kind is WeightKind.FP4_E2M1 or (format.group or (1, 1))[0] > 1
+    if format.group is None:
+        format = evolve(format, group=(1, weight.shape[1]))
+    stored = (pack_blocks if is_block else quantize)(weight, format)
+    given: dict[str, Any] = {}
+
+    def make(tensor: torch.Tensor) -> Product:
+        ready = packed.prepare_packed(evolve(stored, tensor=tensor))
+
+        def multiply(x: torch.Tensor) -> torch.Tensor:
+            if quantizes or not packed.is_quantized(x, ready):
+                return packed.multiply_packed(x, ready)
+            if given.get("of") is not x:
+                given.update(of=x, quantized=fp8_rows.quantize_rows(x))
+            return fp8_rows.multiply_rows(given["quantized"], ready)
+
+        return multiply
+
+    return [make(stored.tensor.clone()) for _ in range(copies)]
+
+
+def ours(
+    name: str, bits: int, kind: WeightKind, group: tuple[int, int] | None, **more: Any
+) -> Contestant:
+    """A contestant of the operations `triton`."""
+    quantizes = more.pop("quantizes", True)
+    format = WeightFormat(kind=kind, group=group, **more)
+    rows = ROWS if quantizes else (256, 4096)
+    return Contestant(
+        f"{name} ours",
+        bits,
+        rows,
+        lambda w, n: make_packed(w, n, format=format, quantizes=quantizes),
+    )
 
 
 def make_deep_gemm(weight: torch.Tensor, copies: int) -> list[Product]:
@@ -261,6 +309,12 @@ CONTESTANTS = (
     Contestant("bf16", 16, ROWS, make_bf16),
     Contestant("fp8 torch", 8, ROWS, lambda w, n: make_fp8_rows(w, n, quantizes=False)),
     Contestant("fp8 torch, quantizes", 8, ROWS, lambda w, n: make_fp8_rows(w, n, quantizes=True)),
+    ours("fp8", 8, WeightKind.FP8_E4M3, None),
+    ours("fp8, quantized by what comes before,", 8, WeightKind.FP8_E4M3, None, quantizes=False),
+    ours("block fp8", 8, WeightKind.FP8_E4M3, (128, 128)),
+    ours("int8", 8, WeightKind.INT8, None),
+    ours("int4", 4, WeightKind.INT4, (1, GROUP), has_zeros=True),
+    ours("mxfp4", 4, WeightKind.FP4_E2M1, (1, 32)),
     Contestant("fp8 deep-gemm", 8, ROWS, make_deep_gemm),
     humming("int4 humming", 4, INT4, is_invariant=True),
     humming("int4 humming, stream-k", 4, INT4, is_invariant=False),

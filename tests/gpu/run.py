@@ -7,7 +7,8 @@
 
 `--pack .gpu --parts none` installs and does no more.
 
-Parts (`--parts a,b`): kernels and trtllm (each backend against float32), checks (`plugins check`),
+Parts (`--parts a,b`): kernels and trtllm (each backend against float32), triton_attention (the same
+of `triton`, and its times at Gemma-4's shapes), checks (`plugins check`),
 ops (operations against torch's), tokens (the demo model's answers for each pair of backends),
 switches (the same with every option alone and together), speed (attention alone), bench
 (workloads), step_time (a step by kernels), sweep (streams, contexts, other workloads), bounds (long
@@ -39,6 +40,7 @@ from typing import Any
 PARTS = (
     "kernels",
     "trtllm",
+    "triton_attention",
     "checks",
     "ops",
     "numerics",

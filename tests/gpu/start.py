@@ -155,7 +155,7 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
     """Starts of each kind, the first of them with nothing compiled."""
     environment = os.environ | {"TRITON_CACHE_DIR": str(folder / "triton")}
     words = [
-        *("run", "--model", model, "--device", asked.device, "--attn", asked.attn),
+        *("run", "-v", "--model", model, "--device", asked.device, "--attn", asked.attn),
         *("--prompt", "Once upon a time", "--max-tokens", "8", "--ignore-eos"),
         *("--memory-profiles", str(folder / "memory")),
     ]

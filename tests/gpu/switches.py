@@ -63,6 +63,7 @@ OTHERS: tuple[dict[str, Any], ...] = (
     {"attn": "fi", "opt": ("fi.tensor_cores=off", *_OTHER_SWITCHES)},
     {"attn": "fi", "ops": "torch"},
     {"attn": "fi", "proposer": "ngram", "max_itl_ms": 0.2, "late_planning": False},
+    {"attn": "triton"},
     {"attn": "trtllm"},
     {"attn": "trtllm", "opt": _OTHER_SWITCHES},
     {"attn": "trtllm", "proposer": "ngram", "max_itl_ms": 0.2, "late_planning": False},

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 from engine_parity import MAX_TOKENS, answer_alone, assert_equal, generate
-from families import CASES, Case
+from families import Case
+from family_cases import CASES
 
 from headstock_conformance.model.parity import write
 

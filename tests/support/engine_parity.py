@@ -38,9 +38,9 @@ class Answer:
     margins: list[float]
 
 
-def answer_alone(checkpoint: Path) -> list[Answer]:
+def answer_alone(checkpoint: Path, kind: Any = AutoModelForCausalLM) -> list[Answer]:
     """What transformers makes of each prompt alone, every token from the whole sequence anew."""
-    model = AutoModelForCausalLM.from_pretrained(
+    model = kind.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     answers = []

@@ -15,8 +15,11 @@ from ops_cases import error, noise, within
 from torch import Tensor
 
 from headstock.nn import moe
-from headstock.spi import Experts
+from headstock.spi import Experts, Weight, WeightFormat, WeightKind
+from headstock.weights import dequantize_
+from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts
+from headstock_triton.packed import prepare_experts
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 SMALL = Tile(n=16, k=32)
@@ -108,6 +111,74 @@ def mixture_case(
     expected = mix_exactly(case, x, scores, gate_up, down)
     found = fused_mix_experts(x, scores, case.experts, gate_up, down, tiles=way, **more)
     return within(error(found, expected), dtype)
+
+
+def packed_case(
+    case: Mixture,
+    format: WeightFormat,
+    dtype: torch.dtype,
+    device: str,
+    way: RowTile | Tiles | None,
+) -> float:
+    """Experts in 8 bits beside the numbers that these stand for."""
+    assert format.group is not None
+    rows, columns = format.group
+    packed, plain = [], []
+    for tensor in draw_weights(case, dtype, device):
+        count, outs, width = tensor.shape
+        groups = (count, -(-outs // rows), -(-width // columns))
+        generator = torch.Generator().manual_seed(outs)
+        scales = ((0.5 + torch.rand(groups, generator=generator)) / 8).to(device)
+        numbers = (tensor.float() * 8).clamp(-127, 127)
+        kept = torch.float8_e4m3fn if format.kind is WeightKind.FP8_E4M3 else torch.int8
+        numbers = (numbers if kept.is_floating_point else numbers * 16).to(kept)
+        each = Weight(tensor=numbers, scales=scales, format=format)
+        plain.append(torch.empty(tensor.shape, device=device))
+        dequantize_(each, plain[-1])
+        packed.append(prepare_experts(each))
+    x, scores = draw_tokens(case, dtype, device)
+    found = fused_mix_experts(
+        x,
+        scores,
+        case.experts,
+        packed[0].tensor,
+        packed[1].tensor,
+        tiles=way,
+        scales=(GroupScales.of(packed[0]), GroupScales.of(packed[1])),
+    )
+    return within(error(found, mix_exactly(case, x, scores, *plain)), dtype)
+
+
+def shard_case(
+    case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles, ranks: int = 2
+) -> float:
+    """Each rank has some of the experts, and their parts sum up to what all experts make."""
+    (gate_up, down), (x, scores) = (
+        draw_weights(case, dtype, device),
+        draw_tokens(case, dtype, device),
+    )
+    slots = torch.arange(1, case.tokens + 1, device=device)
+    slots[0] = 0  # padding, in the dummy page
+    held = -(-case.count // ranks)
+    total = torch.zeros_like(x, dtype=torch.float32)
+    for first in range(0, case.count, held):
+        part = slice(first, first + held)
+        experts = evolve(case.experts, first=first, held=held)
+        # Of the last rank some experts are padded, and no token is given to those.
+        own = [
+            torch.nn.functional.pad(each[part], (0, 0, 0, 0, 0, held - len(each[part])))
+            for each in (gate_up, down)
+        ]
+        found = fused_mix_experts(x, scores, experts, *own, slots=slots, page_size=1, tiles=way)
+        assert not found[0].any()
+        total += found.float()
+        weights, ids = moe.route(scores.float(), case.experts)
+        numbers = moe.number_own_experts(ids, experts)
+        wide = (each.float() for each in own)
+        alone = moe.mix_experts(x.float(), weights, numbers, *wide, is_shard=True)
+        within(error(found[1:], alone[1:].to(dtype)), dtype)
+    expected = mix_exactly(case, x, scores, gate_up, down)
+    return within(error(total[1:].to(dtype), expected[1:]), dtype)
 
 
 def one_expert_case(case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles) -> float:

@@ -10,21 +10,37 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor
 
-from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling
+from headstock.spi import Model, ModelConfig, Ops, Params, Sample, Sampling, WeightKind
 from headstock.weights import load_weights, read_config
 from headstock_conformance.model.paged import Paged
 from headstock_conformance.model.parity import SHAPE
-from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3
+from headstock_deepseek.biased import GLM4_MOE, HY_V3, MINIMAX_M2
+from headstock_deepseek.families import DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE
 from headstock_gemma.families import GEMMA2, GEMMA3
-from headstock_lfm2.families import LFM2
-from headstock_llama.variants import ERNIE, ERNIE_MOE, GRANITE, MIXTRAL, SEED_OSS, SMOLLM3
-from headstock_olmo.families import OLMO2
+from headstock_gemma.gemma4 import GEMMA4, GEMMA4_UNIFIED
+from headstock_gpt_oss.families import GPT_OSS
+from headstock_lfm2.families import LFM2, LFM2_MOE
+from headstock_llama.families import MINISTRAL3
+from headstock_llama.variants import (
+    ERNIE,
+    ERNIE_MOE,
+    GRANITE,
+    GRANITE_MOE,
+    GRANITE_MOE_SHARED,
+    MIXTRAL,
+    SEED_OSS,
+    SMOLLM3,
+)
+from headstock_olmo.families import EXAONE4, OLMO2, OLMO3
 from headstock_phi.families import PHI3
 from headstock_qwen.families import QWEN2_MOE
+from headstock_qwen.hybrid import QWEN3_5, QWEN3_5_MOE
 
 FAMILIES: Mapping[str, tuple[str, Model]] = {
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
     "gemma3_text": ("Gemma3ForCausalLM", GEMMA3),
+    "gemma4_text": ("Gemma4ForCausalLM", GEMMA4),
+    "gemma4_unified_text": ("Gemma4UnifiedForCausalLM", GEMMA4_UNIFIED),
     "phi3": ("Phi3ForCausalLM", PHI3),
     "mixtral": ("MixtralForCausalLM", MIXTRAL),
     "granite": ("GraniteForCausalLM", GRANITE),
@@ -35,8 +51,21 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
     "seed_oss": ("SeedOssForCausalLM", SEED_OSS),
     "qwen2_moe": ("Qwen2MoeForCausalLM", QWEN2_MOE),
     "lfm2": ("Lfm2ForCausalLM", LFM2),
+    "qwen3_5_text": ("Qwen3_5ForCausalLM", QWEN3_5),
+    "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", QWEN3_5_MOE),
     "deepseek_v2": ("DeepseekV2ForCausalLM", DEEPSEEK_V2),
     "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK_V3),
+    "glm4_moe": ("Glm4MoeForCausalLM", GLM4_MOE),
+    "glm4_moe_lite": ("Glm4MoeLiteForCausalLM", GLM4_MOE_LITE),
+    "hy_v3": ("HYV3ForCausalLM", HY_V3),
+    "minimax_m2": ("MiniMaxM2ForCausalLM", MINIMAX_M2),
+    "olmo3": ("Olmo3ForCausalLM", OLMO3),
+    "exaone4": ("Exaone4ForCausalLM", EXAONE4),
+    "lfm2_moe": ("Lfm2MoeForCausalLM", LFM2_MOE),
+    "granitemoe": ("GraniteMoeForCausalLM", GRANITE_MOE),
+    "granitemoeshared": ("GraniteMoeSharedForCausalLM", GRANITE_MOE_SHARED),
+    "ministral3": ("Ministral3ForCausalLM", MINISTRAL3),
+    "gpt_oss": ("GptOssForCausalLM", GPT_OSS),
 }
 """`model_type` -> architecture and family."""
 
@@ -49,7 +78,22 @@ LATENT_SHAPE = {
     "v_head_dim": 10,
     "moe_intermediate_size": 20,
 }
+DELTA_SHAPE = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 6,
+    "linear_value_head_dim": 10,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+}
 EXPERTS: Mapping[str, Mapping[str, Any]] = {
+    "qwen3_5_text": DELTA_SHAPE,
+    "qwen3_5_moe_text": {
+        **DELTA_SHAPE,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "shared_expert_intermediate_size": 28,
+    },
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 6,
@@ -78,6 +122,30 @@ EXPERTS: Mapping[str, Mapping[str, Any]] = {
         "num_experts_per_tok": 3,
         "first_k_dense_replace": 1,
     },
+    "glm4_moe": {
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 20,
+        "first_k_dense_replace": 1,
+    },
+    "glm4_moe_lite": {**LATENT_SHAPE, "n_routed_experts": 8, "num_experts_per_tok": 3},
+    "hy_v3": {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 20},
+    "minimax_m2": {"num_local_experts": 6, "num_experts_per_tok": 2},
+    "lfm2_moe": {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 20,
+        "num_dense_layers": 1,
+        "layer_types": ["conv", "full_attention", "conv"],
+    },
+    "granitemoe": {"num_local_experts": 5, "num_experts_per_tok": 2},
+    "gpt_oss": {"num_local_experts": 6, "num_experts_per_tok": 3, "sliding_window": 5},
+    "gemma4_text": {"hidden_size_per_layer_input": 0},
+    "granitemoeshared": {
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 28,
+    },
 }
 
 NEW = {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0}}
@@ -89,6 +157,20 @@ HALF_LISTS = {"short_factor": SHORT[:4], "long_factor": LONG[:4]}
 NESTED = {
     "full_attention": {"rope_type": "linear", "factor": 2.0, "rope_theta": 700.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+}
+WIDE_HEADS = {
+    "global_head_dim": 32,
+    "num_global_key_value_heads": 1,
+    "attention_k_eq_v": True,
+    "layer_types": ["sliding_attention", "full_attention", "full_attention"],
+    "sliding_window": 5,
+}
+"""Three layers of two kinds."""
+BESIDE_MLP = {
+    "enable_moe_block": True,
+    "num_experts": 6,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 20,
 }
 GEMMA2_CAPS = {"attn_logit_softcapping": 1.5, "final_logit_softcapping": 2.0}
 YARN = {
@@ -146,188 +228,6 @@ class Case:
 
 
 DRAWS = 10_000
-
-CASES = (
-    Case("gemma2", {**GEMMA2_CAPS, "sliding_window": 5, **NEW}),
-    Case("gemma2", {**GEMMA2_CAPS, "query_pre_attn_scalar": 5, "sliding_window": 7, **OLD}),
-    Case(
-        "gemma2",
-        {
-            "attn_logit_softcapping": None,
-            "final_logit_softcapping": 3.0,
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "hidden_activation": "gelu",
-            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-            "sliding_window": 6,
-            "head_dim": 64,
-        },
-    ),
-    Case("gemma3_text", {"sliding_window": 5, "sliding_window_pattern": 2, "rope_theta": 900.0}),
-    Case(
-        "gemma3_text",
-        {
-            "sliding_window": 4,
-            "rope_parameters": NESTED,
-            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-            "final_logit_softcapping": 2.0,
-            "attn_logit_softcapping": 1.0,
-            "query_pre_attn_scalar": 3,
-        },
-    ),
-    Case(
-        "gemma3_text",
-        {
-            "sliding_window": 6,
-            "sliding_window_pattern": 3,
-            "rope_theta": 400.0,
-            "rope_local_base_freq": 60.0,
-            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
-            "tie_word_embeddings": False,
-            "attention_bias": True,
-            "head_dim": 256,
-        },
-    ),
-    Case("phi3", {"sliding_window": 5, "rope_theta": 400.0}),
-    Case(
-        "phi3",
-        {
-            "partial_rotary_factor": 0.75,
-            "num_key_value_heads": None,
-            "num_attention_heads": 2,
-            "hidden_size": 256,
-            "initializer_range": 0.1,  # smaller weights in a wider model
-            **NEW,
-        },
-    ),
-    Case("phi3", {"rope_scaling": {**LONGROPE, **ORIGINAL, "type": "su"}}),
-    Case("phi3", {"rope_parameters": LONGROPE, **ORIGINAL}),
-    Case("phi3", {"rope_parameters": {**LONGROPE, "partial_rotary_factor": 0.5, **HALF_LISTS}}),
-    Case(
-        "phi3",
-        {
-            "rope_scaling": {**LONGROPE, **ORIGINAL, "type": "yarn", "factor": 5.0},
-            "tie_word_embeddings": True,
-            **ORIGINAL,
-        },
-    ),
-    Case("phi3", {"rope_scaling": {**LONGROPE, "attention_factor": 1.3}}),
-    Case("mixtral", {"sliding_window": 5, "head_dim": 96, **NEW}),
-    Case("mixtral", {"tie_word_embeddings": True, "head_dim": None, **OLD}),
-    Case("granite", {**GRANITE_FACTORS, "attention_bias": True, "mlp_bias": True, **NEW}),
-    Case("granite", {**GRANITE_FACTORS, "tie_word_embeddings": True, "head_dim": 64, **OLD}),
-    Case("smollm3", {"no_rope_layers": [1, 0, 1], "attention_bias": True, "mlp_bias": True, **NEW}),
-    Case("smollm3", {"no_rope_layer_interval": 2, "tie_word_embeddings": False, **OLD}),
-    Case(
-        "smollm3",
-        {
-            "no_rope_layer_interval": 2,
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "head_dim": 128,
-        },
-    ),
-    Case("olmo2", {"attention_bias": True, "head_dim": 128, **NEW}),
-    Case("olmo2", {"num_key_value_heads": None, "tie_word_embeddings": True, **OLD}),
-    Case("ernie4_5", {"use_bias": True, **NEW}),
-    Case("ernie4_5", {"tie_word_embeddings": False, "head_dim": 128, **OLD}),
-    Case("ernie4_5", {"hidden_size": 16, "head_dim": 16}),  # matrices as wide as a head
-    Case("ernie4_5_moe", {"moe_num_shared_experts": 1, "head_dim": 64, **NEW}),
-    Case(
-        "ernie4_5_moe",
-        {
-            "moe_num_shared_experts": 0,
-            "moe_layer_start_index": 0,
-            "moe_layer_end_index": 1,
-            "moe_layer_interval": 2,
-            "tie_word_embeddings": False,
-            "hidden_act": "gelu",
-            **OLD,
-        },
-    ),
-    Case("seed_oss", {"attention_out_bias": True, "mlp_bias": True, **NEW}),
-    Case("seed_oss", {"attention_bias": False, "tie_word_embeddings": True, "head_dim": 80, **OLD}),
-    Case("qwen2_moe", {"norm_topk_prob": True, "mlp_only_layers": [1], **NEW}),
-    Case("qwen2_moe", {"decoder_sparse_step": 2, "qkv_bias": False, "head_dim": 64, **OLD}),
-    Case(
-        "qwen2_moe",
-        {
-            "use_sliding_window": True,
-            "sliding_window": 5,
-            "max_window_layers": 2,
-            "tie_word_embeddings": True,
-        },
-    ),
-    Case("deepseek_v2", {"attention_bias": True, "mlp_bias": True, "kv_lora_rank": 64, **NEW}),
-    Case("deepseek_v2", {"q_lora_rank": None, "rope_scaling": YARN, "routed_scaling_factor": 1.7}),
-    Case(
-        "deepseek_v2",
-        {
-            "topk_method": "group_limited_greedy",
-            "n_group": 4,
-            "topk_group": 2,
-            "n_shared_experts": 1,
-            "first_k_dense_replace": 0,
-            "tie_word_embeddings": True,
-            "rms_norm_eps": 0.01,
-            "attention_bias": True,
-            "q_lora_rank": None,
-            **OLD,
-        },
-    ),
-    Case(
-        "deepseek_v3",
-        {"attention_bias": True, "rms_norm_eps": 0.01, "kv_lora_rank": 64, **NEW},
-    ),
-    Case("deepseek_v3", {"rope_scaling": YARN, "q_lora_rank": None, "tie_word_embeddings": True}),
-    Case(
-        "deepseek_v3",
-        {
-            "rope_interleave": False,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 0.6,
-            "n_group": 1,
-            "topk_group": 1,
-            "n_shared_experts": 2,
-            "hidden_act": "gelu",
-            "rope_parameters": {**YARN, "rope_type": "yarn", "mscale": 1.0, "mscale_all_dim": 1.0},
-        },
-    ),
-    Case(
-        "lfm2",
-        {
-            "layer_types": CONV_FIRST,
-            "conv_bias": True,
-            "conv_L_cache": 4,
-            "norm_eps": 1e-3,
-            "block_multiple_of": 10,
-            "block_ffn_dim_multiplier": 1.3,
-            **NEW,
-        },
-    ),
-    Case(
-        "lfm2",
-        {
-            "full_attn_idxs": [0, 2],
-            "block_ff_dim": 44,
-            "block_auto_adjust_ff_dim": False,
-            "tie_word_embeddings": False,
-            "head_dim": 64,
-            **OLD,
-        },
-    ),
-    Case(
-        "lfm2",
-        {
-            "layer_types": ["full_attention", "conv", "conv"],
-            "conv_L_cache": 2,
-            "block_ffn_dim_multiplier": 2,
-            "tie_embedding": False,
-            "num_key_value_heads": 1,
-        },
-    ),
-    Case("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 9, "block_multiple_of": 14}),
-)
 
 
 def log_probabilities(
@@ -390,8 +290,13 @@ def last_hidden(paged: Paged, prompt: Sequence[int]) -> Tensor:
     return seen[0][-1:]
 
 
-def load_paged(directory: Path, family: Model, ops: Ops, length: int) -> Paged:
-    """The model of the directory with a pool for one sequence of that length."""
+def load_paged(
+    directory: Path, family: Model, ops: Ops, length: int, quant: WeightKind | None = None
+) -> Paged:
+    """The model of the directory with a pool for one sequence of that length.
+
+    quant: the numbers that its maps are quantized to
+    """
     config = family.config(read_config(directory))
     specs = family.params(config)
     params = load_weights(
@@ -402,5 +307,7 @@ def load_paged(directory: Path, family: Model, ops: Ops, length: int) -> Paged:
         device=torch.device("cpu"),
         max_seq_len=length,
         prepare=ops.prepare,
+        takes_format=ops.takes_format,
+        quant=quant,
     )
     return Paged.new(family, config, params, ops, page_size=4, sequences=1, length=length)

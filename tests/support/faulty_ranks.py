@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import torch
+from attrs import evolve
 from torch import Tensor
 
 from headstock.ops.torch_ops import TorchOps
@@ -88,11 +89,12 @@ class FaultyRanks(TorchOps):
             self._fail_at("step")
         return super().embed(batch)
 
-    def sample(self, logits: Tensor, sampling: Sampling) -> Sample:
-        """See `Ops.sample`."""
+    def sample_shard(self, logits: Tensor, sampling: Sampling) -> Sample:
+        """See `FineTierOps.sample_shard`."""
+        sample = super().sample_shard(logits, sampling)
         if self.how == "other" and self.is_last and self.num_steps > MOST_STEPS:
-            logits = logits.roll(1, dims=-1)
-        return super().sample(logits, sampling)
+            return evolve(sample, tokens=(sample.tokens + 1) % self.config.full_vocab)
+        return sample
 
     def _fail_at(self, moment: str) -> None:
         if moment != self.moment:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from hypothesis import settings
 
 
 def often(count: int, cases: Iterable[object]) -> list[object]:
@@ -16,3 +17,8 @@ def often(count: int, cases: Iterable[object]) -> list[object]:
         pytest.param(*each, marks=[pytest.mark.full] if at >= count else [])
         for at, each in enumerate(values)
     ]
+
+
+def count_examples(count: int) -> int:
+    """So many examples of a property, fewer in the default tests and more in the full ones."""
+    return count * settings().max_examples // 150

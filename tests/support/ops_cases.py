@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from headstock.nn.kv import kv_cells
+from headstock.nn.kv import divide_by_scales, kv_cells
 from headstock.nn.rope import CosSin, rope_table
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Activation, Ops, Rope, Stream, Weight
@@ -104,7 +104,9 @@ def linear_case(
     weight = noise(outs, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
     term = noise(outs, dtype=dtype, device=device, seed=2) if bias else None
     expected = x.double() @ weight.double().T + (0 if term is None else term)
-    return within(error(linear.small_linear(x, weight, term), expected.to(dtype)), dtype)
+    return within(
+        error(linear.small_linear(x, Weight(tensor=weight, bias=term)), expected.to(dtype)), dtype
+    )
 
 
 def split_case(
@@ -117,7 +119,7 @@ def split_case(
     gain = noise(outs, dtype=dtype, device=device, seed=3)
     total = noise(tokens, outs, dtype=dtype, device=device, seed=4)
     expected = total + (x.double() @ weight.double().T).to(dtype)
-    parts = split_linear.multiply_in_parts(x, weight, tile)
+    parts = split_linear.multiply_in_parts(x, Weight(tensor=weight), tile)
     assert parts.shape == (tile.parts, tokens, outs) and parts.dtype == torch.float32
     settled = Stream(total.clone(), parts).settle()
     normed = norm.add_norm(total, parts, gain, EPS)
@@ -140,7 +142,7 @@ def gated_case(
     product = (x.double() @ weight.double().T).to(dtype)
     expected = TorchOps().activate_and_mul(product, Activation.SILU)
     if isinstance(tile, SplitTile):
-        found = split_linear.multiply_gated(x, weight, tile)
+        found = split_linear.multiply_gated(x, Weight(tensor=weight), tile)
     else:
         found = gated_linear.multiply_gated_tiles(x, weight, tile)
     return within(error(found, expected), dtype)
@@ -176,7 +178,7 @@ def fused_linear_case(
         expected = total + expected
     kept = x.clone()
     found = linear.small_linear(
-        x, weight, term, norm=gain, eps=EPS, gated=gated, total=total, pdl=pdl
+        x, Weight(tensor=weight, bias=term), norm=gain, eps=EPS, gated=gated, total=total, pdl=pdl
     )
     assert torch.equal(x, kept) and (total is None or found is total)
     return within(error(found, expected), dtype)
@@ -190,6 +192,7 @@ def heads_case(
     *,
     page_size: int = 16,
     pool_dtype: torch.dtype | None = None,
+    scales: tuple[float, float] = (1.0, 1.0),
 ) -> float:
     """Norms of heads, rotation and store; nothing else of the pool is written."""
     ops, both = TorchOps(), shape.heads + shape.kv_heads
@@ -208,7 +211,18 @@ def heads_case(
         (pages, 2, page_size, shape.kv_heads, shape.head_dim), 7.0, dtype=dtype, device=device
     ).to(pool_dtype or dtype)
     expected_pool = pool.clone()
-    q = rope_and_store_kv(qkv, weight, table, positions, slots, pool, heads=shape.heads, eps=EPS)
+    q = rope_and_store_kv(
+        qkv,
+        weight,
+        table,
+        positions,
+        slots,
+        pool,
+        heads=shape.heads,
+        eps=EPS,
+        k_scale=scales[0],
+        v_scale=scales[1],
+    )
 
     view = qkv.clone().view(tokens, both + shape.kv_heads, shape.head_dim)
     qk = heads = view[:, :both]
@@ -216,6 +230,8 @@ def heads_case(
         heads = ops.head_norm(qk, Weight(tensor=weight), EPS)
     ops.rotate_(heads, CosSin.at_positions(table, positions, dtype), qk)
     kv = view[:, shape.heads :].view(tokens, 2, shape.kv_heads, shape.head_dim)
+    if scales != (1.0, 1.0):
+        kv = divide_by_scales(kv, *scales)
     ops.store_kv_(expected_pool, kv_cells(slots, page_size), kv)
     assert q.is_contiguous()
     written = within(error(pool, expected_pool), pool.dtype)

@@ -15,6 +15,7 @@ from headstock.nn import sampler as torch_sampler
 from headstock.spi import LogitColumn, LogitsProcessor, Processing, Sampling
 from headstock_conformance.ops.sampling import SETTINGS, compare_samples, logits_of, sampling_of
 from headstock_triton.sampling import sampler
+from headstock_triton.sampling.shard import fused_sample_shard
 from headstock_triton.sampling.truncation import cut_by_search, find_cut
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
     "processed_case",
     "sampling_case",
     "sampling_of",
+    "shard_case",
 ]
 
 
@@ -98,6 +100,51 @@ def sampling_case(
     expected = torch_sampler.sample(logits.to(torch.float32, copy=True), asked)
     found = sampler.fused_sample(logits.clone(), asked)
     return compare_samples(found, expected, logits, asked)
+
+
+def shard_case(
+    rows: int, vocab: int, dtype: torch.dtype, device: str, settings: dict[str, Any], **more: Any
+) -> float:
+    """Ranks with a part of the vocabulary each sample what torch samples of whole rows.
+
+    returns: the share of rows with another token, where torch's scores differ by a rounding
+    """
+    logits, asked = (
+        logits_of(rows, vocab, dtype, device),
+        sampling_of(rows, device, settings, **more),
+    )
+    logits[0, 0] = logits[0, -1] = (
+        logits[0].abs().max() + 1
+    )  # equal, on the first rank and the last
+    logits[1, -1] = math.nan
+    logits[2, vocab // 2 :] = -math.inf
+    logits[3] = -math.inf
+    width = -(-vocab // 96) * 32
+    owns = [
+        range(min(first, vocab), min(first + width, vocab)) for first in range(0, 3 * width, width)
+    ]
+    padded = torch.nn.functional.pad(logits, (0, 3 * width - vocab), value=99.0).split(width, 1)
+    sent: list[Tensor] = []
+
+    def send(part: Tensor) -> Tensor:
+        sent.append(part)
+        return part
+
+    settings_of = [asked] * 3
+    if asked.mask is not None:
+        words = torch.nn.functional.pad(asked.mask, (0, 3 * width // 32 - asked.mask.shape[1]))
+        settings_of = [evolve(asked, mask=each) for each in words.split(width // 32, 1)]
+    ranks = list(zip(padded, settings_of, owns, strict=True))
+    for part, own_settings, own in ranks:
+        fused_sample_shard(part.clone(), own_settings, own, send)
+    joined = torch.cat(sent, -1)
+    expected = torch_sampler.sample(logits.to(torch.float32, copy=True), asked)
+    shares = []
+    for part, own_settings, own in ranks:
+        found = fused_sample_shard(part.clone(), own_settings, own, lambda _: joined)
+        assert bool(((found.tokens >= 0) & (found.tokens < vocab)).all())
+        shares.append(compare_samples(found, expected, logits, asked))
+    return max(shares)
 
 
 def cut_case(

@@ -86,13 +86,19 @@ class Answer:
     @property
     def named_events(self) -> list[dict[str, Any]]:
         """The events of a response, each of which has its name before it and a number in it."""
+        events = self.typed_events
+        assert [each["sequence_number"] for each in events] == list(range(len(events)))
+        return events
+
+    @property
+    def typed_events(self) -> list[dict[str, Any]]:
+        """The events of a stream in which each has its type before it."""
         *blocks, rest = self.body.decode().split("\n\n")
         assert rest == "", rest
         events = []
         for name, data in (each.split("\n") for each in blocks if each[0] != ":"):
             events.append(json.loads(data.removeprefix("data: ")))
             assert name == f"event: {events[-1]['type']}"
-        assert [each["sequence_number"] for each in events] == list(range(len(events)))
         return events
 
 
@@ -174,6 +180,16 @@ class Served:
                 if facts.items() <= line.items():
                     return line
             assert time.monotonic() < end, f"no line with {facts}"
+            time.sleep(0.02)
+
+    def wait_for_error(self, end: str) -> str:
+        """The first line on standard error that ends so; waits for it."""
+        stop = time.monotonic() + 600
+        while True:
+            for line in list(self.errors):
+                if line.endswith(end):
+                    return line
+            assert time.monotonic() < stop, f"no line ends with {end!r}"
             time.sleep(0.02)
 
     def wait(self, seconds: float = 600) -> int:

@@ -6,6 +6,7 @@ import ast
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +97,17 @@ def command_packages() -> list[str]:
         for member in PLUGINS
         if {"headstock.command", "headstock.executor"} & read_groups(member).keys()
         for path in (member / "src").glob("*")
+    ]
+
+
+def base_packages(package: str) -> list[str]:
+    """The import names of the members that a member builds on, but core."""
+    names = {read_project(member)["name"]: member for member in PLUGINS}
+    (member,) = (each for each in PLUGINS if (each / "src" / package).is_dir())
+    project = read_project(member)
+    needs = [*project["dependencies"], *chain(*project.get("optional-dependencies", {}).values())]
+    return [
+        path.name for each in needs if each in names for path in (names[each] / "src").glob("*")
     ]
 
 

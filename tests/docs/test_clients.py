@@ -1,0 +1,21 @@
+"""The table of clients in docs/serving.md has the versions that nox installs."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from source_tree import ROOT
+
+PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+NPM = ROOT / "tests/plugins/openai_server/clients/npm/package.json"
+
+
+def test_each_client_of_the_table_is_pinned_at_its_version() -> None:
+    rows = re.findall(r"^\| `([^`]+)` of (PyPI|npm) \| (\S+) \|", PAGE, re.MULTILINE)
+    pins = re.findall(r"^(\S+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    packages = json.loads(NPM.read_text())["dependencies"]
+    pinned = {"PyPI": dict(pins), "npm": packages}
+    assert [row for row in rows if pinned[row[1]].get(row[0]) != row[2]] == []
+    assert len(rows) > 10
+    assert [name for name in packages if f"`{name}`" not in PAGE] == []

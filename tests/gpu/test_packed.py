@@ -1,0 +1,82 @@
+"""Products of packed weights on the device, beside the numbers that these stand for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attrs import evolve
+from expert_cases import WAYS, Mixture, packed_case
+from torch import Tensor
+
+from headstock.spi import Weight, WeightFormat, WeightKind
+from headstock.weights import dequantize_, quantize
+from headstock_conformance.ops.packed import pack_blocks
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() < (9, 0),
+    reason="needs an NVIDIA GPU from Hopper on",
+)
+
+FP8, FP4 = WeightKind.FP8_E4M3, WeightKind.FP4_E2M1
+FORMATS = (
+    WeightFormat(kind=FP8, group=(1, 1024)),
+    WeightFormat(kind=FP8, group=(128, 128)),
+    WeightFormat(kind=WeightKind.INT8, group=(1, 1024)),
+    WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True),
+    WeightFormat(kind=FP4, group=(1, 32)),
+)
+ROWS = (1, 2, 8, 17, 33, 64, 65, 300)
+
+
+def draw(format: WeightFormat, outs: int, dtype: torch.dtype) -> tuple[Weight, Tensor]:
+    """A prepared map with a bias, and its numbers in float32."""
+    from headstock_triton.packed import prepare_packed
+
+    noise = torch.Generator("cuda").manual_seed(1)
+    plain = torch.randn(outs, 1024, generator=noise, device="cuda") / 32
+    is_block = format.kind is FP4 or format.group == (128, 128)
+    stored = (pack_blocks if is_block else quantize)(plain.to(dtype), format)
+    dequantize_(stored, plain)
+    bias = torch.randn(outs, generator=noise, device="cuda").to(dtype)
+    return prepare_packed(evolve(stored, bias=bias)), plain
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("outs", [1024, 9216])
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_products_are_those_of_the_dequantized_weights(
+    format: WeightFormat, outs: int, dtype: torch.dtype
+) -> None:
+    from headstock_triton.packed import is_quantized, multiply_packed, multiply_packed_gated
+
+    weight, plain = draw(format, outs, dtype)
+    assert weight.bias is not None
+    for rows in ROWS:
+        x = torch.randn(rows, 1024, device="cuda").to(dtype)
+        exact = x.float() @ plain.T + weight.bias.float()
+        off = 0.05 if is_quantized(x, weight) else 0.004
+        found = multiply_packed(x, weight)
+        assert (found.float() - exact).norm() < off * exact.norm(), rows
+        # The kernel is one for all of these rows.
+        if rows in (17, 300):
+            turned = multiply_packed(x.flip(0).contiguous(), weight).flip(0)
+            assert torch.equal(turned, found), rows
+        if rows <= 64:
+            gate, up = exact.chunk(2, 1)
+            both = torch.nn.functional.silu(gate) * up
+            found = multiply_packed_gated(x, weight)
+            assert (found.float() - both).norm() < 0.01 * both.norm(), rows
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("way", [None, *WAYS])
+@pytest.mark.parametrize("group", [(128, 128), (1, 512)], ids=str)
+@pytest.mark.parametrize("kind", [FP8, WeightKind.INT8])
+def test_experts_are_those_of_the_dequantized_weights(
+    kind: WeightKind, group: tuple[int, int], way: str | None
+) -> None:
+    format = WeightFormat(kind=kind, group=group)
+    for tokens in (1, 9, 300):
+        case = Mixture(tokens=tokens, count=16, chosen=4, hidden=512, inters=256)
+        packed_case(case, format, torch.bfloat16, "cuda", None if way is None else WAYS[way])
