@@ -56,6 +56,8 @@ def accepts(engine: LLGuidanceEngine, kind: GrammarKind, text: str, answer: str)
     return allowed(matcher)[1]
 
 
+DAYS = ['"2024-02-29"', '"2000-02-29"', '"1904-02-29"', '"2487-02-28"', '"2487-12-31"']
+NO_DAYS = ['"2487-02-29"', '"2100-02-29"', '"2024-02-30"', '"2487-04-31"', '"0000-01-01"']
 CASES = [
     (GrammarKind.REGEX, r"[a-c]{2,3}!", ["ab!", "abc!"], ["a!", "abca!", "ab"]),
     (GrammarKind.CHOICE, '["cat", "dög", "a \\"b\\"\\n\\\\", "x|y"]',
@@ -66,6 +68,15 @@ CASES = [
      ["[]", '{"a":}', "{"]),
     (GrammarKind.JSON_SCHEMA, "true", ["{}", "[1]", "null"], ["{", ""]),
     (GrammarKind.JSON_SCHEMA, '{"enum": ["a", 3, null]}', ['"a"', "3", "null"], ['"b"', "4"]),
+    (GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "date"}', DAYS, NO_DAYS),
+    (GrammarKind.JSON_SCHEMA, '{"type": ["null", "string"], "format": "date", "pattern": "^2"}',
+     ["null", '"2000-02-29"'], ['"1996-02-29"', '"2100-02-29"']),
+    (GrammarKind.JSON_SCHEMA, '{"type": "string", "format": "date-time"}',
+     ['"2024-02-29T01:02:03Z"'], ['"2023-02-29T01:02:03Z"']),
+    (GrammarKind.JSON_SCHEMA,
+     '{"properties": {"const": {"type": "string", "format": "date"},'
+     ' "a": {"const": {"format": "date"}}}, "additionalProperties": false}',
+     ['{"const":"2024-02-29"}', '{"a":{"format":"date"}}'], ['{"const":"2023-02-29"}']),
 ]  # fmt: skip
 
 
