@@ -143,9 +143,8 @@ class LLGuidanceEngine(GrammarEngine):
     def write_json_rule(self, schema: dict[str, Any] | bool) -> str:
         """Write JSON of a schema as part of a Lark rule."""
         schema = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
-        schema = hold_to_calendar(schema)
         options = {"whitespace_flexible": self.options.whitespace}
-        return f"%json {json.dumps({**schema, 'x-guidance': options}, ensure_ascii=False)}"
+        return f"%json {json.dumps({**hold_to_calendar(schema), 'x-guidance': options}, ensure_ascii=False)}"
 
     def fill_masks(
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
