@@ -30,6 +30,8 @@ LASTING = {"num_pages": 100, "max_running_requests": 32, "max_batch_tokens": 80}
 """The engine that lives all along."""
 LEAST, WARM = 15, 40
 """Rounds at least, however slow the machine is, and after how many memory counts as taken."""
+REQUESTS = 500
+"""Requests at least between the two times when memory is weighed: by fewer it is chance."""
 GROWTH = 10.0
 """MiB that may come on top of that: minutes of sound engines took 2 to 7, which malloc keeps."""
 
@@ -120,7 +122,11 @@ def soak(
     lasting = toys.engine(**LASTING)
     EngineHarness(lasting).run(everywhere())
     tally.weigh(lasting)
-    while time.monotonic() - started < seconds or tally.rounds < LEAST:
+    while (
+        time.monotonic() - started < seconds
+        or tally.rounds < LEAST
+        or (tally.blocks and tally.requests - tally.since < REQUESTS)
+    ):
         if tally.rounds in (2, WARM):
             tally.weigh(lasting)
         one_round(tally.rounds, lasting, toys, tally, rng)
