@@ -14,11 +14,12 @@ import pytest
 import torch
 from often import often
 from rerun import RerunCapturer
+from torch import Tensor
 from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock import SamplingParams
 from headstock.engine.engine import Engine
-from headstock.spi import Sample, Step
+from headstock.spi import Collectives, Sample, Step
 from headstock_cuda_graph import prompt_graphs
 from headstock_cuda_graph.prompt_graphs import PromptBucket, WholeGraph
 from headstock_cuda_graph.runner import CudaGraphRunner
@@ -164,6 +165,29 @@ def test_full_steps_are_replayed_and_those_that_would_be_padded_far_are_not(
         )
         replayed.append(counts["replayed"])
     assert replayed == [1, 1, 0, 0, 1, 1]
+    engine.close()
+
+
+@pytest.mark.feature("S19", "V6")
+@pytest.mark.parametrize("ours", [True, False])
+def test_ranks_capture_what_rank_0_finds_worthwhile(
+    toys: Toys, monkeypatch: pytest.MonkeyPatch, ours: bool
+) -> None:
+    class Second(Collectives):
+        index, count = 1, 2
+
+        def all_gather(self, x: Tensor) -> Tensor:
+            return torch.cat([torch.tensor([float(not ours)]), x])
+
+    engine = toys.engine(runner="rerun", cuda_graph_max_tokens=32)
+    prompts = runner_of(engine).prompts
+    assert prompts is not None
+    monkeypatch.setattr(RerunCapturer, "is_worthwhile", lambda *_: ours)
+    monkeypatch.setattr(prompts.program.ops, "collectives", Second())
+    monkeypatch.setattr(prompts.program.ops, "all_gather", Second().all_gather)
+
+    work: Any = None
+    assert prompts.is_worthwhile(work, torch.device("cpu")) is not ours
     engine.close()
 
 

@@ -10,7 +10,12 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import AttendInto, PrefixInputs, Program, Step, StepInputs
-from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer, PiecewiseGraph
+from headstock_cuda_graph.capture import (
+    CapturedGraph,
+    GraphCapturer,
+    PiecewiseGraph,
+    PiecewiseWork,
+)
 from headstock_cuda_graph.graph_buckets import BucketKey, Capture
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
@@ -129,7 +134,7 @@ class PromptGraphs:
         def work(attend_into: AttendInto) -> Tensor:
             return self.forward(inputs, attend_into)
 
-        if not self.capturer.is_worthwhile(work, HIDDEN):
+        if not self.is_worthwhile(work, inputs.row_ids.device):
             return None
         yield
         wholes = []
@@ -141,6 +146,16 @@ class PromptGraphs:
             yield
         pieces = self.capturer.capture_pieces(work)
         return PromptBucket(size, inputs, pieces, tuple(wholes), shared)
+
+    def is_worthwhile(self, work: PiecewiseWork, device: torch.device) -> bool:
+        """Whether pieces of the work save time: on several ranks, what rank 0 measured."""
+        ours = self.capturer.is_worthwhile(work, HIDDEN)
+        ops = self.program.ops
+        if ops.collectives.count == 1:
+            return ours
+        # Ranks whose measurements differ would capture different sums, and wait for ever.
+        votes = ops.all_gather(torch.tensor([float(ours)], device=device))
+        return bool(votes[0])
 
     def can_mix(self) -> bool:
         """Whether a whole graph may serve decode rows: one backend attends for all rows."""
