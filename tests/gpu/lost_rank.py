@@ -21,7 +21,7 @@ from typing import Any
 
 from headstock import LLM, EngineDied, SamplingParams
 
-BEFORE = 1.5
+BEFORE = 0.4
 """Seconds of load before the rank is killed."""
 
 

@@ -22,6 +22,7 @@ from headstock.spi import (
     Collectives,
     Experts,
     LogitsProcessor,
+    PeerMemory,
     Processing,
     Sampling,
     Weight,
@@ -273,8 +274,12 @@ def test_weights_are_asked_for_before_the_wait_and_tokens_after_it(
 def test_sums_and_joins_over_ranks(compiled: Compiled) -> None:
     rank, most = Collectives(), 1 << 16
     rank.count = 2
-    memory = tensor(count_bytes(2, most), dtype=torch.uint8)
-    ranks = PushCollectives(rank, memory, tensor(2, dtype=torch.int64), most)
+    memory = PeerMemory(
+        own=tensor(count_bytes(2, most), dtype=torch.uint8),
+        addresses=tensor(2, dtype=torch.int64),
+        abandoned=tensor(1, dtype=torch.int32),
+    )
+    ranks = PushCollectives(rank, memory, most)
     for dtype in (torch.bfloat16, torch.float32):
         ranks.all_reduce(tensor(3, 100, dtype=dtype))
         ranks.all_gather(tensor(3, 100, dtype=dtype))

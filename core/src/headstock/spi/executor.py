@@ -32,10 +32,13 @@ class PeerMemory:
 
     own: [size] uint8, that of this rank
     addresses: [count] int64 on the same device, where its kernels reach the memory of each rank
+    abandoned: [1] int32 on the same device, which kernels read: not 0 once a rank has gone, whose
+        numbers no kernel waits for any more
     """
 
     own: Tensor
     addresses: Tensor
+    abandoned: Tensor
 
 
 class Collectives:

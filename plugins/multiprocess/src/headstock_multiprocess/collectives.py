@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import time
 from datetime import timedelta
 from typing import Any
 
@@ -30,10 +29,6 @@ _WITHOUT_MULTICAST = {
 _TIMEOUT = timedelta(days=1)
 """Of a collective. Ranks are watched by their messages: one that compiles is not lost."""
 
-_ABANDON_SECONDS = 2.0
-"""How long it takes at most until all kernels that wait for a lost rank have been ended."""
-_ABANDON_PAUSE = 0.002
-
 
 class GroupCollectives(Collectives):
     """The collectives of a process group, which is this object's own."""
@@ -44,8 +39,9 @@ class GroupCollectives(Collectives):
         self.group = group
         self.index, self.count = index, count
         self.device = device
-        self.shared: list[Tensor] = []
+        self.flags: list[Tensor] = []
         self.side: torch.cuda.Stream | None = None
+        self.one = torch.ones(1, dtype=torch.int32)
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See `Collectives.all_reduce`."""
@@ -66,9 +62,10 @@ class GroupCollectives(Collectives):
             return None
         memory = share_device_memory(self.index, size, self.device, self._gather_bytes)
         if isinstance(memory, PeerMemory):
-            self.shared.append(memory.own)
-            # Now: while a kernel waits, the device makes no stream.
+            self.flags.append(memory.abandoned)
+            # Now: while a kernel waits, the device makes no stream and pins no memory.
             self.side = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
+            self.one = self.one.pin_memory()
             return memory
         if self.index == 0:
             LOG.warning(log_event("kernels do not exchange numbers between ranks", because=memory))
@@ -77,17 +74,15 @@ class GroupCollectives(Collectives):
     def abandon(self) -> None:
         """End what waits on the device for a rank that has gone, with numbers that nobody uses.
 
-        For another thread than the one that computes, which must not wait for the whole device
-        meanwhile. It goes on for a while: behind a kernel that waits no more is one that waits.
+        For another thread than the one that computes, and before `abort`, which may hold the
+        driver's locks until all kernels have ended.
         """
         if self.side is None:
             return
-        deadline = time.monotonic() + _ABANDON_SECONDS
-        while time.monotonic() < deadline:
-            with torch.cuda.device(self.device), torch.cuda.stream(self.side):
-                for own in self.shared:
-                    own.zero_()
-            time.sleep(_ABANDON_PAUSE)
+        with torch.cuda.device(self.device), torch.cuda.stream(self.side):
+            for flag in self.flags:
+                flag.copy_(self.one, non_blocking=True)  # a copy, which needs no room for a kernel
+        self.side.synchronize()
 
     def abort(self) -> None:
         """Have the group's own sums end; for another thread than the one that computes."""

@@ -56,6 +56,7 @@ def share_device_memory(
         return PeerMemory(
             own=torch.as_tensor(memory, device=device),
             addresses=torch.tensor(memory.addresses, device=device),
+            abandoned=torch.zeros(1, dtype=torch.int32, device=device),
         )
 
 

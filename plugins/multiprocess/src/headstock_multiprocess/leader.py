@@ -87,7 +87,7 @@ class Leader(Ranks):
         self.followers = followers
         self.failure: HeadstockError | None = None
         self.collectives: GroupCollectives | None = None
-        self.enders: list[threading.Thread] = []
+        self.ender: threading.Thread | None = None
         self.closing = False
         self.checks = StepChecks(count, options.patience, self._name_rank)
         # Held for `failure` and `checks`.
@@ -167,8 +167,8 @@ class Leader(Ranks):
         deadline = time.monotonic() + _CLOSE_SECONDS
         # Before anything waits for the device. A thread that is in CUDA when the interpreter ends
         # takes the process down.
-        for thread in self.enders:
-            thread.join(_CLOSE_SECONDS)
+        if self.ender is not None:
+            self.ender.join(_CLOSE_SECONDS)
         for follower in self.followers:
             if self.failure is not None:
                 follower.process.kill()
@@ -301,10 +301,7 @@ class Leader(Ranks):
             for follower in self.followers:
                 follower.process.kill()
             if self.collectives is not None:
-                self.enders = [
-                    _start_thread(function)
-                    for function in (self.collectives.abandon, self.collectives.abort)
-                ]
+                self.ender = _start_thread(_end_waits, self.collectives)
         self.news.notify_all()
 
     def _find_failure(self) -> HeadstockError:
@@ -313,6 +310,12 @@ class Leader(Ranks):
             self.news.wait_for(lambda: self.failure is not None, _NEWS_SECONDS)
         found = self.failure or EngineDied("the ranks are closed")
         return type(found)(*found.args)
+
+
+def _end_waits(collectives: GroupCollectives) -> None:
+    """Have what waits for a rank on this one's device end."""
+    collectives.abandon()
+    collectives.abort()
 
 
 def _start_thread(function: Callable[..., None], *arguments: Any) -> threading.Thread:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import patience
@@ -33,7 +35,8 @@ class SharedRank(Collectives):
     def share_memory(self, size: int) -> PeerMemory | None:
         assert len(self.memory[self.index]) == size
         addresses = torch.tensor([each.data_ptr() for each in self.memory])
-        return PeerMemory(own=self.memory[self.index], addresses=addresses)
+        flag = torch.zeros(1, dtype=torch.int32)
+        return PeerMemory(own=self.memory[self.index], addresses=addresses, abandoned=flag)
 
 
 def run_rank(rank: SharedRank, count: int, seed: int, results: Any) -> None:
@@ -78,6 +81,35 @@ def test_ranks_exchange_numbers_through_memory(world: int, count: int) -> None:
     for process in processes:
         process.join(patience.seconds)
         assert process.exitcode == 0
+
+
+def test_no_kernel_waits_for_a_rank_that_has_gone() -> None:
+    memory = [torch.zeros(count_bytes(2, MOST), dtype=torch.uint8) for _ in range(2)]
+    barrier = multiprocessing.get_context("fork").Barrier(1)
+    ranks = connect_by_push(SharedRank(0, memory, barrier), MOST)
+    assert isinstance(ranks, PushCollectives)
+    x, weight = torch.ones(3, 256), torch.ones(256)
+    exchanges: dict[str, Callable[[], object]] = {
+        "sum": lambda: ranks.all_reduce(x),
+        "join": lambda: ranks.all_gather(x),
+        "add and norm": lambda: ranks.add_norm(x, x.clone(), weight, 1e-6),
+    }
+    done: list[str] = []
+
+    def work() -> None:
+        for name, exchange in exchanges.items():
+            exchange()
+            done.append(name)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(1)
+    assert not done, "rank 1 has sent nothing"
+
+    ranks.flag.fill_(1)
+    thread.join(patience.seconds)
+
+    assert done == list(exchanges)
 
 
 def test_a_rank_alone_or_without_memory_keeps_its_collectives() -> None:

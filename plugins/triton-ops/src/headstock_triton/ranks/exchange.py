@@ -28,6 +28,8 @@ _EMPTY_32 = tl.constexpr((EMPTY << 16) + (1 << 15))
 _EMPTY_64 = tl.constexpr(((EMPTY << 16) + (1 << 15)) * (1 << 32) + (1 << 31) + (1 << 15))
 _SENT = tl.constexpr(1 << 32)
 """The bit of an integer that has arrived."""
+_TRIES = tl.constexpr(1 << 10)
+"""Reads of empty places, under a millisecond, after which a kernel asks whether a rank has gone."""
 
 
 @device_function
@@ -57,16 +59,26 @@ def send(x, addresses, place, mask, RANK: tl.constexpr, WORLD: tl.constexpr):
 
 
 @device_function
-def receive(own, place, mask, dtype: tl.constexpr):
-    """The numbers that a peer writes, once all have arrived.
+def receive(own, place, mask, addresses, WORLD: tl.constexpr, dtype: tl.constexpr):
+    """The numbers that a peer writes, once all have arrived; any once a rank has gone.
 
     own: the memory of this rank, as integers of the width of `dtype`
+    addresses: [WORLD + 1], of which the last is that of the flag that says that a rank has gone
     """
     bits: tl.constexpr = dtype.primitive_bitwidth
     empty: tl.constexpr = _EMPTY_16 if bits == 16 else (_EMPTY_32 if bits == 32 else _EMPTY_64)
     word = tl.load(own + place, mask, other=0, volatile=True)
-    while tl.max((word == empty).to(tl.int32), 0) > 0:
+    waits = tl.max((word == empty).to(tl.int32), 0)
+    tries = 0
+    while waits > 0:
         word = tl.load(own + place, mask, other=0, volatile=True)
+        tries += 1
+        gone = 0
+        if tries % _TRIES == 0:
+            flag = tl.load(addresses + WORLD).to(tl.pointer_type(tl.int32))
+            gone = tl.load(flag, volatile=True)
+        # In the maximum, because threads may see the flag change at different times.
+        waits = tl.max(((word == empty) & (gone == 0)).to(tl.int32), 0)
     return word.to(dtype, bitcast=True)
 
 
@@ -99,7 +111,9 @@ def sum_over_ranks(
         if peer == RANK:
             total += x.to(tl.float32)
         else:
-            total += receive(own, (slots + peer) * size + place, mask, x.dtype).to(tl.float32)
+            total += receive(
+                own, (slots + peer) * size + place, mask, addresses, WORLD, x.dtype
+            ).to(tl.float32)
     before = ((epoch + 2) % _SETS) * WORLD
     for peer in tl.static_range(WORLD):
         if peer != RANK:

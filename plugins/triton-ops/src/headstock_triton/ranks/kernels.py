@@ -127,7 +127,7 @@ def join_ranks_kernel(
     tl.store(out + place + RANK * width, sent.to(dtype), mask)
     for peer in tl.static_range(WORLD):
         if peer != RANK:
-            got = receive(own, (slots + peer) * size + at, mask, sent.dtype)
+            got = receive(own, (slots + peer) * size + at, mask, addresses, WORLD, sent.dtype)
             tl.store(out + place + peer * width, got.to(dtype), mask)
             clear(own, (before + peer) * size + at, at >= 0)
     tl.store(epochs + block, (epoch + 1) % _SETS)

@@ -9,7 +9,7 @@ import triton
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import Collectives
+from headstock.spi import Collectives, PeerMemory
 from headstock_triton.norm import count_warps
 from headstock_triton.pdl import has_pdl, launch_options
 from headstock_triton.ranks.exchange import EMPTY, SETS
@@ -34,7 +34,7 @@ class Slots:
     """Places of the ranks' memory that one kind of kernel exchanges numbers through.
 
     own: [sets * count * size] uint8, this rank's
-    addresses: [count] int64
+    addresses: [count + 1] int64, the last of the flag that says that a rank has gone
     epochs: [programs] int32, how often each program has exchanged, modulo the sets
     """
 
@@ -50,16 +50,19 @@ class PushCollectives(Collectives):
     of one write. Sums are in the order of ranks, which have equal bits.
     """
 
-    def __init__(self, inner: Collectives, own: Tensor, addresses: Tensor, most: int) -> None:
+    def __init__(self, inner: Collectives, memory: PeerMemory, most: int) -> None:
         self.inner = inner
+        own, self.flag = memory.own, memory.abandoned
         self.index, self.count, self.most = inner.index, inner.count, most
         each = count_bytes(inner.count, most) // 3
         blocks = most // BLOCK_BYTES
+        flag = torch.tensor([self.flag.data_ptr()], device=own.device)
 
         def take(at: int, programs: int) -> Slots:
             epochs = torch.zeros(programs, dtype=torch.int32, device=own.device)
             part = own[at * each : (at + 1) * each]
-            return Slots(own=part, addresses=addresses + at * each, epochs=epochs)
+            addresses = torch.cat([memory.addresses + at * each, flag])
+            return Slots(own=part, addresses=addresses, epochs=epochs)
 
         # Kernels share no places: a program of one exchanges other numbers than one of another.
         self.sums, self.joins = take(0, blocks), take(1, blocks)
@@ -183,7 +186,7 @@ def connect_by_push(inner: Collectives, most: int) -> Collectives:
     memory = inner.share_memory(count_bytes(inner.count, most))
     if memory is None:
         return inner
-    return PushCollectives(inner, memory.own, memory.addresses, most)
+    return PushCollectives(inner, memory, most)
 
 
 def _wait(device: torch.device) -> None:
