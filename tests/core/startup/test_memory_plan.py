@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 from toy_processor import Shift
 
 from headstock.config import EngineConfig
+from headstock.config.setting_rules import POOL_SIZES
 from headstock.errors import CannotRun
 from headstock.nn.decoder_config import decoder_config
 from headstock.nn.moe import mix_experts
@@ -30,6 +31,7 @@ from headstock.startup.memory_plan import (
     format_bytes,
     plan_memory,
 )
+from headstock.startup.pool_memory import set_num_pages
 
 GIB = 2**30
 PAGE = 16 * 32 * 2 * 32 * 128 * 2
@@ -343,3 +345,15 @@ def _find_peak(recorded: profile, held: int) -> int:
 
 
 COLUMNS = {"by": torch.ones(16, dtype=torch.int64), "begin": torch.zeros(16, dtype=torch.int64)}
+
+
+@pytest.mark.feature("S19")
+@pytest.mark.parametrize("setting", POOL_SIZES)
+def test_a_rank_takes_the_pages_of_another_whatever_sized_its_pool(setting: str) -> None:
+    value: Any = 0.4 if setting == "memory_ratio" else 500
+    config = EngineConfig(model="demo", **{setting: value})
+
+    resized = set_num_pages(config, 60)
+
+    assert resized.num_pages == 60
+    assert resized == EngineConfig(model="demo", num_pages=60)

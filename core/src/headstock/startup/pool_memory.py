@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import attrs
 import torch
 
 from headstock.callbacks import ProgressCallback
+from headstock.config import EngineConfig
+from headstock.config.setting_rules import DEFAULT_MEMORY_RATIO, POOL_SIZES
 from headstock.errors import CannotRun
 from headstock.execution.buffers import Buffers, BufferShape, allocate_buffers
 from headstock.spi import Ranks
@@ -83,7 +86,13 @@ def plan_device_memory(
     (least,) = ranks.take_least([memory.kv_tokens // shape.page_size])
     if least * shape.page_size == memory.kv_tokens:
         return memory
-    return plan(attrs.evolve(config, num_pages=least, kv_memory_mb=None, kv_context_len=None))
+    return plan(set_num_pages(config, least))
+
+
+def set_num_pages(config: EngineConfig, num_pages: int) -> EngineConfig:
+    """The configuration with so many pages, whichever setting sized the pool."""
+    unset: dict[str, Any] = dict.fromkeys(POOL_SIZES) | {"memory_ratio": DEFAULT_MEMORY_RATIO}
+    return attrs.evolve(config, **unset | {"num_pages": num_pages})
 
 
 def profile_memory_use(

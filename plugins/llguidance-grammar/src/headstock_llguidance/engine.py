@@ -144,7 +144,8 @@ class LLGuidanceEngine(GrammarEngine):
         """Write JSON of a schema as part of a Lark rule."""
         schema = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
         options = {"whitespace_flexible": self.options.whitespace}
-        return f"%json {json.dumps({**hold_to_calendar(schema), 'x-guidance': options}, ensure_ascii=False)}"
+        held = {**hold_to_calendar(schema), "x-guidance": options}
+        return f"%json {json.dumps(held, ensure_ascii=False)}"
 
     def fill_masks(
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray
