@@ -96,7 +96,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
     "Qwen3MoeForCausalLM": ("Qwen3 with experts", "the same, and experts"),
     "Qwen3_5ForCausalLM": (
         "Qwen3.5",
-        "gated delta rules in most layers, gated attention in others (not yet run on a GPU)",
+        "gated delta rules in most layers, gated attention in others",
     ),
     "Qwen3_5MoeForCausalLM": ("Qwen3.5 with experts", "the same, and experts"),
     "Qwen3_5ForConditionalGeneration": ("Qwen3.5", "the text of a model beside images"),
@@ -117,7 +117,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
     "Gemma4ForCausalLM": (
         "Gemma-4 26B-A4B and 31B; E2B and E4B are refused",
         "fewer and wider heads in layers without a window, where keys are values; norms of values; "
-        "experts beside the feed-forward part (not yet run on a GPU)",
+        "experts beside the feed-forward part",
     ),
     "Gemma4ForConditionalGeneration": ("Gemma-4 26B-A4B and 31B, text only", "the same"),
     "Gemma4UnifiedForCausalLM": ("Gemma-4 12B", "the same, without experts"),
