@@ -20,7 +20,7 @@ NAMES = (
     *("sdpa", "fa", "fi", "trtllm", "attention:triton"),
     *("ops:torch", "ops:triton", "eager", "cudagraph"),
 )
-OPTIONS = {"ops:triton": ("--opt", "triton.packed=on")}
+OPTIONS = {"ops:triton": ("--opt", "triton.packed=on", "--opt", "triton.chosen_experts=on")}
 """What a check needs to try every claim."""
 MOST_SECONDS = 400
 

@@ -22,7 +22,8 @@ from torch import Tensor
 
 from headstock.spi import Experts
 from headstock_triton.expert_tiles import multiply_down, multiply_gate_up
-from headstock_triton.routing import Blocks, route_tokens
+from headstock_triton.pair_blocks import Blocks
+from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 EXPERTS = Experts(count=128, per_token=8, intermediate=768, renormalize=True)

@@ -42,9 +42,10 @@ from torch import Tensor
 
 from headstock.nn import moe
 from headstock_triton.expert_rows import mix_rows
-from headstock_triton.expert_tiles import combine_terms
+from headstock_triton.expert_terms import combine_terms
 from headstock_triton.experts import fused_mix_experts
-from headstock_triton.routing import Blocks, route_tokens
+from headstock_triton.pair_blocks import Blocks
+from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 8192)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from expert_cases import GATES, WAYS, Mixture, chosen_case
 from torch import Tensor
 
 from headstock.nn.moe import (
@@ -15,7 +16,7 @@ from headstock.nn.moe import (
     run_experts_grouped,
     run_experts_one_by_one,
 )
-from headstock.spi import Experts
+from headstock.spi import Experts, WeightFormat, WeightKind
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -118,3 +119,15 @@ def test_measured_tiles_are_as_near_to_float32_as_those_that_are_chosen_without(
     off, chosen_off = ((each - exact).square().mean().sqrt().item() for each in (measured, chosen))
 
     assert off <= 1.1 * chosen_off
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("tokens", [3, 17, 300, 5000])
+def test_experts_that_were_chosen_before(tokens: int, gate: str, dtype: torch.dtype) -> None:
+    case = Mixture(tokens=tokens, count=32, chosen=4, hidden=2880, inters=704)
+    packed = WeightFormat(kind=WeightKind.FP8_E4M3, group=(1, 2880))
+    for way in (None, *(each for name, each in WAYS.items() if name != "rows")):
+        chosen_case(case, dtype, "cuda", way, gate, has_biases=gate != "silu")
+    chosen_case(case, dtype, "cuda", None, gate, has_biases=False, format=packed)

@@ -15,10 +15,10 @@ from ops_cases import error, noise, within
 from torch import Tensor
 
 from headstock.nn import moe
-from headstock.spi import Experts, Weight, WeightFormat, WeightKind
+from headstock.spi import Activation, ClampedGate, Experts, Weight, WeightFormat, WeightKind
 from headstock.weights import dequantize_
 from headstock_triton.expert_scales import GroupScales
-from headstock_triton.experts import fused_mix_experts
+from headstock_triton.experts import fused_mix_experts, mix_chosen_experts
 from headstock_triton.packed import prepare_experts
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
@@ -113,6 +113,23 @@ def mixture_case(
     return within(error(found, expected), dtype)
 
 
+def pack_experts(tensor: Tensor, format: WeightFormat, device: str) -> tuple[Weight, Tensor]:
+    """Experts in 8 bits, whose scales differ, and the numbers that these stand for in float32."""
+    assert format.group is not None
+    rows, columns = format.group
+    count, outs, width = tensor.shape
+    groups = (count, -(-outs // rows), -(-width // columns))
+    generator = torch.Generator().manual_seed(outs)
+    scales = ((0.5 + torch.rand(groups, generator=generator)) / 8).to(device)
+    numbers = (tensor.float() * 8).clamp(-127, 127)
+    kept = torch.float8_e4m3fn if format.kind is WeightKind.FP8_E4M3 else torch.int8
+    numbers = (numbers if kept.is_floating_point else numbers * 16).to(kept)
+    packed = Weight(tensor=numbers, scales=scales, format=format)
+    plain = torch.empty(tensor.shape, device=device)
+    dequantize_(packed, plain)
+    return prepare_experts(packed), plain
+
+
 def packed_case(
     case: Mixture,
     format: WeightFormat,
@@ -121,21 +138,8 @@ def packed_case(
     way: RowTile | Tiles | None,
 ) -> float:
     """Experts in 8 bits beside the numbers that these stand for."""
-    assert format.group is not None
-    rows, columns = format.group
-    packed, plain = [], []
-    for tensor in draw_weights(case, dtype, device):
-        count, outs, width = tensor.shape
-        groups = (count, -(-outs // rows), -(-width // columns))
-        generator = torch.Generator().manual_seed(outs)
-        scales = ((0.5 + torch.rand(groups, generator=generator)) / 8).to(device)
-        numbers = (tensor.float() * 8).clamp(-127, 127)
-        kept = torch.float8_e4m3fn if format.kind is WeightKind.FP8_E4M3 else torch.int8
-        numbers = (numbers if kept.is_floating_point else numbers * 16).to(kept)
-        each = Weight(tensor=numbers, scales=scales, format=format)
-        plain.append(torch.empty(tensor.shape, device=device))
-        dequantize_(each, plain[-1])
-        packed.append(prepare_experts(each))
+    both = [pack_experts(tensor, format, device) for tensor in draw_weights(case, dtype, device)]
+    packed, plain = zip(*both, strict=True)
     x, scores = draw_tokens(case, dtype, device)
     found = fused_mix_experts(
         x,
@@ -147,6 +151,58 @@ def packed_case(
         scales=(GroupScales.of(packed[0]), GroupScales.of(packed[1])),
     )
     return within(error(found, mix_exactly(case, x, scores, *plain)), dtype)
+
+
+GATES: dict[str, Activation | ClampedGate] = {
+    "silu": Activation.SILU,
+    "gelu": Activation.GELU,
+    "gelu_tanh": Activation.GELU_TANH,
+    # Its bounds cut a third of the numbers.
+    "clamped": ClampedGate(limit=0.6, slope=1.702),
+}
+
+
+def chosen_case(
+    case: Mixture,
+    dtype: torch.dtype,
+    device: str,
+    way: RowTile | Tiles | None,
+    gate: str,
+    *,
+    has_biases: bool,
+    format: WeightFormat | None = None,
+) -> float:
+    """Experts that were chosen before, one of ten no expert of the rank; two tokens are padding."""
+    weights, plain = [], []
+    for seed, tensor in enumerate(draw_weights(case, dtype, device)):
+        bias = noise(*tensor.shape[:2], dtype=dtype, device=device, seed=seed + 5)
+        each, numbers = Weight(tensor=tensor), tensor.float()
+        if format is not None:
+            each, numbers = pack_experts(tensor, format, device)
+        weights.append(evolve(each, bias=bias if has_biases else None))
+        plain.append(numbers)
+    x, scores = draw_tokens(case, dtype, device)
+    shares, ids = moe.route(scores, case.experts)
+    drawn = torch.rand(ids.shape, generator=torch.Generator().manual_seed(3))
+    ids = ids.masked_fill((drawn < 0.1).to(device), case.count)
+    slots = torch.arange(case.tokens, device=device) * 2
+    found = mix_chosen_experts(
+        x, shares, ids, *weights, GATES[gate], slots=slots, page_size=3, tiles=way
+    )
+    assert not found[:2].any(), "padding gets no expert"
+    biases = [each.bias for each in weights]
+    exact = moe.mix_experts(
+        x.float(),
+        shares.float(),
+        ids,
+        *plain,
+        GATES[gate],
+        biases=(biases[0].float(), biases[1].float())
+        if biases[0] is not None and biases[1] is not None
+        else None,
+        is_shard=True,
+    )
+    return within(error(found[2:], exact[2:].to(dtype)), dtype)
 
 
 def shard_case(

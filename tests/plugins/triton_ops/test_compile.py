@@ -19,6 +19,8 @@ from triton.runtime.jit import JITFunction, mangle_type
 
 from headstock.nn.short_conv import ConvInputs
 from headstock.spi import (
+    Activation,
+    ClampedGate,
     Collectives,
     Experts,
     LogitsProcessor,
@@ -32,7 +34,7 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_
 from headstock_triton.expert_scales import GroupScales
-from headstock_triton.experts import fused_mix_experts
+from headstock_triton.experts import fused_mix_experts, mix_chosen_experts
 from headstock_triton.fp8_rows import quantize_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
@@ -344,6 +346,34 @@ def test_experts(compiled: Compiled, tokens: int, kernels: list[str]) -> None:
     mix(tokens, None)
 
     assert compiled == kernels
+
+
+@pytest.mark.parametrize(
+    ("tokens", "placed", "gate"),
+    often(
+        1,
+        [
+            (600, True, ClampedGate(limit=7.0, slope=1.702)),
+            (1, False, ClampedGate(limit=7.0, slope=1.702)),
+            (100, False, Activation.GELU_TANH),
+        ],
+    ),
+)
+def test_experts_that_were_chosen_before(
+    compiled: Compiled, tokens: int, placed: bool, gate: Activation | ClampedGate
+) -> None:
+    mix_chosen_experts(
+        tensor(tokens, 512),
+        tensor(tokens, 2),
+        tensor(tokens, 2, dtype=torch.int64),
+        Weight(tensor=tensor(16, 384, 512), bias=tensor(16, 384)),
+        Weight(tensor=tensor(16, 512, 192), bias=tensor(16, 512)),
+        gate,
+        slots=tensor(tokens, dtype=torch.int64),
+        page_size=64,
+    )
+
+    assert compiled == ["arrange_kernel", *["place_kernel"] * placed, *ROUTED[1:]]
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)

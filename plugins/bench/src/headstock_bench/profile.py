@@ -56,7 +56,7 @@ CLASSES = {
 
 _OWN_KERNELS = {
     "attention": "attend_kernel decode_kernel merge_kernel schedule_kernel",
-    "experts": "route_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
+    "experts": "route_kernel arrange_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
     "down_rows_kernel down_tiles_kernel combine_kernel",
     "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel unpack_kernel",
     "sampling": "part_kernel join_kernel survey_kernel choose_kernel cut_kernel "

@@ -9,9 +9,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from headstock_triton.pair_blocks import Routes
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
-from headstock_triton.routing import Routes
 from headstock_triton.tiles import RowTile
 
 

@@ -10,9 +10,11 @@ from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.device_function import device_function
+from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate, apply_gate
 from headstock_triton.expert_scales import PLAIN, GroupScales
+from headstock_triton.expert_terms import combine_terms
+from headstock_triton.pair_blocks import Blocks
 from headstock_triton.portable import INTERPRETED, round_to, widen_to
-from headstock_triton.routing import Blocks
 from headstock_triton.tiles import Tile, Tiles
 
 
@@ -58,11 +60,16 @@ def gate_up_tiles_kernel(
     table,
     weight,
     scales,
+    bias,
     inner,
     blocks,
     WIDTH: tl.constexpr,
     INTERS: tl.constexpr,
     CHOSEN: tl.constexpr,
+    BIAS: tl.constexpr,
+    GATE: tl.constexpr,
+    LIMIT: tl.constexpr,
+    SLOPE: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -74,7 +81,7 @@ def gate_up_tiles_kernel(
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """silu(gate) * up of a block's tokens and BN columns.
+    """The gate times up of a block's tokens and BN columns.
 
     Rows of gate and up alternate in the tile of weights, so that both halves of a column end up in
     the same thread.
@@ -124,8 +131,11 @@ def gate_up_tiles_kernel(
             sums = sums.T
         if SCALED and groups == 1:
             sums *= tl.load(factors).to(tl.float32)[None, :]
+        if BIAS:
+            shifts = bias + expert.to(tl.int64) * 2 * INTERS + source
+            sums += tl.load(shifts).to(tl.float32)[None, :]
         gate, up = tl.split(sums.reshape(BM, BN, 2))
-        result = round_to(gate / (1.0 + tl.exp(-gate)) * up, inner.dtype.element_ty)
+        result = round_to(apply_gate(gate, up, GATE, LIMIT, SLOPE), inner.dtype.element_ty)
         out = column * BN + tl.arange(0, BN)
         place = (block * BM + row).to(tl.int64)[:, None] * INTERS + out[None, :]
         tl.store(inner + place, result, (row < rows)[:, None] & (out < INTERS)[None, :])
@@ -139,10 +149,12 @@ def down_tiles_kernel(
     weights,
     weight,
     scales,
+    bias,
     out,
     blocks,
     WIDTH: tl.constexpr,
     INTERS: tl.constexpr,
+    BIAS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -196,30 +208,13 @@ def down_tiles_kernel(
             sums = sums.T
         if SCALED and groups == 1:
             sums *= tl.load(factors).to(tl.float32)[None, :]
+        if BIAS:
+            shifts = bias + expert.to(tl.int64) * WIDTH + source
+            sums += tl.load(shifts).to(tl.float32)[None, :]
         to = column * BN + tl.arange(0, BN)
         place = pair.to(tl.int64)[:, None] * WIDTH + to[None, :]
         mask = (row < rows)[:, None] & (to < WIDTH)[None, :]
         tl.store(out + place, round_to(sums * share[:, None], out.dtype.element_ty), mask)
-
-
-@triton.jit
-def combine_kernel(
-    terms, ids, out, width, EXPERTS: tl.constexpr, CHOSEN: tl.constexpr, BLOCK: tl.constexpr
-):
-    """Some columns of one token: its terms are summed in the order of its slots."""
-    # The terms are not added by the product kernels: several programs would add to one row in any
-    # order.
-    token = tl.program_id(0)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    sums = tl.zeros((BLOCK,), tl.float32)
-    for slot in tl.static_range(CHOSEN):
-        # Nothing was written for padding, and for experts of other ranks.
-        routed = tl.load(ids + token * CHOSEN + slot) < EXPERTS
-        place = (token * CHOSEN + slot).to(tl.int64) * width + at
-        sums += tl.load(terms + place, routed & (at < width), other=0.0).to(tl.float32)
-    tl.store(
-        out + token.to(tl.int64) * width + at, round_to(sums, out.dtype.element_ty), at < width
-    )
 
 
 def mix_tiles(
@@ -229,21 +224,31 @@ def mix_tiles(
     down: Tensor,
     tiles: Tiles,
     scales: tuple[GroupScales | None, GroupScales | None] = PLAIN,
+    biases: tuple[Tensor | None, Tensor | None] = PLAIN,
+    gate: ExpertGate = PLAIN_GATE,
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts; 0 for padding.
 
     x, result: [tokens, hidden]
     gate_up: [experts, 2 * intermediate, hidden]
     down: [experts, hidden, intermediate]
+    biases: of both maps, [experts, 2 * intermediate] and [experts, hidden]
     """
-    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up, scales[0])
-    return combine_terms(multiply_down(inner, blocks, down, tiles.down, scales[1]), blocks)
+    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up, scales[0], biases[0], gate)
+    terms = multiply_down(inner, blocks, down, tiles.down, scales[1], biases[1])
+    return combine_terms(terms, blocks)
 
 
 def multiply_gate_up(
-    x: Tensor, blocks: Blocks, weight: Tensor, tile: Tile, scales: GroupScales | None = None
+    x: Tensor,
+    blocks: Blocks,
+    weight: Tensor,
+    tile: Tile,
+    scales: GroupScales | None = None,
+    bias: Tensor | None = None,
+    gate: ExpertGate = PLAIN_GATE,
 ) -> Tensor:
-    """silu(gate) * up of every pair, in block order.
+    """The gate times up of every pair, in block order.
 
     returns: [blocks * rows, intermediate]
     """
@@ -262,12 +267,16 @@ def multiply_gate_up(
         )
     _launch_tiles(
         gate_up_tiles_kernel,
-        (x, blocks.order, blocks.table, source, factors, inner),
+        (x, blocks.order, blocks.table, source, factors, weight if bias is None else bias, inner),
         blocks,
         tile,
         scales,
         columns=inters,
         depth=width,
+        BIAS=bias is not None,
+        GATE=gate.number,
+        LIMIT=gate.limit,
+        SLOPE=gate.slope,
         WIDTH=width,
         INTERS=inters,
         CHOSEN=blocks.routes.ids.shape[1],
@@ -277,7 +286,12 @@ def multiply_gate_up(
 
 
 def multiply_down(
-    inner: Tensor, blocks: Blocks, weight: Tensor, tile: Tile, scales: GroupScales | None = None
+    inner: Tensor,
+    blocks: Blocks,
+    weight: Tensor,
+    tile: Tile,
+    scales: GroupScales | None = None,
+    bias: Tensor | None = None,
 ) -> Tensor:
     """Each pair's term of its token; rows of padding are undefined.
 
@@ -293,12 +307,14 @@ def multiply_down(
     tma = tile.tma and _is_describable(weight)
     if tma:
         source = TensorDescriptor(weight, [count * width, inters], [inters, 1], [tile.n, tile.k])
+    pointers = (inner, blocks.order, blocks.table, blocks.routes.weights, source, factors)
     _launch_tiles(
         down_tiles_kernel,
-        (inner, blocks.order, blocks.table, blocks.routes.weights, source, factors, terms),
+        (*pointers, weight if bias is None else bias, terms),
         blocks,
         tile,
         scales,
+        BIAS=bias is not None,
         columns=width,
         depth=inters,
         WIDTH=width,
@@ -348,25 +364,3 @@ def _launch_tiles(
 def _is_describable(weight: Tensor) -> bool:
     """Whether the tensor memory accelerator can load `weight`: rows are aligned to 16 bytes."""
     return weight.shape[-1] * weight.element_size() % 16 == 0
-
-
-def combine_terms(terms: Tensor, blocks: Blocks) -> Tensor:
-    """The sum of each token's terms.
-
-    terms: [tokens * per_token, hidden]
-    returns: [tokens, hidden]
-    """
-    tokens, per_token = blocks.routes.ids.shape
-    out = terms.new_empty(tokens, terms.shape[1])
-    block = min(triton.next_power_of_2(out.shape[1]), 1024)
-    combine_kernel[(tokens, triton.cdiv(out.shape[1], block))](
-        terms,
-        blocks.routes.ids,
-        out,
-        out.shape[1],
-        EXPERTS=blocks.routes.count,
-        CHOSEN=per_token,
-        BLOCK=block,
-        num_warps=4,
-    )
-    return out

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headstock.spi import Experts
+from headstock.spi import Activation, ClampedGate, Experts, Weight
+from headstock_triton.expert_gates import ExpertGate
 from headstock_triton.expert_rows import mix_rows
 from headstock_triton.expert_scales import PLAIN, GroupScales
 from headstock_triton.expert_tiles import mix_tiles
+from headstock_triton.pair_blocks import arrange_pairs
 from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import (
     RowTile,
@@ -21,6 +23,46 @@ from headstock_triton.tiles import (
     choose_tiles,
     is_hopper,
 )
+
+
+def mix_chosen_experts(
+    x: Tensor,
+    weights: Tensor,
+    ids: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    activation: Activation | ClampedGate = Activation.SILU,
+    *,
+    slots: Tensor | None = None,
+    page_size: int = 0,
+    tiles: RowTile | Tiles | None = None,
+    tables: Mapping[Shape, Table] | None = None,
+) -> Tensor:
+    """As `fused_mix_experts`, where each token's experts are known.
+
+    x, result: [tokens, hidden]    weights: [tokens, per_token]
+    ids: [tokens, per_token] int64; the number of experts is none
+    gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]; plain, or
+        in 8 bits, with or without biases
+    """
+    (tokens, hidden), (count, _, inters) = x.shape, down.tensor.shape
+    if not tokens:
+        return torch.empty_like(x)
+    x = x.contiguous()
+    shape = (count, ids.shape[1], hidden, inters)
+    tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
+    if isinstance(tiles, RowTile):  # whose kernels read plain numbers, and have one gate
+        tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
+    return mix_tiles(
+        x,
+        arrange_pairs(ids, weights, count, slots, page_size, tiles.rows),
+        gate_up.tensor,
+        down.tensor,
+        tiles,
+        (GroupScales.of(gate_up), GroupScales.of(down)),
+        (gate_up.bias, down.bias),
+        ExpertGate.of(activation),
+    )
 
 
 def fused_mix_experts(

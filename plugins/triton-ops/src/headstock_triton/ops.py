@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-import torch
 from torch import Tensor
 
 from headstock.nn.moe import number_own_experts
 from headstock.nn.vocab_shard import find_own_tokens, gather_mask, needs_whole_rows
 from headstock.ops.fine_tier import find_conv_inputs
-from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     ALONE,
     Batch,
@@ -28,18 +24,17 @@ from headstock.spi import (
     Stream,
     Weight,
     WeightFormat,
-    find_variants,
 )
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_
 from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts
 from headstock_triton.fp8_rows import Fp8Rows, multiply_rows, quantize_rows
-from headstock_triton.fused import FUSED
 from headstock_triton.gate import multiply_gate
 from headstock_triton.gated_linear import LEAST_TOKENS
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import can_add, can_fuse, small_linear
+from headstock_triton.mixture_ops import MixtureOps
 from headstock_triton.norm import add_norm, embed_norm, quantize_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.packed import (
@@ -58,19 +53,16 @@ from headstock_triton.ranks.push import PushCollectives, connect_by_push
 from headstock_triton.sampling.sampler import fused_sample
 from headstock_triton.sampling.shard import fused_sample_shard
 from headstock_triton.split_linear import multiply_in_parts
-from headstock_triton.tiles import read_tables
-from headstock_triton.tune_experts import tune_experts
 
 
-class TritonOps(TorchOps):
+class TritonOps(MixtureOps):
     """`TorchOps` with all operations between matrix products fused; options replace products
     too."""
 
     def __init__(self, options: TritonOptions | None = None) -> None:
         options = options or TritonOptions()
+        super().__init__(options)
         self.small_linear = options.small_linear
-        self.fused_experts = options.fused_experts
-        self.expert_tiles = read_tables(options.expert_tiles)
         self.fused_linear = options.fused_linear
         self.split_linear = options.split_linear
         self.large_linear = options.large_linear
@@ -79,30 +71,14 @@ class TritonOps(TorchOps):
         self.packed = options.packed
         self.keeps_packed = self.keeps_experts = False
 
-    def tune(self, query: PartQuery, env: DeviceEnv) -> Mapping[str, str]:
-        """Tiles of the model's experts, measured on the device."""
-        dtype = getattr(torch, query.dtype)
-        if not self.fused_experts or dtype.itemsize != 2 or env.device != "cuda":
-            return {}
-        model = query.model
-        mixtures = [
-            layer.experts
-            for layer in model.layers
-            if layer.experts is not None and self.takes("moe", model, layer)
-        ]
-        return tune_experts(mixtures, model.hidden, dtype, torch.device(env.device))
-
     def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
         super().bind(params, config, connect_by_push(collectives, self.push_bytes))
 
     def configure(self, query: PartQuery, env: DeviceEnv) -> None:
         """See `Ops.configure`."""
-        mixtures = [layer for layer in query.model.layers if layer.experts is not None]
         self.keeps_packed = self.packed and can_keep(query, env)
-        self.keeps_experts = self.fused_experts and all(
-            self.takes("moe", query.model, layer) for layer in mixtures
-        )
+        self.keeps_experts = self.multiplies_experts(query.model)
 
     def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
         """Yes for linear maps in 8 and 4 bits and experts in 8, where kernels use all of them."""
@@ -114,10 +90,6 @@ class TritonOps(TorchOps):
         if weight.format is None:
             return weight
         return prepare_experts(weight) if Role.EXPERTS in spec.roles else prepare_packed(weight)
-
-    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
-        """Whether a kernel supports all variants of the operation in this configuration."""
-        return operation in FUSED and find_variants(operation, config, layer) <= FUSED[operation]
 
     def overlaps(self, x: Tensor) -> bool:
         """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""

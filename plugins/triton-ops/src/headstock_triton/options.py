@@ -33,6 +33,8 @@ class TritonOptions:
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
     `fused_experts`: mixtures of experts, in 16-bit types.
+    `chosen_experts`: those too whose experts torch must choose, such as by sigmoids or with a bias,
+    or whose maps have biases or another gate.
     `push_bytes`: sums and joins over ranks of up to this size are kernels that write to the other
     ranks' memory, where devices allow it; 0: none.
     `packed`: maps and experts in 8 and 4 bits stay packed, on GPUs from Hopper on; else they are
@@ -48,6 +50,8 @@ class TritonOptions:
     # On an H200 a layer of the 30B-A3B shape takes 25.6 / 124 / 255 / 1,193 us at 1 / 8 / 32 /
     # 8,192 tokens; torch takes 107 / 268 / 475 / 2,701.
     fused_experts: bool = field(default=True, validator=instance_of(bool))
+    # Off until these kernels have run on a GPU: interpreted and compiled is not measured.
+    chosen_experts: bool = field(default=False, validator=instance_of(bool))
     # On an H200 a layer of the 0.6B shape takes 22 / 23 / 25 / 29 / 40 us at 1 / 2 / 4 / 8 / 16
     # rows, including attention; 35 / 50 / 52 / 50 / 56 without this.
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
@@ -56,7 +60,7 @@ class TritonOptions:
     # Two H200s: 2.7 / 3.1 / 5.0 / 9.6 us for 1 / 8 / 64 / 256 rows of 4,096; NCCL takes 6.7 / 7.2 /
     # 10.0 / 26.6.
     push_bytes: int = field(default=1 << 22, validator=[instance_of(int), ge(0), _check_size])
-    # Off until these kernels have run on a GPU: interpreted and compiled is not measured.
+    # Off: 8B in FP8 is faster at one stream and slower at eight on an H200.
     packed: bool = field(default=False, validator=instance_of(bool))
     expert_tiles: str = field(default="", validator=_check_tables)
     pdl: bool = field(default=True, validator=instance_of(bool))

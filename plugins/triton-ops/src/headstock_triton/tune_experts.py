@@ -13,7 +13,8 @@ from torch import Tensor
 from headstock.spi import Experts
 from headstock_triton.expert_tiles import multiply_down, multiply_gate_up
 from headstock_triton.experts import fused_mix_experts
-from headstock_triton.routing import Blocks, route_tokens
+from headstock_triton.pair_blocks import Blocks
+from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import ROW_TILES, RowTile, Tile, Tiles, choose_tiles, fits_registers
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)

@@ -10,15 +10,16 @@ from attrs import evolve
 from expert_cases import CASES, WAYS, Mixture
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from often import often
+from often import count_examples, often
 from ops_cases import Shape
 from torch import Tensor
 
 from headstock.nn.moe import route as torch_route
-from headstock.spi import Experts, WeightFormat, WeightKind
+from headstock.spi import ClampedGate, Experts, Scoring, WeightFormat, WeightKind
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
-from headstock_triton.routing import count_blocks, route_tokens
+from headstock_triton.pair_blocks import arrange_pairs, count_blocks
+from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import RowTile, Tiles, choose_by_rule, choose_tiles, fit_row_tile
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -61,6 +62,61 @@ def test_experts_in_8_bits(way: str | None, group: tuple[int, int], kind: Weight
     format = WeightFormat(kind=kind, group=group)
     tiles = None if way is None else cases.WAYS[way]
     cases.packed_case(case, format, torch.bfloat16, "cpu", tiles)
+
+
+@pytest.mark.feature("V2")
+@pytest.mark.parametrize(
+    ("gate", "way", "tokens", "has_biases", "kind"),
+    often(
+        4,
+        [
+            ("clamped", "tiles", 9, True, None),
+            ("silu", None, 5, False, None),
+            ("gelu_tanh", "tma", 5, False, WeightKind.FP8_E4M3),
+            ("gelu", "swapped", 7, True, None),
+            ("clamped", "swapped", 3, True, WeightKind.INT8),
+            ("silu", "wide", 300, False, None),
+            ("clamped", "rows", 4, True, None),
+        ],
+    ),
+)
+def test_experts_that_were_chosen_before(
+    gate: str, way: str | None, tokens: int, has_biases: bool, kind: WeightKind | None
+) -> None:
+    case = Mixture(tokens=tokens, count=6, chosen=3, hidden=64, inters=32)
+    format = None if kind is None else WeightFormat(kind=kind, group=(1, 64))
+    tiles = None if way is None else cases.WAYS[way]
+    cases.chosen_case(
+        case, torch.bfloat16, "cpu", tiles, gate, has_biases=has_biases, format=format
+    )
+
+
+@settings(max_examples=count_examples(12))
+@given(
+    tokens=st.integers(1, 60),
+    count=st.sampled_from([1, 3, 8, 128, 200]),
+    chosen=st.integers(1, 8),
+    rows=st.sampled_from([16, 32]),
+    seed=st.integers(0, 99),
+)
+@example(tokens=150, count=128, chosen=3, rows=16, seed=0)
+def test_blocks_of_chosen_experts_are_those_of_routes(
+    tokens: int, count: int, chosen: int, rows: int, seed: int
+) -> None:
+    experts = Experts(count=count, per_token=min(chosen, count), intermediate=8, renormalize=True)
+    scores = torch.randn(tokens, count, generator=torch.Generator().manual_seed(seed)).bfloat16()
+    slots = torch.arange(tokens)
+    routes, routed = route_tokens(scores, experts, slots, 16, rows)
+    assert routed is not None
+
+    blocks = arrange_pairs(routes.ids.long(), routes.weights, count, slots, 16, rows)
+
+    assert torch.equal(blocks.routes.ids, routes.ids)
+    assert torch.equal(blocks.table[:, 1], routed.table[:, 1])
+    for place, (expert, size) in enumerate(blocks.table.tolist()):
+        part = slice(place * rows, place * rows + size)
+        assert size == 0 or expert == routed.table[place, 0]
+        assert torch.equal(blocks.order[part], routed.order[part])
 
 
 @pytest.mark.parametrize("way", ["rows", "tiles", "swapped", "tma", "wide"])
@@ -199,6 +255,36 @@ def test_layers_whose_experts_are_fused() -> None:
         ops_cases.model_case(
             shape, tokens, torch.bfloat16, "cpu", TritonOps(TritonOptions(fused_experts=True))
         )
+
+
+@pytest.mark.parametrize(
+    "experts",
+    [
+        Experts(
+            count=5,
+            per_token=2,
+            intermediate=24,
+            renormalize=True,
+            score_bias=True,
+            bias=True,
+            gate=ClampedGate(limit=0.5, slope=1.7),
+        ),
+        Experts(
+            count=6,
+            per_token=3,
+            intermediate=16,
+            renormalize=False,
+            scoring=Scoring.SIGMOID,
+            scale=1.7,
+            shared=24,
+        ),
+    ],
+    ids=["biased, clamped", "sigmoid, shared"],
+)
+def test_layers_whose_experts_are_chosen_by_torch(experts: Experts) -> None:
+    shape = evolve(SHAPE, layers=1, experts=experts)
+    ops = TritonOps(TritonOptions(chosen_experts=True))
+    ops_cases.model_case(shape, 24, torch.bfloat16, "cpu", ops)
 
 
 @pytest.mark.parametrize(
