@@ -17,7 +17,7 @@ from often import often
 
 from headstock.errors import ModelError
 from headstock.startup.model_loading import read_model
-from headstock_conformance.model.parity import write
+from headstock_conformance.model.parity import tokens, write
 from headstock_cuda_graph.runner import CudaGraphRunner
 
 HF: dict[str, Any] = {
@@ -37,7 +37,7 @@ HF: dict[str, Any] = {
     "linear_value_head_dim": 12,
     "rms_norm_eps": 1e-2,
     "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 256,
     "initializer_range": 0.3,
     "pad_token_id": 0,
 }
@@ -88,6 +88,31 @@ def test_tokens_are_those_of_transformers(
         assert_equal(output, answer, number)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    often(
+        2,
+        (
+            {"max_batch_tokens": 128, "max_running_requests": 2},
+            {"max_batch_tokens": 100, "max_running_requests": 4},
+            {},
+            {"num_pages": 90, "max_running_requests": 3},
+        ),
+    ),
+    ids=str,
+)
+def test_prompts_of_several_chunks_give_the_tokens_of_transformers(
+    settings: dict[str, Any], checkpoint: Path
+) -> None:
+    prompts = [tokens(length, seed=length) for length in (63, 2, 64, 150, 200)]
+    outputs, _ = generate(
+        checkpoint, prompts=prompts, **({"max_seq_len": 220, "num_pages": 300} | settings)
+    )
+    answers = answer_alone(checkpoint, prompts=prompts)
+    for number, (output, answer) in enumerate(zip(outputs, answers, strict=True)):
+        assert_equal(output, answer, number)
+
+
 def test_replayed_steps_give_the_tokens_of_transformers(
     checkpoint: Path,
     reference: list[Answer],
@@ -97,7 +122,7 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     counts: Counter[str] = Counter()
     for name in ("replay_rows", "replay_prompts"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
-    # Prompts are gone through token by token: a graph of those would be as long.
+    # Prompts are gone through chunk by chunk: a graph of those would be as long.
     outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER)
 
     assert counts["replay_rows"] > 5 and not counts["replay_prompts"]

@@ -38,13 +38,17 @@ class Answer:
     margins: list[float]
 
 
-def answer_alone(checkpoint: Path, kind: Any = AutoModelForCausalLM) -> list[Answer]:
+def answer_alone(
+    checkpoint: Path,
+    kind: Any = AutoModelForCausalLM,
+    prompts: Sequence[list[int]] = tuple(PROMPTS),
+) -> list[Answer]:
     """What transformers makes of each prompt alone, every token from the whole sequence anew."""
     model = kind.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
     answers = []
-    for prompt in PROMPTS:
+    for prompt in prompts:
         answer, ids = Answer([], [], []), list(prompt)
         for _ in range(MAX_TOKENS):
             with torch.inference_mode():

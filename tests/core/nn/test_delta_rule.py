@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
+import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from headstock.nn.delta_rule import apply_delta_rule_, make_decay, normalize_gated
+from headstock.nn.delta_spans import CHUNK, TokenSpans
 from headstock.spi import Batch
 
 KEYS, VALUES, WIDTH, DEPTH = 2, 4, 6, 5
@@ -26,7 +29,13 @@ def make_inputs(seed: int, count: int) -> list[Tensor]:
     return [q, k, v, -draw(VALUES).abs(), draw(VALUES).sigmoid()]
 
 
-def run(rows: list[list[Tensor]], starts: list[int], state: Tensor, padding: int = 0) -> Any:
+def run(
+    rows: list[list[Tensor]],
+    starts: list[int],
+    state: Tensor,
+    padding: int = 0,
+    may_read: bool = True,
+) -> Any:
     """What the rows read in one step; their pages are 1, 2, ..."""
     counts = [len(row[0]) for row in rows]
     ends = torch.tensor([0, *counts]).cumsum(0)
@@ -39,10 +48,12 @@ def run(rows: list[list[Tensor]], starts: list[int], state: Tensor, padding: int
         ("starts", torch.tensor(starts)),
         ("query_start", ends),
         ("max_query_len", max(counts)),
+        ("tokens", inputs[0]),
     ):
         object.__setattr__(batch, name, value)
     pages = torch.arange(1, len(rows) + 1)
-    out = apply_delta_rule_(*inputs, state, pages, batch)
+    spans = TokenSpans.of(batch, may_read=may_read)
+    out = apply_delta_rule_(*inputs, state, pages, spans)
     return [out[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
 
@@ -64,11 +75,51 @@ def recur(q: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tenso
     return torch.stack(outs)
 
 
-@given(st.integers(0, 9), st.integers(1, 40))
-def test_it_is_what_the_definition_says(seed: int, count: int) -> None:
-    inputs = make_inputs(seed, count)
+def take(row: list[Tensor], start: int, stop: int) -> list[Tensor]:
+    return [each[start:stop] for each in row]
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 9), st.integers(1, 40) | st.integers(60, 200), st.integers(0, 70))
+def test_it_is_what_the_definition_says(seed: int, count: int, cut: int) -> None:
+    inputs, state = make_inputs(seed, count), new_state(1)
+    cuts = [0, cut, count] if 0 < cut < count else [0, count]
+    parts = [run([take(inputs, start, stop)], [start], state)[0] for start, stop in pairwise(cuts)]
+    found = torch.cat(parts).double()
+    torch.testing.assert_close(found, recur(*inputs), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("decay", [0.0, -1e-3, -30.0, -1e4])
+def test_chunks_hold_for_memories_that_forget_nothing_or_all(decay: float) -> None:
+    q, k, v, _, beta = make_inputs(1, 2 * CHUNK)
+    # Alike keys, so that every token's update depends on all before it.
+    inputs = [q, k * 1e-2 + k[:1], v, torch.full_like(beta, decay), torch.ones_like(beta)]
     (found,) = run([inputs], [0], new_state(1))
-    torch.testing.assert_close(found.double(), recur(*inputs), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(found.double(), recur(*inputs), atol=1e-3, rtol=1e-3)
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(st.integers(1, 2), min_size=1, max_size=3),
+    st.integers(1, 130),
+    st.integers(0, 70),
+    st.booleans(),
+)
+def test_neither_cuts_at_multiples_of_the_chunk_nor_neighbours_change_a_bit(
+    chunks: list[int], tail: int, padding: int, may_read: bool
+) -> None:
+    """Steps of whole chunks, a last one of any length, and another sequence beside each."""
+    row, other = make_inputs(tail, CHUNK * sum(chunks) + tail), make_inputs(7, tail)
+    state, beside, start, outs = new_state(1), new_state(2), 0, []
+    (alone,) = run([row], [0], state)
+    beside[2] = 0.0
+    for length in (*(CHUNK * count for count in chunks), tail):
+        part = take(row, start, start + length)
+        own, _ = run([part, other], [start, 3], beside, padding, may_read)
+        outs.append(own)
+        start += length
+    assert torch.equal(torch.cat(outs), alone)
+    assert torch.equal(beside[1], state[1])
 
 
 @given(

@@ -6,12 +6,35 @@ Yang, Kautz and Hatamizadeh, "Gated Delta Networks", arXiv:2412.06464.
 from __future__ import annotations
 
 import torch
+from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-from headstock.spi import Batch, DeltaRule
+from headstock.nn.delta_spans import TokenSpans
+from headstock.spi import DeltaRule
 
 SMALLEST_NORM = 1e-6
+
+
+@frozen(eq=False)
+class DeltaTokens:
+    """What tokens ask of memories and write to them, in float32.
+
+    q, k: [tokens, key_heads, key_dim], of length 1, and queries scaled
+    v: [tokens, value_heads, value_dim]    decay, beta: [tokens, value_heads]
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    beta: Tensor
+
+    def take(self, which: Tensor) -> DeltaTokens:
+        """Copies of some tokens.   which: [n] int64"""
+        return DeltaTokens(
+            self.q[which], self.k[which], self.v[which], self.decay[which], self.beta[which]
+        )
 
 
 def apply_delta_rule_(
@@ -22,12 +45,13 @@ def apply_delta_rule_(
     beta: Tensor,
     state: Tensor,
     pages: Tensor,
-    batch: Batch,
+    spans: TokenSpans,
 ) -> Tensor:
     """What a step's queries read from the memories of their sequences, after each token's update.
 
-    Token by token, in float32, and each row by itself, so a chunk or a neighbour changes no bit.
-    A row that begins does not read what its page holds.
+    In float32. Chunks are computed by themselves, and all other tokens one by one, so no neighbour
+    changes a bit, nor does a cut at a multiple of `CHUNK`. Other cuts change what is a chunk, which
+    is within rounding. A row that begins does not read what its page holds.
 
     q, k: [tokens, key_heads, key_dim]    v, result: [tokens, value_heads, value_dim]
     decay: [tokens, value_heads] float32, of which the memory is multiplied by the exponential
@@ -35,28 +59,28 @@ def apply_delta_rule_(
     pages: [rows] int64
     writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages
     """
-    repeats = v.shape[1] // k.shape[1]
-    q, k = (_normalize(each).repeat_interleave(repeats, 1) for each in (q, k))
-    q = q * q.shape[-1] ** -0.5
+    q, k = _normalize(q) * q.shape[-1] ** -0.5, _normalize(k)
+    tokens = DeltaTokens(q, k, v.float(), decay, beta)
     # By `where` and not a product with 0: what another sequence left behind may be NaN.
-    memory = torch.where((batch.starts == 0)[:, None, None, None], 0, state[pages])
-    values, factors = v.float(), decay.exp()
-    if batch.max_query_len == 1 and len(pages) == len(q):
-        out = _update_(memory, q, k, values, factors, beta)
+    memory = torch.where(spans.is_first[:, None, None, None], 0, state[pages])
+    if spans.is_decode:
+        out = _learn_tokens_(memory, tokens)
         state[pages] = memory
         return out.to(v.dtype)
-    # One token of every row at a time. A row that has no more learns nothing, and what it reads
-    # goes to a place of its own: a graph may capture this, which never reads the device.
-    out = values.new_zeros(len(values) + 1, *values.shape[1:])
-    starts, counts = batch.query_start[:-1].long(), batch.query_start.diff()
-    for index in range(batch.max_query_len):
-        is_there = counts > index
-        at = torch.where(is_there, starts + index, 0)
-        updated = memory.clone()
-        read = _update_(updated, q[at], k[at], values[at], factors[at], beta[at])
-        memory = torch.where(is_there[:, None, None, None], updated, memory)
-        out[torch.where(is_there, at, len(values))] = read
-    state[pages] = memory
+    # What is computed for nobody goes to places of its own, the last ones.
+    memory = torch.cat((memory, memory.new_zeros(1, *memory.shape[1:])))
+    out = tokens.v.new_zeros(len(v) + 1, *v.shape[1:])
+    for learn, updates in (
+        (_learn_tokens_, spans.heads),
+        (_learn_chunk_, spans.chunks),
+        (_learn_tokens_, spans.tails),
+    ):
+        for update in updates:
+            # A copy, whose address is aligned whatever the row is: products may depend on that.
+            own = memory[update.rows]
+            out[update.targets] = learn(own, tokens.take(update.sources))
+            memory[update.rows] = own
+    state[pages] = memory[:-1]
     return out[:-1].to(v.dtype)
 
 
@@ -68,21 +92,54 @@ def split_heads(x: Tensor, delta: DeltaRule) -> tuple[Tensor, Tensor, Tensor]:
     return q.reshape(shape), k.reshape(shape), v.reshape(len(x), -1, delta.value_dim)
 
 
-def _update_(
-    memory: Tensor, q: Tensor, k: Tensor, v: Tensor, factors: Tensor, beta: Tensor
-) -> Tensor:
+def _learn_tokens_(memory: Tensor, tokens: DeltaTokens) -> Tensor:
     """What queries read from memories that forget, and then learn one token each.
 
-    memory: [rows, heads, key_dim, value_dim]    q, k: [rows, heads, key_dim]
-    v, result: [rows, heads, value_dim]    factors, beta: [rows, heads]
-    writes: memory
+    result: [tokens, heads, value_dim]
+    writes: memory [tokens, heads, key_dim, value_dim]
     """
-    memory.mul_(factors[..., None, None])
-    known = (memory * k[..., None]).sum(-2)
-    learned = (v - known) * beta[..., None]
-    memory.add_(k[..., None] * learned[..., None, :])
-    read: Tensor = (memory * q[..., None]).sum(-2)
+    repeats = tokens.v.shape[1] // tokens.k.shape[1]
+    q, k = (each.repeat_interleave(repeats, 1)[..., None] for each in (tokens.q, tokens.k))
+    memory.mul_(tokens.decay.exp()[..., None, None])
+    known = (memory * k).sum(-2)
+    learned = (tokens.v - known) * tokens.beta[..., None]
+    memory.add_(k * learned[..., None, :])
+    read: Tensor = (memory * q).sum(-2)
     return read
+
+
+def _learn_chunk_(memory: Tensor, tokens: DeltaTokens) -> Tensor:
+    """The same for successive tokens of one row, whose updates are solved for together.
+
+    With G the sum of decays up to a token, its update u is the solution of
+    u_i = beta_i (v_i - exp(G_i) k_i S - sum over j < i of exp(G_i - G_j) (k_i k_j) u_j).
+    Every product has the same shape in any step, so that its bits are the same.
+
+    result: [tokens, heads, value_dim]
+    writes: memory [1, heads, key_dim, value_dim]
+    """
+    repeats, size = tokens.v.shape[1] // tokens.k.shape[1], len(tokens.v)
+    k, v, beta = tokens.k.transpose(0, 1), tokens.v.transpose(0, 1), tokens.beta.t()[..., None]
+    # Queries and keys are multiplied by the same: one product each instead of two.
+    both = torch.cat((tokens.q.transpose(0, 1), k), 1)
+    alike = (both @ k.mT).repeat_interleave(repeats, 0)
+    total = tokens.decay.t().cumsum(-1)
+    # Masked before the exponential, which would overflow for tokens that come later.
+    is_later = torch.ones(size, size, dtype=torch.bool, device=v.device).triu(1)
+    kept = (total[..., None] - total[:, None]).masked_fill(is_later, -torch.inf).exp()
+    share = total.exp()[..., None]
+    held = both.repeat_interleave(repeats, 0) @ memory[0]
+    learned = torch.linalg.solve_triangular(
+        alike[:, size:] * kept * beta,
+        (v - held[:, size:] * share) * beta,
+        upper=False,
+        unitriangular=True,
+    )
+    read = torch.baddbmm(held[:, :size] * share, alike[:, :size] * kept, learned)
+    # What is left of each update at the end of the chunk.
+    left = learned * kept[:, -1, :, None]
+    memory.mul_(share[:, -1:]).add_(k.repeat_interleave(repeats, 0).mT @ left)
+    return read.transpose(0, 1)
 
 
 def _normalize(x: Tensor) -> Tensor:

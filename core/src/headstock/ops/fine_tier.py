@@ -19,7 +19,12 @@ from headstock.nn.rope import CosSin
 from headstock.nn.short_conv import ConvInputs
 from headstock.ops.latent_queries import make_latent_queries
 from headstock.ops.mixture import run_beside_mlp, run_mixture
-from headstock.ops.step_values import find_cells, find_rotations, scale_queries
+from headstock.ops.step_values import (
+    find_cells,
+    find_rotations,
+    find_spans,
+    scale_queries,
+)
 from headstock.spi import (
     Activation,
     Batch,
@@ -274,7 +279,7 @@ class FineTierOps(Ops):
             beta.sigmoid().float(),
             state["delta"],
             inputs.pages,
-            batch,
+            find_spans(x, batch),
         )
         weight = params[f"{prefix}delta_norm"].tensor
         read = normalize_gated(out, gate.view(out.shape), weight, self.config.norm_eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from headstock.nn.delta_spans import TokenSpans
 from headstock.nn.kv import kv_cells
 from headstock.nn.rope import CosSin
 from headstock.spi import Batch, LayerConfig, ModelConfig, Params, Stream
@@ -38,3 +39,12 @@ def scale_queries(q: Tensor, config: ModelConfig, x: Stream, batch: Batch) -> Te
         factors = torch.log1p(periods).mul_(scale.rate).add_(1).to(q.dtype)[:, None, None]
         x.shared["query_scale"] = factors
     return q.mul_(factors)
+
+
+def find_spans(x: Stream, batch: Batch) -> TokenSpans:
+    """Which of the step's tokens delta rules take in chunks.   writes: x.shared"""
+    spans: TokenSpans | None = x.shared.get("spans")
+    if spans is None:
+        spans = TokenSpans.of(batch, may_read=batch.starts.device.type == "cpu")
+        x.shared["spans"] = spans
+    return spans

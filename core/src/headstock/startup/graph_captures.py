@@ -52,7 +52,7 @@ def replay_limits(inputs: BuildInputs, assembled: AssembledExecutor) -> ReplayLi
     # A replay calls neither attention nor operations, so there would be nothing to compare.
     if config.debug_attention or config.debug_ops or not rows:
         return ReplayLimits()
-    # Delta rules go through a prompt token by token, and so would a graph of every size.
+    # Delta rules go through a prompt chunk by chunk, and so would a graph of every size.
     if any(layer.delta is not None for layer in inputs.model.layers):
         return ReplayLimits(
             max_rows=rows, may_defer=config.defer_graphs and assembled.watch is None
