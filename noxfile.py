@@ -66,7 +66,7 @@ TOOLS = ("tests/plugins/conformance", "tests/plugins/bench")
 # What a server with the demo model needs.
 SERVER = (
     "core backends/sdpa plugins/radix-cache plugins/openai-server plugins/tool-parsers "
-    "models/qwen models/demo"
+    "plugins/llguidance-grammar models/qwen models/demo"
 )
 SERVED = [ROOT / each for each in SERVER.split()]
 # What each folder of tests/plugins/openai_server/clients needs beside a server.

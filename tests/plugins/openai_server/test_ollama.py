@@ -68,6 +68,52 @@ def test_a_chat_streams_lines_that_add_up_to_the_whole_and_end_with_counts(
         assert datetime.fromisoformat(end["created_at"]).tzinfo is not None
 
 
+UNNAMED_TYPES = ("", "application/x-www-form-urlencoded")
+"""What clients send that say nothing of a body: litellm and curl."""
+
+
+@pytest.mark.feature("W20")
+@pytest.mark.parametrize("kind", UNNAMED_TYPES)
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/api/chat", CHAT | {"stream": False}),
+        ("/api/generate", {"model": "demo", "prompt": "What is 2 + 3?", "stream": False}),
+        ("/api/show", {"model": "demo"}),
+        ("/api/embed", {"model": "demo", "input": "a"}),
+    ],
+    ids=str,
+)
+def test_a_body_needs_no_content_type(
+    server: Served, path: str, body: dict[str, Any], kind: str
+) -> None:
+    assert server.post(path, body, headers={"content-type": kind}).status == 200
+
+
+@pytest.mark.parametrize("kind", UNNAMED_TYPES)
+@pytest.mark.parametrize(
+    "header",
+    [
+        {"origin": "https://page.example"},
+        {"origin": "null"},
+        {"referer": "https://page.example/"},
+        {"sec-fetch-site": "cross-site"},
+        {"Sec-Fetch-Mode": "no-cors"},
+    ],
+    ids=str,
+)
+def test_a_form_of_a_page_is_refused(server: Served, header: dict[str, str], kind: str) -> None:
+    answer = server.post("/api/chat", CHAT, headers={"content-type": kind} | header)
+    assert answer.status == 415 and "application/json" in answer.json["error"]
+    assert server.post("/api/chat", CHAT, headers=header).status == 200
+
+
+def test_other_types_and_other_routes_are_not_taken_for_json(server: Served) -> None:
+    kinds = [("/api/chat", each) for each in ("text/plain", "multipart/form-data; boundary=a")]
+    for path, kind in [*kinds, *(("/v1/chat/completions", each) for each in UNNAMED_TYPES)]:
+        assert server.post(path, CHAT, headers={"content-type": kind}).status == 415
+
+
 @pytest.mark.feature("W20")
 def test_a_prompt_is_a_message_or_with_raw_a_text(server: Served) -> None:
     asked = {"model": "demo:latest", "stream": False, "options": {"num_predict": 3}}

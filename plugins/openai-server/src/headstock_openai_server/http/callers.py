@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from ipaddress import ip_address
 
 from starlette.middleware.cors import CORSMiddleware
@@ -14,6 +14,8 @@ PREFLIGHT_SECONDS = 600
 """How long a browser need not ask again whether a page may call the server."""
 SHOWN_HEADERS = ("request-id", "retry-after", "x-ignored-fields", "x-request-id")
 """Headers of answers that pages of other origins can read."""
+PAGE_HEADERS = ("origin", "referer", "sec-fetch-dest", "sec-fetch-mode", "sec-fetch-site")
+"""Headers that browsers send with a page's requests and that pages cannot leave out."""
 
 
 def allow_pages(app: ASGIApp, settings: ServerSettings) -> ASGIApp:
@@ -55,6 +57,14 @@ class HostCheck:
             or name.endswith(self.endings)
             or is_address(name)
         )
+
+
+def is_from_page(names: Container[str]) -> bool:
+    """Whether a request with headers of these names may come from a page in a browser.
+
+    Every POST of a page has at least `Origin`, which is "null" where the page hides its own.
+    """
+    return any(name in names for name in PAGE_HEADERS)
 
 
 def read_name(host: bytes) -> str:

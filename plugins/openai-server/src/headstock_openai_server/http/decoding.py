@@ -10,16 +10,20 @@ from starlette.requests import Request
 
 from headstock.errors import shorten
 from headstock_openai_server.api.bodies import Body
-from headstock_openai_server.api.errors import ApiError, refuse
+from headstock_openai_server.api.errors import OLLAMA_PATH, ApiError, refuse
 from headstock_openai_server.api.ignored import IgnoredFields
 from headstock_openai_server.api.validation import check_served, explain_invalid
 from headstock_openai_server.api.whole_numbers import decode_json
+from headstock_openai_server.http.callers import is_from_page
 from headstock_openai_server.settings import ServerSettings
 
 LARGE_BODY = 64 << 10
 """Larger bodies are decoded on another thread: megabytes take many milliseconds."""
 NESTED_SHARE = 8
 """A list, an object or a key takes as long to decode as this many numbers."""
+
+UNNAMED_TYPES = ("", "application/x-www-form-urlencoded")
+"""What clients of Ollama send that say nothing of a body's type; the second is curl's."""
 
 IGNORED = "headstock.ignored"
 """The key of a scope's fields without effect."""
@@ -32,13 +36,7 @@ async def read_body(request: Request, kind: type[BodyType], settings: ServerSett
 
     raises: ApiError, ConnectionError
     """
-    content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    # Browsers send other types to any server without a preflight request.
-    if content_type != "application/json":
-        raise ApiError(
-            415,
-            f"the content-type: expected application/json, got {shorten(content_type) or 'none'}",
-        )
+    check_content_type(request)
     data = await read_bytes(request, settings.max_body_bytes)
     check_values(data, settings.max_body_values)
     ignored = IgnoredFields(refuses=settings.unknown_fields == "refuse")
@@ -46,6 +44,22 @@ async def read_body(request: Request, kind: type[BodyType], settings: ServerSett
     if len(data) > LARGE_BODY:
         return await asyncio.to_thread(decode_body, data, kind, ignored)
     return decode_body(data, kind, ignored)
+
+
+def check_content_type(request: Request) -> None:
+    """Raise ApiError (415) for a body that is not said to be JSON.
+
+    Ollama's routes take a body of which nothing is said for JSON too, but from no page.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind == "application/json":
+        return
+    # Browsers send other types to any server without a preflight request.
+    is_ollama = request.scope["path"].startswith(OLLAMA_PATH)
+    if not (is_ollama and kind in UNNAMED_TYPES) or is_from_page(request.headers):
+        raise ApiError(
+            415, f"the content-type: expected application/json, got {shorten(kind) or 'none'}"
+        )
 
 
 async def read_bytes(request: Request, most: int) -> bytes:
