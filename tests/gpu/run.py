@@ -204,6 +204,8 @@ def tests() -> dict[str, Any]:
         HERE / "test_states.py",
         HERE / "test_pooling.py",
         HERE / "test_families.py",
+        HERE / "test_replayed_families.py",
+        HERE / "test_packed.py",
     )
     words = [*map(str, files), "-p", "no:cacheprovider", "--tb=short"]
     words += shlex.split(os.environ.get("GPU_TESTS", ""))

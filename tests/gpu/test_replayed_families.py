@@ -1,0 +1,150 @@
+"""Families with sinks, heads of several sizes, or gated delta rules: in 16 bits, in graphs, under
+each backend that serves them, beside float32 step by step.
+
+`HEADSTOCK_FAMILIES_DEVICE=cpu` tries the test without a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headstock import LLM, SamplingParams
+
+DEVICE = os.environ.get("HEADSTOCK_FAMILIES_DEVICE", "cuda")
+pytestmark = pytest.mark.skipif(
+    DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs an NVIDIA GPU"
+)
+
+COMMON = {
+    "vocab_size": 512,
+    "hidden_size": 512,
+    "num_hidden_layers": 4,
+    "max_position_embeddings": 1024,
+    "initializer_range": 0.05,
+    "tie_word_embeddings": False,
+}
+MODELS: dict[str, dict[str, Any]] = {
+    "gpt-oss": COMMON
+    | {
+        "architectures": ["GptOssForCausalLM"],
+        "model_type": "gpt_oss",
+        "intermediate_size": 512,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "head_dim": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 4,
+        "sliding_window": 48,
+    },
+    "gemma-4": COMMON
+    | {
+        "architectures": ["Gemma4ForCausalLM"],
+        "model_type": "gemma4_text",
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "global_head_dim": 512,
+        "num_global_key_value_heads": 2,
+        "attention_k_eq_v": True,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "sliding_window": 48,
+        "layer_types": [*["sliding_attention"] * 3, "full_attention"],
+    },
+    "qwen3.5": COMMON
+    | {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "model_type": "qwen3_5_text",
+        "intermediate_size": 1024,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    },
+}
+BACKENDS = {
+    "gpt-oss": ("fa", "fi", "fa,fi", "triton"),
+    "gemma-4": ("fa+triton", "triton"),
+    "qwen3.5": ("fa", "fi", "triton"),
+}
+PROMPTS = [[(7 * at + 3 * row) % 512 for at in range(1 + 29 * row)] for row in range(9)]
+MAX_TOKENS = 24
+NEAR = 0.02
+"""A margin between the two best tokens, in log-probability, within which 16 bits may differ."""
+
+
+def generate(folder: Path, **settings: Any) -> tuple[list[Any], Any]:
+    """The greedy outputs of all prompts at once, and the engine's counts."""
+    sizes = {"num_pages": 512, "page_size": 16, "max_seq_len": 512, "max_running_requests": 8}
+    with LLM(str(folder), load_format="dummy", device=DEVICE, **(sizes | settings)) as llm:
+        params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
+        stats = llm._session.engine.stats()
+    return [output.outputs[0] for output in outputs], stats
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A model without weights for each family."""
+    made = {}
+    for name, hf in MODELS.items():
+        made[name] = tmp_path_factory.mktemp(name)
+        (made[name] / "config.json").write_text(json.dumps(hf), encoding="utf-8")
+    return made
+
+
+@pytest.fixture(scope="module")
+def references(folders: dict[str, Path]) -> dict[str, list[Any]]:
+    """In float32, operation by operation."""
+    plain = {"dtype": "float32", "attn": "sdpa", "ops": "torch", "runner": "eager"}
+    return {name: generate(folder, **plain)[0] for name, folder in folders.items()}
+
+
+CASES = [
+    (name, attn, runner)
+    for name, backends in BACKENDS.items()
+    for attn in (backends if DEVICE == "cuda" else ("sdpa",))
+    for runner in (("cudagraph", "eager") if DEVICE == "cuda" else ("eager",))
+]
+
+
+@pytest.mark.feature("A1", "P6")
+@pytest.mark.parametrize(("name", "attn", "runner"), CASES)
+def test_replayed_steps_say_what_float32_says(
+    name: str,
+    attn: str,
+    runner: str,
+    folders: dict[str, Path],
+    references: dict[str, list[Any]],
+) -> None:
+    outputs, stats = generate(
+        folders[name],
+        dtype="bfloat16" if DEVICE == "cuda" else "float32",
+        attn=attn,
+        runner=runner,
+        max_batch_tokens=100,
+        debug_canary=True,
+    )
+
+    compared = 0
+    for ours, theirs in zip(outputs, references[name], strict=True):
+        for at, token in enumerate(theirs.token_ids):
+            if ours.token_ids[at] != token:
+                table = sorted(each.logprob for each in theirs.logprobs[at].values())
+                assert table[-1] - table[-2] < NEAR
+                break
+            compared += 1
+    assert compared > MAX_TOKENS * len(PROMPTS) / 2
+    if runner == "cudagraph":
+        assert stats.replayed_steps > MAX_TOKENS
