@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from headstock.errors import ModelError
 from headstock.weights import read_config, resolve_directory
 from headstock.weights.directory import weight_files
+from headstock.weights.formats import explain_gguf
 
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n"
 
@@ -72,19 +73,25 @@ def test_a_file_without_a_config_beside_it(tmp_path: Path, name: str) -> None:
     )
 
 
-def test_a_gguf_file_and_a_directory_of_them_say_how_to_convert(tmp_path: Path) -> None:
+def test_what_reads_a_directory_names_the_gguf_file_in_it(tmp_path: Path) -> None:
     directory = write(tmp_path / "it's", "small.gguf")
+    file = shlex.quote(str(directory / "small.gguf"))
     for message in (
-        refuse(resolve_directory, str(directory / "small.gguf")),
         refuse(read_config, directory),
+        refuse(weight_files, write(directory, "config.json")),
     ):
-        assert (
-            "small.gguf is in the GGUF format, and only .safetensors are read; use the model it"
-            in message
+        assert message.endswith(
+            f"has a model in the GGUF format; set model (--model) to its file: {file}"
         )
-        assert "convert it: pip install gguf accelerate && python -c " in message
-        assert command_of(message) == [str(directory), "small.gguf", "./small-safetensors"]
-    assert "is in the GGUF format" in refuse(weight_files, write(directory, "config.json"))
+
+
+def test_a_gguf_file_that_is_not_read_says_how_to_convert_it(tmp_path: Path) -> None:
+    message = explain_gguf(write(tmp_path / "it's", "small.gguf") / "small.gguf", "it is odd")
+    assert message.startswith(
+        "small.gguf: it is odd; use the model that it was made from, or convert it: pip install "
+        "gguf accelerate && python -c "
+    )
+    assert command_of(message) == [str(tmp_path / "it's"), "small.gguf", "./small-safetensors"]
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])

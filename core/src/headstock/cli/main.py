@@ -52,7 +52,8 @@ headstock chat MODEL          talk with a model; 'demo' is a small one that is i
 headstock run MODEL "TEXT"    continue a text
 headstock serve MODEL         serve a model over HTTP, with a page for browsers
 
-MODEL is a directory, a hub id such as Qwen/Qwen3-0.6B, or the name of an installed checkpoint.
+MODEL is a directory, a GGUF file, a hub id such as Qwen/Qwen3-0.6B, or the name of an installed
+checkpoint.
 'headstock models' lists those on this machine, 'headstock --help' what else headstock does."""
 """What `headstock` alone prints."""
 

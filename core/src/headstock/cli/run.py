@@ -141,7 +141,7 @@ def make_parser(verb: str = "run") -> FlagParser:
         max_words=2,
         common=COMMON_FLAGS,
         description="Generate text: one prompt, a file of prompts, or a chat. MODEL is an "
-        "installed checkpoint's name, a directory, or a hub id.",
+        "installed checkpoint's name, a directory, a GGUF file, or a hub id.",
         epilog=EPILOG,
     )
     section = root.add_argument_group("prompts and output")

@@ -17,7 +17,8 @@ class ModelSettings:
         "--model",
         Text(form="NAME|DIR|HUB-ID"),
         "demo",
-        "an installed checkpoint's name, a directory in Hugging Face layout, or a hub id",
+        "an installed checkpoint's name, a directory in Hugging Face layout, a GGUF file, or a "
+        "hub id",
         aliases=("--model-path", "-m"),
         default_text="demo, the bundled checkpoint",
         group="model",

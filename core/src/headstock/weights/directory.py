@@ -23,6 +23,7 @@ _MAX_JSON_BYTES = 64 << 20
 _WHOLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _SUFFIX = ".safetensors"
+_GGUF = ".gguf"
 
 _TEMPLATES = "additional_chat_templates"
 _TEXT_SUFFIXES = (".json", ".jinja", ".model")
@@ -87,7 +88,7 @@ def weight_files(directory: Path) -> WeightFiles:
                 f"{directory / name} is missing, which {_INDEX} names; copy or download it, or "
                 f"remove the index to load {_WHOLE}, which lies beside it"
             )
-    paths = {name: _resolve_file(directory, name) for name in names}
+    paths = {name: resolve_file(directory, name) for name in names}
     others = [name for name in names if not name.endswith(_SUFFIX)]
     if others:
         raise ModelError(
@@ -152,7 +153,7 @@ def _explain_snapshot(directory: Path) -> str:
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:
     """Read the JSON object in a file of the directory.   raises: ModelError"""
-    path = _resolve_file(directory, name)
+    path = resolve_file(directory, name)
     if path.stat().st_size > _MAX_JSON_BYTES:
         raise ModelError(
             f"{directory / name} has {path.stat().st_size} bytes, more than the {_MAX_JSON_BYTES} "
@@ -174,7 +175,7 @@ def read_json(directory: Path, name: str) -> dict[str, Any]:
     return value
 
 
-def _resolve_file(directory: Path, name: str) -> Path:
+def resolve_file(directory: Path, name: str) -> Path:
     """Resolve the real path of a regular file of the directory.
 
     A link may leave the directory where it is that of a .safetensors file.
@@ -219,8 +220,10 @@ def _is_cached(real: Path) -> bool:
 def _leads_out(directory: Path, path: Path, name: str) -> bool:
     """Whether the real path of the file of that name is one that is not followed."""
     # Weights alone are followed, out of directories that the user names: what is no safetensors
-    # file is refused by its header. The text of another file could end up in a prompt.
-    is_followed = name.endswith(_SUFFIX) and not _is_cached(Path(os.path.realpath(directory)))
+    # file is refused by its header, and of GGUF files numbers alone are read. The text of another
+    # file could end up in a prompt.
+    is_cached = _is_cached(Path(os.path.realpath(directory)))
+    is_followed = name.endswith((_SUFFIX, _GGUF)) and not is_cached
     return not is_followed and not path.is_relative_to(_find_root(directory))
 
 

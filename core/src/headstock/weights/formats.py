@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from headstock.errors import shorten
 
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 GGUF = "*.gguf"
+_GGUF_SHARD = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 _WEIGHTS = "pytorch_model*.bin"
 """The pickles that transformers reads: a checkpoint in Hugging Face layout, before safetensors."""
 
@@ -46,8 +48,6 @@ _MERGE_ADAPTER = (
 def explain_file(path: Path) -> str:
     """Explain what a file is that was given instead of a model directory."""
     directory = path.parent
-    if path.match(GGUF):
-        return _explain_gguf(path)
     if any(path.match(pattern) for pattern in _PICKLES) and not any(
         directory.glob("*.safetensors")
     ):
@@ -70,7 +70,7 @@ def explain_directory(directory: Path) -> str:
         return _explain_adapter(directory)
     gguf = sorted(directory.glob(GGUF))
     if gguf:
-        return _explain_gguf(gguf[0])
+        return _name_gguf(gguf[0])
     pickles = _list_pickles(directory)
     if pickles:
         return _explain_pickles(directory, pickles)
@@ -100,12 +100,26 @@ def _explain_adapter(directory: Path) -> str:
     )
 
 
-def _explain_gguf(path: Path) -> str:
-    """Explain how to convert a GGUF file."""
+def find_gguf_shard(path: Path) -> str:
+    """Find which part of a model a GGUF file is, by its name; empty for a whole one."""
+    found = _GGUF_SHARD.search(path.name)
+    return "" if found is None else f"{int(found[1])} of {int(found[2])}"
+
+
+def explain_gguf(path: Path, reason: str) -> str:
+    """Explain why a GGUF file is not read, and how to convert it."""
     command = _python_command(_CONVERT_GGUF, path.parent, path.name, _conversion_directory(path))
     return (
-        f"{shorten(path.name)} is in the GGUF format, and only .safetensors are read; use the "
-        f"model it was made from, or convert it: pip install gguf accelerate && {command}"
+        f"{shorten(path.name)}: {reason}; use the model that it was made from, or convert it: "
+        f"pip install gguf accelerate && {command}"
+    )
+
+
+def _name_gguf(path: Path) -> str:
+    """Explain that a GGUF file is a model by itself."""
+    return (
+        f"{shorten(path.parent)} has a model in the GGUF format; set model (--model) to its file: "
+        f"{_quote_argument(path)}"
     )
 
 

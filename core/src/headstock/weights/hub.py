@@ -10,6 +10,7 @@ from pathlib import Path
 
 from headstock.errors import ModelError, describe_error, shorten
 from headstock.weights.formats import explain_file
+from headstock.weights.gguf import find_gguf, unpack_gguf
 
 _DOWNLOAD_PATTERNS = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 """The files of a repository that are downloaded: no pickles and no code."""
@@ -29,6 +30,7 @@ class NotDownloaded(ModelError):
 def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) -> Path:
     """Resolve `model` to a local directory, or to what `fetch` returns for `owner/name` on the hub.
 
+    That of a GGUF file, or of a directory with one alone, is made of what the file says.
     `fetch` is `download_model` by default.
 
     raises: ModelError if the directory does not exist and cannot be downloaded
@@ -36,7 +38,10 @@ def resolve_directory(model: str, fetch: Callable[[str], Path] | None = None) ->
     path = os.path.expanduser(model)
     # A directory first: what is here is never looked for on the network.
     if os.path.isdir(path):
-        return Path(path)
+        file = find_gguf(Path(path))
+        return Path(path) if file is None else unpack_gguf(file)
+    if os.path.exists(path) and path.endswith(".gguf"):
+        return unpack_gguf(Path(path))
     if os.path.exists(path):
         raise ModelError(explain_file(Path(path)))
     if address := _HUB_ADDRESS.fullmatch(model):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Set
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import torch
 from attrs import field, frozen
-from safetensors import safe_open
 from torch import Tensor
 
 from headstock.errors import ModelError, PluginBroken, shorten
@@ -20,6 +18,7 @@ from headstock.weights.pieces import Piece, swap_sizes
 from headstock.weights.quantization import PackedTensor, QuantReader, dequantize_
 from headstock.weights.safetensors_header import TensorEntry
 from headstock.weights.stored_tensors import find_parts_left_out, find_stored_names, read_stored
+from headstock.weights.tensor_files import TensorFile, narrow
 
 _FLOAT_DTYPES = ("F32", "F16", "BF16", "F64")
 WHOLE = Shard()
@@ -33,6 +32,7 @@ _MAX_NAMES_SHOWN = 2
 class CheckpointReader:
     """The open files of a model directory, used in a `with` statement.
 
+    directory: where they are, or the one file
     tensors: by name, those that a model may use; packed ones stand for what they pack
     packed: the formats of those that are not plain
     entries: all, with scales
@@ -49,8 +49,8 @@ class CheckpointReader:
     lost: Mapping[str, str]
     remarks: tuple[LogEvent, ...]
     _paths: Mapping[str, Path]
-    _stack: ExitStack = field(factory=ExitStack)
-    _files: dict[Path, Any] = field(factory=dict)
+    _open_file: Callable[[Path], TensorFile]
+    _files: dict[Path, TensorFile] = field(factory=dict)
 
     @classmethod
     def open(
@@ -72,7 +72,7 @@ class CheckpointReader:
         paths = {name: found.paths[stored] for name, stored in names.items()}
         packed, aside = _sort_entries(directory, reader, entries)
         return cls(
-            directory=directory,
+            directory=found.place,
             tensors={name: entry for name, entry in entries.items() if name not in aside}
             | {name: each.entry for name, each in packed.items()},
             packed=packed,
@@ -81,16 +81,21 @@ class CheckpointReader:
             lost=found.lost,
             remarks=found.remarks,
             paths=paths,
+            open_file=found.open_file,
         )
 
     def read(self, name: str) -> Tensor:
-        """Read the tensor of that name, on the CPU as it is stored."""
+        """Read the tensor of that name, on the CPU in the type that holds it without a loss."""
+        return self._open(name).read(self.stored[name])
+
+    def _open(self, name: str) -> TensorFile:
+        """The file that has the tensor."""
         path = self._paths[name]
         # A file is mapped at its first tensor and stays open: a second mapping would parse the
         # header again.
         if path not in self._files:
-            self._files[path] = self._stack.enter_context(safe_open(path, framework="pt"))
-        return self._files[path].get_tensor(self.stored[name])  # type: ignore[no-any-return]
+            self._files[path] = self._open_file(path)
+        return self._files[path]
 
     def read_weight(self, name: str) -> Weight:
         """Read a tensor with what belongs to it.   raises: ModelError for damaged numbers"""
@@ -113,10 +118,10 @@ class CheckpointReader:
         raises: ModelError for damaged numbers
         """
         begin = begin or (0,) * out.dim()
-        weight = self.read_weight(name)
-        if weight.format is None:
-            out.copy_(_narrow(weight.tensor, begin, tuple(out.shape)))
+        if name not in self.packed:
+            self._open(name).copy_into(out, self.stored[name], begin)
             return
+        weight = self.read_weight(name)
         if self.packed[name].is_swapped:
             out, begin = out.mT, swap_sizes(begin)
         # Matrices of a stack are cut here, and what is inside a block where it is unpacked.
@@ -155,7 +160,6 @@ class CheckpointReader:
 
     def __exit__(self, *error: object) -> None:
         self._files.clear()
-        self._stack.close()
 
 
 def _sort_entries(
@@ -172,22 +176,15 @@ def _sort_entries(
     return found.packed, found.unread | sources
 
 
-def _narrow(tensor: Tensor, begin: tuple[int, ...], size: tuple[int, ...]) -> Tensor:
-    """A part of the tensor; dimensions beyond those of `begin` are whole."""
-    for axis, (first, count) in enumerate(zip(begin, size, strict=True)):
-        tensor = tensor.narrow(axis, first, count)
-    return tensor
-
-
 def _narrow_stack(weight: Weight, begin: tuple[int, ...], size: tuple[int, ...]) -> Weight:
     """Some matrices of a packed stack."""
     scales, zeros = weight.scales, weight.zeros
     assert weight.format is not None
     if weight.format.group is not None:  # else one scale is for all
         scales, zeros = (
-            each if each is None else _narrow(each, begin, size) for each in (scales, zeros)
+            each if each is None else narrow(each, begin, size) for each in (scales, zeros)
         )
-    tensor = _narrow(weight.tensor, begin, size)
+    tensor = narrow(weight.tensor, begin, size)
     return Weight(tensor=tensor, scales=scales, zeros=zeros, format=weight.format)
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 
 from attrs import frozen
@@ -11,24 +13,30 @@ from attrs import frozen
 from headstock.errors import ModelError, shorten
 from headstock.logs import LogEvent, log_event
 from headstock.spi import ParamSpec
-from headstock.weights.directory import weight_files
+from headstock.weights.directory import read_json, resolve_file, weight_files
+from headstock.weights.gguf import INDEX, LINK, GgufFile, parse_index
 from headstock.weights.safetensors_header import TensorEntry, read_header
+from headstock.weights.tensor_files import SafetensorsFile, TensorFile
 
 
 @frozen
 class StoredTensors:
     """What files hold, by the names that they have there.
 
+    place: the directory, or the one file that all come from, as errors name it
     entries: each tensor
     paths: the file that it is read from
     lost: names in the index that no file holds, with the file that it names for them
     remarks: what is odd about the directory, for the log
+    open_file: opens one of the files
     """
 
+    place: Path
     entries: Mapping[str, TensorEntry]
     paths: Mapping[str, Path]
     lost: Mapping[str, str]
     remarks: tuple[LogEvent, ...]
+    open_file: Callable[[Path], TensorFile] = SafetensorsFile.open
 
 
 def read_stored(directory: Path) -> StoredTensors:
@@ -38,6 +46,8 @@ def read_stored(directory: Path) -> StoredTensors:
 
     raises: ModelError when a file does not match its header, or nothing decides
     """
+    if os.path.lexists(directory / INDEX):
+        return _read_gguf(directory)
     files = weight_files(directory)
     headers = {name: read_header(path) for name, path in files.paths.items()}
     holders: dict[str, list[str]] = {}
@@ -63,10 +73,37 @@ def read_stored(directory: Path) -> StoredTensors:
         facts = {"tensor": name, "read": owners[name], "other": other, "tensors": len(stale)}
         remarks.append(log_event("files hold tensors that the index assigns elsewhere", **facts))
     return StoredTensors(
+        place=directory,
         entries={name: headers[owner][name] for name, owner in owners.items()},
         paths={name: files.paths[owner] for name, owner in owners.items()},
         lost={name: file for name, file in files.assigned.items() if name not in owners},
         remarks=tuple(remarks),
+    )
+
+
+def _read_gguf(directory: Path) -> StoredTensors:
+    """Read the index of a GGUF file's tensors, which have their published names there.
+
+    raises: ModelError
+    """
+    path = resolve_file(directory, LINK)
+    size, tensors = parse_index(directory / INDEX, read_json(directory, INDEX))
+    entries = {
+        name: TensorEntry(
+            each.tensor.type.stored,
+            each.tensor.shape,
+            each.tensor.start,
+            each.tensor.start + each.tensor.nbytes,
+        )
+        for name, each in tensors.items()
+    }
+    return StoredTensors(
+        place=path,
+        entries=entries,
+        paths=dict.fromkeys(entries, path),
+        lost={},
+        remarks=(),
+        open_file=partial(GgufFile, tensors=tensors, size=size),
     )
 
 

@@ -78,7 +78,8 @@ async def list_running_models(service: Service, request: Request) -> Response:
 def describe_models(service: Service) -> list[OllamaModel]:
     """A model by each of its names.   raises: ApiError while it loads"""
     directory = service.session.engine.directory
-    size = sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+    files = [*directory.glob("*.safetensors"), *directory.glob("*.gguf")]
+    size = sum(path.stat().st_size for path in files)
     digest = hashlib.sha256(read_config(directory)).hexdigest()
     return [
         OllamaModel(

@@ -1,0 +1,105 @@
+"""Read tensors of a GGUF file."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from attrs import field, frozen
+from torch import Tensor
+
+from headstock.errors import ModelError
+from headstock.weights.gguf.architectures import StoredTensor
+
+_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_NUMBERS_AT_ONCE = 1 << 20
+"""How many numbers are unpacked at a time: a whole matrix in float32 would be the most memory that
+a load takes."""
+
+
+@frozen(eq=False)
+class GgufFile:
+    """A mapped file, whose tensors have published names.
+
+    raises: ModelError when the file is not as large as it was
+    """
+
+    path: Path
+    tensors: Mapping[str, StoredTensor]
+    size: int
+    _bytes: Tensor = field(init=False)
+
+    @_bytes.default
+    def _map(self) -> Tensor:
+        size = self.path.stat().st_size
+        if size != self.size:
+            raise ModelError(
+                f"{self.path} has {size} bytes and had {self.size} when it was read first; start "
+                "again when nothing writes to it any more"
+            )
+        return torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
+
+    def read(self, name: str) -> Tensor:
+        """Read a tensor on the CPU, in the type that holds it without a loss."""
+        tensor = self.tensors[name].tensor
+        out = torch.empty(tensor.shape, dtype=_DTYPES[tensor.type.stored])
+        self.copy_into(out, name, (0,) * out.dim())
+        return out
+
+    def copy_into(self, out: Tensor, name: str, begin: tuple[int, ...]) -> None:
+        """Write what a tensor stands for, or a part of it, on the device of `out`.
+
+        begin: where the part begins
+        writes: out
+        """
+        stored = self.tensors[name]
+        shape = stored.tensor.shape
+        if len(shape) == 1 and stored.tensor.type.is_packed:
+            self._copy_matrices(out[None], stored, (1, *shape), (0, *begin), 0)
+        elif len(shape) == 1:
+            self._copy_matrices(out[:, None], stored, (*shape, 1), (*begin, 0), 0)
+        else:
+            self._copy_matrices(out, stored, shape, begin, 0)
+
+    def _copy_matrices(
+        self,
+        out: Tensor,
+        stored: StoredTensor,
+        shape: tuple[int, ...],
+        begin: tuple[int, ...],
+        first_row: int,
+    ) -> None:
+        """Write a matrix, or each of a stack, which begins at that row of the tensor.
+
+        writes: out
+        """
+        if len(shape) > 2:
+            step = math.prod(shape[1:-1])
+            for index, part in enumerate(out, start=begin[0]):
+                self._copy_matrices(part, stored, shape[1:], begin[1:], first_row + index * step)
+            return
+        tensor, columns = stored.tensor, shape[-1]
+        raw = self._bytes[tensor.start : tensor.start + tensor.nbytes]
+        rows = raw.view(-1, columns // tensor.type.numbers * tensor.type.nbytes)
+        order = _list_rows(stored)
+        step = max(1, _NUMBERS_AT_ONCE // columns)
+        for row in range(0, len(out), step):
+            part = out[row : row + step]
+            start = first_row + begin[0] + row
+            taken = slice(start, start + len(part))
+            chosen = rows[taken] if order is None else rows[order[taken]]
+            blocks = chosen.to(out.device).reshape(-1, tensor.type.nbytes)
+            numbers = tensor.type.unpack(blocks).view(len(part), columns)
+            part.copy_(numbers[:, begin[1] : begin[1] + part.shape[1]])
+
+
+def _list_rows(stored: StoredTensor) -> Tensor | None:
+    """Which row of the file each row is; None where they are in order."""
+    if not stored.heads:
+        return None
+    # Of each head the file has the first row of either half, then the second of either, and so on.
+    places = torch.arange(stored.tensor.shape[0]).view(stored.heads, -1, 2)
+    return places.mT.flatten()
