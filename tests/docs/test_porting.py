@@ -17,6 +17,7 @@ from headstock import spi
 from headstock.nn.parameters import parameters
 from headstock_conformance.ops.models import (
     list_configs,
+    make_delta_config,
     make_latent_config,
     make_state_config,
 )
@@ -129,7 +130,12 @@ def test_names_of_parameters_are_those_of_models() -> None:
     rows = re.findall(r"^\| .+ \| (`.+) \|$", section, re.MULTILINE)
     written = {name for row in rows for name in re.findall(r"`([a-z][\w.]+)`", row)}
     written |= set(re.findall(r"`(layers\.N\.\w+)`", section))
-    configs = [*list_configs().values(), make_latent_config(), make_state_config()]
+    configs = [
+        *list_configs().values(),
+        make_latent_config(),
+        make_state_config(),
+        make_delta_config(),
+    ]
     names = {
         re.sub(r"layers\.\d+", "layers.N", name)
         for config in configs

@@ -322,3 +322,25 @@ class LateLayersForgotten(TorchOps):
 
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         return x if layer.index >= 23 else super().mlp(x, layer, batch)
+
+
+class GateIgnored(TorchOps):
+    """Multiplies attention by no gate."""
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        return operation == "attn_out"
+
+    def attn_out(self, x: Stream, attention: Tensor, layer: LayerConfig, batch: Batch) -> Stream:
+        return super().attn_out(x, attention, evolve(layer, has_gate=False), batch)
+
+
+class MemoryForgotten(TorchOps):
+    """Begins each step of several tokens with an empty memory."""
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        return operation == "delta_rule"
+
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        if batch.max_query_len > 1:
+            batch.kv[layer.index].state["delta"].zero_()
+        return super().delta_rule(x, layer, batch)

@@ -67,6 +67,8 @@ BROKEN = [
     ("ops", "torch", "TokensRead", "it reads the device by Tensor.__float__"),
     ("ops", "torch", "SequencesCut", "scores of 270 sequences are off by"),
     ("ops", "torch", "LateLayersForgotten", "layer 2"),
+    ("ops", "torch", "GateIgnored", "keys of layer 1 are off by"),
+    ("ops", "torch", "MemoryForgotten", "scores are off by"),
     ("scheduler", "mixed", "starve", "some request is never run"),
     ("scheduler", "mixed", "alternate", "the same view gives other rows when called again"),
     ("scheduler", "mixed", "overspend", "tokens of 7"),
@@ -156,6 +158,8 @@ WHERE = {
     "NORMS_WIDE": "where norms round",
     "NORMS_NARROW": "where norms round",
     "EPS_IGNORED": "a large eps of norms",
+    "GateIgnored": "attention times a gate",
+    "MemoryForgotten": "delta rules, in chunks",
     "ROPE_IGNORED": "another rope",
 }
 """Broken plugin -> the case that shows it."""

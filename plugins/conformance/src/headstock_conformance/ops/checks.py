@@ -37,6 +37,7 @@ from headstock_conformance.ops.models import (
     draw_weights,
     list_configs,
     make_deep,
+    make_delta_config,
     make_latent_config,
     make_plain,
     make_state_config,
@@ -78,6 +79,8 @@ TOKENS = (1, 2, 7, 33)
 MANY_TOKENS = (310, 2100)
 NUM_SEQUENCES = 270
 MAX_SEQ_LEN = 64
+LONG_PROMPT = 200
+"""Tokens of a prompt whose cuts leave whole runs of 64, and some before and after them."""
 NORM_GAIN = 32.0
 """Factor of the norms in a case; residuals grow to thousands."""
 EPS_MISTAKES = (0.0, 1e-12, 1e-8, 1e-6, 1e-5, 1e-3)
@@ -156,13 +159,14 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
         for numbers in sorted(claims.formats, key=lambda each: each.value):
             dtype = next((each for each in types if each != "float32"), types[0])
             yield f"maps in {numbers.value}", partial(run_packed, subject, numbers, dtype)
-    for kind, config in (
-        (LayoutKind.LATENT, make_latent_config()),
-        (LayoutKind.STATE, make_state_config()),
+    for kind, name, config, length in (
+        (LayoutKind.LATENT, "latent KV", make_latent_config(), 20),
+        (LayoutKind.STATE, "state KV", make_state_config(), 20),
+        (LayoutKind.STATE, "delta rules", make_delta_config(), LONG_PROMPT),
     ):
         if kind in claims.layouts:
-            yield f"{kind.value} KV, in chunks", partial(check_chunks, subject, config)
-            yield f"{kind.value} KV, many sequences", partial(check_sequences, subject, config)
+            yield f"{name}, in chunks", partial(check_chunks, subject, config, length)
+            yield f"{name}, many sequences", partial(check_sequences, subject, config)
     if "float32" in claims.dtypes:
         yield (
             "sampling: scores and samples in one call",
@@ -294,8 +298,12 @@ def check_reads(subject: Subject, dtype_name: str) -> None:
                     bound.lm_head_sample(hidden, sampling)
 
 
-def check_chunks(subject: Subject, config: ModelConfig) -> None:
+def check_chunks(subject: Subject, config: ModelConfig, length: int) -> None:
     """A model over pages, its prompt in chunks and with another sequence, agrees with torch's.
+
+    Torch's goes token by token, so that a state that depends on chunks shows.
+
+    length: the prompts' tokens
 
     raises: CannotRun on a GPU: its driver runs on the CPU
     """
@@ -303,17 +311,23 @@ def check_chunks(subject: Subject, config: ModelConfig) -> None:
         raise CannotRun("it is checked on a CPU and in float32 alone")
     weights = draw_weights(config, torch.float32, "cpu")
     model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
-    scores = []
-    for ops in (subject.make(config, "float32"), TorchOps()):
-        paged = Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=40)
-        prompts = [[(7 * at + start) % config.vocab for at in range(20)] for start in (3, 5)]
-        steps = [
-            paged.step({0: prompts[0][:9]}),
-            paged.step({0: prompts[0][9:], 1: prompts[1][:1]}),
-            paged.step({1: prompts[1][1:]}),
-            paged.step({0: [4], 1: [6]}),
-        ]
-        scores.append(torch.cat(steps))
+    ours, theirs = (
+        Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=length + 4)
+        for ops in (subject.make(config, "float32"), TorchOps())
+    )
+    prompts = [[(7 * at + start) % config.vocab for at in range(length)] for start in (3, 5)]
+    cut = length * 9 // 20
+    steps = [
+        {0: prompts[0][:cut]},
+        {0: prompts[0][cut:], 1: prompts[1][:1]},
+        {1: prompts[1][1:]},
+        {0: [4], 1: [6]},
+    ]
+    single = [{row: [token]} for work in steps for row, tokens in work.items() for token in tokens]
+    scores = [
+        torch.cat([paged.step(work) for work in works])
+        for paged, works in ((ours, steps), (theirs, single))
+    ]
     worst = share_off(*scores)
     most = ROUNDING[torch.float32] + subject.loss
     assert worst <= most, f"scores are off by {worst:.1e} of the largest, {most:.1e} is allowed"

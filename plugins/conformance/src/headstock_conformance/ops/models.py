@@ -13,6 +13,7 @@ from headstock.nn.parameters import parameters
 from headstock.spi import (
     Activation,
     ClampedGate,
+    DeltaRule,
     Experts,
     FullKV,
     Head,
@@ -91,6 +92,9 @@ def list_configs() -> Mapping[str, ModelConfig]:
                     evolve(layer, k_scale=0.25 + layer.index, v_scale=3.0) for layer in layers
                 ),
             ),
+            "attention times a gate": evolve(
+                plain, layers=tuple(evolve(layer, has_gate=True) for layer in layers)
+            ),
             "gelu": evolve(plain, activation=Activation.GELU),
             "gelu by tanh": evolve(plain, activation=Activation.GELU_TANH),
             "a part of each head turned": evolve(plain, ropes=(Rope(theta=1e4, dim=16),)),
@@ -161,12 +165,23 @@ def make_latent_config() -> ModelConfig:
 
 def make_state_config() -> ModelConfig:
     """A gated convolution in the first and last layer."""
-    plain, conv = make_plain(), ShortConv(taps=3, width=SHAPE.hidden, bias=True)
+    return _keep_states(ShortConv(taps=3, width=SHAPE.hidden, bias=True))
+
+
+def make_delta_config() -> ModelConfig:
+    """A gated delta rule in the first and last layer, each key head for three value heads."""
+    return _keep_states(DeltaRule(key_heads=2, value_heads=6, key_dim=16, value_dim=20, taps=4))
+
+
+def _keep_states(part: ShortConv | DeltaRule) -> ModelConfig:
+    """A plain decoder with this instead of attention in the first and last layer."""
+    plain = make_plain()
+    kept = {"conv": part} if isinstance(part, ShortConv) else {"delta": part}
     layers = tuple(
-        evolve(layer, group=1, conv=conv) if layer.index != 1 else layer for layer in plain.layers
+        evolve(layer, group=1, **kept) if layer.index != 1 else layer for layer in plain.layers
     )
     full = FullKV(kv_heads=plain.kv_heads, k_dim=plain.head_dim, v_dim=plain.head_dim)
-    groups = (KVGroup(layers=(1,), layout=full), KVGroup(layers=(0, 2), layout=conv.layout))
+    groups = (KVGroup(layers=(1,), layout=full), KVGroup(layers=(0, 2), layout=part.layout))
     return evolve(plain, layers=layers, kv_groups=groups)
 
 
