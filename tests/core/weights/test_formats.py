@@ -175,10 +175,16 @@ def test_weights_under_other_names(tmp_path: Path, names: list[str], advice: str
 def test_a_repository_without_safetensors_is_not_called_incomplete(tmp_path: Path) -> None:
     snapshot = write(tmp_path / "models--some-owner--a--b" / "snapshots" / "0123", "config.json")
     message = refuse(weight_files, snapshot)
+    hint = (
+        "if some-owner/a--b has .gguf files, download one with 'hf download some-owner/a--b FILE' "
+        "and set model (--model) to its path"
+    )
     assert message.endswith(
         "some-owner/a--b on the hub has no .safetensors files at its top level, or they were not "
-        "downloaded"
+        f"downloaded; {hint}"
     )
+    (snapshot / "config.json").rename(snapshot / "other.json")
+    assert refuse(read_config, snapshot).endswith(f"config.json is missing; {hint}")
 
 
 def test_a_git_lfs_pointer_is_named(tmp_path: Path, write: Any, loading: Any, tensors: Any) -> None:

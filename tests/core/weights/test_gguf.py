@@ -13,9 +13,11 @@ from gguf_files import read_stored as read_by_gguf
 from load_rank import WHOLE, load_rank
 from often import often
 
+from headstock.config import EngineConfig
 from headstock.errors import ModelError
 from headstock.spi import Shard
 from headstock.startup.model_loading import read_model
+from headstock.startup.weight_notes import describe_weights
 from headstock.weights import read_config, resolve_directory
 from headstock.weights.gguf.block_types import BLOCK_TYPES
 from headstock.weights.stored_tensors import read_stored
@@ -208,6 +210,19 @@ def test_other_factors_of_positions_and_other_types_are_refused(tmp_path: Path) 
         write_gguf(tmp_path, file, others={"rope_freqs.weight": other})
         with pytest.raises(ModelError, match=message):
             resolve_directory(str(file))
+
+
+@pytest.mark.feature("R10")
+@pytest.mark.parametrize(
+    ("quant", "end"), [("off", ""), ("int8", ", and linear maps quantized to int8")]
+)
+def test_the_start_says_what_the_file_holds(quant: str | None, end: str, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    _, file = make(tmp_path, "qwen3", "Q4_K", **WIDE)
+    config = EngineConfig(model=str(file), quant=quant)
+    directory = resolve_directory(str(file))
+    found = describe_weights(config, directory, "float16", "torch", lambda format: False)
+    assert found == f"Q4_K of GGUF, dequantized to float16 at load{end}"
 
 
 @pytest.mark.feature("R10")

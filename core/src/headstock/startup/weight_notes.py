@@ -64,6 +64,10 @@ def describe_weights(
     """
     reader = weights.read_quantization(directory)
     kind = find_quant_kind(config)
+    types = weights.find_block_types(directory)
+    if types and config.load_format != "dummy":
+        text = f"{' and '.join(types)} of GGUF, dequantized to {dtype} at load"
+        return text if kind is None else f"{text}, and linear maps quantized to {kind.value}"
     if reader is None or config.load_format == "dummy":
         return "" if kind is None else f"linear maps quantized to {kind.value} at load"
     if not reader.formats:  # keys and values alone are quantized

@@ -22,6 +22,7 @@ from headstock.weights.quantization import (
     quantize,
     read_quantization,
 )
+from headstock.weights.stored_tensors import find_block_types
 
 __all__ = [
     "QUANTIZATION_FIELDS",
@@ -32,6 +33,7 @@ __all__ = [
     "dequantize_",
     "download_model",
     "drop_quantization",
+    "find_block_types",
     "find_cached",
     "find_differing_copies",
     "find_left_out",

@@ -38,9 +38,8 @@ def read_config(directory: Path) -> dict[str, Any]:
     """
     # lexists: a link that leads nowhere is a fault of this directory and no other format.
     if not os.path.lexists(directory / "config.json"):
-        missing = (
-            f"{directory / 'config.json'} is missing; is {directory} a complete model directory?"
-        )
+        advice = _suggest_gguf(directory) or f"is {directory} a complete model directory?"
+        missing = f"{directory / 'config.json'} is missing; {advice}"
         raise ModelError(explain_directory(directory) or missing)
     check_links(directory)
     config = read_json(directory, "config.json")
@@ -140,15 +139,28 @@ def _explain_weights(directory: Path) -> str:
 
 def _explain_snapshot(directory: Path) -> str:
     """Explain a repository of the hub whose copy has no weights; empty for other directories."""
-    repository = directory.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-    if directory.parent.name != "snapshots" or not directory.parent.parent.name.startswith(
-        "models--"
-    ):
-        return ""
-    return (
+    repository = _name_repository(directory)
+    return repository and (
         f"{repository} on the hub has no .safetensors files at its top level, or they were not "
-        "downloaded"
+        f"downloaded; {_suggest_gguf(directory)}"
     )
+
+
+def _suggest_gguf(directory: Path) -> str:
+    """What to do with a repository of GGUF files; empty for other directories."""
+    repository = _name_repository(directory)
+    return repository and (
+        f"if {repository} has .gguf files, download one with 'hf download {repository} FILE' and "
+        "set model (--model) to its path"
+    )
+
+
+def _name_repository(directory: Path) -> str:
+    """The repository of the hub that the directory is a copy of; empty for other directories."""
+    folder = directory.parent.parent.name
+    if directory.parent.name != "snapshots" or not folder.startswith("models--"):
+        return ""
+    return folder.removeprefix("models--").replace("--", "/", 1)
 
 
 def read_json(directory: Path, name: str) -> dict[str, Any]:

@@ -107,6 +107,21 @@ def _read_gguf(directory: Path) -> StoredTensors:
     )
 
 
+def find_block_types(directory: Path) -> tuple[str, ...]:
+    """Find the types of blocks that a directory's GGUF file has, those of most bytes first.
+
+    raises: ModelError
+    """
+    if not os.path.lexists(directory / INDEX):
+        return ()
+    _, tensors = parse_index(directory / INDEX, read_json(directory, INDEX))
+    counts: Counter[str] = Counter()
+    for each in tensors.values():
+        if each.tensor.type.is_packed:
+            counts[each.tensor.type.name] += each.tensor.nbytes
+    return tuple(name for name, _ in counts.most_common())
+
+
 def find_stored_names(
     stored: Collection[str], specs: Mapping[str, ParamSpec], directory: Path
 ) -> dict[str, str]:

@@ -18,7 +18,8 @@ class BlockType:
     name: that of the format
     numbers: how many a block holds
     nbytes: how many bytes it takes
-    unpack: makes float32 [blocks, numbers] of uint8 [blocks, nbytes]
+    unpack: makes [blocks, numbers] of uint8 [blocks, nbytes]: plain numbers in their own type, and
+        float32 of others
     stored: the name of what it stands for without a loss, in the words of safetensors
     """
 
@@ -35,10 +36,10 @@ class BlockType:
 
 
 def _view_plain(dtype: torch.dtype) -> _Unpack:
-    """What makes float32 of plain numbers."""
+    """What takes plain numbers as they are."""
 
     def unpack(blocks: Tensor) -> Tensor:
-        return blocks.view(dtype).to(torch.float32)
+        return blocks.view(dtype)
 
     return unpack
 
