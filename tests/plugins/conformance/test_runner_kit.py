@@ -73,6 +73,7 @@ BROKEN = [
     ("NeverDone", "what is prepared", "sizes for later, and may_defer is False"),
     ("CountsUp", "what is prepared", "prepare_next"),
     ("KeepsGraphs", "memory", "close leaves"),
+    ("RunsTwice", "delta rules", "row 1 in layer 1 are off by"),
 ]
 """Broken runner, the case that shows it, and what that says."""
 
@@ -134,7 +135,7 @@ def test_the_cases_follow_from_the_claims_of_a_runner() -> None:
         {case.name for case in list_cases(each, CPU)}
         for each in (spec, evolve(spec, capabilities=narrow))
     )
-    assert cases - fewer == {"pooled prompts", "latent KV", "state KV"}
+    assert cases - fewer == {"pooled prompts", "latent KV", "state KV", "delta rules"}
     # Attention that is planned on the host has no such graphs.
     stale = evolve(spec_of("PlansStale"), capabilities=narrow)
     assert run_cases(stale, [DECODE])[DECODE].outcome is Outcome.PASSED

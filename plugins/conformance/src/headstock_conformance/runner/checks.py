@@ -24,7 +24,12 @@ from headstock.spi import (
     RunnerSpec,
 )
 from headstock_conformance.case import Case
-from headstock_conformance.ops.models import make_latent_config, make_plain, make_state_config
+from headstock_conformance.ops.models import (
+    make_delta_config,
+    make_latent_config,
+    make_plain,
+    make_state_config,
+)
 from headstock_conformance.runner import workloads
 from headstock_conformance.runner.drive import Drive
 from headstock_conformance.runner.rig import (
@@ -145,6 +150,10 @@ OTHER_LAYOUTS = (
     (
         LayoutKind.STATE,
         Workload(name="state KV", run=workloads.everything, make_config=make_state_config),
+    ),
+    (
+        LayoutKind.STATE,
+        Workload(name="delta rules", run=workloads.everything, make_config=make_delta_config),
     ),
 )
 POOLED = Workload(name="pooled prompts", run=workloads.pooled)
