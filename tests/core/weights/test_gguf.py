@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from gguf_files import SCALES, TYPES, Stored, make_blocks, write_gguf, write_plain
+from gguf_files import SCALES, TYPES, Stored, describe, make_blocks, write_gguf, write_plain
 from gguf_files import read_stored as read_by_gguf
 from load_rank import WHOLE, load_rank
 from often import often
+from safetensors.torch import load_file, save_file
 
 from headstock.config import EngineConfig
 from headstock.errors import ModelError
@@ -300,3 +301,38 @@ def test_an_index_that_leads_out_of_the_file_is_refused(
     (tmp_path / "model.gguf.index.json").write_text(json.dumps(index))
     with pytest.raises(ModelError, match=message):
         read_stored(tmp_path)
+
+
+@pytest.mark.feature("R10")
+def test_a_file_of_the_formats_own_library_is_read(tmp_path: Path) -> None:
+    library = pytest.importorskip("gguf")
+    hf = shape("qwen3", hidden_size=32, intermediate_size=64)
+    write(tmp_path, hf)
+    plain = load_file(tmp_path / "model.safetensors")
+    names = library.get_tensor_name_map(library.MODEL_ARCH.QWEN3, hf["num_hidden_layers"])
+    writer = library.GGUFWriter(tmp_path / "small.gguf", "qwen3")
+    for key, value in describe(hf).items():
+        if key.startswith("qwen3."):
+            kind = writer.add_float32 if isinstance(value, float) else writer.add_uint32
+            kind(key, value)
+    writer.add_array("general.tags", ["small", "model"])
+    writer.add_bool("tokenizer.ggml.add_bos_token", False)
+    for name, tensor in plain.items():
+        stored = names.get_name(name, try_suffixes=(".weight",))
+        numbers = tensor.float().numpy()
+        if tensor.dim() > 1:
+            kind = library.GGMLQuantizationType.Q8_0
+            blocks = library.quantize(numbers, kind)
+            writer.add_tensor(stored, blocks, raw_dtype=kind)
+            plain[name] = torch.from_numpy(library.dequantize(blocks, kind).copy())
+        else:
+            writer.add_tensor(stored, numbers)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    save_file(plain, tmp_path / "model.safetensors", metadata={"format": "pt"})
+
+    found, wanted = load_rank(resolve_directory(str(tmp_path / "small.gguf"))), load_rank(tmp_path)
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name].tensor, wanted[name].tensor) for name in wanted)
