@@ -52,6 +52,8 @@ SHOWN: Mapping[str, str] = {
         ("PeerMemory.own", "PeerMemory.addresses"),
         "tests/plugins/triton_ops/interpreted/ranks.py::test_ranks_exchange_numbers_through_memory",
     ),
+    "PeerMemory.abandoned": "tests/plugins/triton_ops/interpreted/ranks.py::"
+    "test_no_kernel_waits_for_a_rank_that_has_gone",
     "AttentionSpec.capabilities": _CLAIMS + "test_each_claim_that_is_not_met_is_a_reason",
     "PluginSpec.resolve": _REFUSALS + "test_a_plugin_that_says_no_is_named_with_its_reason",
     **dict.fromkeys(
