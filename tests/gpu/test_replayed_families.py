@@ -119,7 +119,7 @@ CASES = [
 ]
 
 
-@pytest.mark.feature("A1", "P6")
+@pytest.mark.feature("V4")
 @pytest.mark.parametrize(("name", "attn", "runner"), CASES)
 def test_replayed_steps_say_what_float32_says(
     name: str,
