@@ -71,8 +71,10 @@ SERVER = (
 SERVED = [ROOT / each for each in SERVER.split()]
 # What each folder of tests/plugins/openai_server/clients needs beside a server.
 CLIENTS = {
-    "libraries": "anthropic inspect-ai langchain-openai ollama openai schemathesis "
-    "opentelemetry-exporter-otlp-proto-http opentelemetry-sdk",
+    "libraries": "anthropic inspect-ai langchain-openai litellm llm ollama openai openai-agents "
+    "pydantic-ai-slim[openai] schemathesis opentelemetry-exporter-otlp-proto-http "
+    "opentelemetry-sdk",
+    "older": "instructor llama-index-llms-openai-like",
     "guidellm": "guidellm",
     "npm": "",
     "lm_eval": "lm-eval[api] transformers",
@@ -212,7 +214,7 @@ def browser(session: nox.Session) -> None:
 def clients(session: nox.Session, name: str) -> None:
     """Run clients that others wrote, offline, against a server with the demo model, all installed
     from wheels. With the CPU build of torch, guidellm and lm_eval take 1.3 GB each. Those of npm
-    have their own pins, in package.json.
+    have their own pins, in package.json, and those of `older` too, in constraints.txt.
     """
     folder = f"tests/plugins/openai_server/clients/{name}"
     env = SWIFT | SUPPORT
@@ -225,7 +227,8 @@ def clients(session: nox.Session, name: str) -> None:
         env |= {"NPM_FOLDER": modules}
     install_wheels(session, SERVED, "tests")
     if CLIENTS[name]:
-        session.install("-q", LATER, "-c", str(CONSTRAINTS), *CLIENTS[name].split())
+        pins = pins_of(session, ROOT / folder / "constraints.txt")
+        session.install("-q", LATER, "-c", str(pins), *CLIENTS[name].split())
     session.run("pytest", folder, *LIMITED, *session.posargs, env=env)
 
 
@@ -405,6 +408,19 @@ def install_wheels(session: nox.Session, members: Iterable[Path], *groups: str) 
     )
     session.install("-q", LATER, "-c", str(CONSTRAINTS), *requirements)
     remember(session, needed)
+
+
+def pins_of(session: nox.Session, own: Path) -> Path:
+    """A file with the constraints of all, less those that `own` replaces, if there is one."""
+    if not own.exists():
+        return CONSTRAINTS
+    lines = own.read_text().splitlines()
+    names = {line.partition("==")[0] for line in lines}
+    others = CONSTRAINTS.read_text().splitlines()
+    lines += [line for line in others if line.partition("==")[0] not in names]
+    path = Path(session.create_tmp()) / "constraints.txt"
+    path.write_text("\n".join([*lines, ""]))
+    return path
 
 
 def install_light(session: nox.Session, *members: str) -> None:
