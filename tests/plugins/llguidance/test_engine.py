@@ -58,6 +58,7 @@ def accepts(engine: LLGuidanceEngine, kind: GrammarKind, text: str, answer: str)
 
 DAYS = ['"2024-02-29"', '"2000-02-29"', '"1904-02-29"', '"2487-02-28"', '"2487-12-31"']
 NO_DAYS = ['"2487-02-29"', '"2100-02-29"', '"2024-02-30"', '"2487-04-31"', '"0000-01-01"']
+DEEP = '{"items": ' * 3000 + '{"format": "date"}' + "}" * 3000
 CASES = [
     (GrammarKind.REGEX, r"[a-c]{2,3}!", ["ab!", "abc!"], ["a!", "abca!", "ab"]),
     (GrammarKind.CHOICE, '["cat", "dög", "a \\"b\\"\\n\\\\", "x|y"]',
@@ -139,6 +140,9 @@ def test_schemas_of_several_tools_keep_their_references_apart(
         (GrammarKind.JSON_SCHEMA, '{"type": "zork"}', "Invalid type: zork"),
         (GrammarKind.JSON_SCHEMA, "false", "Unsatisfiable schema"),
         (GrammarKind.JSON_SCHEMA, '{"pattern": "("}', "regex parse error"),
+        (GrammarKind.JSON_SCHEMA, '{"format": "date", "allOf": 5}', "allOf"),
+        (GrammarKind.JSON_SCHEMA, DEEP, "recursion limit"),
+        (GrammarKind.JSON_SCHEMA, '{"format": "date", "allOf": {"a": 1}}', "allOf"),
         (GrammarKind.REGEX, "(?=a)b", "look-around|invalid regex"),
         (GrammarKind.REGEX, "[", "invalid regex"),
         (GrammarKind.GRAMMAR, "start: foo", "unknown name"),

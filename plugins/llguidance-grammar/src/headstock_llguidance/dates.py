@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -26,6 +27,16 @@ def hold_to_calendar(schema: Any) -> Any:
         return schema
 
 
+def hold_text_to_calendar(text: str) -> str:
+    """The same for a schema as JSON; text without dates stays as it is."""
+    if '"date' not in text:
+        return text
+    try:
+        return json.dumps(hold_to_calendar(json.loads(text)), ensure_ascii=False)
+    except RecursionError:
+        return text
+
+
 def _hold(schema: Any, *, is_map: bool) -> Any:
     """See `hold_to_calendar`; `is_map` is for schemas by name."""
     if isinstance(schema, list):
@@ -38,6 +49,8 @@ def _hold(schema: Any, *, is_map: bool) -> Any:
         else _hold(value, is_map=name in MAPS and not is_map)
         for name, value in schema.items()
     }
-    if not is_map and schema.get("format") in DATES:
+    others = schema.get("allOf", [])
+    # llguidance says what is wrong where `allOf` is no list.
+    if not is_map and schema.get("format") in DATES and isinstance(others, list):
         held["allOf"] = [*held.get("allOf", ()), *({"pattern": each} for each in PATTERNS)]
     return held

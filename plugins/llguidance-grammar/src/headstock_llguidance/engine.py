@@ -12,7 +12,7 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from headstock.spi import CompiledGrammar, GrammarEngine, GrammarKind, Matcher, Vocabulary
 from headstock.spi.arrays import Ints
-from headstock_llguidance.dates import hold_to_calendar
+from headstock_llguidance.dates import hold_text_to_calendar, hold_to_calendar
 from headstock_llguidance.options import LLGuidanceOptions
 
 _NO_TEXT = "no text follows it: a rule refers to itself alone, or nothing can match"
@@ -98,8 +98,7 @@ class LLGuidanceEngine(GrammarEngine):
                 overrides: Any = {"whitespace_flexible": self.options.whitespace}
                 # The options need an object; an empty one allows as much as true.
                 schema = {"true": "{}", "false": '{"enum": []}'}.get(text, text)
-                if '"date' in schema:
-                    schema = json.dumps(hold_to_calendar(json.loads(schema)), ensure_ascii=False)
+                schema = hold_text_to_calendar(schema)
                 return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=overrides)
             case GrammarKind.REGEX:
                 return llguidance.LLMatcher.grammar_from_regex(text)
