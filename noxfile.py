@@ -80,6 +80,8 @@ CLIENTS = {
     "lm_eval": "lm-eval[api] transformers",
     "routers": "sglang-router smg",
 }
+# Programs that are Chromium, or made from it.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 # What core needs to list plugins and print help: all of its dependencies but those of the engine
 # itself.
 LIGHT = ("attrs", "numpy", "packaging", "rich", "stevedore")
@@ -203,6 +205,8 @@ def browser(session: nox.Session) -> None:
     """Open pages of recordings, and a server's own page, in a headless Chromium, which must be
     installed (`apt-get install chromium`).
     """
+    if not any(map(shutil.which, BROWSERS)):
+        session.skip("no Chromium is installed")
     install_wheels(session, [*SERVED, CONFORMANCE, ROOT / "plugins/replay-view"], "tests")
     session.install("-q", LATER, "-c", str(CONSTRAINTS), "playwright")
     folders = ("tests/plugins/replay_view/browser", "tests/plugins/openai_server/browser")
