@@ -187,6 +187,7 @@ def llama3_factors() -> torch.Tensor:
         ({"llama.attention.value_length": 8}, "expected 16, as of keys, got 8"),
         ({"llama.rope.dimension_count": 8}, "expected 16, a whole head, got 8"),
         ({"llama.rope.scaling.type": "longrope", "llama.rope.scaling.factor": 2.0}, "got longrope"),
+        ({"llama.attention.sliding_window": 4}, "sliding_window is a setting that is not read"),
         ({"split.count": 3}, "it is one part of a model; join all by llama-gguf-split --merge"),
     ],
 )

@@ -180,6 +180,12 @@ def translate_config(header: GgufHeader, rope_factors: Sequence[float] | None) -
             f"{name}.rope.dimension_count: expected {head_dim}, a whole head, got {rope_dim}"
         )
     known = {f"{name}.{key}" for key in (*_COUNTS, *_KNOWN_KEYS)}
+    for key in header.metadata:
+        # Most such settings change numbers, such as `attention.sliding_window` and `logit_scale`.
+        if key.startswith(f"{name}.") and key not in known:
+            raise HeaderError(
+                f"{shorten(key)} is a setting that is not read, and may change what the model says"
+            )
     return {
         "architectures": [architecture.family],
         "model_type": architecture.model_type,
@@ -194,14 +200,6 @@ def translate_config(header: GgufHeader, rope_factors: Sequence[float] | None) -
         **_find_biases(header),
         **translate_ropes(metadata, name, head_dim, rope_factors),
         **_translate_tokens(metadata),
-        # What nothing here knows is said under its own name, so that the start warns of it.
-        **{
-            key: value
-            for key, value in header.metadata.items()
-            if key.startswith(f"{name}.")
-            and key not in known
-            and isinstance(value, str | int | float)
-        },
     }
 
 
