@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from delta_cases import DELTA_CASES
 from families import (
     BESIDE_MLP,
     CONV_FIRST,
@@ -260,33 +261,7 @@ CASES = (
         },
     ),
     Case("lfm2", {"full_attn_idxs": [1], "conv_L_cache": 9, "block_multiple_of": 14}),
-    Case("qwen3_5_text", {"head_dim": 64, "rms_norm_eps": 0.01, **NEW}),
-    Case(
-        "qwen3_5_text",
-        {
-            "full_attention_interval": 2,
-            "layer_types": None,
-            "linear_conv_kernel_dim": 2,
-            "linear_num_key_heads": 4,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            "rope_theta": 300.0,
-            "partial_rotary_factor": 0.5,
-            "rms_norm_eps": 0.01,
-        },
-    ),
-    Case("qwen3_5_moe_text", {"num_experts_per_tok": 3, "linear_value_head_dim": 4, **NEW}),
-    Case(
-        "qwen3_5_moe_text",
-        {
-            "linear_num_value_heads": 2,
-            "head_dim": 64,
-            "rms_norm_eps": 0.01,
-            "attention_bias": True,
-            "tie_word_embeddings": True,
-            **OLD,
-        },
-    ),
+    *DELTA_CASES,
     Case("glm4_moe", {"use_qk_norm": True, "head_dim": 64, "routed_scaling_factor": 1.7, **NEW}),
     Case(
         "glm4_moe",

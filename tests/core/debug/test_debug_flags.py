@@ -78,7 +78,7 @@ def check_family(folder: Path, case: Case) -> None:
         patch.setattr(DebugWatch, "close", close)
         debug, engine = run(folder, case, **DEBUG)
     assert debug == plain
-    layers = sum(layer.conv is None for layer in engine.model.layers)
+    layers = sum(layer.state is None for layer in engine.model.layers)
     # A step has one call a layer for its decode rows, one for the others, or both.
     assert calls[0] >= layers * engine.state.num_steps // 2
 
