@@ -94,6 +94,10 @@ MODELS: Mapping[str, tuple[str, str]] = {
     ),
     "Qwen3ForCausalLM": ("Qwen3", "norms of queries and keys"),
     "Qwen3MoeForCausalLM": ("Qwen3 with experts", "the same, and experts"),
+    "Qwen3NextForCausalLM": (
+        "Qwen3-Next, Qwen3-Coder-Next",
+        "gated delta rules in most layers, gated attention in others, experts",
+    ),
     "Qwen3_5ForCausalLM": (
         "Qwen3.5",
         "gated delta rules in most layers, gated attention in others",

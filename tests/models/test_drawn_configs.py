@@ -61,6 +61,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
+DELTA_TYPES = ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next")
 CAPS = st.sampled_from([None, 0.5, 3.0, 1000.0])
 FACTORS = st.sampled_from([0.3, 1.0, 2.5])
 # Scores are not scaled by default, and float32 has no four digits of their softmax then.
@@ -84,7 +85,7 @@ REQUIRED: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     **dict.fromkeys(("granite", "granitemoe", "granitemoeshared"), SCALED),
     "ministral3": {"rope_parameters": BETA},
     # transformers computes prompts in chunks, whose rounding small norms would enlarge.
-    **{name: {"rms_norm_eps": st.just(0.1)} for name in ("qwen3_5_text", "qwen3_5_moe_text")},
+    **{name: {"rms_norm_eps": st.just(0.1)} for name in DELTA_TYPES},
 }
 REFUSED = {
     **dict.fromkeys(
@@ -115,7 +116,7 @@ DELTAS = st.sampled_from(["linear_attention", "full_attention"])
 
 KINDS = {
     **dict.fromkeys(("lfm2", "lfm2_moe"), CONVOLUTIONS),
-    **dict.fromkeys(("qwen3_5_text", "qwen3_5_moe_text"), DELTAS),
+    **dict.fromkeys(DELTA_TYPES, DELTAS),
 }
 DELTA = {
     "full_attention_interval": st.integers(1, 3),
@@ -141,6 +142,13 @@ FAMILY_FIELDS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
     },
     "qwen3_5_text": DELTA,
     "qwen3_5_moe_text": DELTA,
+    "qwen3_next": {
+        **DELTA,
+        "norm_topk_prob": st.booleans(),
+        "decoder_sparse_step": st.integers(1, 2),
+        "mlp_only_layers": st.sampled_from([None, [], [0], [1]]),
+        "num_local_experts": st.just(3),
+    },
     "mixtral": {"num_local_experts": st.sampled_from([2, 4]), "num_experts": st.just(3)},
     "ernie4_5": {"use_bias": st.booleans()},
     "ernie4_5_moe": {

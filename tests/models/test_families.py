@@ -66,13 +66,13 @@ SPARSE = {"qwen3_5_moe_text", "mixtral", "minimax_m2", "granitemoe", "granitemoe
 """Families with experts in all layers; `MIXED` have them in some."""
 MIXED = {
     *("ernie4_5_moe", "qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite"),
-    *("hy_v3", "lfm2_moe", "gemma4_text"),
+    *("hy_v3", "lfm2_moe", "gemma4_text", "qwen3_next"),
 }
 BIASED = {
     *("gemma2", "gemma3_text", "granite", "smollm3", "olmo2", "ernie4_5", "seed_oss"),
     *("qwen2_moe", "deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "hy_v3", "olmo3"),
     *("granitemoe", "granitemoeshared", "gpt_oss", "gemma4_text", "gemma4_unified_text"),
-    *("qwen3_5_text", "qwen3_5_moe_text"),
+    *("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"),
 }
 RECENT = {"gemma4_text", "gemma4_unified_text"}
 """Families without the spellings before transformers 5."""
@@ -272,6 +272,18 @@ def test_what_transformers_saves_again_in_parts_is_read_alike(
             "shared_intermediate_size: expected a width, or 0, got -1",
         ),
         (Case("ministral3", NEW), "rope_parameters: expected .* llama_4_scaling_beta"),
+        *(
+            (Case("qwen3_next", changes), message)
+            for changes, message in (
+                ({"num_experts": 0}, "num_experts: expected a number above 0, got 0"),
+                ({"num_experts_per_tok": 7}, "num_experts_per_tok: expected at most 6, got 7"),
+                ({"decoder_sparse_step": 0}, "decoder_sparse_step: expected .* got 0"),
+                ({"mlp_only_layers": 1}, "mlp_only_layers: expected a list .* got 1"),
+                ({"linear_num_value_heads": 3}, r"linear_num_value_heads: .* \(2\), got 3"),
+                ({"layer_types": ["linear_attention"] * 3}, "layer_types: expected full_attent"),
+                ({"rope_scaling": {"type": "mrope"}}, "rope_type: .* got 'mrope'"),
+            )
+        ),
     ],
     ids=str,
 )

@@ -181,6 +181,24 @@ PUBLISHED: Mapping[str, tuple[str, Mapping[str, Any]]] = {
             "use_sliding_window": False,
         },
     ),
+    "Qwen3-Next": (
+        "qwen3_next",
+        {
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "full_attention_interval": 4,
+            "layer_types": None,
+            "mlp_only_layers": [],
+            "norm_topk_prob": True,
+            "num_hidden_layers": 4,
+            "output_router_logits": False,
+            "partial_rotary_factor": 0.25,
+            "rope_scaling": None,
+            "rope_theta": 10000000,
+            "router_aux_loss_coef": 0.001,
+            "use_sliding_window": False,
+        },
+    ),
     "DeepSeek-V2-Lite": (
         "deepseek_v2",
         {
@@ -229,6 +247,10 @@ def test_a_published_file_of_another_llama_leaves_nothing_unread(name: str) -> N
         # Experts that may be full drop tokens: the field counts for something.
         ("ernie4_5_moe", {"moe_capacity": [64, 5, 5]}, ("moe_capacity",)),
         ("ernie4_5_moe", {"moe_capacity": 2.0}, ("moe_capacity",)),
+        # transformers reads these of Qwen3-MoE and of Qwen3.5 alone.
+        ("qwen3_next", {"num_local_experts": 3}, ("num_local_experts",)),
+        ("qwen3_next", {"attn_output_gate": False}, ("attn_output_gate",)),
+        ("qwen3_next", {"mamba_ssm_dtype": "bfloat16"}, ("mamba_ssm_dtype",)),
         (
             "smollm3",
             {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 2},

@@ -30,6 +30,7 @@ from headstock.nn.shard import shard_config
 from headstock.nn.vocab_shard import gather_mask, needs_whole_rows, sample_shard
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
+    DeltaRule,
     Model,
     ModelConfig,
     Params,
@@ -84,6 +85,17 @@ CUT: dict[str, Any] = {
     "kv_groups": (),
 }
 """The fields of a configuration that two, three and four ranks divide, but the vocabulary."""
+
+
+DELTA_MAPS = ("delta_in", "delta_gate", "delta_gates")
+
+
+def list_rows(delta: DeltaRule | None, name: str) -> tuple[int, ...]:
+    """What a map of a delta rule merges, however its checkpoint stores that."""
+    assert delta is not None
+    keys = delta.key_heads * delta.key_dim
+    rows = {"delta_in": (keys, keys, delta.width), "delta_gate": (delta.width,)}
+    return rows.get(name.rpartition(".")[2], (delta.value_heads,) * 2)
 
 
 class Ranks:
@@ -271,7 +283,12 @@ def assert_joined(
                 (own.heads, own.kv_heads)
                 for own in (each.sizes_of(each.layers[index]) for each in (config, parts[0]))
             )
-        if full_specs[name].source_shape is not None and full_specs[name].parts:
+        if name.endswith(DELTA_MAPS):
+            index = int(name.split(".")[1])
+            full_sizes, sizes = (
+                list_rows(each.layers[index].delta, name) for each in (config, parts[0])
+            )
+        elif full_specs[name].source_shape is not None and full_specs[name].parts:
             if name.endswith("conv"):  # with a row for each tap
                 axis = 1
             elif name.endswith(("qkv", "attn_gate")):  # of which half of the queries' rows are

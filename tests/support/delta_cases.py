@@ -36,4 +36,35 @@ DELTA_CASES = (
             **OLD,
         },
     ),
+    Case(
+        "qwen3_next",
+        {
+            "mlp_only_layers": [1],
+            "norm_topk_prob": False,
+            "attention_bias": True,
+            "head_dim": 64,
+            "linear_num_value_heads": 6,
+            "rms_norm_eps": 0.01,
+            **NEW,
+        },
+    ),
+    Case(
+        "qwen3_next",
+        {
+            "full_attention_interval": 2,
+            "layer_types": None,
+            "decoder_sparse_step": 2,
+            "num_experts_per_tok": 3,
+            "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 4,
+            "tie_word_embeddings": True,
+            "partial_rotary_factor": 0.5,
+            "rms_norm_eps": 0.01,
+            **OLD,
+        },
+    ),
+    Case(
+        "qwen3_next",
+        {"linear_num_value_heads": 2, "mlp_only_layers": None, "rms_norm_eps": 0.1},
+    ),
 )

@@ -34,7 +34,7 @@ from headstock_llama.variants import (
 from headstock_olmo.families import EXAONE4, OLMO2, OLMO3
 from headstock_phi.families import PHI3
 from headstock_qwen.families import QWEN2_MOE
-from headstock_qwen.hybrid import QWEN3_5, QWEN3_5_MOE
+from headstock_qwen.hybrid import QWEN3_5, QWEN3_5_MOE, QWEN3_NEXT
 
 FAMILIES: Mapping[str, tuple[str, Model]] = {
     "gemma2": ("Gemma2ForCausalLM", GEMMA2),
@@ -53,6 +53,7 @@ FAMILIES: Mapping[str, tuple[str, Model]] = {
     "lfm2": ("Lfm2ForCausalLM", LFM2),
     "qwen3_5_text": ("Qwen3_5ForCausalLM", QWEN3_5),
     "qwen3_5_moe_text": ("Qwen3_5MoeForCausalLM", QWEN3_5_MOE),
+    "qwen3_next": ("Qwen3NextForCausalLM", QWEN3_NEXT),
     "deepseek_v2": ("DeepseekV2ForCausalLM", DEEPSEEK_V2),
     "deepseek_v3": ("DeepseekV3ForCausalLM", DEEPSEEK_V3),
     "glm4_moe": ("Glm4MoeForCausalLM", GLM4_MOE),
@@ -85,15 +86,16 @@ DELTA_SHAPE = {
     "linear_value_head_dim": 10,
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
 }
+SHARED_EXPERT = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "shared_expert_intermediate_size": 28,
+}
 EXPERTS: Mapping[str, Mapping[str, Any]] = {
     "qwen3_5_text": DELTA_SHAPE,
-    "qwen3_5_moe_text": {
-        **DELTA_SHAPE,
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "shared_expert_intermediate_size": 28,
-    },
+    "qwen3_5_moe_text": {**DELTA_SHAPE, **SHARED_EXPERT},
+    "qwen3_next": {**DELTA_SHAPE, **SHARED_EXPERT},
     "mixtral": {"num_local_experts": 5, "num_experts_per_tok": 2},
     "ernie4_5_moe": {
         "moe_num_experts": 6,
@@ -101,12 +103,7 @@ EXPERTS: Mapping[str, Mapping[str, Any]] = {
         "moe_intermediate_size": 20,
         "moe_norm_min": 0.6,
     },
-    "qwen2_moe": {
-        "num_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 20,
-        "shared_expert_intermediate_size": 28,
-    },
+    "qwen2_moe": SHARED_EXPERT,
     "deepseek_v2": {
         **LATENT_SHAPE,
         "n_routed_experts": 8,

@@ -90,7 +90,7 @@ def test_an_absent_family_of_ours_and_the_demo_model_come_with_their_pip_lines(
 
 
 @pytest.mark.parametrize(
-    "architecture", ["CohereForCausalLM", "NewForCausalLM", "Qwen3NextForCausalLM", "BertModel"]
+    "architecture", ["CohereForCausalLM", "NewForCausalLM", "JambaForCausalLM", "BertModel"]
 )
 def test_an_architecture_that_nobody_serves_is_answered_with_how_to_list_those_served(
     tmp_path: Path, architecture: str, capsys: pytest.CaptureFixture[str]

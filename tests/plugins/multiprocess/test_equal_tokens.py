@@ -19,10 +19,14 @@ from headstock import LLM, SamplingParams
 from headstock_conformance.model import parity
 
 MODELS: dict[str, dict[str, Any]] = {
-    # A convolution's state; latent vectors and experts; a norm of whole queries; windows by group.
+    # A convolution's state; latent vectors and experts; a norm of whole queries; windows by group;
+    # a delta rule's state.
     **{
         name: next(case.hf for case in CASES if case.hf["model_type"] == name)
-        for name in ("lfm2", "deepseek_v3", "olmo2", "gemma3_text", "gemma2", "mixtral")
+        for name in (
+            *("lfm2", "deepseek_v3", "olmo2", "gemma3_text", "gemma2", "mixtral"),
+            *("qwen3_5_moe_text", "qwen3_next"),
+        )
     },
     "qwen3_moe": parity.shape("qwen3_moe", attention_bias=True, mlp_only_layers=[1]),
     "llama": parity.shape("llama", vocab_size=97),

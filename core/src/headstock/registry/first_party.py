@@ -102,6 +102,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
                     "Qwen3_5MoeForCausalLM",
                     "Qwen3_5MoeForConditionalGeneration",
                     "Qwen3MoeForCausalLM",
+                    "Qwen3NextForCausalLM",
                     "Qwen3VLForConditionalGeneration",
                     "Qwen3VLMoeForConditionalGeneration",
                 )

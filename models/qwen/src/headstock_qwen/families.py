@@ -78,7 +78,7 @@ def qwen3_moe_config(hf: Json) -> ModelConfig:
         model_types=("qwen3_moe",),
         fields=(*QWEN3_FIELDS, *EXPERT_FIELDS),
         windows=uniform_windows(hf, _read_window(hf)),
-        experts=_layer_experts(hf),
+        experts=make_layer_experts(hf),
         default_kv_heads=4,
         qkv_bias=bias,
         out_bias=bias,
@@ -105,7 +105,7 @@ def qwen2_moe_config(hf: Json) -> ModelConfig:
         else windows_by_type(types, window)
     )
     shared = read_positive(hf, "shared_expert_intermediate_size", 5632)
-    experts = _layer_experts(hf, count=60, per_token=4, intermediate=1408)
+    experts = make_layer_experts(hf, count=60, per_token=4, intermediate=1408)
     return decoder_config(
         hf,
         "Qwen2MoeForCausalLM",
@@ -137,7 +137,7 @@ def _read_windows(hf: Json) -> list[int | None]:
     return [window if index >= first else None for index in range(read_layer_count(hf))]
 
 
-def _layer_experts(
+def make_layer_experts(
     hf: Json, *, count: int = 128, per_token: int = 8, intermediate: int = 768
 ) -> list[Experts | None]:
     """Each layer's experts: every `decoder_sparse_step`-th layer except `mlp_only_layers`."""

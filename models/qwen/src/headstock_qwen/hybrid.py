@@ -1,8 +1,10 @@
-"""Read config.json of Qwen3.5: gated delta rules in most layers, gated attention in the others."""
+"""Read config.json of Qwen3-Next and Qwen3.5: gated delta rules in most layers, gated attention in
+the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 from attrs import evolve
 
@@ -15,11 +17,13 @@ from headstock.nn.decoder_config import (
     read_layer_count,
     read_layer_types,
 )
+from headstock.nn.delta_parameters import DeltaNames
 from headstock.nn.parameters import TensorNames
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import drop_sections, ignored_rope_fields, read_rope
 from headstock.nn.text_decoder import text_decoder
 from headstock.spi import DeltaRule, Experts, ModelConfig, QkNorm, Rope
+from headstock_qwen.families import make_layer_experts
 
 LINEAR, FULL = "linear_attention", "full_attention"
 
@@ -48,16 +52,28 @@ MOE_DEFAULTS: Json = {
     "num_experts_per_tok": 8,
     "num_experts": 256,
 }
+NEXT_DEFAULTS: Json = {
+    **MOE_DEFAULTS,
+    "vocab_size": 151936,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+    "norm_topk_prob": True,
+}
 """Published files omit fields with the defaults of these transformers classes."""
 
 SHARE = "partial_rotary_factor"
 INTERVAL = 4
 """The last of so many layers has attention, unless `layer_types` or a field says otherwise."""
 
-FIELDS = (
+NEXT_FIELDS = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"),
     "attention_bias",
+)
+FIELDS = (
+    *NEXT_FIELDS,
     *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "attn_output_gate"),
     "mamba_ssm_dtype",
 )
@@ -65,19 +81,25 @@ MOE_FIELDS = (
     *("moe_intermediate_size", "shared_expert_intermediate_size", "num_experts_per_tok"),
     "num_experts",
 )
+NEXT_MOE_FIELDS = (*MOE_FIELDS, "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
 
 NAMES = TensorNames(left_out=("mtp.",))
 """Layers that predict further tokens are not computed yet."""
+NEXT_NAMES = evolve(
+    NAMES,
+    delta=DeltaNames(by_key_head=("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")),
+)
 
 
 def qwen3_5_config(hf: Json) -> ModelConfig:
     """Qwen3.5: gated delta rules in three of four layers."""
-    return _read(complete_fields(hf, DENSE_DEFAULTS), "Qwen3_5ForCausalLM", "qwen3_5_text")
+    hf = drop_sections(complete_fields(hf, DENSE_DEFAULTS))
+    return _read(hf, "Qwen3_5ForCausalLM", "qwen3_5_text", FIELDS)
 
 
 def qwen3_5_moe_config(hf: Json) -> ModelConfig:
     """Qwen3.5 with experts in all layers, and one shared by all tokens, behind a gate."""
-    hf = complete_fields(hf, MOE_DEFAULTS)
+    hf = drop_sections(complete_fields(hf, MOE_DEFAULTS))
     count, used = read_positive(hf, "num_experts"), read_positive(hf, "num_experts_per_tok")
     if used > count:
         raise ValueError(f"num_experts_per_tok: expected at most {count}, got {used}")
@@ -89,13 +111,46 @@ def qwen3_5_moe_config(hf: Json) -> ModelConfig:
         shared=read_positive(hf, "shared_expert_intermediate_size"),
         shared_gate=True,
     )
-    return _read(hf, "Qwen3_5MoeForCausalLM", "qwen3_5_moe_text", experts)
+    return _read(
+        hf,
+        "Qwen3_5MoeForCausalLM",
+        "qwen3_5_moe_text",
+        (*FIELDS, *MOE_FIELDS),
+        [experts] * read_layer_count(hf),
+    )
+
+
+def qwen3_next_config(hf: Json) -> ModelConfig:
+    """Qwen3-Next: Qwen3.5 with experts in most layers, and maps of delta rules by key head."""
+    hf = complete_fields(hf, NEXT_DEFAULTS)
+    shared = read_positive(hf, "shared_expert_intermediate_size")
+    # transformers reads num_local_experts for Qwen3-MoE only.
+    experts = make_layer_experts(
+        {name: value for name, value in hf.items() if name != "num_local_experts"}
+    )
+    return _read(
+        hf,
+        "Qwen3NextForCausalLM",
+        "qwen3_next",
+        (*NEXT_FIELDS, *NEXT_MOE_FIELDS),
+        [
+            None if each is None else evolve(each, shared=shared, shared_gate=True)
+            for each in experts
+        ],
+    )
 
 
 def _read(
-    hf: Json, architecture: str, model_type: str, experts: Experts | None = None
+    hf: Json,
+    architecture: str,
+    model_type: str,
+    fields: Collection[str],
+    experts: Sequence[Experts | None] | None = None,
 ) -> ModelConfig:
-    """The decoder of either.   raises: ValueError"""
+    """The decoder of any of them; the arguments are those of `decoder_config`.
+
+    raises: ValueError
+    """
     hf = without_nulls(hf, "layer_types")
     count = read_layer_count(hf)
     interval = read_positive(hf, "full_attention_interval", INTERVAL)
@@ -109,18 +164,18 @@ def _read(
         {name: value for name, value in hf.items() if name not in ROPE_FIELDS},
         architecture,
         model_types=(model_type,),
-        fields=(*FIELDS, *(MOE_FIELDS if experts else ())),
+        fields=fields,
         windows=[None] * count,
         convs=[delta if kind == LINEAR else None for kind in types],
-        experts=[experts] * count,
+        experts=experts,
         gates=True,
         qkv_bias=bias,
         out_bias=bias,
         ropes=[rope],
         qk_norm=QkNorm.HEAD,
     )
-    ignored = ignored_rope_fields(drop_sections(hf))
-    return evolve(config, norm_offset=True, ignored_fields=(*config.ignored_fields, *ignored))
+    ignored = (*config.ignored_fields, *ignored_rope_fields(hf))
+    return evolve(config, norm_offset=True, ignored_fields=ignored)
 
 
 def _read_delta(hf: Json) -> DeltaRule:
@@ -145,13 +200,13 @@ def _read_delta(hf: Json) -> DeltaRule:
 
 def _read_rope(hf: Json) -> Rope:
     """The rope of text, of a quarter of each head unless the file says otherwise."""
-    hf = drop_sections(hf)
     tables = (hf.get("rope_parameters"), hf.get("rope_scaling"))
     has_share = any(isinstance(each, Mapping) and SHARE in each for each in tables)
     stated = hf if has_share or SHARE in hf else {**hf, SHARE: 0.25}
     return read_rope(stated, read_head_dim(hf), partial=True)
 
 
+QWEN3_NEXT = decoder(qwen3_next_config, NEXT_NAMES)
 QWEN3_5 = decoder(qwen3_5_config, NAMES)
 QWEN3_5_MOE = decoder(qwen3_5_moe_config, NAMES)
 PLACEHOLDERS = {"image": 248056, "video": 248057}

@@ -63,6 +63,11 @@ def qwen3_vl_moe() -> ModelSpec:
     )
 
 
+def qwen3_next() -> ModelSpec:
+    """Qwen3-Next, mixture of experts."""
+    return spec("Qwen3NextForCausalLM", "hybrid:QWEN3_NEXT", "Qwen3-Next and Qwen3-Coder-Next")
+
+
 def qwen3_5() -> ModelSpec:
     """Qwen3.5, dense, the text alone."""
     return spec("Qwen3_5ForCausalLM", "hybrid:QWEN3_5", "Qwen3.5, dense")
