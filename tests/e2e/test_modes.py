@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 import pytest
+from often import often
 
 from headstock import LLM, RequestError, SamplingParams
 from headstock.config import PRESETS
@@ -276,7 +277,7 @@ def test_a_request_of_higher_priority_preempts_others_for_pages() -> None:
 
 
 @pytest.mark.feature("T12", "T15")
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_n_answers_compute_their_prompt_once_and_share_its_pages(overlap: bool) -> None:
     n = 4
     params = SamplingParams(n=n, seed=7, max_tokens=12, ignore_eos=True)

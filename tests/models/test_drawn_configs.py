@@ -11,6 +11,7 @@ import torch
 from families import FAMILIES, Case
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.errors import ModelError
 from headstock.startup.model_loading import read_model
@@ -314,7 +315,10 @@ def assert_parity_or_refusal(
 CASES = {"hf": configurations(), "has_head": st.booleans(), "chunk": st.sampled_from([None, 7])}
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(
+    max_examples=count_examples(60),
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
 @given(**CASES)
 def test_a_drawn_configuration_is_served_as_transformers_does_or_refused(
     hf: dict[str, Any], has_head: bool, chunk: int | None

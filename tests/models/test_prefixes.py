@@ -60,7 +60,7 @@ def count_cached(llm: LLM) -> int:
     return count
 
 
-@pytest.mark.parametrize("name", often(2, CASES))
+@pytest.mark.parametrize("name", often(1, CASES))
 @pytest.mark.parametrize(
     "settings",
     often(

@@ -41,7 +41,7 @@ def write_case(directory: Path, model_type: str, **changes: Any) -> dict[str, An
     return hf
 
 
-@pytest.mark.parametrize("model_type", often(3, SERVED))
+@pytest.mark.parametrize("model_type", often(2, SERVED))
 def test_tokens_are_those_of_transformers_in_chunks_and_after_prefix_hits(
     model_type: str, tmp_path: Path
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis.stateful import (
     rule,
     run_state_machine_as_test,
 )
+from often import count_examples
 
 from headstock.spi import FullKV, KVGroup
 from headstock_radix_cache.options import RadixOptions
@@ -212,6 +213,8 @@ class Rows(RuleBasedStateMachine):
 @pytest.mark.feature("I24")
 def test_radix_locked_pages_never_evicted_and_all_else_as_a_dictionary_would() -> None:
     quick = settings(
-        max_examples=125, stateful_step_count=30, suppress_health_check=list(HealthCheck)
+        max_examples=count_examples(225),
+        stateful_step_count=30,
+        suppress_health_check=list(HealthCheck),
     )
     run_state_machine_as_test(Rows, settings=quick)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.spi import FullKV, KVGroup
 from headstock_radix_cache.options import RadixOptions
@@ -39,7 +40,7 @@ def finished(policy: RadixCache, index: Any, tokens: tuple[int, ...], first_page
     limit=st.integers(0, 3),
     requests=st.lists(st.lists(st.integers(0, 1), max_size=4).map(tuple), max_size=12),
 )
-@settings(max_examples=300)
+@settings(max_examples=count_examples(450))
 def test_at_most_max_prefixes_finished_prefixes_are_found(
     limit: int, requests: list[tuple[int, ...]]
 ) -> None:
@@ -64,7 +65,7 @@ def test_at_most_max_prefixes_finished_prefixes_are_found(
 @given(
     limit=st.integers(0, 2), requests=st.lists(st.tuples(TOKENS, st.integers(0, 3)), max_size=12)
 )
-@settings(max_examples=200)
+@settings(max_examples=count_examples(300))
 def test_the_limit_holds_between_evictions(
     limit: int, requests: list[tuple[tuple[int, ...], int]]
 ) -> None:

@@ -123,7 +123,7 @@ def test_the_width_is_the_terminals_or_what_columns_says(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(
     "command",
     often(
-        3,
+        2,
         [
             "plugins list",
             "config show",

@@ -122,7 +122,7 @@ def test_weights_that_do_not_fit_name_both_numbers(tmp_path: Path) -> None:
         Engine(EngineConfig(model=str(tmp_path), load_format="dummy"))
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_a_closed_engine_holds_neither_weights_nor_pool(overlap: bool) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"overlap": overlap})))
     executor = getattr(engine.executor, "inner", engine.executor)

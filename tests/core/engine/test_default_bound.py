@@ -112,7 +112,7 @@ DEVICES: dict[str, tuple[float, float, float]] = {
 
 
 @pytest.mark.feature("V1")
-@pytest.mark.parametrize("name", DEVICES)
+@pytest.mark.parametrize("name", often(1, DEVICES))
 def test_no_stream_stands_still_behind_prompts_and_these_are_hardly_slower(
     toys: Toys, name: str
 ) -> None:

@@ -84,7 +84,7 @@ def test_an_unlimited_cache_keeps_both(toys: Toys) -> None:
 
 
 @pytest.mark.feature("T13", "T17")
-@pytest.mark.parametrize("n", [0, 1, 2])
+@pytest.mark.parametrize("n", often(1, [1, 0, 2]))
 def test_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) -> None:
     harness = EngineHarness(toys.engine(prefix_cache_n=n, num_pages=45, max_batch_tokens=20))
     shared = tokens(30)
@@ -100,7 +100,7 @@ def test_the_limit_changes_no_token_whatever_comes_together(toys: Toys, n: int) 
 @pytest.mark.feature("T14")
 @pytest.mark.parametrize(
     ("paged", "overlap"),
-    often(2, [("on", True), ("off", False), ("on", False), ("off", True)]),
+    often(1, [("on", True), ("off", False), ("on", False), ("off", True)]),
 )
 def test_no_kv_cache_recomputes_everything_in_chunks_stopped_and_preempted(
     toys: Toys, paged: str, overlap: bool

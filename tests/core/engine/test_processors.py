@@ -66,7 +66,7 @@ def watch(engine: Engine) -> set[frozenset[str]]:
 @pytest.mark.parametrize(
     ("overlap", "proposer", "share"),
     often(
-        2,
+        1,
         [
             (True, "guess", 0.3),
             (True, "off", 0.9),
@@ -80,7 +80,7 @@ def watch(engine: Engine) -> set[frozenset[str]]:
 def test_rows_with_a_processor_are_changed_by_it_and_others_are_as_without(
     toys: Toys, overlap: bool, proposer: str, share: float
 ) -> None:
-    requests = make_requests(30, share)
+    requests = make_requests(20, share)
     # Drafts need room in steps of 16 tokens.
     rows = 20 if proposer == "off" else 4
     sizes = {"max_running_requests": rows, "num_pages": 300, "max_batch_tokens": 60}

@@ -52,7 +52,7 @@ def count_replays(runner: Any, name: str, counts: Counter[str]) -> None:
 
 
 @pytest.mark.feature("T6", "P11")
-@pytest.mark.parametrize("seed", often(3, [0, 1, 5, 2, 3, 4, *range(6, 20)]))
+@pytest.mark.parametrize("seed", often(2, [0, 1, 5, 2, 3, 4, *range(6, 20)]))
 def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     settings = random_settings(rng) | {"debug_canary": True, "kv_cache": bool(rng.random() < 0.8)}
@@ -80,7 +80,7 @@ def test_a_preempted_row_computes_its_state_again(toys: Toys, overlap: bool) -> 
 
 
 @pytest.mark.feature("G2")
-@pytest.mark.parametrize("attn", often(2, ["toy", "toy-planned", "toy,toy-planned"]))
+@pytest.mark.parametrize("attn", often(1, ["toy-planned", "toy", "toy,toy-planned"]))
 @pytest.mark.parametrize("window", often(1, [None, 7]))
 def test_replayed_steps_and_what_pads_them_change_no_state(
     toys: Toys, attn: str, window: int | None

@@ -30,7 +30,7 @@ def tokens(count: int, seed: int = 0) -> np.ndarray:
 @pytest.mark.parametrize(
     ("settings", "overlap"),
     often(
-        2,
+        1,
         [
             ({"window": 9, "num_pages": 41}, True),
             ({"window": 30, "max_batch_tokens": 17}, False),

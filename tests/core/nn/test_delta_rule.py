@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from torch import Tensor
 
 from headstock.nn.delta_rule import apply_delta_rule_, make_decay, normalize_gated
@@ -82,7 +83,7 @@ def take(row: list[Tensor], start: int, stop: int) -> list[Tensor]:
     return [each[start:stop] for each in row]
 
 
-@settings(max_examples=20)
+@settings(max_examples=count_examples(40))
 @given(st.integers(0, 9), st.integers(1, 40) | st.integers(60, 200), st.integers(0, 70))
 def test_it_is_what_the_definition_says(seed: int, count: int, cut: int) -> None:
     inputs, state = make_inputs(seed, count), new_state(1)
@@ -101,7 +102,7 @@ def test_chunks_hold_for_memories_that_forget_nothing_or_all(decay: float) -> No
     torch.testing.assert_close(found.double(), recur(*inputs), atol=1e-3, rtol=1e-3)
 
 
-@settings(max_examples=20)
+@settings(max_examples=count_examples(40))
 @given(
     st.lists(st.integers(1, 2), min_size=1, max_size=3),
     st.integers(1, 130),

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from torch import Tensor
 
 from headstock.nn.short_conv import ConvInputs, convolve_
@@ -57,7 +58,7 @@ def schedules(draw: st.DrawFn) -> list[list[int]]:
     return draw(st.lists(steps, min_size=1, max_size=8))
 
 
-@settings(max_examples=60)
+@settings(max_examples=count_examples(120))
 @given(
     schedule=schedules(),
     taps=st.integers(2, 6),

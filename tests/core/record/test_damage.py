@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from core.record.runs import make_recorder, make_requests, make_run_limits, record_run, run_steps
+from often import often
 
 from headstock.cli.main import main
 from headstock.config import EngineConfig
@@ -37,7 +38,7 @@ def replay_bytes(
     return code, error
 
 
-@pytest.mark.parametrize("share", [0.0, 0.0005, 0.003, 0.01, 0.2, 0.5, 0.7, 0.9, 0.9995])
+@pytest.mark.parametrize("share", often(6, [0.0, 0.0005, 0.003, 0.01, 0.2, 0.9995, 0.5, 0.7, 0.9]))
 def test_a_flipped_byte_is_found(
     file_bytes: bytes, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,7 +60,7 @@ def test_every_flipped_byte_of_the_beginning_is_found(
         assert code == 6, at
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.999])
+@pytest.mark.parametrize("share", often(2, [0.3, 0.6, 0.999]))
 def test_a_truncated_file_says_where_and_partial_replays_what_is_there(
     file_bytes: bytes, share: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_truncated_file_says_where_and_partial_replays_what_is_there(
     assert "the recording breaks off there" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("flags", [[], ["--partial"]])
+@pytest.mark.parametrize("flags", often(1, [["--partial"], []]))
 def test_bytes_after_the_end_mark_are_found(
     file_bytes: bytes, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

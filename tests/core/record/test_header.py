@@ -14,6 +14,7 @@ import pytest
 from core.record.runs import make_requests, make_run_header, make_run_limits, record_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from often import count_examples
 
 from headstock.cli.main import main
 from headstock.record.file import FIRST, HEADER, read_frame, write_frame
@@ -100,7 +101,9 @@ def test_a_field_of_a_wrong_type_or_an_absurd_size_is_refused_in_one_line(
         assert "header is not as this version writes it" in err
 
 
-@settings(max_examples=75, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=count_examples(110), suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_no_header_ends_in_a_traceback(
     data: st.DataObject, recording: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
 from headstock.scheduler import Cleared, initial_state, step
@@ -50,7 +51,7 @@ def test_it_does_nothing_without_an_index() -> None:
     assert state.num_free[0] == 100 and not len(plan.rows)
 
 
-@settings(max_examples=12)
+@settings(max_examples=count_examples(24))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_running_requests_keep_their_pages_and_their_tokens(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -178,7 +178,7 @@ def test_adapters_share_no_prefix(contiguous: bool) -> None:
 
 
 @given(st.integers(0, 2**32 - 1))
-@settings(max_examples=count_examples(15))
+@settings(max_examples=count_examples(12))
 def test_looking_changes_nothing(seed: int) -> None:
     plans = []
     for schedule in (mixed.schedule, Shown().schedule):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from toy_workloads import FULL, limits, prompt, request
 
 from headstock.scheduler import Plan, RowCounter, Sampled
@@ -97,7 +98,7 @@ def test_under_overlap_a_row_that_is_held_sits_out_alone_and_a_row_that_verifies
 
 
 @given(seed=st.integers(0, 2**32 - 1), overlap=st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=count_examples(75))
 def test_a_stop_id_among_accepted_drafts_counts_as_it_does_without_drafts(
     seed: int, overlap: bool
 ) -> None:
@@ -158,7 +159,7 @@ def test_a_row_that_verifies_does_not_wait_behind_a_long_prompt() -> None:
 
 
 @given(budget=st.integers(1, 6), rows=st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=count_examples(50))
 def test_drafts_that_do_not_fit_into_the_step_are_dropped(budget: int, rows: int) -> None:
     drive = drafting(max_batch_tokens=budget, max_rows=rows)
     for number in range(rows):

@@ -7,6 +7,7 @@ import pytest
 from attrs import fields
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from toy_workloads import limits, prompt, request
 
 from headstock.builtin.equal_length import TURN, schedule
@@ -78,7 +79,7 @@ def test_a_starved_length_is_served_within_a_bounded_number_of_steps() -> None:
 
 @pytest.mark.feature("T10")
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12), st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=count_examples(120))
 def test_no_row_waits_longer_than_the_bound(seed: int, count: int, arrivals: bool) -> None:
     rng = np.random.default_rng(seed)
     computed = rng.integers(1, 40, count).astype(np.int32)

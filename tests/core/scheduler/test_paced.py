@@ -9,6 +9,7 @@ import pytest
 from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from often import count_examples
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
 from headstock.scheduler import Paced, RowCounter
@@ -51,7 +52,7 @@ def test_a_later_bound_replaces_an_earlier_one() -> None:
 
 @pytest.mark.feature("V1")
 @pytest.mark.parametrize("scheduler", ["mixed", "decode-first"])
-@settings(max_examples=8)
+@settings(max_examples=count_examples(16))
 @given(seed=st.integers(0, 2**32 - 1))
 def test_no_step_has_more_and_every_request_ends_with_its_tokens(scheduler: str, seed: int) -> None:
     rng = np.random.default_rng(seed)

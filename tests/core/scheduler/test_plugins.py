@@ -75,7 +75,7 @@ class Stranger(CachePolicy):
 
 
 @pytest.mark.parametrize("groups", [(FULL,), (FULL, window(9))], ids=["one group", "a window"])
-@pytest.mark.parametrize("seed", often(3, range(6)))
+@pytest.mark.parametrize("seed", often(2, range(6)))
 def test_a_policy_without_insert_each_leads_to_the_same_plans(
     seed: int, groups: tuple[KVGroup, ...]
 ) -> None:

@@ -102,7 +102,7 @@ def expected_text(tokenizer: Tokenizer, prompt: list[int], tokens: list[int], sk
     return whole[sum(1 for _ in same) :]
 
 
-@settings(max_examples=count_examples(300))
+@settings(max_examples=count_examples(120))
 @given(data=st.data(), skip=st.booleans())
 def test_prompt_and_answer_are_the_text_of_all_tokens(
     any_tokenizer: Tokenizer, data: st.DataObject, skip: bool
@@ -148,7 +148,7 @@ def build(
     return pieces
 
 
-@settings(max_examples=count_examples(300))
+@settings(max_examples=count_examples(120))
 @given(data=st.data(), skip=st.booleans())
 def test_the_texts_of_tokens_joined_are_the_answer_however_it_is_cut(
     any_tokenizer: Tokenizer, data: st.DataObject, skip: bool

@@ -100,7 +100,7 @@ def test_no_such_graph_is_captured_where_none_could_be_replayed(
 
 
 @pytest.mark.feature("V5", "V6")
-@pytest.mark.parametrize("opt", [(), ("rerun.short_context=42",)])
+@pytest.mark.parametrize("opt", often(1, [((),), (("rerun.short_context=42",),)]))
 def test_rows_are_grouped_beside_prompts_in_whole_graphs_that_read_their_groups(
     toys: Toys, opt: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,7 +139,7 @@ def test_groups_have_the_graph_of_most_rows_and_long_contexts_alone(
 
 @pytest.mark.feature("V5", "V6")
 @pytest.mark.parametrize(
-    "settings", [{"cuda_graph_max_tokens": 0}, {"opt": ("rerun.whole_rows=0",)}], ids=str
+    "settings", often(1, [{"opt": ("rerun.whole_rows=0",)}, {"cuda_graph_max_tokens": 0}]), ids=str
 )
 def test_pieces_and_steps_without_graphs_read_each_row_by_itself(
     toys: Toys, settings: dict[str, Any]

@@ -27,9 +27,10 @@ from headstock_cuda_graph.runner import CudaGraphRunner
 BACKENDS = ("toy", "toy-planned", "toy,toy-planned")
 MODES = sorted(
     product(range(len(BACKENDS)), (True, False), (50, 300)),
-    key=lambda mode: (mode[0] + mode[1] + (mode[2] == 50)) % 2,
+    key=lambda mode: ((mode[0] + mode[1] + (mode[2] == 50)) % 2, -mode[0]),
 )
-"""Backend, overlap and budget; each two values of them meet in the first half."""
+"""Backend, overlap and budget; each two values of them meet in the first half. The first one has
+whole graphs and graphs in pieces."""
 
 
 def runner_of(engine: Engine) -> CudaGraphRunner:
@@ -89,7 +90,7 @@ def note_wholes(engine: Engine) -> list[tuple[int, int]]:
 
 
 @pytest.mark.feature("G2", "V6")
-@pytest.mark.parametrize(("backend", "overlap", "budget"), often(2, MODES))
+@pytest.mark.parametrize(("backend", "overlap", "budget"), often(1, MODES))
 def test_replayed_prompts_give_the_tokens_of_eager_ones(
     toys: Toys, backend: int, overlap: bool, budget: int
 ) -> None:
@@ -233,7 +234,7 @@ def test_all_kinds_of_whole_graphs_of_a_size(toys: Toys) -> None:
 
 
 @pytest.mark.feature("V6")
-@pytest.mark.parametrize(("decoding", "prompt"), [(8, 32), (30, 8)])
+@pytest.mark.parametrize(("decoding", "prompt"), often(1, [(8, 32), (30, 8)]))
 @pytest.mark.parametrize(("context", "whole"), [(31, 0), (32, 1)])
 def test_contexts_in_larger_steps_with_decode_rows_have_a_limit(
     toys: Toys,

@@ -210,7 +210,9 @@ def test_long_and_unprintable_texts_are_cut_and_shown_as_codes() -> None:
     assert escape_text(["not", "a text"]) == "['not', 'a text']"
 
 
-@pytest.mark.parametrize("groups", [(FULL,), (window(40), FULL)], ids=["one group", "a window"])
+@pytest.mark.parametrize(
+    "groups", often(1, [((window(40), FULL),), ((FULL,),)]), ids=["a window", "one group"]
+)
 @pytest.mark.parametrize("reuse", often(1, [True, False]))
 def test_pages_are_counted_and_drawn_as_the_state_has_them(
     reuse: bool, groups: tuple[KVGroup, ...], tmp_path: Path

@@ -31,7 +31,7 @@ does something else.
 
 
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
-@pytest.mark.parametrize("pages", [80, 300])
+@pytest.mark.parametrize("pages", often(1, [80, 300]))
 def test_a_trace_is_what_every_viewer_takes(overlap: bool, pages: int, tmp_path: Path) -> None:
     path, limits = tmp_path / "run.recording", make_run_limits(num_pages=pages, overlap=overlap)
     recorder, at, rng = make_recorder(limits, path), 10**15, np.random.default_rng(pages)

@@ -224,7 +224,7 @@ def is_part_in_order(content: str, text: str) -> bool:
 @pytest.mark.feature("W3")
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), chance=st.randoms(use_true_random=False))
-@settings(max_examples=count_examples(300))
+@settings(max_examples=count_examples(200))
 def test_bent_answers_keep_every_law(name: str, data: st.DataObject, chance: random.Random) -> None:
     parts, _ = data.draw(answers(name))
     text = bend(parts, chance)
@@ -255,7 +255,7 @@ def test_bent_answers_keep_every_law(name: str, data: st.DataObject, chance: ran
 @pytest.mark.feature("W3")
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data(), chance=st.randoms(use_true_random=False))
-@settings(max_examples=60)
+@settings(max_examples=count_examples(75))
 def test_whole_calls_are_found_and_none_ends_in_an_answer_that_is_cut_before_its_end(
     name: str, data: st.DataObject, chance: random.Random
 ) -> None:
