@@ -59,10 +59,15 @@ LIMITED = ("-o", "faulthandler_timeout=1800", "-o", "faulthandler_exit_on_timeou
 TWO = ("-n", "2", "--dist", "worksteal", *LIMITED)
 EDITABLES = """import os, sys; from hatchling.build import build_editable
 for member in sys.argv[2:]: os.chdir(member); print(build_editable(sys.argv[1]))"""
-# Kernels in Triton's interpreter; and what authors and researchers use: the checks of plugins, of
-# which wrong plugins are to be named, and the benchmark.
-KERNELS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/*/test_kernels.py"))
+# Kernels in Triton's interpreter, and the keys of what is compiled; and what authors and
+# researchers use: the checks of plugins, of which wrong plugins are to be named, and the benchmark.
+KERNELS = (
+    *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("tests/*/*/test_kernels.py")),
+    "tests/plugins/triton_ops/test_cache_keys.py",
+)
 TOOLS = ("tests/plugins/conformance", "tests/plugins/bench")
+# What sessions run with no more than their own wheels installed.
+CLEAN = ("tests/test_imports.py", "tests/backends/sdpa")
 # What a server with the demo model needs.
 SERVER = (
     "core backends/sdpa plugins/radix-cache plugins/openai-server plugins/tool-parsers "
@@ -120,15 +125,15 @@ def wheels(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def tests(session: nox.Session) -> None:
-    """Run the tests that need no GPU, two at a time; those of `docs`, `mutants`, `kernels` and
-    `tools` are sessions of their own, and those that take minutes or measure time are in `full`.
-    Arguments after `--` go to a pytest of one process.
+    """Run the tests that need no GPU, two at a time; those of `docs`, `mutants`, `kernels`,
+    `tools`, `imports` and `backend(sdpa)` are sessions of their own, and those that take minutes or
+    measure time are in `full`. Arguments after `--` go to a pytest of one process.
     """
     if session.posargs:
         in_dev(session, "pytest", "--durations=10", *session.posargs)
         return
-    folders = ("tests/core/mutants", "tests/docs", *TOOLS)
-    others = [f"--ignore={path}" for path in (*folders, *KERNELS)]
+    folders = ("tests/core/mutants", "tests/docs", *TOOLS, *KERNELS, *CLEAN)
+    others = [f"--ignore={path}" for path in folders]
     in_dev(session, "pytest", *TWO, *others, "--durations=10")
 
 
@@ -311,7 +316,9 @@ def mutants(session: nox.Session) -> None:
 
 @nox.session(venv_backend="none", requires=["dev"])
 def kernels(session: nox.Session) -> None:
-    """Compute with every Triton kernel in Triton's interpreter, which needs no GPU."""
+    """Compute with every Triton kernel in Triton's interpreter, which needs no GPU, and compare
+    the keys of what is compiled.
+    """
     in_dev(session, "pytest", *KERNELS, *TWO, *session.posargs)
 
 
@@ -327,7 +334,8 @@ def check(session: nox.Session) -> None:
     names = session.posargs or ("sdpa", "radix", "ops:torch", "mixed")
     checks = [("headstock", "plugins", "check", name) for name in names]
     if not session.posargs:
-        checks.append(("pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex"))
+        # It takes longer than all others together, which run beside it.
+        checks.insert(0, ("pytest", "tests/docs/test_examples.py", "-m", "full", "-k", "flex"))
     run_all(session, *checks, at_once=2)
 
 
