@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 
 from attrs import evolve, field, frozen
@@ -87,15 +88,26 @@ def rows(page: str) -> list[Row]:
     return found
 
 
-def all_tests() -> list[Test]:
+@cache
+def all_tests() -> tuple[Test, ...]:
     """Every test function below the folder of tests, in order, with the ids that it carries."""
-    return sorted(
-        Test(path.relative_to(TESTS).as_posix(), node.name, marked_ids(node))
-        for path in TESTS.rglob("test_*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.name.startswith("test_")
+    return tuple(
+        sorted(
+            Test(path.relative_to(TESTS).as_posix(), node.name, marked_ids(node))
+            for path in TESTS.rglob("test_*.py")
+            for node in walk_statements(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+            and node.name.startswith("test_")
+        )
     )
+
+
+def walk_statements(node: ast.AST) -> Iterator[ast.stmt]:
+    """The statements below a node, at any depth."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.stmt):
+            yield child
+            yield from walk_statements(child)
 
 
 def marked_ids(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[str]:
@@ -109,14 +121,14 @@ def marked_ids(function: ast.FunctionDef | ast.AsyncFunctionDef) -> frozenset[st
     )
 
 
-def brought_up_to_date(row: Row, tests: list[Test]) -> Row:
+def brought_up_to_date(row: Row, tests: Sequence[Test]) -> Row:
     """The row with the tests that there are."""
     return evolve(
         row, tests=tuple(test for test in tests if test in row.tests or test.ids & row.all_ids)
     )
 
 
-def rewritten(page: str, tests: list[Test]) -> str:
+def rewritten(page: str, tests: Sequence[Test]) -> str:
     """The page with every row brought up to date."""
     new = iter([brought_up_to_date(row, tests).line for row in rows(page)])
     return (

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Set
 from enum import Enum
 from functools import cache, cached_property
 
@@ -68,13 +69,30 @@ def methods() -> Iterator[str]:
 
 
 @cache
-def shipped_trees() -> Mapping[str, ast.Module]:
-    """The syntax trees of all that serves requests, by path.
+def shipped_words() -> Mapping[str, frozenset[str]]:
+    """The words of all that serves requests, by path.
 
     Checks of plugins are left out: what they alone use is as dead as before.
     """
     folders = [CORE, *(member / "src" for member in PLUGINS if member != CONFORMANCE)]
-    return {str(path.relative_to(ROOT)): tree(path) for folder in folders for path in files(folder)}
+    return {
+        str(path.relative_to(ROOT)): frozenset(re.findall(r"\w+", path.read_text("utf-8")))
+        for folder in folders
+        for path in files(folder)
+    }
+
+
+def find_used(names: Set[str], read: Callable[[str, ast.Module], set[str]]) -> set[str]:
+    """Those of the dotted names that `read` finds in the path and the tree of a shipped file.
+
+    Only files that have the last word of a name that is not found yet are parsed.
+    """
+    used: set[str] = set()
+    for path, words in shipped_words().items():
+        left = {name for name in names - used if name.rpartition(".")[2] in words}
+        if left:
+            used |= left & read(path, tree(ROOT / path))
+    return used
 
 
 def test_every_field_has_a_case_or_a_reason() -> None:
@@ -96,49 +114,52 @@ def test_the_tests_that_are_named_are_there() -> None:
 
 
 def test_every_method_is_called() -> None:
-    used = {
-        node.attr
-        for module in shipped_trees().values()
-        for node in ast.walk(module)
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
-    }
+    def read(path: str, module: ast.Module) -> set[str]:
+        return {
+            node.attr
+            for node in ast.walk(module)
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load)
+        }
+
+    used = find_used({each.partition(".")[2] for each in methods()}, read)
     uncalled = {each for each in methods() if each.partition(".")[2] not in used}
     assert sorted(uncalled - WAITING.keys()) == [], "nothing calls them"
     assert sorted(WAITING.keys() & set(methods()) - uncalled) == [], "they have a caller by now"
 
 
 def test_every_name_of_the_contract_is_imported() -> None:
-    used = {
-        each.name.rpartition(".")[2]
-        for path, module in shipped_trees().items()
-        if path != "core/src/headstock/spi/__init__.py"
-        for each in imports(module)
-        if each.inside("headstock.spi")
-    }
+    def read(path: str, module: ast.Module) -> set[str]:
+        if path == "core/src/headstock/spi/__init__.py":
+            return set()
+        return {
+            each.name.rpartition(".")[2] for each in imports(module) if each.inside("headstock.spi")
+        }
+
     # It names the groups of entry points that nothing may use yet.
-    assert sorted(set(spi.__all__) - used - {"RESERVED"}) == []
+    names = set(spi.__all__) - {"RESERVED"}
+    assert sorted(names - find_used(names, read)) == []
 
 
 def test_every_name_of_the_libraries_has_a_user_or_a_reason() -> None:
-    used = set()
-    for path, module in shipped_trees().items():
+    def read(path: str, module: ast.Module) -> set[str]:
         own = path.removeprefix("core/src/").removesuffix(".py").replace("/", ".")
         found = {each.name for each in imports(module)}
-        used |= {name for name in found if not name.startswith(f"{own}.")}
         # `noise.ROUNDS`, of a module that was imported whole.
         whole = {name.rpartition(".")[2]: name for name in found}
-        used |= {
+        return {name for name in found if not name.startswith(f"{own}.")} | {
             f"{whole[node.value.id]}.{node.attr}"
             for node in ast.walk(module)
             if isinstance(node, ast.Attribute)
             and isinstance(node.value, ast.Name)
             and node.value.id in whole
         }
+
     names = {
         f"{module}.{name}"
         for module, name in parse_contract(LOCK.read_text()).names
         if module not in ("headstock.spi", "headstock_conformance")
     }
+    used = find_used(names, read)
     assert sorted(names - used - UNUSED.keys()) == [], "make them private, or say whom they are for"
     assert sorted(UNUSED.keys() - names) == []
     assert sorted(UNUSED.keys() & used) == [], "they have a user by now"

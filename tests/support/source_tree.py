@@ -44,6 +44,7 @@ def tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"), str(path))
 
 
+@cache
 def imports(module: ast.Module) -> list[Import]:
     """What the module imports. `from a import b` counts as `a.b`."""
     return [each for node in module.body for each in walk(node, early=True)]
@@ -59,10 +60,15 @@ def walk(node: ast.AST, *, early: bool) -> Iterator[Import]:
             yield from (Import(f"{base}.{each.name}", node.lineno, early) for each in names)
         case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.Lambda():
             early = False
-    if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+    if isinstance(node, ast.If) and any(map(is_type_checking, ast.walk(node.test))):
         early = False
     for child in ast.iter_child_nodes(node):
         yield from walk(child, early=early)
+
+
+def is_type_checking(node: ast.AST) -> bool:
+    """Whether a node is `TYPE_CHECKING`, or an attribute of that name."""
+    return "TYPE_CHECKING" in (getattr(node, "id", ""), getattr(node, "attr", ""))
 
 
 def plugin_names() -> dict[str, str]:
