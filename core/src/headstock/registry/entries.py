@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache
 from types import MappingProxyType
 
@@ -18,6 +15,7 @@ from headstock.distributions import (
     InstalledDistribution,
     normalize_name,
     read_distributions,
+    read_path_times,
 )
 from headstock.errors import (
     MAX_ERROR_LENGTH,
@@ -114,7 +112,7 @@ def list_installed(kind: str | None = None) -> tuple[InstalledPlugin, ...]:
     # imports of kernel libraries take seconds.
     if kind is not None:
         entry_point_group(kind)
-    listed = _read_entries(read_distributions, _read_path_times())[0]
+    listed = _read_entries(read_distributions, read_path_times())[0]
     return tuple(plugin for plugin in listed if kind in (None, plugin.kind))
 
 
@@ -123,7 +121,7 @@ def list_unusable(kind: str | None = None) -> tuple[UnusableEntry, ...]:
 
     Those of `kind` and those of unknown kinds may hide a plugin of it.
     """
-    unusable = _read_entries(read_distributions, _read_path_times())[1]
+    unusable = _read_entries(read_distributions, read_path_times())[1]
     return tuple(entry for entry in unusable if kind is None or entry.kind in (kind, ""))
 
 
@@ -188,15 +186,6 @@ def _remedy(distribution: InstalledDistribution) -> str:
     """What makes a distribution with broken metadata harmless."""
     name = shorten(distribution.name)
     return f"repair it or remove it with: pip uninstall {name}" if name else "remove its folder"
-
-
-def _read_path_times() -> tuple[tuple[str, int], ...]:
-    """The folders of `sys.path` that exist, and when each last changed, in nanoseconds."""
-    times = []
-    for folder in sys.path:
-        with suppress(OSError):
-            times.append((folder, os.stat(folder or ".").st_mtime_ns))
-    return tuple(times)
 
 
 def _make_records(
