@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import signal
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import settings
+from unseen import leave_out_of_collections
 
 # A deadline would judge how busy the machine is. `@settings(...)` takes the rest from the profile
 # that is loaded when it runs, so this comes before any test module is imported.
@@ -37,24 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 
-def leave_out_of_collections() -> None:
-    """Thousands of tests and what they import stay as long as the process: a full collection that
-    looked at them took a third of a second, and each engine that is built asks for some.
-    """
-    gc.collect()
-    gc.freeze()
-
-
 def pytest_collection_finish() -> None:
     leave_out_of_collections()
-
-
-@pytest.fixture(autouse=True, scope="module")
-def unseen_by_collections() -> Iterator[None]:
-    """What a benchmark in this process let collections look at again, they leave out once more."""
-    yield
-    if not gc.get_freeze_count():
-        leave_out_of_collections()
 
 
 @pytest.fixture(autouse=True, scope="session")
