@@ -117,7 +117,7 @@ def test_a_wrong_entry_of_a_yaml_file_is_a_usage_error(
             "not valid YAML: an alias (*a) is not supported; write the value out, at line 2",
         ),
         ("model: \x01", "not valid YAML: unacceptable character #x0001"),
-        ("stop: " + "[" * 5000, "not valid YAML: "),
+        ("stop: " + "[" * 2000, "not valid YAML: "),
     ],
 )
 def test_a_file_that_is_no_yaml_is_a_model_error_with_the_line(

@@ -55,7 +55,7 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
     toys: Toys, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    requests = random_requests(rng, 40)
+    requests = random_requests(rng, 26)
     some = [evolve(one, wait_for_sample=bool(rng.random() < 0.4)) for one in requests]
     sizes = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
     free, mixed, all_of_them = (

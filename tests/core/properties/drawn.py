@@ -17,7 +17,7 @@ from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive
 from headstock_radix_cache.policy import RadixCache
 
 EXAMPLES = settings(max_examples=settings().max_examples * 2 // 5)
-"""40, and under the profile `full` 100."""
+"""16, and under the profile `full` 100."""
 LONGEST = 48
 """Tokens of a drawn request at most."""
 HEAD = list(range(20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from often import often
 from toy_workloads import FULL, fewest_pages, limits, prompt, request, window
 
 from headstock.errors import PluginBroken
@@ -35,7 +36,7 @@ def branches(head: int) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("overlap", often(1, [True, False]))
 @pytest.mark.parametrize("groups", [BOTH, BOTH[::-1], (FULL, window(1), window(30))], ids=len)
 def test_rows_that_share_a_window_read_what_they_would_compute(
     groups: tuple[KVGroup, ...], overlap: bool

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from attrs import evolve
 from broken_plugins import Dist, write_installed
+from often import often
 
 from headstock import LLM, EngineConfig, HeadstockError, ModelError, PluginBroken, UsageError
 from headstock.llm import get_session
@@ -111,7 +112,9 @@ def test_other_software_ends_its_use_and_is_named(name: str, tmp_path: Path) -> 
     assert choices is None and reason == note
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"format": 1}', '{"format": 1, "x": 2}'])
+@pytest.mark.parametrize(
+    "content", often(3, ["", "[]", '{"format": 1, "x": 2}', "{}", '{"format": 1}'])
+)
 def test_a_damaged_file_is_a_line_in_the_log(
     tmp_path: Path, content: str, caplog: pytest.LogCaptureFixture
 ) -> None:

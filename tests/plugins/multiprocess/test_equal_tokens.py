@@ -67,7 +67,7 @@ def answer_all(llm: LLM) -> list[Any]:
     """Tokens, log-probabilities and vectors of requests of many kinds at once."""
     rng = np.random.default_rng(0)
     prompts, params = [], []
-    for i in range(24):
+    for i in range(21):
         prompts.append(
             " ".join(WORDS) * int(rng.integers(1, 4)) + " " + " ".join(rng.choice(WORDS, 6))
         )
@@ -75,7 +75,7 @@ def answer_all(llm: LLM) -> list[Any]:
             SamplingParams(
                 temperature=(0.0, 0.7, 1.0)[i % 3],
                 seed=i,
-                max_tokens=int(rng.integers(4, 50)),
+                max_tokens=int(rng.integers(4, 40)),
                 top_k=40 * (i % 2),
                 top_p=(1.0, 0.8)[i // 6 % 2],
                 ignore_eos=bool(i % 2),
