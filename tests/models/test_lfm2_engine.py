@@ -114,7 +114,13 @@ def test_preempted_rows_compute_their_states_again(
 @pytest.mark.feature("G2")
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"max_batch_tokens": 11, "max_running_requests": 7, "num_pages": 26, "overlap": False}],
+    often(
+        1,
+        [
+            {"max_batch_tokens": 11, "max_running_requests": 7, "num_pages": 26, "overlap": False},
+            {},
+        ],
+    ),
     ids=str,
 )
 def test_replayed_steps_give_the_tokens_of_transformers(

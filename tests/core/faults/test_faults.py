@@ -155,7 +155,7 @@ def test_a_fault_that_does_not_exist_is_refused(text: str) -> None:
         FaultInjector.parse((text,))
 
 
-@pytest.mark.parametrize("seed", often(2, range(6)))
+@pytest.mark.parametrize("seed", often(1, [1, 0, 2, 3, 4, 5]))
 def test_many_faults_in_a_random_mix_hurt_only_whom_they_hit(
     toys: Toys, seed: int, caplog: pytest.LogCaptureFixture
 ) -> None:
