@@ -176,17 +176,17 @@ def test_a_failing_row_leaves_its_neighbours_and_a_finite_state(
         assert output in failed or len(output.token_ids) == MAX_TOKENS
 
 
-def test_the_summary_has_the_states_and_no_reuse(checkpoint: Path) -> None:
+def test_the_summary_has_the_states_and_their_copies(checkpoint: Path) -> None:
     _, engine = generate(checkpoint, max_running_requests=5, num_pages=40)
     summary = engine.summary
 
-    assert ("prefix reuse", "off", "KV group 1 keeps a state") in summary.table
+    assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in summary.table
     # Keys and values of two heads of 16 and four tokens, in two layers; three inputs of 32
     # channels, in two layers.
     assert [line.strip() for line in summary.memory[2:]] == [
         "KV pool   160 tokens in 2 groups",
         "full, 2 layers: 40 pages of 4, 2.0 KiB a page, 82.0 KiB",
-        "state, 2 layers: 5 pages, 768 B a page, 4.5 KiB",
+        "state, 2 layers: 41 pages, 36 snapshots among them, 768 B a page, 31.5 KiB",
     ]
     operations = [value for name, value, _ in summary.table if name == "operations"]
     assert operations == ["all composed"]

@@ -135,8 +135,19 @@ def test_the_summary_has_the_memories(checkpoint: Path) -> None:
 
     # Three inputs of 80 channels and memories of four heads, 8 by 12, in three layers.
     assert any(
-        line.strip().startswith("state, 3 layers: 5 pages, 7.3 KiB a page")
+        line.strip().startswith("state, 3 layers: 7 pages, 2 snapshots among them, 7.3 KiB a page")
         for line in engine.summary.memory
+    )
+    assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in engine.summary.table
+
+
+def test_a_step_too_small_for_a_chunk_beside_all_rows_forbids_snapshots(checkpoint: Path) -> None:
+    _, engine = generate(checkpoint, max_running_requests=5, max_batch_tokens=68)
+
+    ((_, who),) = [entry[1:] for entry in engine.summary.table if entry[0] == "prefix reuse"]
+    assert who.endswith(
+        "max_batch_tokens (--max-batch-tokens) 68 has no room for 64 tokens beside those of "
+        "max_running_requests (--max-running-requests) 5"
     )
 
 

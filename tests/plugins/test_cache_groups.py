@@ -11,12 +11,13 @@ from hypothesis.stateful import run_state_machine_as_test
 from often import count_examples, often
 from source_tree import ROOT
 
-from headstock.spi import FullKV, KVGroup, LatentKV
+from headstock.spi import FullKV, KVGroup, LatentKV, StateKV, StateTensor
 from headstock_conformance.cache.rows import CacheRows, ints
 from headstock_radix_cache.options import RadixOptions
 from headstock_radix_cache.policy import RadixCache
 
 FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
+STATE = KVGroup(layers=(3,), layout=StateKV(tensors=(StateTensor("sum", (1,)),), alignment=1))
 LATENT = KVGroup(layers=(1,), layout=LatentKV(dim=2, rope_dim=1))
 
 
@@ -33,10 +34,13 @@ GROUPS = {
     "two windows": (FULL, window(1), window(6)),
     "a window alone": (window(3),),
     "windows alone": (window(5), window(1)),
+    "full and a state": (FULL, STATE),
+    "states and a window": (STATE, window(4), FULL, STATE),
 }
+ORDER = ("full and a state", *(name for name in GROUPS if name != "full and a state"))
 
 
-@pytest.mark.parametrize("groups", often(3, [(each,) for each in GROUPS.values()]), ids=GROUPS)
+@pytest.mark.parametrize("groups", often(3, [(GROUPS[name],) for name in ORDER]), ids=ORDER)
 def test_the_longest_prefix_is_found_that_every_group_can_go_on_behind(
     groups: tuple[KVGroup, ...],
 ) -> None:
@@ -159,3 +163,46 @@ def test_debug_notices_pages_that_were_not_held() -> None:
     policy.release_pages(index, 1, ints([1]))
     with pytest.raises(AssertionError, match="page 1 of group 1 is not held"):
         policy.release_pages(index, 1, ints([1]))
+
+
+def test_a_match_ends_at_a_snapshot_and_what_lies_behind_the_last_one_goes_with_its_row() -> None:
+    policy = RadixCache(1, (FULL, STATE), RadixOptions(debug=True))
+    index = policy.new_index()
+    handle = insert(policy, index, range(5), [range(1, 6), [0] * 5])
+    for num_pages, page in ((2, 7), (3, 8)):
+        assert policy.add_snapshot(index, handle, num_pages, ints([0, page])).tolist() == [0, page]
+    match = policy.match_prefix(index, ints(range(5)), "")
+
+    assert match.pages.tolist() == [[1, 2, 3], [0, 0, 8]] and match.num_known == 5
+    policy.release(index, handle)
+    # No match can end at the fourth page, nor at the fifth.
+    assert policy.evict(index, 0, 1)[0].tolist() == [5]
+    assert policy.stats(index).pages == (4, 2)
+    policy.check_index(index)
+
+
+def test_the_snapshot_that_was_used_last_goes_last() -> None:
+    policy = RadixCache(1, (FULL, STATE), RadixOptions(debug=True))
+    index = policy.new_index()
+    handle = insert(policy, index, range(3), [range(1, 4), [0] * 3])
+    for num_pages in (1, 2, 3):
+        policy.add_snapshot(index, handle, num_pages, ints([0, num_pages]))
+    first = policy.match_prefix(index, ints([0]), "").handle
+    policy.hold(index, first)
+
+    assert [pages.tolist() for pages in policy.evict(index, 1, 2)] == [[], [2, 3]]
+    assert policy.match_prefix(index, ints(range(3)), "").pages.tolist() == [[1], [1]]
+    policy.release(index, first)
+    policy.release(index, handle)
+    policy.check_index(index)
+
+
+def test_debug_notices_snapshots_of_no_prefix() -> None:
+    policy = RadixCache(1, (FULL, STATE), RadixOptions(debug=True))
+    index = policy.new_index()
+    handle = insert(policy, index, [1, 2], [[1, 2], [0, 0]])
+    with pytest.raises(AssertionError, match="3 pages of 2 are not a prefix"):
+        policy.add_snapshot(index, handle, 3, ints([0, 1]))
+    policy.add_snapshot(index, handle, 2, ints([0, 1]))
+    with pytest.raises(AssertionError, match="page 1 is in the index already"):
+        policy.add_snapshot(index, handle, 1, ints([0, 1]))

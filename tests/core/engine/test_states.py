@@ -56,12 +56,14 @@ def count_replays(runner: Any, name: str, counts: Counter[str]) -> None:
 def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     settings = random_settings(rng) | {"debug_canary": True, "kv_cache": bool(rng.random() < 0.8)}
+    settings |= {"snapshot_tokens": int(rng.choice([0, 16, 48])), "debug_invariants": True}
     engine = toys.engine(state=True, **settings)
     harness = EngineHarness(engine).run(random_requests(rng, 25))
 
     assert set(harness.reasons.values()) == {"stop", "length"}
-    assert engine.stats().cached_tokens == 0
-    assert engine.limits.num_pages[-1] == settings["max_running_requests"]
+    reuses = engine.limits.snapshot_tokens > 0
+    assert (engine.stats().cached_tokens > 0) == reuses
+    assert (engine.limits.num_pages[-1] > settings["max_running_requests"]) == reuses
     words = engine.canary.pools_as_words(len(engine.limits.groups) - 1)
     assert all((pool[0] == PATTERN).all() for pool in words.values()), "the dummy page was written"
     engine.close()
@@ -69,8 +71,14 @@ def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
 
 @pytest.mark.feature("T6")
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
-def test_a_preempted_row_computes_its_state_again(toys: Toys, overlap: bool) -> None:
-    sizes = {"max_running_requests": 6, "max_batch_tokens": 13, "num_pages": 41}
+@pytest.mark.parametrize("every", [0, 16])
+def test_a_preempted_row_has_its_state_again(toys: Toys, overlap: bool, every: int) -> None:
+    sizes = {
+        "max_running_requests": 6,
+        "max_batch_tokens": 13,
+        "num_pages": 41 if not every else 31,
+    }
+    sizes |= {"snapshot_tokens": every, "page_size": 4}
     engine = toys.engine(state=True, overlap=overlap, debug_canary=True, **sizes)
     harness = EngineHarness(engine).run(random_requests(np.random.default_rng(3), 30))
 
@@ -136,28 +144,48 @@ def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     engine.close()
 
 
-def test_nothing_is_reused_and_the_start_up_table_says_so(toys: Toys) -> None:
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"snapshot_tokens": 0}, "snapshot_tokens (--snapshot-tokens) 0"),
+        ({"snapshot_ratio": 0.0}, "snapshot_ratio (--snapshot-ratio) 0"),
+        ({"paged_attn": "off", "num_pages": None}, "paged_attn (--paged-attn) off"),
+    ],
+)
+def test_without_snapshots_nothing_is_reused_and_the_start_up_table_says_why(
+    toys: Toys, settings: dict[str, Any], why: str
+) -> None:
+    engine = toys.engine(state=True, **settings)
     prompt = np.arange(40)
-    for settings in ({}, {"paged_attn": "off", "num_pages": None}):
-        engine = toys.engine(state=True, **settings)
-        for name in "ab":
-            EngineHarness(engine).run([request(name, prompt, 5)])
-        harness = EngineHarness(engine)
-        harness.run([request("c", np.concatenate([prompt, np.arange(5)]), 5)])
+    for name, more in (("a", 0), ("b", 0), ("c", 5)):
+        EngineHarness(engine).run([request(name, np.concatenate([prompt, np.arange(more)]), 5)])
 
-        assert ("prefix reuse", "off", "KV group 1 keeps a state") in engine.summary.table
-        assert engine.stats().cached_tokens == engine.stats().cached_pages == 0
-        engine.close()
+    assert ("prefix reuse", "off", f"KV group 1 keeps a state: {why}") in engine.summary.table
+    assert engine.stats().cached_tokens == engine.stats().cached_pages == 0
+    engine.close()
 
 
-def test_the_memory_plan_has_a_page_a_row_beside_the_others(toys: Toys) -> None:
-    engine = toys.engine(state=True, num_pages=100, page_size=4, max_running_requests=8)
+@pytest.mark.parametrize(
+    ("ratio", "states"),
+    [
+        (0.0, "8 pages, 16 B a page, 144 B"),
+        # A tenth of 6,464 bytes and its own: 718 bytes are 44 states.
+        (0.1, "52 pages, 44 snapshots among them, 16 B a page, 848 B"),
+        # At most one for each page of the context.
+        (0.5, "108 pages, 100 snapshots among them, 16 B a page, 1.7 KiB"),
+    ],
+)
+def test_the_memory_plan_has_a_page_a_row_and_those_of_snapshots(
+    toys: Toys, ratio: float, states: str
+) -> None:
+    sizes = {"num_pages": 100, "page_size": 4, "max_running_requests": 8}
+    engine = toys.engine(state=True, snapshot_ratio=ratio, **sizes)
 
     # A key and a value of two float32 numbers, four tokens a page; two numbers, in 16 bytes.
     assert [line.strip() for line in engine.summary.memory[2:]] == [
         "KV pool   400 tokens in 2 groups",
         "full, 1 layer: 100 pages of 4, 64 B a page, 6.3 KiB",
-        "state, 1 layer: 8 pages, 16 B a page, 144 B",
+        f"state, 1 layer: {states}",
     ]
     engine.close()
 

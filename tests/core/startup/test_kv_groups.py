@@ -317,12 +317,22 @@ def test_groups_of_different_types_need_a_backend_for_both() -> None:
     assert reason.code == "mixed_groups"
 
 
+KEEPS = "KV group 0 keeps a state:"
+OFF = f"{KEEPS} paged_attn (--paged-attn) off"
 REUSE = [
     (group(0, 1, 2), "radix", "on", "takes over"),
     (group(0, 1, 2, layout=LATENT), "radix", "on", "takes over"),
     (group(0, 1, 2), "naive", "cache_type (--cache-type) naive", "cache_type (--cache-type) naive"),
     (group(0, 1, 2, window=6), "radix", "on", "takes over"),
-    (group(0, 1, 2, layout=STATE), "radix", "KV group 0 keeps a state", "KV group 0 keeps a state"),
+    (group(0, 1, 2, layout=STATE), "radix", f"{KEEPS} its family names no alignment", OFF),
+    (group(0, 1, 2, layout=evolve(STATE, alignment=4)), "radix", "on", OFF),
+    (
+        group(0, 1, 2, layout=evolve(STATE, alignment=8000)),
+        "radix",
+        f"{KEEPS} max_batch_tokens (--max-batch-tokens) 8192 has no room for 8000 tokens beside "
+        "those of max_running_requests (--max-running-requests) 256",
+        OFF,
+    ),
 ]
 
 

@@ -130,6 +130,23 @@ class EngineConfig(PartSettings):
         default_text="unlimited",
         group="memory",
     )
+    snapshot_tokens: int = setting_field(
+        "--snapshot-tokens",
+        Integer(least=0),
+        1024,
+        "of models that keep a state: after how many tokens of a prompt it is copied, for prompts "
+        "that begin alike, besides its end and where prompts part; 0: never, and no prefix is "
+        "reused",
+        aliases=("--mamba-track-interval",),
+        group="memory",
+    )
+    snapshot_ratio: float = setting_field(
+        "--snapshot-ratio",
+        Number(least=0.0, most=0.9, rule="a number from 0.0 to 0.9"),
+        0.25,
+        "share of the KV pool that such copies may take",
+        group="memory",
+    )
     kv_cache: bool = setting_field(
         "--kv-cache",
         Switch(),

@@ -16,10 +16,14 @@ from headstock.spi.arrays import Ints
 
 @frozen(eq=False)
 class WatchedHandle:
-    """A handle of the policy, and the digest of the prefix that it stands for."""
+    """A handle of the policy, and the digests of the prefix up to each of its pages.
+
+    digest: of the whole prefix
+    """
 
     inner: Any
     digest: bytes
+    digests: tuple[bytes, ...]
 
 
 @define(eq=False)
@@ -63,7 +67,8 @@ class WatchedPolicy(CachePolicy):
                         "or is another tenant's"
                     )
         end = digests[-1] if digests else _root_digest(namespace)
-        return Match(pages, None if match.handle is None else WatchedHandle(match.handle, end))
+        handle = None if match.handle is None else WatchedHandle(match.handle, end, tuple(digests))
+        return Match(pages, handle, match.num_known)
 
     def hold(self, index: WatchedIndex, handle: WatchedHandle) -> None:
         """Hold the handle of `inner`."""
@@ -109,7 +114,8 @@ class WatchedPolicy(CachePolicy):
             first = _root_digest(namespace) if handle is None else handle.digest
             new = self._digest_pages(first, keys[start:stop].reshape(-1))
             digests += new
-            watched.append(WatchedHandle(end, new[-1] if new else first))
+            earlier = () if handle is None else handle.digests
+            watched.append(WatchedHandle(end, new[-1] if new else first, (*earlier, *new)))
         for group in range(self.num_groups):
             self._note_pages(index.digests[group], group, pages, canonical, digests)
         return canonical, watched
@@ -132,6 +138,19 @@ class WatchedPolicy(CachePolicy):
                     f"put page {kept} of KV group {group} for page {own}, though it "
                     "stands for other tokens or is another tenant's"
                 )
+
+    def add_snapshot(
+        self, index: WatchedIndex, handle: WatchedHandle, num_pages: int, pages: Ints
+    ) -> Any:
+        """Add as `inner` does.   raises: PluginBroken where its pages stand for other keys"""
+        answer = self.inner.add_snapshot(index.inner, handle.inner, num_pages, pages)
+        if not isinstance(answer, np.ndarray) or answer.shape != pages.shape:
+            return answer  # core says what is wrong with it
+        digests = handle.digests[num_pages - 1 : num_pages]
+        for group in range(self.num_groups):
+            known = index.digests[group]
+            self._note_pages(known, group, pages[:, None], answer[:, None], digests)
+        return answer
 
     def hold_pages(self, index: WatchedIndex, group: int, pages: Ints) -> None:
         """Hold pages of a window group."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, product
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.execution.kv_pools import allocate_pool, view_layer
+from headstock.execution.kv_pools import allocate_pool, allocate_state_pools, view_layer
 from headstock.scheduler import Plan
-from headstock.spi import KVGroup, KVLayer, LayoutKind
+from headstock.spi import KVGroup, KVLayer, LayoutKind, StateKV
 from headstock.spi.arrays import Ints
 
 MAX_CLEANED_PAGES = 64
@@ -33,7 +34,8 @@ class Buffers:
     pools: by layer, [pages + 1, *page] as `kv_pools.page_shape` says; page 0 is the dummy page,
         which is always finite
     kv: by layer, views of the pools by their parts
-    state_groups: the groups that keep a state
+    state_pools: by group that keeps a state, its layers' pools in one piece,
+        [layers, pages + 1, bytes] uint8
     page_tables: by group, [rows + 1, columns] int32, 0 past a row's last page; one column for a
         group with a state
     tokens: [rows + 1, max_len + 1] int64, every token known or sampled so far
@@ -47,15 +49,15 @@ class Buffers:
     page_tables: tuple[Tensor, ...]
     tokens: Tensor
     kv: tuple[KVLayer, ...] = ()
-    state_groups: tuple[int, ...] = ()
+    state_pools: Mapping[int, Tensor] = MappingProxyType({})
 
     @property
     def attention_tables(self) -> tuple[Tensor, ...]:
         """The page tables of the groups that keep tokens."""
-        if not self.state_groups:
+        if not self.state_pools:
             return self.page_tables
         return tuple(
-            table for group, table in enumerate(self.page_tables) if group not in self.state_groups
+            table for group, table in enumerate(self.page_tables) if group not in self.state_pools
         )
 
     def to_device(self, array: Ints | Tensor) -> Tensor:
@@ -116,8 +118,10 @@ class Buffers:
         """Bring the tables up to date with a plan that is about to run.
 
         new_rows: the tokens of each row that the plan admits
-        writes: page_tables, tokens
+        writes: page_tables, tokens, and the pools of states
         """
+        if len(plan.copies):
+            self._copy_states(plan.copies)
         if len(plan.drafts):
             self._store_drafts(plan)
         if not new_rows and not len(plan.page_rows):
@@ -168,6 +172,24 @@ class Buffers:
             pages = np.zeros(table.shape[1], np.int32)
             pages[columns] = numbers
             self.copy_into(table[row], pages)
+
+    def _copy_states(self, copies: Ints) -> None:
+        """Copy pages of states; all are read before any is written.
+
+        copies: [m, 3] int32, as `Plan.copies`
+        writes: pools
+        """
+        (at,) = self.to_device_packed(np.ascontiguousarray(copies.T, np.int64))
+        groups = copies[:, 0].tolist()
+        for group, pool in self.state_pools.items():
+            # As words: pages of states are multiples of them, and there are fewer.
+            words = pool.view(torch.int64)
+            which = [index for index, other in enumerate(groups) if other == group]
+            if len(which) == len(groups):
+                words[:, at[2]] = words[:, at[1]]
+            elif which:
+                own = self.to_device(np.array(which, np.int64))
+                words[:, at[2][own]] = words[:, at[1][own]]
 
     def _store_drafts(self, plan: Plan) -> None:
         """Write the plan's drafts to the token table, where its step reads them.
@@ -295,11 +317,18 @@ def allocate_buffers(shape: BufferShape, num_pages: Sequence[int], max_len: int)
     columns = -(-max_len // page_size)
     pools: dict[int, Tensor] = {}
     kv: dict[int, KVLayer] = {}
+    state_pools: dict[int, Tensor] = {}
     for number, (group, count) in enumerate(zip(groups, num_pages, strict=True)):
-        for layer in group.layers:
-            pools[layer] = allocate_pool(
-                group, count, page_size, kv_dtype=shape.kv_dtype, dtype=dtype, device=device
+        if isinstance(group.layout, StateKV):
+            state_pools[number] = allocate_state_pools(
+                group.layout, len(group.layers), count, dtype=dtype, device=device
             )
+            pools |= zip(group.layers, state_pools[number].unbind(), strict=True)
+        for layer in group.layers:
+            if number not in state_pools:
+                pools[layer] = allocate_pool(
+                    group, count, page_size, kv_dtype=shape.kv_dtype, dtype=dtype, device=device
+                )
             kv[layer] = view_layer(pools[layer], number, group, page_size, dtype)
     return Buffers(
         device=device,
@@ -317,7 +346,5 @@ def allocate_buffers(shape: BufferShape, num_pages: Sequence[int], max_len: int)
             for group in groups
         ),
         tokens=torch.zeros((rows + 1, max_len + 1), dtype=torch.int64, device=device),
-        state_groups=tuple(
-            number for number, group in enumerate(groups) if group.layout.kind is LayoutKind.STATE
-        ),
+        state_pools=state_pools,
     )

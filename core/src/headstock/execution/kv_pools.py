@@ -50,10 +50,21 @@ def allocate_pool(
     """
     layout = group.layout
     if isinstance(layout, StateKV):
-        page = sum(count_state_bytes(layout, dtype))
-        return _zeros((num_pages + 1, page), torch.uint8, device)
+        return allocate_state_pools(layout, 1, num_pages, dtype=dtype, device=device)[0]
     shape = (num_pages + 1, *page_shape(layout, page_tokens))
     return _zeros(shape, choose_dtype(group.dtype, kv_dtype), device)
+
+
+def allocate_state_pools(
+    layout: StateKV, num_layers: int, num_pages: int, *, dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Allocate the pools of a group that keeps a state, zeros: [layers, num_pages + 1, bytes].
+
+    dtype: of states that name no type
+    """
+    # In one piece: states are copied, and one copy then serves all layers.
+    page = sum(count_state_bytes(layout, dtype))
+    return _zeros((num_layers, num_pages + 1, page), torch.uint8, device)
 
 
 def view_layer(

@@ -85,7 +85,7 @@ def look_up_tensors(
     # device's table: with overlap the host has not seen the newest ones yet.
     size = buffers.page_size
     columns, offsets = positions.div(size, rounding_mode="floor"), positions % size
-    states = buffers.state_groups
+    states = buffers.state_pools
     slots = (
         table[token_rows, 0].long()
         if group in states
@@ -102,7 +102,7 @@ def look_up_arrays(
     size, rows, at = buffers.page_size, token_rows.numpy(), positions.numpy()
     columns = at // size
     offsets = at - columns * size
-    states = buffers.state_groups
+    states = buffers.state_pools
     slots = (
         torch.from_numpy(
             table.numpy()[rows, 0].astype(np.int64)
@@ -119,7 +119,7 @@ def look_up_state_pages(buffers: Buffers, row_ids: Tensor) -> tuple[Tensor | Non
 
     row_ids, each result: [n] int64
     """
-    states = buffers.state_groups
+    states = buffers.state_pools
     if not states:
         return (None,) * len(buffers.page_tables)
     return tuple(

@@ -6,9 +6,9 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import Batch
+from headstock.spi import Batch, DeltaRule
 
-CHUNK = 64
+CHUNK = DeltaRule.chunk
 """Tokens of a chunk, which begins at a position that is a multiple of it."""
 
 

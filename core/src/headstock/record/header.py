@@ -11,7 +11,7 @@ from attrs import evolve
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, UsageError
-from headstock.record.header_rules import LIMIT_RULES
+from headstock.record.header_rules import LIMIT_RULES, NEWER_LIMITS
 from headstock.scheduler import Limits
 from headstock.spi import CachePolicy, FullKV, KVGroup, LatentKV, Layout, StateKV
 
@@ -78,7 +78,7 @@ def restore_limits(header: Mapping[str, Any], *, check: bool = False) -> Limits:
     registry raises for a broken plugin
     """
     try:
-        plain = dict(header["limits"]) | {"check": check}
+        plain = {**NEWER_LIMITS, **header["limits"], "check": check}
         plain["num_pages"] = tuple(plain["num_pages"])
         groups = tuple(map(_restore_group, header["groups"]))
         # The scheduler and the policy are code, so the header has their names alone: a replay

@@ -95,9 +95,13 @@ LIMIT_RULES: Mapping[str, FieldRule] = MappingProxyType(
         "max_regions": _integer(0, LARGEST),
         "overlap": SWITCH,
         "max_drafts": _integer(0, MAX_DRAFTS),
+        "alignment": SIZE,
+        "snapshot_tokens": _integer(0, LARGEST),
         "check": SWITCH,
     }
 )
+NEWER_LIMITS: Mapping[str, Any] = MappingProxyType({"alignment": 1, "snapshot_tokens": 0})
+"""Limits that recordings made before they existed lack, as they were."""
 GROUP_RULES: Mapping[str, FieldRule] = MappingProxyType(
     {
         "layers": _list_of(_integer(0, LARGEST), 0, LARGEST),
@@ -112,7 +116,7 @@ def check_header(header: Mapping[str, Any]) -> None:
     """Raise ValueError for a field that is missing, unknown, mistyped or absurdly large."""
     _check_fields(header, HEADER_RULES, "", others=True)  # later versions may say more
     limits, groups = header["limits"], header["groups"]
-    _check_fields(limits, LIMIT_RULES, "limits.")
+    _check_fields({**NEWER_LIMITS, **limits}, LIMIT_RULES, "limits.")
     for number, group in enumerate(groups):
         _check_fields(group, GROUP_RULES, f"groups[{number}].")
     if len(limits["num_pages"]) != len(groups):

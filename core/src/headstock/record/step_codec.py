@@ -100,7 +100,7 @@ def _read_fields(block: BlockReader, kind: type[Any], fields: Fields) -> Any:
     }
     # blocks hold flat arrays, and this one has two columns
     if kind is Plan and len(values.get("copies", ())):
-        values["copies"] = values["copies"].reshape(-1, 2)
+        values["copies"] = values["copies"].reshape(-1, 3)
     return kind(**values)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.scheduler.chunks import end_chunk
 from headstock.scheduler.contiguous import Region, match_region
 from headstock.scheduler.page_pool import (
     append_row_pages,
@@ -23,6 +24,7 @@ from headstock.scheduler.row_counters import (
     is_special,
     wrap_milliseconds,
 )
+from headstock.scheduler.snapshots import mark_snapshots
 from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
@@ -74,6 +76,9 @@ def admit_requests(state: State, positions: Ints, budget: int, num_scheduled: In
         # No smaller request goes ahead: a stream of those would starve one that needs many pages.
         if not has_room(state, request_state, prefix_hit):
             break
+        cached = count_prefix_tokens(state, prefix_hit)
+        if budget < min(state.limits.alignment, len(request_state.tokens) - cached):
+            break  # its first chunk would be empty
         row = free_rows.pop(0)
         num_scheduled[row] = count = _place_in_row(state, request_state, row, prefix_hit, budget)
         state.new_row_ids.append(row)
@@ -96,18 +101,24 @@ def _place_in_row(
     returns: how many tokens it computes in this step
     """
     cached = count_prefix_tokens(state, prefix_hit)
-    count = min(len(request_state.tokens) - cached, budget)
     init_row(state, request_state, row, cached)
     if isinstance(prefix_hit, Region):
         reuse_region(state, row, prefix_hit)
     elif prefix_hit is not None:
         share_prefix(state, row, prefix_hit)
-    # Pages are appended last: a prefix that is held can no longer be evicted to make room for them.
+    # Pages are appended after that: a prefix that is held can no longer be evicted to make room.
+    for group in state.limits.state_groups:
+        append_row_pages(state, group, row, 1)
+    if isinstance(prefix_hit, Match):
+        mark_snapshots(state, row, prefix_hit)
+    stop = min(len(request_state.tokens), cached + budget)
+    if not state.limits.recompute:
+        stop = end_chunk(state, row, cached, stop)
     for group, span in enumerate(state.spans[:, row].tolist()):
-        pages = -(-(cached + count) // state.limits.page_tokens[group])
+        pages = -(-stop // state.limits.page_tokens[group])
         if pages > span:
             append_row_pages(state, group, row, pages - span)
-    return count
+    return stop - cached
 
 
 def match_prefix(state: State, request_state: RequestState) -> Match | Region | None:

@@ -7,6 +7,7 @@ import numpy as np
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.policy_answers import count_indexed
 from headstock.scheduler.row_counters import NONE, RowCounter, count_drafts, is_special
+from headstock.scheduler.snapshots import count_snapshot_refs
 from headstock.scheduler.state import State
 
 
@@ -30,6 +31,8 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
     """Check that free + held + cached == total, and that rows share indexed pages only."""
     total = limits.num_pages[group]
     held_pages = np.concatenate(state.pages[group])
+    if group in limits.state_groups:
+        held_pages = np.concatenate((held_pages, count_snapshot_refs(state, group)))
     assert (held_pages > 0).all(), f"group {group}: a row holds the dummy page"
     refs = np.bincount(held_pages, minlength=total + 1)
     assert (refs == state.refs[group]).all(), (
@@ -110,7 +113,8 @@ def _check_rows(state: State, limits: Limits) -> None:
             assert span * limits.page_tokens[group] >= computed, (
                 f"row {row} computed tokens without a page of group {group}"
             )
-        assert (values[RowCounter.NUM_INDEXED] <= state.spans[:, row]).all(), (
+        token_spans = np.delete(state.spans[:, row], list(limits.state_groups))
+        assert (values[RowCounter.NUM_INDEXED] <= token_spans).all(), (
             f"row {row} indexed more pages than it holds"
         )
     special = np.count_nonzero(is_special(counters))

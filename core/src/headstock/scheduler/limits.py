@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 import numpy as np
 from attrs import field, frozen
 
@@ -69,11 +71,14 @@ class Limits:
     max_regions: regions of ended sequences to keep in contiguous mode
     overlap: the plan before last may still run when the next is made
     max_drafts: the most drafts of a row in a step; 0 when nothing proposes any
+    alignment: chunks of a prompt end at multiples of so many tokens; 1 for anywhere
+    snapshot_tokens: after how many tokens of a prompt its states are copied for others; 0 for never
     length_hint: the part of an error that says how to allow longer sequences
     page_tokens: by KV group, the tokens that one page holds; `page_token_column` has the same as
         [groups, 1] int32
     max_kept_pages: by KV group, the most pages that a row keeps between steps
     scarce_groups: the groups with fewer pages than the rows could hold together
+    state_groups: the groups that keep a state
     no_drafts: [max_rows] int32 zeros, of a step in which no row has drafts
     ones: [max_rows] int32, pages by row of a step in which rows lack one each
     """
@@ -92,6 +97,8 @@ class Limits:
     max_regions: int = 0
     overlap: bool = False
     max_drafts: int = 0
+    alignment: int = 1
+    snapshot_tokens: int = 0
     check: bool = False
     length_hint: str = " or raise max_seq_len (--max-seq-len)"
     # Worked out once: steps read them for every row.
@@ -99,6 +106,7 @@ class Limits:
     max_kept_pages: tuple[int, ...] = field(init=False)
     page_token_column: Ints = field(init=False, repr=False)
     scarce_groups: tuple[int, ...] = field(init=False)
+    state_groups: tuple[int, ...] = field(init=False)
     no_drafts: Ints = field(init=False, repr=False)
     ones: Ints = field(init=False, repr=False)
 
@@ -136,6 +144,14 @@ class Limits:
             )
         )
 
+    @state_groups.default
+    def _find_state_groups(self) -> tuple[int, ...]:
+        return tuple(
+            number
+            for number, group in enumerate(self.groups)
+            if group.layout.kind is LayoutKind.STATE
+        )
+
     @no_drafts.default
     def _make_no_drafts(self) -> Ints:
         return read_only(np.zeros(self.max_rows, np.int32))
@@ -147,7 +163,12 @@ class Limits:
     @property
     def keeps_state(self) -> bool:
         """Whether some layers keep a state, which cannot go back to an earlier token."""
-        return any(group.layout.kind is LayoutKind.STATE for group in self.groups)
+        return bool(self.state_groups)
+
+    @property
+    def snapshot_step(self) -> int:
+        """Multiples of how many tokens a snapshot may be at: of pages, and of the alignment."""
+        return lcm(self.alignment, self.page_size)
 
     def pages_for(self, num_tokens: int) -> int:
         """Return how many pages of `page_size` tokens hold `num_tokens` tokens."""

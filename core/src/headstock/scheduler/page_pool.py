@@ -85,6 +85,8 @@ def free_pages(state: State, group: int, pages: Ints) -> None:
     """Put pages on the free list."""
     if not len(pages):
         return
+    for page in pages.tolist() if state.copies else ():
+        state.copies.pop((group, page), None)
     # The step in flight may still read these pages, and this plan may reuse them: the device runs
     # steps in launch order, so the next step's writes come after those reads.
     stack = state.free[group]
@@ -93,6 +95,13 @@ def free_pages(state: State, group: int, pages: Ints) -> None:
     state.num_free[group] += len(pages)
     if len(stack) > _MAX_PARTS:
         state.free[group] = [np.concatenate(stack)]
+
+
+def take_page(state: State, group: int) -> int:
+    """Take one page, which is held once; the caller has checked that one is available."""
+    page = int(_take_pages(state, group, 1)[0])
+    state.refs[group][page] = 1
+    return page
 
 
 def _evict_pages(state: State, group: int, count: int) -> None:
@@ -211,6 +220,9 @@ def share_prefix(state: State, row: int, match: Match) -> None:
     state.row_counters[RowCounter.NUM_INDEXED, row] = count
     state.spans[:, row] = count
     for group, pages in enumerate(match.pages):
+        if group in state.limits.state_groups:
+            state.spans[group, row] = 0  # the row gets a page of its own, and copies the snapshot
+            continue
         if state.limits.groups[group].window is not None:
             _share_window(state, policy, group, row, pages)
         else:
@@ -260,6 +272,8 @@ def _release_indexed(state: State, group: int, row: int, pages: Ints) -> int:
     pages: [n] int32, the row's first ones in the order of their tokens
     """
     num_indexed = int(state.row_counters[RowCounter.NUM_INDEXED, row])
+    if group in state.limits.state_groups:
+        return 0
     if state.limits.groups[group].window is None:
         return num_indexed
     num_indexed = max(num_indexed - int(state.first_pages[group, row]), 0)

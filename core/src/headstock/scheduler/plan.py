@@ -28,8 +28,8 @@ class Plan:
     drafts: [sum of num_drafts] the drafts, row by row, to put into the token table before the step
     page_groups, page_rows, page_columns, page_numbers: [m] page-table entries to write, in order
     new_row_ids: rows that got a request in this step
-    copies: [m, 2] pages to copy before the step (source, destination); always empty so far, since
-        rows share whole pages only
+    copies: [m, 3] pages to copy before the step (group, source, destination): states that rows
+        begin with, or leave to others. All sources are read before any destination is written.
     """
 
     number: int
@@ -102,7 +102,7 @@ class Plan:
         body = np.frombuffer(data[head_len:], np.int32)
         parts = dict(zip(_ARRAYS, np.split(body, np.cumsum(sizes)[:-1]), strict=True))
         parts["copies"] = (
-            parts["copies"].reshape(-1, 2) if len(parts["copies"]) else parts["copies"]
+            parts["copies"].reshape(-1, 3) if len(parts["copies"]) else parts["copies"]
         )
         return cls(number=int(head[0]), num_decode=int(head[1]), **parts)
 

@@ -52,6 +52,7 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
         page_columns=page_columns,
         page_numbers=numbers,
         new_row_ids=np.array(state.new_row_ids, np.int32) if state.new_row_ids else NONE,
+        copies=_flatten_copies(state) if state.copies and len(rows) else NONE,
     )
 
 
@@ -148,3 +149,11 @@ def _flatten_writes(state: State) -> tuple[Ints, Ints, Ints, Ints]:
     groups = np.repeat(np.array(numbers, np.int32), [len(rows) for rows in parts[0]])
     rows, columns, pages = map(np.concatenate, parts)
     return groups, rows.astype(np.int32), columns, pages
+
+
+def _flatten_copies(state: State) -> Ints:
+    """Return pages to copy: groups, sources and destinations, [m, 3] int32."""
+    copies, state.copies = state.copies, {}
+    return np.array(
+        [(group, source, target) for (group, target), source in copies.items()], np.int32
+    )

@@ -56,8 +56,16 @@ def check_match(limits: Limits, match: object, num_keys: int) -> Match:
     if count * limits.page_size > num_keys:
         blame_policy(limits, f"matched {count} pages, and {num_keys} tokens were searched for")
     for group, (numbers, total) in enumerate(zip(pages, limits.num_pages, strict=True)):
+        if group in limits.state_groups:
+            numbers = numbers[-1:]
         least = 0 if limits.groups[group].window is not None else 1
         _check_numbers(limits, "matched", group, numbers, least, total)
+    if limits.snapshot_tokens and count * limits.page_size % limits.snapshot_step:
+        blame_policy(
+            limits,
+            f"matched {count} pages, and snapshots are at multiples of {limits.snapshot_step} "
+            "tokens",
+        )
     return match
 
 
@@ -77,6 +85,21 @@ def check_inserted(limits: Limits, answer: Any, own: Ints, num_rows: int) -> tup
         limits,
         f"answered an insertion of {own.shape[1]} pages: expected the pages that count, "
         f"{list(own.shape)}, and a handle for each of {num_rows} rows, got {shorten(answer, 80)}",
+    )
+
+
+def check_snapshot(limits: Limits, answer: Any, own: Ints) -> Ints:
+    """Return the snapshots that the index has now.
+
+    answer: of `add_snapshot`    own: [groups] int32, those that were added
+    raises: PluginBroken
+    """
+    if isinstance(answer, np.ndarray) and _are_pages(limits, answer[:, None], own[:, None]):
+        return answer
+    blame_policy(
+        limits,
+        f"answered a snapshot: expected a page for each group that keeps a state, "
+        f"{list(own.shape)}, got {shorten(answer, 80)}",
     )
 
 

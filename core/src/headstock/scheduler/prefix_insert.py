@@ -61,6 +61,8 @@ def _insert_pages(
     places = rows * table.shape[2] + columns
     tokens = state.tokens.reshape(-1, state.limits.page_size).take(places, axis=0)
     own = table.reshape(len(table), -1).take(places, axis=1)
+    for group in state.limits.state_groups:
+        own[group] = 0
     answer = policy.insert_each(
         state.index,
         [handles[row] for row in numbers],

@@ -53,12 +53,14 @@ def must_wait_for_prefix(
     if state.limits.policy is None or not request.takes_prefix_hits:
         return False
     counters, size = state.row_counters, state.limits.page_size
-    stop = found + size
+    every = state.limits.snapshot_tokens
+    # With states the next hit is at the next snapshot of a prompt.
+    stop = (found // every + 1) * every if every else found + size
     if stop >= len(request_state.tokens):
         return False
     # Asked anew at every step: once the row is gone, the request computes the page itself.
     late = (counters[RowCounter.NUM_INDEXED] < stop // size) & (
-        counters[RowCounter.NUM_KNOWN] >= stop
+        counters[RowCounter.NUM_PROMPT if every else RowCounter.NUM_KNOWN] >= stop
     )
     # A row of lower priority may be preempted before it fills the page.
     late &= counters[RowCounter.PRIORITY] >= request.priority

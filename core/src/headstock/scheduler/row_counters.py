@@ -37,9 +37,12 @@ class RowCounter:
     ADAPTER = 19  # number of its adapter, 0 for none
     ARRIVED_AT = 20  # milliseconds of the clock, modulo 2**32 (see `count_waits`)
     POOLING = 21  # 1: hidden states are pooled instead of being scored; no token is sampled
+    NUM_SAVED = 22  # tokens behind which its state was last looked at for a snapshot
+    BRANCH = 23  # tokens behind which another prefix parts from its prompt, 0 for none
+    LAST_CUT = 24  # tokens of its prompt's last snapshot, 0 for none
 
 
-NUM_COUNTERS = 22
+NUM_COUNTERS = 25
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows, pages or tokens."""

@@ -14,6 +14,7 @@ from headstock.errors import (
     shorten,
 )
 from headstock.scheduler.admission import admit_requests
+from headstock.scheduler.chunks import align_chunks
 from headstock.scheduler.page_pool import append_pages, count_available_pages
 from headstock.scheduler.preemption import preempt_row, preempt_until_fits
 from headstock.scheduler.row_counters import (
@@ -62,7 +63,9 @@ def select_rows(state: State) -> Ints:
     for row in decision.victims.tolist():
         preempt_row(state, row)
     # As many tokens as rows: each has one.
-    num_scheduled = _allocate_pages(state, num_scheduled, is_decode=total == len(decision.rows))
+    aligned = align_chunks(state, num_scheduled, budget.tokens)
+    is_decode = total == len(decision.rows) and aligned is num_scheduled
+    num_scheduled = _allocate_pages(state, aligned, is_decode=is_decode)
     # Rows preempted since the decision are in the queue now, so positions in it no longer stand.
     if not len(decision.admit) or state.num_preempted != preempted:
         return num_scheduled
@@ -73,7 +76,7 @@ def select_rows(state: State) -> Ints:
     # would run, no page would become free, and the next step would be the same.
     decision = _call_scheduler(state, _make_view(state, WaitingQueue(), 0), budget)
     num_scheduled, _ = _validate_decision(state, view, budget, decision)
-    return _allocate_pages(state, num_scheduled)
+    return _allocate_pages(state, align_chunks(state, num_scheduled, budget.tokens))
 
 
 def _make_view(state: State, queue: WaitingQueue, free_rows: int) -> View:
@@ -169,7 +172,8 @@ def _count_step_tokens(state: State, num_new_tokens: Ints) -> int:
     num_decoded = int(num_new_tokens[find_decode_rows(state.row_counters)].sum())
     if not (num_decoded or state.pace.every_step):
         return most
-    return min(most, num_decoded + state.pace.prompt_tokens)
+    # Fewer would be no chunk of any prompt.
+    return min(most, num_decoded + max(state.pace.prompt_tokens, state.limits.alignment))
 
 
 def _call_scheduler(state: State, view: View, budget: Budget) -> ScheduleDecision:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from attrs import define, field
+from attrs import define, field, frozen
 
 from headstock.scheduler.contiguous import Region
 from headstock.scheduler.events import Ended, Outcome, Paced
@@ -18,6 +18,17 @@ from headstock.spi.arrays import Ints
 
 Write = tuple[int, Ints, Ints, Ints]
 """Entries of a page table: the group, and rows, columns and pages, each [n]."""
+
+
+@frozen
+class Snapshot:
+    """The state of a sequence behind its first `num_tokens`.
+
+    pages: [state groups], in the order of `Limits.state_groups`
+    """
+
+    num_tokens: int
+    pages: tuple[int, ...]
 
 
 @define(kw_only=True, eq=False)
@@ -42,6 +53,9 @@ class State:
     users, adapters: the numbers of these names
     regions: of ended sequences, oldest first, for requests that continue them
     writes: page-table entries that no plan has carried yet
+    copies: pages to copy that no plan has carried yet: by group and page that is written, the page
+        whose content it gets; all are read before any is written
+    snapshots: by row, copies of its state that the index has not got yet
     num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
         pooling
     may_draft: some row has drafts to verify, or is held for them; False is certain
@@ -79,6 +93,8 @@ class State:
     adapters: NameTable = field(factory=NameTable)
     regions: tuple[Region, ...] = ()
     writes: list[Write] = field(factory=list)
+    copies: dict[tuple[int, int], int] = field(factory=dict)
+    snapshots: dict[int, list[Snapshot]] = field(factory=dict)
     num_admitted: int = 0
     num_arrived: int = 0
     num_steps: int = 0

@@ -15,6 +15,7 @@ from headstock.scheduler.preemption import preempt_for_priority
 from headstock.scheduler.prefix_insert import insert_full_pages
 from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.selection import select_rows
+from headstock.scheduler.snapshots import index_snapshots, take_snapshots
 from headstock.scheduler.state import State
 
 
@@ -54,6 +55,8 @@ def finish_step(state: State) -> Plan:
     limits = state.limits
     # Before admission, so that new rows share the pages that the last step filled.
     insert_full_pages(state)
+    take_snapshots(state)
+    index_snapshots(state)
     # Before the pages are counted: those behind a window serve this step already.
     for number, group in enumerate(limits.groups):
         if group.window is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 from attrs import frozen
 
 from headstock.config import EngineConfig
@@ -10,7 +12,15 @@ from headstock.selection import auto_choices
 from headstock.selection.attention_choice import join_capabilities
 from headstock.selection.model_needs import resolve_kv_dtype
 from headstock.selection.select import SelectedPlugins
-from headstock.spi import DeviceEnv, IntSet, LayoutKind, ModelConfig, Phase
+from headstock.spi import (
+    DeviceEnv,
+    IntSet,
+    KVGroup,
+    LayoutKind,
+    ModelConfig,
+    Phase,
+    StateKV,
+)
 
 
 @frozen(kw_only=True)
@@ -19,7 +29,7 @@ class Terms:
 
     `table` has (term, value, what constrained it) for the start-up print. With `reuse`, prefixes
     are shared page by page; with `take_over`, regions of ended sequences are kept for those that
-    go on.
+    go on. `alignment` and `snapshot_tokens` are those of `Limits`.
     """
 
     dtype: str
@@ -28,6 +38,8 @@ class Terms:
     contiguous: bool
     reuse: bool
     take_over: bool
+    alignment: int
+    snapshot_tokens: int
     table: tuple[tuple[str, str, str], ...]
 
 
@@ -51,8 +63,14 @@ def negotiate_terms(
     # (docs/decisions/0008-contiguous-mode.md).
     page_size = 0 if contiguous else agree_page_size(config, claims, env)
     against = _find_reuse_obstacle(config, parts) or _find_group_obstacle(
-        model, parts, contiguous=contiguous
+        config, model, parts, contiguous=contiguous
     )
+    alignment = _find_alignment(config, model)
+    keeps_state = any(group.layout.kind is LayoutKind.STATE for group in model.kv_groups)
+    snapshot_tokens = 0
+    if keeps_state and not against and not contiguous:
+        step = lcm(alignment, page_size)
+        snapshot_tokens = -(-config.snapshot_tokens // step) * step
     narrowing = [
         who
         for who, sizes in claims.items()
@@ -77,6 +95,8 @@ def negotiate_terms(
         contiguous=contiguous,
         reuse=not against and not contiguous,
         take_over=not against and contiguous,
+        alignment=alignment,
+        snapshot_tokens=snapshot_tokens,
         table=(
             ("device", f"{env.name}", f"device (--device) {config.device}"),
             ("dtype", dtype, f"dtype (--dtype) {config.dtype}"),
@@ -101,18 +121,55 @@ def _find_reuse_obstacle(config: EngineConfig, parts: SelectedPlugins) -> str:
     return "" if parts.cache.capabilities.reuse else f"cache_type (--cache-type) {parts.cache.name}"
 
 
-def _find_group_obstacle(model: ModelConfig, parts: SelectedPlugins, *, contiguous: bool) -> str:
+def _find_alignment(config: EngineConfig, model: ModelConfig) -> int:
+    """Find at multiples of how many tokens chunks of prompts end; 1 for anywhere."""
+    alignment = lcm(*(_get_alignment(group) or 1 for group in model.kv_groups))
+    # Beside all rows' next tokens, a step must have room for a chunk.
+    room = config.max_batch_tokens - config.max_running_requests
+    return alignment if alignment <= room else 1
+
+
+def _get_alignment(group: KVGroup) -> int | None:
+    """Return the alignment of a group's state; None where it keeps none, or promises none."""
+    return group.layout.alignment if isinstance(group.layout, StateKV) else None
+
+
+def _find_group_obstacle(
+    config: EngineConfig, model: ModelConfig, parts: SelectedPlugins, *, contiguous: bool
+) -> str:
     """Find the KV group that cannot resume what another request computed; empty when all can."""
     for number, group in enumerate(model.kv_groups):
         # It has taken in every token of its sequence, and cannot go back to where two part.
-        if group.layout.kind is LayoutKind.STATE:
-            return f"KV group {number} keeps a state"
+        if group.layout.kind is LayoutKind.STATE and (
+            fault := _find_snapshot_obstacle(config, group, contiguous=contiguous)
+        ):
+            return f"KV group {number} keeps a state: {fault}"
         if contiguous:
             continue  # a region has every token, and no cache policy sees it
         if group.window is not None and not parts.cache.capabilities.windows:
             return f"cache_type (--cache-type) {parts.cache.name} with a window of {group.window}"
         if group.layout.kind not in parts.cache.capabilities.layouts:
             return f"cache_type (--cache-type) {parts.cache.name} with {group.layout.kind.value} KV"
+    return ""
+
+
+def _find_snapshot_obstacle(config: EngineConfig, group: KVGroup, *, contiguous: bool) -> str:
+    """Find why a group's states are not copied for other requests; empty when they are."""
+    alignment = _get_alignment(group)
+    if contiguous:
+        return "paged_attn (--paged-attn) off"
+    if alignment is None:
+        return "its family names no alignment"
+    if not config.snapshot_tokens:
+        return "snapshot_tokens (--snapshot-tokens) 0"
+    if not config.snapshot_ratio:
+        return "snapshot_ratio (--snapshot-ratio) 0"
+    most, rows = config.max_batch_tokens, config.max_running_requests
+    if alignment > most - rows:
+        return (
+            f"max_batch_tokens (--max-batch-tokens) {most} has no room for {alignment} tokens "
+            f"beside those of max_running_requests (--max-running-requests) {rows}"
+        )
     return ""
 
 

@@ -20,7 +20,7 @@ class CacheCapabilities:
     """What a policy can do.
 
     page_sizes: in tokens
-    layouts: of the KV groups that it indexes; the pages of a state are never shared
+    layouts: of the KV groups that it indexes; with a state it indexes snapshots
     windows: whether it indexes groups that keep a window of the latest tokens
     reuse: whether it ever shares a page
     """
@@ -44,12 +44,16 @@ class Match:
 
     pages: [groups, n] int32. A row of a group that keeps all tokens is whole. In a window group
         the pages are those from `KVGroup.first_kept_page` on; those before it are 0: not kept.
+        In a group that keeps a state the last one is the snapshot there, and the others are 0.
+    num_known: how many pages of the keys are indexed, which is more than n where a prefix of
+        another request goes on without what a match needs
     """
 
     # Whole pages: a page has one owner for writing, so half of one cannot be shared
     # (docs/decisions/0004-prefix-tree.md).
     pages: Ints
     handle: Any
+    num_known: int = 0
 
 
 @frozen(eq=False)
@@ -83,7 +87,8 @@ class CachePolicy(ABC):
 
     In groups that keep all tokens, a hold on a handle protects all pages from the root to that
     handle from eviction. In window groups pages are held one by one: by `insert`, and between
-    `hold_pages` and `release_pages`.
+    `hold_pages` and `release_pages`. In groups that keep a state a page is a *snapshot*, the state
+    behind the tokens of a prefix. Rows copy it, so none is ever held.
     """
 
     @abstractmethod
@@ -121,8 +126,9 @@ class CachePolicy(ABC):
     def insert(self, index: Any, handle: Any, keys: Ints, pages: Ints, namespace: str) -> Inserted:
         """Index whole pages that follow `handle` (None: the root); the hold moves to the new one.
 
-        A page of 0 is one that the row has no more, in a window group. The canonical pages of
-        window groups are held from now on.
+        A page of 0 is one that the row has no more, in a window group, and every page of a group
+        that keeps a state: its snapshots come by `add_snapshot`. The canonical pages of window
+        groups are held from now on.
 
         keys: [n * page_size] int32    pages: [groups, n] int32
         """
@@ -174,6 +180,17 @@ class CachePolicy(ABC):
         pages: [n] int32, in the order of their tokens
         """
         raise NotImplementedError(f"{type(self).__name__} claims windows and has no release_pages")
+
+    def add_snapshot(self, index: Any, handle: Any, num_pages: int, pages: Ints) -> Ints:
+        """Index the states behind the first `num_pages` pages of a held prefix.
+
+        Only policies that claim states need this.
+
+        handle: the end of the prefix or of one that goes on from there
+        pages: [groups] int32, 0 in groups that keep no state
+        returns: the snapshots that the index has now, [groups] int32: others where it had some
+        """
+        raise NotImplementedError(f"{type(self).__name__} claims states and has no add_snapshot")
 
     @abstractmethod
     def evict(self, index: Any, group: int, count: int) -> Sequence[Ints]:

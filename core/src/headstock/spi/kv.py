@@ -63,10 +63,14 @@ class StateKV:
     """Tensors of a fixed shape for each sequence, however long it is: one page a sequence.
 
     Operations read and write them (`Batch.state_pages`); attention backends see none.
+
+    alignment: a prompt may be cut at multiples of so many tokens, and its state be copied there,
+        and no bit of its answer changes; None where none is promised: its prefixes are never reused
     """
 
     kind: ClassVar[LayoutKind] = LayoutKind.STATE
     tensors: tuple[StateTensor, ...]
+    alignment: int | None = None
 
 
 Layout = FullKV | LatentKV | StateKV

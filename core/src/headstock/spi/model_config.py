@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import Enum
 from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 from attrs import field, frozen
 from attrs.validators import instance_of
@@ -179,7 +179,8 @@ class ShortConv:
     @property
     def layout(self) -> StateKV:
         """What its layer keeps: `conv`, the inputs of the latest tokens, the newest last."""
-        return StateKV(tensors=(StateTensor("conv", (self.taps - 1, self.width)),))
+        # One sum for each token, whatever came with it.
+        return StateKV(tensors=(StateTensor("conv", (self.taps - 1, self.width)),), alignment=1)
 
 
 @frozen(kw_only=True)
@@ -190,8 +191,11 @@ class DeltaRule:
     silu. Each key head serves `value_heads // key_heads` value heads.
 
     taps: the tokens that the convolution sees, itself included; at least 2
+    chunk: operations compute so many tokens of a prompt at once, from a multiple of it on, and
+        those that fill no chunk one by one
     """
 
+    chunk: ClassVar[int] = 64
     key_heads: int
     value_heads: int
     key_dim: int
@@ -216,7 +220,8 @@ class DeltaRule:
             tensors=(
                 StateTensor("conv", (self.taps - 1, self.channels)),
                 StateTensor("delta", memory, "float32"),
-            )
+            ),
+            alignment=self.chunk,
         )
 
 

@@ -148,7 +148,7 @@ def _make_tracker(
     raises: PluginBroken
     """
     choice = inputs.parts.decode_capabilities
-    # Rows of a model that keeps a state share no pages.
+    # Beside states no backend was measured with groups of rows.
     can_share = (
         inputs.parts.cache.capabilities.reuse
         and not inputs.needs.contiguous

@@ -188,7 +188,15 @@ def _build_parts(
     # After the weights and before the pool, which may use all memory that remains.
     kept = find_kept_profile(inputs, env, directory, decided.max_len)
     memory = plan_device_memory(
-        inputs, shape, decided.max_len, free, kept, notes, ranks, on_progress
+        inputs,
+        shape,
+        decided.max_len,
+        free,
+        kept,
+        notes,
+        ranks,
+        on_progress,
+        snapshot_ratio=config.snapshot_ratio if terms.snapshot_tokens else 0.0,
     )
     max_len = _cut_max_len(config, decided.max_len, memory, notes)
     allocate = hooks.wrap_allocation(allocate_buffers)

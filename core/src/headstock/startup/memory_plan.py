@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, format_count
@@ -15,6 +15,9 @@ from headstock.spi import Experts, KVGroup, LayoutKind, ModelConfig
 
 _FEW_POSITIONS = 128
 """Positions up to which drafts of a step are scored in one part."""
+
+_FEWEST_SNAPSHOTS = 2
+"""With fewer, the end of a prompt and of its answer would drop each other."""
 
 MOST_PAGES = 1 << 40
 """More pages than any memory holds."""
@@ -48,12 +51,14 @@ class GroupTerms:
     num_pages: usable ones; the dummy page comes on top
     page_tokens: tokens that a page holds
     page_bytes: of one page over all layers of the group
+    num_snapshots: how many of the pages are more than the rows' states, for copies of these
     """
 
     group: KVGroup
     num_pages: int
     page_tokens: int
     page_bytes: int
+    num_snapshots: int = 0
 
     @property
     def total_bytes(self) -> int:
@@ -68,6 +73,8 @@ class GroupTerms:
         pages = format_count(self.num_pages, "page")
         if self.group.layout.kind is not LayoutKind.STATE:
             pages += f" of {self.page_tokens}"
+        if self.num_snapshots:
+            pages += f", {format_count(self.num_snapshots, 'snapshot')} among them"
         return (
             f"{what}, {format_count(len(self.group.layers), 'layer')}: {pages}, "
             f"{format_bytes(self.page_bytes)} a page, {format_bytes(self.total_bytes)}"
@@ -211,13 +218,17 @@ def plan_groups(
     max_len: int,
     kv_dtype: torch.dtype,
     dtype: torch.dtype,
+    snapshot_ratio: float = 0.0,
 ) -> tuple[GroupTerms, ...]:
     """Give each group the pages for a context of `num_pages * page_size` tokens.
 
     Full and latent groups keep all of it; a window group no more than all rows can hold at once;
-    a state group has a page for each row.
+    a state group has a page for each row, and those of snapshots.
+
+    snapshot_ratio: the share of the other groups' pages and the snapshots' that these may take; 0
+        for none
     """
-    terms = []
+    terms: list[GroupTerms] = []
     for group in groups:
         page_tokens = count_page_tokens(group, page_size, max_len)
         most = max_total_pages(
@@ -238,7 +249,26 @@ def plan_groups(
                 * len(group.layers),
             )
         )
-    return tuple(terms)
+    return tuple(_add_snapshots(terms, num_pages, snapshot_ratio))
+
+
+def _add_snapshots(terms: list[GroupTerms], num_pages: int, ratio: float) -> list[GroupTerms]:
+    """Add the pages of snapshots, equally many for each group that keeps a state.
+
+    num_pages: of a context; more snapshots would stand for no prefixes
+    """
+    states = [each for each in terms if each.group.layout.kind is LayoutKind.STATE]
+    if not ratio or not states:
+        return terms
+    tokens = sum(each.total_bytes for each in terms if each not in states)
+    most = int(ratio / (1 - ratio) * tokens) // sum(each.page_bytes for each in states)
+    count = max(min(most, num_pages), _FEWEST_SNAPSHOTS)
+    return [
+        evolve(each, num_pages=each.num_pages + count, num_snapshots=count)
+        if each in states
+        else each
+        for each in terms
+    ]
 
 
 def plan_memory(
@@ -252,6 +282,7 @@ def plan_memory(
     other_use: MemoryUse,
     free: int,
     max_len: int,
+    snapshot_ratio: float = 0.0,
 ) -> MemoryPlan:
     """Size the pool by the one setting that fixes its size, or else by the memory ratio.
 
@@ -270,6 +301,7 @@ def plan_memory(
             max_len=max_len,
             kv_dtype=kv_dtype,
             dtype=dtype,
+            snapshot_ratio=snapshot_ratio,
         )
 
     def count_bytes(count: int) -> int:

@@ -37,6 +37,8 @@ def plan_device_memory(
     notes: list[str],
     ranks: Ranks,
     on_progress: ProgressCallback | None,
+    *,
+    snapshot_ratio: float = 0.0,
 ) -> MemoryPlan:
     """Divide the bytes that were free before loading among weights, steps and the KV pool.
 
@@ -81,6 +83,7 @@ def plan_device_memory(
         other_use=memory_use,
         free=free,
         max_len=max_len,
+        snapshot_ratio=snapshot_ratio,
     )
     memory = plan(config)
     (least,) = ranks.take_least([memory.kv_tokens // shape.page_size])

@@ -41,6 +41,8 @@ def make_limits(
         max_regions=_region_limit(config, memory) if terms.take_over else 0,
         overlap=OVERLAP[device] if config.overlap is None else config.overlap,
         max_drafts=parts.max_drafts,
+        alignment=terms.alignment,
+        snapshot_tokens=terms.snapshot_tokens,
         check=config.debug_invariants,
         length_hint=_explain_max_len(config, memory, model, max_len),
     )

@@ -41,6 +41,9 @@ def assert_insert(
         f"{count} pages of {page_size} do not take {len(keys)} keys"
     )
     for group, page_list in enumerate(pages.tolist()):
+        if isinstance(index, GroupIndex) and group in index.states:
+            assert not any(page_list), f"states {page_list} come by add_snapshot"
+            continue
         # Pages behind a window are gone.
         if isinstance(index, GroupIndex) and group in index.windows:
             page_list = [page for page in page_list if page]
@@ -51,6 +54,16 @@ def assert_insert(
         assert not dropped, (
             f"pages {sorted(dropped)} are in the index already, waiting to be evicted"
         )
+
+
+def assert_snapshot(index: GroupIndex, handle: Node | None, num_pages: int, pages: Ints) -> None:
+    """Raise AssertionError unless the snapshots are new, and of a prefix that is held."""
+    assert handle is not None, "a snapshot needs a prefix"
+    assert_handle(handle, must_be_held=True)
+    assert 0 < num_pages <= handle.depth, f"{num_pages} pages of {handle.depth} are not a prefix"
+    for group, page in enumerate(pages.tolist()):
+        assert (page > 0) == (group in index.states), f"group {group}: page {page}"
+        assert not page or page not in index.nodes[group], f"page {page} is in the index already"
 
 
 def assert_index(index: Index, page_size: int) -> None:
@@ -89,17 +102,18 @@ def assert_index(index: Index, page_size: int) -> None:
 
 
 def _assert_windows(index: GroupIndex, nodes: list[Node]) -> None:
-    """Raise AssertionError unless every page of a window group is mapped to its node."""
+    """Raise AssertionError unless every page of a window or a state is mapped to its node."""
     for group in range(len(index.groups)):
         indexed = {node.page[group]: node for node in nodes if node.page[group]}
-        if group not in index.windows:
+        if group not in index.nodes:
             assert len(indexed) == len(nodes), f"a node has no page of group {group}"
             continue
         assert indexed == index.nodes[group], f"group {group}: pages are with other nodes"
         idle = index.idle_pages[group]
         assert idle.items() <= indexed.items(), f"group {group}: a page is idle but not indexed"
         for page, node in indexed.items():
-            assert node.refs or page in idle, (
+            may_be_held = node.refs and group not in index.states
+            assert may_be_held or page in idle, (
                 f"group {group}: page {page} is held but {node!r} is not"
             )
 

@@ -4,6 +4,9 @@ In a group that keeps all tokens every node has a page. In a window group it may
     had freed it before it was indexed, or it was evicted alone. A prefix is therefore matched up to
     a node where the window's pages are complete.
 
+A group that keeps a state has a page at some nodes, the state behind their tokens. A match ends at
+    such a node.
+
 Pages of a window group are *held* individually, not along the path: a row that advances frees the
     pages behind its window, while its hold still locks their nodes.
 """
@@ -13,38 +16,46 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from headstock.spi.kv import KVGroup
+from headstock.spi.kv import KVGroup, LayoutKind
 from headstock_radix_cache.tree import Index, Node
 
 
 class GroupIndex(Index):
     """The tree for several KV groups, or for one with a window.
 
-    `nodes` finds the node of a page in each window group, and `idle_pages` lists the pages there
-    that are not held, in the order in which they were released.
+    `nodes` finds the node of a page in each group with a window or a state, and `idle_pages` lists
+    the pages there that are not held, in the order in which they were released or last found.
     """
 
-    __slots__ = ("dropped_pages", "groups", "idle_pages", "nodes", "page_size", "windows")
+    __slots__ = ("dropped_pages", "groups", "idle_pages", "nodes", "page_size", "states", "windows")
 
     def __init__(self, groups: Sequence[KVGroup], page_size: int) -> None:
         super().__init__()
         self.groups = groups
         self.page_size = page_size
         self.windows = [number for number, group in enumerate(groups) if group.window is not None]
-        self.nodes: dict[int, dict[int, Node]] = {group: {} for group in self.windows}
+        self.states = [
+            number for number, group in enumerate(groups) if group.layout.kind is LayoutKind.STATE
+        ]
+        partial = (*self.windows, *self.states)
+        self.nodes: dict[int, dict[int, Node]] = {group: {} for group in partial}
         self.idle_pages: dict[int, OrderedDict[int, Node]] = {
-            group: OrderedDict() for group in self.windows
+            group: OrderedDict() for group in partial
         }
         self.dropped_pages: list[list[int]] = [[] for _ in groups]
 
     def count_reusable(self, pages: Sequence[Sequence[int]]) -> int:
-        """After how many of a path's pages a row may continue: no window lacks a page there.
+        """After how many of a path's pages a row may continue.
+
+        No window lacks a page there, and each state is there.
 
         pages: by node, its page in each group
         """
         stop, is_whole = len(pages), False
         while not is_whole:
             is_whole = True
+            while stop and not all(pages[stop - 1][group] for group in self.states):
+                stop -= 1
             for group in self.windows:
                 first = self.groups[group].first_kept_page(stop * self.page_size, self.page_size)
                 # Any end behind the missing page, and before this one, would read that page too.
@@ -91,6 +102,8 @@ class GroupIndex(Index):
         """Return the canonical pages of a row that came to the node with `own`; they are held."""
         kept: list[int] = node.page
         canonical = kept.copy()
+        for group in self.states:
+            canonical[group] = 0
         for group in self.windows:
             if not own[group]:
                 canonical[group] = 0
@@ -100,6 +113,28 @@ class GroupIndex(Index):
             else:
                 self.idle_pages[group].pop(kept[group], None)
         return canonical
+
+    def add_snapshot(self, node: Node, pages: Sequence[int]) -> list[int]:
+        """Return the states behind a node: those that it has, or else these.
+
+        pages: by group, 0 where no state is kept
+        """
+        canonical = list(pages)
+        for group in self.states:
+            if node.page[group]:
+                canonical[group] = node.page[group]
+            else:
+                node.page[group] = pages[group]
+                self.nodes[group][pages[group]] = node
+                self.idle_pages[group][pages[group]] = node
+        self.note_use(node)
+        return canonical
+
+    def note_use(self, node: Node) -> None:
+        """Make the states of a node, if it has any, the most recently used ones."""
+        for group in self.states:
+            if node.page[group]:
+                self.idle_pages[group].move_to_end(node.page[group])
 
     def hold_pages(self, group: int, pages: Sequence[int]) -> None:
         """Remove pages of a window group from those that may be evicted."""
@@ -119,7 +154,7 @@ class GroupIndex(Index):
     def cut_leaf(self, node: Node) -> list[int]:
         """As in `Index`; no page of the leaf is indexed any more."""
         pages: list[int] = super().cut_leaf(node)
-        for group in self.windows:
+        for group in self.nodes:
             if pages[group]:
                 del self.nodes[group][pages[group]]
                 self.idle_pages[group].pop(pages[group], None)
@@ -166,8 +201,13 @@ class GroupIndex(Index):
         return node
 
     def _is_useless(self, node: Node) -> bool:
-        """Whether no match can end at the node: a window that shows its page has lost it."""
+        """Whether no match can end at the node.
+
+        A window that shows its page has lost it, or a state is not there.
+        """
         num_tokens = node.depth * self.page_size
+        if not all(node.page[group] for group in self.states):
+            return True
         return not any(node.page) or any(
             not node.page[group]
             and self.groups[group].first_kept_page(num_tokens, self.page_size) < node.depth

@@ -6,7 +6,7 @@ from headstock.spi import CacheCapabilities, CacheSpec, IntSet, LayoutKind, SpiR
 
 
 def spec() -> CacheSpec:
-    """The spec of `radix`: any page size, every group but states, reuse."""
+    """The spec of `radix`: any page size, every group, reuse."""
     return CacheSpec(
         name="radix",
         spi=SpiRange(0, 3),
@@ -15,7 +15,7 @@ def spec() -> CacheSpec:
         options="headstock_radix_cache.options:RadixOptions",
         capabilities=CacheCapabilities(
             page_sizes=IntSet.all(),
-            layouts=frozenset({LayoutKind.FULL, LayoutKind.LATENT}),
+            layouts=frozenset(LayoutKind),
             windows=True,
             reuse=True,
         ),

@@ -18,6 +18,7 @@ from headstock_radix_cache.check import (
     assert_held_pages,
     assert_index,
     assert_insert,
+    assert_snapshot,
 )
 from headstock_radix_cache.group_tree import GroupIndex
 from headstock_radix_cache.options import RadixOptions
@@ -39,7 +40,7 @@ class RadixCache(CachePolicy):
         self.page_size = page_size
         self.groups = tuple(groups)
         # Most models have one group that keeps all tokens; this is their fast path.
-        self.is_plain = len(self.groups) == 1 and self.groups[0].window is None
+        self.is_plain = len(self.groups) == 1 and self.groups[0].retains_all
         self.max_prefixes = options.max_prefixes
         self.debug = options.debug
 
@@ -81,7 +82,9 @@ class RadixCache(CachePolicy):
         pages = np.array(found[:count], np.int32).reshape(count, len(self.groups)).T.copy()
         for row, group in zip(pages, self.groups, strict=True):
             row[: group.first_kept_page(count * self.page_size, self.page_size)] = 0
-        return Match(pages, node if count else None)
+        for state in index.states if count else ():
+            pages[state, :-1] = 0
+        return Match(pages, node if count else None, len(found))
 
     def hold(self, index: Index, handle: Node | None) -> None:
         """Keep the pages up to `handle` from eviction; O(1), or O(pages that become held)."""
@@ -92,6 +95,8 @@ class RadixCache(CachePolicy):
         assert_handle(handle, must_be_held=False)
         index.version += 1
         index.lock(handle)
+        if isinstance(index, GroupIndex):
+            index.note_use(handle)
 
     def release(self, index: Index, handle: Node | None) -> None:
         """Undo one hold; pages without any then are the most recently used. O(such pages)."""
@@ -174,6 +179,21 @@ class RadixCache(CachePolicy):
             return pages, ends
         numbers = np.array(canonical, np.int32)
         return numbers[None] if self.is_plain else numbers.T, ends
+
+    def add_snapshot(self, index: Index, handle: Node | None, num_pages: int, pages: Ints) -> Ints:
+        """Index the states behind the first `num_pages` pages up to `handle`.
+
+        O(pages behind them).
+        """
+        assert isinstance(index, GroupIndex)
+        if self.debug:
+            assert_snapshot(index, handle, num_pages, pages)
+        index.version += 1
+        node = handle
+        while node is not None and node.depth > num_pages:
+            node = node.parent
+        assert node is not None
+        return np.array(index.add_snapshot(node, pages.tolist()), np.int32)
 
     def evict(self, index: Index, group: int, count: int) -> list[Ints]:
         """Drop unheld pages until `count` of `group` are gone; O(pages dropped).

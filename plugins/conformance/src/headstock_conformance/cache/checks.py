@@ -20,12 +20,16 @@ from headstock.spi import (
     FullKV,
     KVGroup,
     LatentKV,
+    LayoutKind,
+    StateKV,
+    StateTensor,
 )
 from headstock_conformance.cache import sizes
 from headstock_conformance.case import Case
 
 FULL = KVGroup(layers=(0,), layout=FullKV(kv_heads=1, k_dim=1, v_dim=1))
 LATENT = KVGroup(layers=(1,), layout=LatentKV(dim=2, rope_dim=1))
+STATE = KVGroup(layers=(3,), layout=StateKV(tensors=(StateTensor("sum", (1,)),), alignment=1))
 PAGE_SIZES = (2, 3, 1, 16)
 LONG_NAME = "0123456789abcdef" * 20
 """A namespace like a digest, but longer."""
@@ -46,6 +50,8 @@ GROUPS = {
     "a window first": (window(2), FULL),
     "two windows": (FULL, window(1), window(6)),
     "a window alone": (window(3),),
+    "a full group and a state": (FULL, STATE),
+    "a state beside a window": (STATE, window(4), FULL),
 }
 
 
@@ -84,16 +90,20 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     claims = subject.spec.capabilities
     for name, groups in GROUPS.items():
         kinds = {group.layout.kind for group in groups}
-        if kinds <= claims.layouts and (
+        if not kinds <= claims.layouts or not (
             claims.windows or all(group.window is None for group in groups)
         ):
+            continue
+        if LayoutKind.STATE in kinds:
+            yield f"{name}: snapshots", partial(check_snapshots, subject, groups)
+        else:
             yield f"{name}: namespaces", partial(check_namespaces, subject, groups)
             yield f"{name}: other keys", partial(check_keys, subject, groups)
             yield f"{name}: pages in order", partial(check_order, subject, groups)
             yield f"{name}: evicted pages", partial(check_evicted, subject, groups)
             for text, check in SIZE_CHECKS.items():
                 yield f"{name}: {text}", partial(run_sized, subject, groups, check)
-            yield f"{name}: rows in any order", partial(check_rows, subject, groups)
+        yield f"{name}: rows in any order", partial(check_rows, subject, groups)
 
 
 SIZE_CHECKS: Mapping[str, Callable[[CachePolicy, Sequence[KVGroup], int], object]] = (
@@ -216,6 +226,44 @@ def check_evicted(subject: Subject, groups: Sequence[KVGroup]) -> None:
                 f"evict gives {len(evicted[number])} of {count} pages, "
                 f"and {len(before[number])} can be evicted"
             )
+
+
+def check_snapshots(subject: Subject, groups: Sequence[KVGroup]) -> None:
+    """A match ends at a snapshot, says how far the index goes on, and is gone without it."""
+    size, states = subject.page_size, [groups.index(STATE)]
+    policy = subject.make(size, groups)
+    index = policy.new_index()
+    keys, pages = ints(range(6 * size)), ints([range(1, 7)] * len(groups))
+    pages[states] = 0
+    handle = policy.insert(index, None, keys, pages, "a").handle
+
+    def find(count: int, wanted: int, page: int) -> None:
+        match = policy.match_prefix(index, keys[: count * size], "a")
+        found = match.pages[states[0]].tolist()
+        assert found == [0] * (wanted - 1) + [page] * (wanted > 0), (
+            f"match_prefix finds states {found} in {count} pages: expected {wanted} pages, and "
+            f"page {page} behind them"
+        )
+        assert match.num_known == count, (
+            f"match_prefix knows {match.num_known} of {count} pages that are indexed"
+        )
+
+    find(6, 0, 0)
+    for num_pages, page in ((5, 9), (3, 8), (5, 7)):
+        own = np.zeros(len(groups), np.int32)
+        own[states] = page
+        answer = policy.add_snapshot(index, handle, num_pages, own)[states].tolist()
+        wanted = [9 if num_pages == 5 else page]
+        assert answer == wanted, (
+            f"add_snapshot answers {answer} for page {page} behind {num_pages} pages: expected "
+            f"{wanted}"
+        )
+    for count, (num_pages, page) in {6: (5, 9), 5: (5, 9), 4: (3, 8), 3: (3, 8), 2: (0, 0)}.items():
+        find(count, num_pages, page)
+    evicted = policy.evict(index, states[0], 1)[states[0]].tolist()
+    assert evicted in ([8], [9]), f"evict gives states {evicted}: expected page 8 or 9"
+    left = 8 if evicted == [9] else 9
+    find(6, 3 if left == 8 else 5, left)
 
 
 def check_counts(policy: CachePolicy, index: object, num_held: list[int]) -> None:

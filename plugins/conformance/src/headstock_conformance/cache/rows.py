@@ -10,7 +10,7 @@ from attrs import define
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from headstock.spi import CachePolicy, KVGroup
+from headstock.spi import CachePolicy, KVGroup, LayoutKind
 
 Path = tuple[str, tuple[int, ...]]
 """A namespace and whole pages of keys."""
@@ -41,7 +41,9 @@ class Row:
 
 
 class CacheRows(RuleBasedStateMachine):
-    """Rows that match, hold, insert, move windows on, end and evict; for a policy and its groups.
+    """Rows that match, hold, insert, move windows on, leave snapshots, end and evict.
+
+    They do so for a policy and its groups.
 
     The path of each page is known from its insertion. The pages therefore determine what a policy
     may match, whatever it evicts first.
@@ -61,6 +63,17 @@ class CacheRows(RuleBasedStateMachine):
         self.free = [list(range(1, PAGES + 1)) for _ in self.groups]
         self.refs = [dict.fromkeys(range(1, PAGES + 1), 0) for _ in self.groups]
         self.paths: list[dict[int, Path]] = [{} for _ in self.groups]
+        self.states = [
+            number
+            for number, group in enumerate(self.groups)
+            if group.layout.kind is LayoutKind.STATE
+        ]
+
+    def find_first(self, group: int, count: int) -> int:
+        """The first page of a group that a row needs which goes on behind `count` pages."""
+        if group in self.states:
+            return max(count - 1, 0)
+        return self.groups[group].first_kept_page(count * self.size, self.size)
 
     def find_kept(self, path: Path) -> int:
         """The number of pages of the path after which a new row can continue, given the index."""
@@ -73,9 +86,9 @@ class CacheRows(RuleBasedStateMachine):
 
         def can_go_on(count: int) -> bool:
             return all(
-                prefixes[at] in has[number]
-                for number, group in enumerate(self.groups)
-                for at in range(group.first_kept_page(count * self.size, self.size), count)
+                prefixes[at] in has[group]
+                for group in range(len(self.groups))
+                for at in range(self.find_first(group, count), count)
             )
 
         return max([0, *(count for count in self.stops(keys) if can_go_on(count))])
@@ -101,10 +114,12 @@ class CacheRows(RuleBasedStateMachine):
         )
         self.policy.hold(self.index, match.handle)
         row = Row((namespace, keys[: count * self.size]), match.handle, match.pages.tolist())
-        for number, group in enumerate(self.groups):
-            first, pages = group.first_kept_page(count * self.size, self.size), row.pages[number]
+        for number in range(len(self.groups)):
+            first, pages = self.find_first(number, count), row.pages[number]
             assert not any(pages[:first]), (
                 f"match_prefix gives pages behind group {number}'s window"
+                if number not in self.states
+                else f"match_prefix gives states of group {number} before its end"
             )
             assert all(pages[first:]), f"match_prefix lacks a page of group {number}"
             for at in range(first, count):
@@ -112,6 +127,11 @@ class CacheRows(RuleBasedStateMachine):
         assert count == num_indexed, (
             f"match_prefix finds {count} pages of a prefix of which {num_indexed} are indexed"
         )
+        assert match.num_known >= count or not self.states, (
+            f"match_prefix knows {match.num_known} pages, and finds {count}"
+        )
+        for number in self.states:
+            row.pages[number] = [0] * count  # copied, not held
         for number, pages in enumerate(row.pages):
             self.hold_all(number, [page for page in pages if page])
         self.rows.append(row)
@@ -159,6 +179,8 @@ class CacheRows(RuleBasedStateMachine):
         for row, count in zip(rows, counts, strict=True):
             before = len(row.pages[0])
             for number, group in enumerate(self.groups):
+                if number in self.states:
+                    continue
                 # Under overlap a page may leave the window before it is indexed.
                 late = data.draw(st.booleans()) if group.window is not None else False
                 end = (before + count) * self.size
@@ -200,13 +222,36 @@ class CacheRows(RuleBasedStateMachine):
         self.paths[group][canonical] = row.path
         self.refs[group][canonical] += 1
 
+    @precondition(lambda self: self.states and any(row.path[1] for row in self.rows))
+    @rule(data=st.data())
+    def leave_snapshot(self, data: st.DataObject) -> None:
+        row = data.draw(st.sampled_from([row for row in self.rows if row.path[1]]))
+        num_pages = data.draw(st.integers(1, len(row.path[1]) // self.size))
+        if not all(self.free[group] for group in self.states):
+            return
+        own = np.zeros(len(self.groups), np.int32)
+        own[self.states] = [self.free[group].pop() for group in self.states]
+        canonical = self.policy.add_snapshot(self.index, row.handle, num_pages, own.copy())
+        check_pages("add_snapshot", canonical, own.shape)
+        assert ((canonical == 0) == (own == 0)).all(), (
+            "add_snapshot answers 0 for a page, or a page for 0"
+        )
+        path = row.path[0], row.path[1][: num_pages * self.size]
+        for group in self.states:
+            if canonical[group] == own[group]:
+                self.paths[group][int(own[group])] = path
+                continue
+            self.free[group].append(int(own[group]))
+            assert self.paths[group].get(int(canonical[group])) == path, (
+                "add_snapshot says that the state behind other keys is the canonical one"
+            )
+
     @precondition(lambda self: self.rows)
     @rule(data=st.data())
     def move_on(self, data: st.DataObject) -> None:
         row = data.draw(st.sampled_from(self.rows))
         for number, group in enumerate(self.groups):
-            first = group.first_kept_page(len(row.path[1]), self.size)
-            self.let_go(row, number, first)
+            self.let_go(row, number, group.first_kept_page(len(row.path[1]), self.size))
 
     @precondition(lambda self: self.rows)
     @rule(data=st.data())

@@ -117,7 +117,7 @@ def compare_writes(
         assert torch.equal(ours, old), "a page table is written, which core alone does"
     compare_tokens(plan, rows, (before.tokens, found.tokens, wanted.tokens))
     for group in range(len(buffers.groups)):
-        places = Places.find(plan, rows, group, is_state=group in buffers.state_groups)
+        places = Places.find(plan, rows, group, is_state=group in buffers.state_pools)
         for index, layer in enumerate(buffers.kv):
             if layer.group == group:
                 for parts in zip(*(each.parts[index] for each in snapshots), strict=True):

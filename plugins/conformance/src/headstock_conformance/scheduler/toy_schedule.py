@@ -159,7 +159,16 @@ class ToyDevice:
         self.pooled[admission_id] = self.sums[row] if mean else hashes[-1]
 
     def apply_plan(self, plan: Plan, new_requests: dict[int, RequestState]) -> None:
-        """Write the plan's new requests and page-table entries to the device's tables."""
+        """Write the plan's new requests and page-table entries to the device's tables.
+
+        Pages are copied first.
+        """
+        copies = plan.copies.reshape(-1, 3)
+        for group, pool in enumerate(self.pools):
+            sources, targets = copies[copies[:, 0] == group, 1:].T
+            is_copied = is_state(self.limits.groups[group])
+            assert not len(targets) or (is_copied and targets.all() and sources.all())
+            pool[targets] = pool[sources]
         for row, request_state in new_requests.items():
             self.requests[row] = request_state.request
             self.tokens[row, : len(request_state.tokens)] = request_state.tokens

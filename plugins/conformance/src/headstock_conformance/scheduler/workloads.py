@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import lcm
 from typing import Any
 
 import numpy as np
@@ -99,7 +100,7 @@ def random_limits(
     """
     size = int(rng.choice([1, 4, 16]))
     groups = random_groups(rng)
-    reuse = STATE not in groups and rng.random() < 0.7
+    reuse = rng.random() < 0.7
     recompute = rng.random() < 0.1
     rows = int(rng.integers(1, 17))
     tokens = 512 if recompute else int(rng.choice([3, 17, 64, 512]))
@@ -107,13 +108,18 @@ def random_limits(
     least = [fewest_pages(group, **sizes) for group in groups]
     most = [rows if group is STATE else 400 // size for group in groups]
     has_policy = make_policy is not None and reuse and not recompute
+    num_pages = [
+        few if rng.random() < 0.3 else int(rng.integers(few, max(many, few) + 1))
+        for few, many in zip(least, most, strict=True)
+    ]
+    if STATE in groups:
+        sizes |= random_snapshots(rng, sizes, has_policy=has_policy)
+        if sizes["snapshot_tokens"]:
+            num_pages[groups.index(STATE)] = rows + int(rng.integers(1, 9))
     return make_limits(
         schedule,
         **sizes,
-        num_pages=tuple(
-            few if rng.random() < 0.3 else int(rng.integers(few, max(many, few) + 1))
-            for few, many in zip(least, most, strict=True)
-        ),
+        num_pages=tuple(num_pages),
         groups=groups,
         scheduler=scheduler,
         policy=make_policy(size, groups) if make_policy is not None and has_policy else None,
@@ -121,6 +127,16 @@ def random_limits(
         overlap=bool(rng.random() < 0.5),
         check=False,
     )
+
+
+def random_snapshots(
+    rng: np.random.Generator, sizes: Mapping[str, int], *, has_policy: bool
+) -> dict[str, int]:
+    """Return where chunks of prompts end, and after how many tokens states are copied."""
+    room = sizes["max_batch_tokens"] - sizes["max_rows"]
+    alignment = int(rng.choice([each for each in (1, 3, 8, 16) if each <= room] or [1]))
+    every = lcm(alignment, sizes["page_size"]) * int(rng.integers(1, 4))
+    return {"alignment": alignment, "snapshot_tokens": every if has_policy else 0}
 
 
 def random_groups(rng: np.random.Generator) -> tuple[KVGroup, ...]:

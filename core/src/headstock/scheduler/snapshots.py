@@ -1,0 +1,160 @@
+"""Snapshots: copies of rows' states, which other rows go on from (docs/decisions/0052).
+
+A state has taken in every token of its sequence and cannot go back, so a prefix is reused only
+where a copy was made when the row was there. The plan carries the copies, and the device makes them
+before the plan's step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from headstock.scheduler.page_pool import count_available_pages, free_pages, take_page
+from headstock.scheduler.policy_answers import check_snapshot
+from headstock.scheduler.row_counters import RowCounter, indices
+from headstock.scheduler.state import Snapshot, State
+from headstock.spi.arrays import Ints
+from headstock.spi.cache import Match
+
+LEAST_GAIN = 64
+"""Tokens that the last snapshot of a prompt must be behind the one before: it costs a step."""
+
+
+def mark_snapshots(state: State, row: int, match: Match) -> None:
+    """Note at which of its prompt's tokens the row's state is copied, and with what it begins.
+
+    writes: row counters, copies
+    """
+    limits, counters = state.limits, state.row_counters
+    if not limits.snapshot_tokens:
+        return
+    cached, step = int(counters[RowCounter.NUM_COMPUTED, row]), limits.snapshot_step
+    counters[RowCounter.NUM_SAVED, row] = cached
+    # One token at least follows a match.
+    last = (int(counters[RowCounter.NUM_PROMPT, row]) - 1) // step * step
+    branch = min(match.num_known * limits.page_size // step * step, last)
+    if branch > cached:
+        counters[RowCounter.BRANCH, row] = branch
+    regular = last // limits.snapshot_tokens * limits.snapshot_tokens
+    if last - max(regular, branch, cached) >= LEAST_GAIN:
+        counters[RowCounter.LAST_CUT, row] = last
+    if cached:
+        for group in limits.state_groups:
+            _copy_page(state, group, int(match.pages[group, -1]), int(state.table[group, row, 0]))
+
+
+def _copy_page(state: State, group: int, source: int, target: int) -> None:
+    """Let the next plan copy a page.   writes: copies"""
+    # The source may itself be a copy that the same plan makes.
+    state.copies[group, target] = state.copies.get((group, source), source)
+
+
+def find_next_cut(state: State, row: int, start: int) -> int:
+    """Return the first position after `start` where the row's state is copied; 0 for none."""
+    limits, counters = state.limits, state.row_counters
+    if not limits.snapshot_tokens:
+        return 0
+    regular = (start // limits.snapshot_tokens + 1) * limits.snapshot_tokens
+    known = (int(counters[at, row]) for at in (RowCounter.BRANCH, RowCounter.LAST_CUT))
+    return min((cut for cut in (regular, *known) if cut > start), default=0)
+
+
+def take_snapshots(state: State) -> None:
+    """Let the next plan copy the states of rows that have come to where they are kept.
+
+    In a prompt that is at the cuts of `find_next_cut`. Of an answer the latest one stays.
+    writes: copies, snapshots
+    """
+    limits, counters = state.limits, state.row_counters
+    if not limits.snapshot_tokens or limits.policy is None:
+        return
+    computed = counters[RowCounter.NUM_COMPUTED]
+    # Under overlap a state may hold a token that is not known to be the row's.
+    there = (computed > counters[RowCounter.NUM_SAVED]) & (
+        computed <= counters[RowCounter.NUM_KNOWN]
+    )
+    there &= computed % limits.snapshot_step == 0
+    for row in indices(there).tolist():
+        num_tokens = int(computed[row])
+        # The cut that it came to, if any, is the next one of the token before.
+        is_cut = find_next_cut(state, row, num_tokens - 1) == num_tokens
+        if num_tokens < counters[RowCounter.NUM_PROMPT, row] and not is_cut:
+            continue
+        counters[RowCounter.NUM_SAVED, row] = num_tokens
+        _take_snapshot(state, row, num_tokens)
+
+
+def _take_snapshot(state: State, row: int, num_tokens: int) -> None:
+    """Copy the row's state, where there is a page for it.   writes: copies, snapshots"""
+    limits, own = state.limits, state.snapshots.setdefault(row, [])
+    num_prompt = state.row_counters[RowCounter.NUM_PROMPT, row]
+    if own and num_prompt <= own[-1].num_tokens:
+        pages = own.pop().pages  # the answer's
+    else:
+        # Requests that may come need pages for their states.
+        free_rows = limits.max_rows - state.num_running
+        if any(count_available_pages(state, group) <= free_rows for group in limits.state_groups):
+            return
+        pages = tuple(take_page(state, group) for group in limits.state_groups)
+    for group, page in zip(limits.state_groups, pages, strict=True):
+        _copy_page(state, group, int(state.table[group, row, 0]), page)
+    own.append(Snapshot(num_tokens, pages))
+
+
+def index_snapshots(state: State) -> None:
+    """Give the index the snapshots of prompts whose tokens it has.   writes: snapshots"""
+    for row in list(state.snapshots):
+        num_prompt = int(state.row_counters[RowCounter.NUM_PROMPT, row])
+        state.snapshots[row] = [
+            snapshot
+            for snapshot in state.snapshots[row]
+            if snapshot.num_tokens >= num_prompt or not _index_snapshot(state, row, snapshot)
+        ]
+        if not state.snapshots[row]:
+            del state.snapshots[row]
+
+
+def settle_snapshots(state: State, row: int) -> None:
+    """Give the index the snapshots of a row that leaves, and free what it cannot have.
+
+    writes: snapshots
+    """
+    for snapshot in state.snapshots.pop(row, ()):
+        if not _index_snapshot(state, row, snapshot):
+            for group, page in zip(state.limits.state_groups, snapshot.pages, strict=True):
+                _free_page(state, group, page)
+
+
+def _index_snapshot(state: State, row: int, snapshot: Snapshot) -> bool:
+    """Give the index a snapshot, if it has the tokens before it; return whether it has."""
+    limits = state.limits
+    num_pages = snapshot.num_tokens // limits.page_size
+    if limits.policy is None or state.row_counters[RowCounter.NUM_INDEXED, row] < num_pages:
+        return False
+    pages = np.zeros(len(limits.groups), np.int32)
+    pages[list(limits.state_groups)] = snapshot.pages
+    kept = check_snapshot(
+        limits,
+        limits.policy.add_snapshot(state.index, state.handles[row], num_pages, pages),
+        pages,
+    )
+    for group in limits.state_groups:
+        if kept[group] != pages[group]:
+            _free_page(state, group, int(pages[group]))
+        else:
+            state.refs[group][pages[group]] = 0
+    return True
+
+
+def _free_page(state: State, group: int, page: int) -> None:
+    """Free a snapshot that the index has not got."""
+    state.refs[group][page] = 0
+    free_pages(state, group, np.array([page], np.int32))
+
+
+def count_snapshot_refs(state: State, group: int) -> Ints:
+    """Return the pages of a state group that rows hold beside their own states, [n] int64."""
+    at = state.limits.state_groups.index(group)
+    return np.array(
+        [snapshot.pages[at] for own in state.snapshots.values() for snapshot in own], np.int64
+    )
