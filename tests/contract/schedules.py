@@ -7,13 +7,14 @@ from typing import Any
 
 import attrs
 import numpy as np
-from toy_workloads import FULL, SCHEDULERS, limits, request
+from toy_workloads import FULL, SCHEDULERS, STATE, limits, request
 
 from headstock.builtin import mixed
 from headstock.spi import (
     Budget,
     CachePolicy,
     Inserted,
+    KVGroup,
     Match,
     RequestColumns,
     ScheduleDecision,
@@ -179,9 +180,9 @@ def decided(**changes: Callable[[ScheduleDecision], Any]) -> Case:
 class ChangedCache(RadixCache):
     """The prefix tree, whose every match and insertion is changed."""
 
-    def __init__(self, change: Callable[[Any], Any]) -> None:
-        super().__init__(4, (FULL,))
-        self.inner, self.change = RadixCache(4, (FULL,)), change
+    def __init__(self, change: Callable[[Any], Any], groups: tuple[KVGroup, ...] = (FULL,)) -> None:
+        super().__init__(4, groups)
+        self.inner, self.change = RadixCache(4, groups), change
         self.roots: list[bool] = []
 
     def match_prefix(self, index: Any, keys: np.ndarray, namespace: str) -> Match:
@@ -221,6 +222,25 @@ def answered(kind: type, name: str, make: Callable[[Any], Any]) -> Case:
         return attrs.evolve(answer, **{name: make(getattr(answer, name))})
 
     return lambda: (cached_plans(lambda answer: answer), cached_plans(change))
+
+
+def branched_plans(num_known: int | None) -> object:
+    """The plans of two prompts that part, in a model with a state.
+
+    num_known: what each match says; None for what it finds
+    """
+
+    def change(answer: Any) -> Any:
+        known = isinstance(answer, Match) and num_known is not None
+        return attrs.evolve(answer, num_known=num_known) if known else answer
+
+    groups = (FULL, STATE)
+    policy = ChangedCache(change, groups)
+    drive = Drive(limits(policy=policy, groups=groups, num_pages=(90, 20), snapshot_tokens=64))
+    for name in "ab":
+        drive.submit(request(name, [*range(40), *[ord(name)] * 60], 2))
+        drive.drain(200)
+    return [plan.encode() for plan in drive.plans]
 
 
 CASES: dict[str, Case] = {
@@ -271,6 +291,10 @@ CASES: dict[str, Case] = {
         counts=lambda made: made.counts[:-1],
     ),
     "Match.pages": answered(Match, "pages", lambda pages: pages[:, :1]),
+    "Match.num_known": lambda: (
+        outcome_of(branched_plans, None),
+        outcome_of(branched_plans, 0),
+    ),
     "Match.handle": answered(Match, "handle", lambda handle: None),
     "Inserted.canonical": answered(Inserted, "canonical", lambda pages: pages[:, :0]),
     "Inserted.handle": answered(Inserted, "handle", lambda handle: None),

@@ -175,12 +175,19 @@ def terms_of(
     cache: CacheCapabilities,
     claims: AttentionCapabilities = CLAIMS,
     last_window: int | None = None,
+    state: StateKV | None = None,
 ) -> object:
-    """The common terms of a backend and a cache policy with these claims."""
+    """The common terms of a backend and a cache policy with these claims.
+
+    state: what another layer of the model keeps
+    """
     one = SimpleNamespace(spec=SDPA, phases=frozenset(Phase), capabilities=claims)
     policy = SimpleNamespace(name="mine", capabilities=cache)
     parts: Any = SimpleNamespace(attention=(one,), cache=policy)
     config = decoder_config(HF, "LlamaForCausalLM", windows=(None, None, last_window))
+    if state is not None:
+        other = KVGroup(layers=(3,), layout=state)
+        config = attrs.evolve(config, kv_groups=(*config.kv_groups, other))
     return negotiate_terms(EngineConfig(page_size=16), parts, config, "float32", CPU)
 
 
@@ -280,6 +287,11 @@ CASES: dict[str, Case] = {
         StateKV(tensors=(StateTensor("a", (2,)),)),
         plan_of_layout,
         {"tensors": (StateTensor("a", (9,)),)},
+    ),
+    **vary(
+        StateKV(tensors=(StateTensor("a", (2,)),)),
+        lambda layout: terms_of(RADIX, state=layout),
+        {"alignment": 8},
     ),
     **vary(
         StateTensor("a", (64,)),

@@ -111,7 +111,7 @@ def test_inspect_shows_spec_capabilities_contract_and_options(
     assert facts["contract"] == f"cache 0.3, offered {offered}: ok"
     assert facts["capabilities"] == {
         "page_sizes": "any",
-        "layouts": ["full", "latent"],
+        "layouts": ["full", "latent", "state"],
         "windows": True,
         "reuse": True,
     }

@@ -64,6 +64,8 @@ OTHER_VALUES: dict[str, object] = {
     "kv_dtype": "fp8_e4m3",
     "paged_attn": "off",
     "prefix_cache_n": 0,
+    "snapshot_tokens": 512,
+    "snapshot_ratio": 0.5,
     "kv_cache": False,
     "max_batch_tokens": 4096,
     "max_itl_ms": 12.5,

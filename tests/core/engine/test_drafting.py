@@ -73,6 +73,33 @@ def test_the_same_tokens_with_a_proposer_whatever_the_engine_and_the_request(
     assert drafted.engine.stats().accepted_draft_tokens > 0
 
 
+@pytest.mark.feature("V11")
+@pytest.mark.parametrize("seed", often(2, range(8)))
+def test_states_go_back_to_what_was_accepted(toys: Toys, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    settings = random_settings(rng) | {"runner": ("eager", "rerun")[seed % 2]}
+    settings |= {"state": True, "snapshot_tokens": 32, "debug_canary": True}
+    if settings.get("paged_attn") == "off":
+        settings["runner"] = "eager"
+    requests = random_requests(rng, 24)
+    plain = run(toys, requests, **settings)
+    drafted = run(toys, requests, **settings, proposer="guess")
+
+    assert drafted.outputs == plain.outputs and drafted.reasons == plain.reasons
+    stats = drafted.engine.stats()
+    assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
+
+
+@pytest.mark.feature("V11")
+def test_right_drafts_of_models_with_states_spare_steps(toys: Toys) -> None:
+    requests = [request(str(n), range(n, n + 9), 40) for n in range(2)]
+    plain = run(toys, requests, **SIZES, state=True)
+    drafted = run(toys, requests, **SIZES, state=True, proposer="guess", opt=RIGHT)
+
+    assert drafted.outputs == plain.outputs
+    assert drafted.engine.stats().steps < plain.engine.stats().steps * 0.75
+
+
 @pytest.mark.feature("T6", "G2")
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
 def test_preempted_rows_and_replayed_steps_among_prompts_give_the_same_tokens(
@@ -262,11 +289,6 @@ def test_a_proposer_that_breaks_a_rule_is_named(
     ("settings", "error", "wanted"),
     [
         ({"proposer": "gues"}, UsageError, "did you mean guess"),
-        (
-            {"proposer": "guess", "state": True},
-            CannotRun,
-            "have a recurrent state, which cannot be rolled back",
-        ),
         (
             {"proposer": "guess", "kv_cache": False},
             CannotRun,

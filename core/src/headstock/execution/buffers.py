@@ -115,17 +115,21 @@ class Buffers:
         return array.numpy() if isinstance(array, Tensor) else array
 
     def apply_plan(self, plan: Plan, new_rows: dict[int, Ints]) -> None:
-        """Bring the tables up to date with a plan that is about to run.
+        """Bring the tables up to date with a plan that is about to run, and copy its states.
 
         new_rows: the tokens of each row that the plan admits
         writes: page_tables, tokens, and the pools of states
         """
-        if len(plan.copies):
-            self._copy_states(plan.copies)
         if len(plan.drafts):
             self._store_drafts(plan)
-        if not new_rows and not len(plan.page_rows):
-            return
+        if new_rows or len(plan.page_rows):
+            self._write_tables(plan, new_rows)
+        # Last: a plan that fails before is applied again, and copies made twice would be others.
+        if len(plan.copies):
+            self._copy_states(plan.copies)
+
+    def _write_tables(self, plan: Plan, new_rows: dict[int, Ints]) -> None:
+        """Write the tokens and pages of rows.   writes: page_tables, tokens"""
         if len(new_rows) == 1 and (plan.page_rows == next(iter(new_rows))).all():
             self._write_row(plan, *next(iter(new_rows.items())))
             return

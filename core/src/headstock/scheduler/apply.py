@@ -20,6 +20,7 @@ from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
 from headstock.scheduler.prefix_insert import insert_last_pages
 from headstock.scheduler.request import Request, RequestState
+from headstock.scheduler.rewind import hold_backup, rewind_states
 from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
@@ -135,11 +136,12 @@ def _apply_any_samples(state: State, event: Sampled, live: Ints) -> None:
     picked = np.nonzero(in_range)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
     state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
+    num_computed = counters[RowCounter.NUM_COMPUTED, rows]
     _sync_counters(counters, rows, num_known + counts)
+    rewind_states(state, rows, num_computed)
     if state.limits.recompute:
         recompute_rows(state, rows)
-    # A state has taken in every draft that it computed, and cannot go back to an earlier token.
-    if state.limits.max_drafts and not state.limits.keeps_state:
+    if state.limits.max_drafts:
         counters[RowCounter.HELD, rows] = event.hold[live] if len(event.hold) else 0
         _append_drafts(state, event, live, finished)
         # Nothing else gives a row drafts, so steps after this need not look for any.
@@ -220,6 +222,10 @@ def _append_drafts(state: State, event: Sampled, live: Ints, finished: Ints) -> 
             f"row {row} got drafts while a token was in flight; it must wait for its sample"
         )
         num_known = int(counters[RowCounter.NUM_KNOWN, row])
+        # A state that went back takes in what was accepted first.
+        went_back = counters[RowCounter.NUM_COMPUTED, row] < num_known - 1
+        if state.limits.keeps_state and (went_back or not hold_backup(state, row)):
+            continue
         # The token after the last draft must still fit.
         count = min(
             int(event.draft_counts[i]), int(counters[RowCounter.LAST_POSITION, row]) - num_known

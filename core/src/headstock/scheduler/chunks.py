@@ -47,12 +47,13 @@ def end_chunk(state: State, row: int, start: int, stop: int) -> int:
     """
     size = state.limits.alignment
     num_prompt = int(state.row_counters[RowCounter.NUM_PROMPT, row])
-    if start >= num_prompt:
-        # An answer that was computed token by token is computed so again: operations compute at
-        # once what fills a whole block.
-        return min(stop, -(-start // size) * size + size - 1) if size > 1 else stop
-    stop = min(stop, num_prompt)
+    if size > 1:
+        if start >= num_prompt:
+            # An answer that was computed token by token is computed so again: operations compute
+            # at once what fills a whole block.
+            return min(stop, -(-start // size) * size + size - 1)
+        stop = min(stop, num_prompt)
     cut = find_next_cut(state, row, start)
-    if start < cut <= stop:
+    if start < cut <= min(stop, num_prompt):
         return cut
-    return stop if stop == num_prompt else max(stop // size * size, start)
+    return stop if size == 1 or stop == num_prompt else max(stop // size * size, start)

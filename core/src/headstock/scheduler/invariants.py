@@ -7,7 +7,7 @@ import numpy as np
 from headstock.scheduler.limits import Limits
 from headstock.scheduler.policy_answers import count_indexed
 from headstock.scheduler.row_counters import NONE, RowCounter, count_drafts, is_special
-from headstock.scheduler.snapshots import count_snapshot_refs
+from headstock.scheduler.snapshots import list_copies
 from headstock.scheduler.state import State
 
 
@@ -32,7 +32,7 @@ def _check_pages(state: State, limits: Limits, group: int) -> None:
     total = limits.num_pages[group]
     held_pages = np.concatenate(state.pages[group])
     if group in limits.state_groups:
-        held_pages = np.concatenate((held_pages, count_snapshot_refs(state, group)))
+        held_pages = np.concatenate((held_pages, list_copies(state, group)))
     assert (held_pages > 0).all(), f"group {group}: a row holds the dummy page"
     refs = np.bincount(held_pages, minlength=total + 1)
     assert (refs == state.refs[group]).all(), (

@@ -104,6 +104,18 @@ def take_page(state: State, group: int) -> int:
     return page
 
 
+def free_page(state: State, group: int, page: int) -> None:
+    """Free a page that is held once."""
+    state.refs[group][page] = 0
+    free_pages(state, group, np.array([page], np.int32))
+
+
+def copy_page(state: State, group: int, source: int, target: int) -> None:
+    """Let the next plan copy a page.   writes: copies"""
+    # The source may itself be a copy that the same plan makes.
+    state.copies[group, target] = state.copies.get((group, source), source)
+
+
 def _evict_pages(state: State, group: int, count: int) -> None:
     """Free `count` pages of `group` that the prefix index keeps, or that wait to be indexed.
 
@@ -340,6 +352,9 @@ def _first_pages_in_window(state: State, group: int, rows: Ints) -> Ints:
     computed = np.minimum(
         counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
     )
+    if state.backups:
+        backups = counters[RowCounter.BACKUP, rows]
+        computed = np.where(backups > 0, np.minimum(computed, backups), computed)
     first: Ints = np.maximum(computed - window + 1, 0) // state.limits.page_size
     return first
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from headstock.scheduler.page_pool import expand_intervals
 from headstock.scheduler.plan import Plan
+from headstock.scheduler.rewind import back_up_states
 from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
@@ -30,6 +31,8 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
     num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
+    if len(num_drafts):
+        back_up_states(state, rows[num_drafts > 0], starts[num_drafts > 0])
     counters[RowCounter.LAST_STEP][rows] = state.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (

@@ -40,9 +40,10 @@ class RowCounter:
     NUM_SAVED = 22  # tokens behind which its state was last looked at for a snapshot
     BRANCH = 23  # tokens behind which another prefix parts from its prompt, 0 for none
     LAST_CUT = 24  # tokens of its prompt's last snapshot, 0 for none
+    BACKUP = 25  # tokens behind which its state was copied before the drafts that it verifies
 
 
-NUM_COUNTERS = 25
+NUM_COUNTERS = 26
 
 NONE: Ints = np.zeros(0, np.int32)
 """No rows, pages or tokens."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.page_pool import count_available_pages, free_pages, take_page
+from headstock.scheduler.page_pool import copy_page, count_available_pages, free_page, take_page
 from headstock.scheduler.policy_answers import check_snapshot
 from headstock.scheduler.row_counters import RowCounter, indices
 from headstock.scheduler.state import Snapshot, State
@@ -40,13 +40,7 @@ def mark_snapshots(state: State, row: int, match: Match) -> None:
         counters[RowCounter.LAST_CUT, row] = last
     if cached:
         for group in limits.state_groups:
-            _copy_page(state, group, int(match.pages[group, -1]), int(state.table[group, row, 0]))
-
-
-def _copy_page(state: State, group: int, source: int, target: int) -> None:
-    """Let the next plan copy a page.   writes: copies"""
-    # The source may itself be a copy that the same plan makes.
-    state.copies[group, target] = state.copies.get((group, source), source)
+            copy_page(state, group, int(match.pages[group, -1]), int(state.table[group, row, 0]))
 
 
 def find_next_cut(state: State, row: int, start: int) -> int:
@@ -97,7 +91,7 @@ def _take_snapshot(state: State, row: int, num_tokens: int) -> None:
             return
         pages = tuple(take_page(state, group) for group in limits.state_groups)
     for group, page in zip(limits.state_groups, pages, strict=True):
-        _copy_page(state, group, int(state.table[group, row, 0]), page)
+        copy_page(state, group, int(state.table[group, row, 0]), page)
     own.append(Snapshot(num_tokens, pages))
 
 
@@ -122,7 +116,7 @@ def settle_snapshots(state: State, row: int) -> None:
     for snapshot in state.snapshots.pop(row, ()):
         if not _index_snapshot(state, row, snapshot):
             for group, page in zip(state.limits.state_groups, snapshot.pages, strict=True):
-                _free_page(state, group, page)
+                free_page(state, group, page)
 
 
 def _index_snapshot(state: State, row: int, snapshot: Snapshot) -> bool:
@@ -140,21 +134,14 @@ def _index_snapshot(state: State, row: int, snapshot: Snapshot) -> bool:
     )
     for group in limits.state_groups:
         if kept[group] != pages[group]:
-            _free_page(state, group, int(pages[group]))
+            free_page(state, group, int(pages[group]))
         else:
             state.refs[group][pages[group]] = 0
     return True
 
 
-def _free_page(state: State, group: int, page: int) -> None:
-    """Free a snapshot that the index has not got."""
-    state.refs[group][page] = 0
-    free_pages(state, group, np.array([page], np.int32))
-
-
-def count_snapshot_refs(state: State, group: int) -> Ints:
+def list_copies(state: State, group: int) -> Ints:
     """Return the pages of a state group that rows hold beside their own states, [n] int64."""
     at = state.limits.state_groups.index(group)
-    return np.array(
-        [snapshot.pages[at] for own in state.snapshots.values() for snapshot in own], np.int64
-    )
+    own = (snapshot.pages for snapshots in state.snapshots.values() for snapshot in snapshots)
+    return np.array([pages[at] for pages in (*own, *state.backups.values())], np.int64)

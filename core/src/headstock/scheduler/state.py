@@ -56,6 +56,7 @@ class State:
     copies: pages to copy that no plan has carried yet: by group and page that is written, the page
         whose content it gets; all are read before any is written
     snapshots: by row, copies of its state that the index has not got yet
+    backups: by row, pages for its state before drafts, in the order of `Limits.state_groups`
     num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
         pooling
     may_draft: some row has drafts to verify, or is held for them; False is certain
@@ -95,6 +96,7 @@ class State:
     writes: list[Write] = field(factory=list)
     copies: dict[tuple[int, int], int] = field(factory=dict)
     snapshots: dict[int, list[Snapshot]] = field(factory=dict)
+    backups: dict[int, tuple[int, ...]] = field(factory=dict)
     num_admitted: int = 0
     num_arrived: int = 0
     num_steps: int = 0

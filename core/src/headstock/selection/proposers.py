@@ -10,7 +10,7 @@ from headstock.errors import CannotRun, PluginBroken, shorten
 from headstock.scheduler.limits import MAX_DRAFTS
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.refusals import check_resolve
-from headstock.spi import DeviceEnv, LayoutKind, PartQuery, Proposer, ProposerSpec
+from headstock.spi import DeviceEnv, PartQuery, Proposer, ProposerSpec
 
 
 @frozen(kw_only=True)
@@ -34,11 +34,6 @@ def select_proposer(
     spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
     registry.require_installed(spec)
     name = f"proposer (--proposer) {spec.name}"
-    if LayoutKind.STATE in needs.layouts:
-        raise CannotRun(
-            f"{name}: some layers of the model have a recurrent state, which cannot be rolled back "
-            "after a wrong draft; leave the proposer out"
-        )
     if not config.kv_cache:
         raise CannotRun(
             f"{name} needs the KV pool, and kv_cache (--kv-cache) off recomputes every token; "

@@ -219,6 +219,7 @@ def plan_groups(
     kv_dtype: torch.dtype,
     dtype: torch.dtype,
     snapshot_ratio: float = 0.0,
+    has_drafts: bool = False,
 ) -> tuple[GroupTerms, ...]:
     """Give each group the pages for a context of `num_pages * page_size` tokens.
 
@@ -227,6 +228,7 @@ def plan_groups(
 
     snapshot_ratio: the share of the other groups' pages and the snapshots' that these may take; 0
         for none
+    has_drafts: whether each row needs another page for its state before drafts
     """
     terms: list[GroupTerms] = []
     for group in groups:
@@ -239,7 +241,13 @@ def plan_groups(
             max_len=max_len,
         )
         is_state = group.layout.kind is LayoutKind.STATE
-        bounded = most if is_state else num_pages if group.retains_all else min(num_pages, most)
+        bounded = (
+            most * (1 + has_drafts)
+            if is_state
+            else num_pages
+            if group.retains_all
+            else min(num_pages, most)
+        )
         terms.append(
             GroupTerms(
                 group=group,
@@ -283,6 +291,7 @@ def plan_memory(
     free: int,
     max_len: int,
     snapshot_ratio: float = 0.0,
+    has_drafts: bool = False,
 ) -> MemoryPlan:
     """Size the pool by the one setting that fixes its size, or else by the memory ratio.
 
@@ -302,6 +311,7 @@ def plan_memory(
             kv_dtype=kv_dtype,
             dtype=dtype,
             snapshot_ratio=snapshot_ratio,
+            has_drafts=has_drafts,
         )
 
     def count_bytes(count: int) -> int:

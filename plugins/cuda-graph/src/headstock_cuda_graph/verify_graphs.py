@@ -6,7 +6,7 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
-from headstock.spi import AttentionBackend, Program, Step, StepInputs
+from headstock.spi import AttentionBackend, LayoutKind, Program, Step, StepInputs
 from headstock_cuda_graph.uploads import upload
 
 VERIFY_TOKENS = 128
@@ -75,6 +75,10 @@ def can_pad(step: Step, program: Program) -> bool:
     """Whether each row of the step has one token and its drafts, and may be padded behind them."""
     # One token of a prompt that goes on: a replay would store its sample instead of the next.
     if not step.is_sampled.all() or (step.stops - step.starts != step.num_logits).any():
+        return False
+    # A state would take in what a row is padded with.
+    keeps_state = any(group.layout.kind is LayoutKind.STATE for group in program.config.kv_groups)
+    if keeps_state and (step.num_logits != program.verify_len).any():
         return False
     # Padding must stay within the tables: an index past their end would stop the device. What it
     # writes is a row's own: places behind its tokens, which are written anew before they are read,

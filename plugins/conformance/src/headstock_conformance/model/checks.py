@@ -3,6 +3,7 @@ transformers."""
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from torch import Tensor
 from headstock import registry
 from headstock.errors import CannotRun, describe_error, shorten
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import DeviceEnv, Model, ModelSpec
+from headstock.spi import DeviceEnv, Model, ModelSpec, StateKV
 from headstock.startup.model_loading import untie_embeddings
 from headstock.weights import load_weights, read_config
 from headstock_conformance.case import Case
@@ -71,9 +72,18 @@ SMALL: Mapping[str, Any] = MappingProxyType(
         "qk_nope_head_dim": 12,
         "qk_rope_head_dim": 8,
         "v_head_dim": 10,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
     }
 )
 """Sizes by their names in config.json; a family gets those that its transformers class has."""
+
+STATES: Mapping[str, str] = MappingProxyType(
+    {"conv_L_cache": "conv", "linear_conv_kernel_dim": "linear_attention"}
+)
+"""What layers that keep a state are called, by a field of the classes that have some."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -155,6 +165,13 @@ class Subject:
         if self.fields.get("layer_types", ()) is None:
             # Some classes have no default of their own.
             small["layer_types"] = ["full_attention"] * small["num_hidden_layers"]
+        for name, kind in STATES.items():
+            if name in self.fields:
+                # Those of the class are of a larger model, or all of one kind.
+                small["layer_types"] = [kind, "full_attention", kind]
+        if "linear_conv_kernel_dim" in self.fields:
+            # A norm of what memories give makes small numbers large, and the rounding of chunks.
+            small["rms_norm_eps"] = 0.3
         if "kv_lora_rank" in self.fields:
             # one latent vector serves all heads
             small.pop("head_dim", None)
@@ -230,6 +247,8 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a small model", partial(check_whole, subject, {})
     yield "in chunks", partial(check_chunks, subject)
     yield "two sequences in a step", partial(check_two, subject)
+    if cut := find_alignment(subject.family, hf):
+        yield "a copied state", partial(check_copy, subject, cut)
     for name, changes in VARIANTS.items():
         heads = {"num_key_value_heads", "head_dim"} & changes.keys()
         if changes.keys() & subject.fields.keys() and not (
@@ -276,7 +295,7 @@ def make_checkpoint(subject: Subject, changes: Mapping[str, Any], directory: Pat
         ) from error
 
 
-def load(subject: Subject, directory: Path, page_size: int) -> Paged:
+def load(subject: Subject, directory: Path, page_size: int, length: int = LENGTH) -> Paged:
     """The model over pages for two sequences, in float32."""
     config = subject.family.config(read_config(directory))
     config = untie_embeddings(directory, subject.family, config)
@@ -286,7 +305,7 @@ def load(subject: Subject, directory: Path, page_size: int) -> Paged:
         config,
         dtype=torch.float32,
         device=torch.device("cpu"),
-        max_seq_len=LENGTH,
+        max_seq_len=length,
     )
     return Paged.new(
         subject.family,
@@ -295,7 +314,7 @@ def load(subject: Subject, directory: Path, page_size: int) -> Paged:
         TorchOps(),
         page_size=page_size,
         sequences=2,
-        length=LENGTH,
+        length=length,
     )
 
 
@@ -348,3 +367,32 @@ def check_two(subject: Subject) -> None:
         )
         for number, (scores, right) in enumerate(zip(actual, expected_scores, strict=True)):
             compare(scores, right, f"sequence {number + 1} of 2: ")
+
+
+def find_alignment(family: Model, hf: Mapping[str, Any]) -> int:
+    """Where the states of a family may be copied: at multiples of this; 0 where none may."""
+    try:
+        groups = family.config(hf).kv_groups
+    except Exception:  # the cases say what is wrong with it
+        return 0
+    found = [group.layout.alignment for group in groups if isinstance(group.layout, StateKV)]
+    return math.lcm(*(each or 0 for each in found)) if found else 0
+
+
+def check_copy(subject: Subject, alignment: int) -> None:
+    """A sequence goes on from a copy of another one's state, which went on otherwise."""
+    cut = -(-9 // alignment) * alignment
+    common, length = tokens(cut, seed=4), cut + 20
+    prompts = [common + tokens(20, seed=seed) for seed in (5, 6)]
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {"max_position_embeddings": 4 * length}, Path(folder))
+        paged = load(subject, Path(folder), 4, length)
+        first = paged.step({0: common})
+        paged.fork(0, 1)
+        for number, prompt in enumerate(prompts):
+            rest = paged.step({number: prompt[cut:]})
+            compare(
+                torch.cat((first, rest)),
+                expected(Path(folder), prompt),
+                f"behind {cut} tokens, sequence {number + 1} of 2: ",
+            )

@@ -168,6 +168,20 @@ class Paged:
             self.live[number] = Seated(row.computed + len(tokens), row.pages)
         return scores
 
+    def fork(self, number: int, other: int) -> None:
+        """Let another sequence go on from where this one is: its pages, and a copy of its states.
+
+        Both write to the same places of the other pages, so one goes on after the other.
+        """
+        row, own = self.sequence(number), self.sequence(other)
+        pages = list(row.pages)
+        for layer, kv in zip(self.config.layers, self.kv, strict=True):
+            if kv.state:
+                pages[layer.group] = own.pages[layer.group]
+                source, target = (int(each.pages[layer.group][0]) for each in (row, own))
+                self.pools[layer.index][target] = self.pools[layer.index][source]
+        self.live[other] = Seated(row.computed, tuple(pages))
+
     def attend_row(self, q: Tensor, row: Seated, layer: LayerConfig) -> Tensor:
         """Attention of one row's new queries.   q, result: [queries, heads, head_dim]"""
         length = row.computed + len(q)

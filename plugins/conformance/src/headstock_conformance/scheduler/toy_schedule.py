@@ -203,17 +203,20 @@ class ToyDevice:
             state = (state * 31 + token + 7) % PRIME
         pool[page, 0] = state, positions[-1] + 1
 
-    def history(self, row: int, length: int) -> np.ndarray:
+    def history(self, row: int, length: int, stop: int | None = None) -> np.ndarray:
         """Return the row's context, read back through the page tables.
 
-        Positions outside a group's window are not read there.
+        Positions outside a group's window are not read there. A state has taken in the tokens up to
+        `stop`, which may be drafts behind the context.
         """
         size = self.limits.page_size
         result = np.zeros(0, np.int64)
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
             if is_state(group):
                 state, count = pool[table[row, 0], 0].tolist()
-                assert count == length and state == hash_tokens(result), (
+                taken = self.tokens[row, length : stop or length]
+                expected = hash_tokens(np.concatenate((result, taken)))
+                assert count == (stop or length) and state == expected, (
                     f"row {row} has a state that is not its own"
                 )
                 continue
@@ -232,7 +235,7 @@ class ToyDevice:
         """Return the tokens that verification accepts: correct drafts, then one of the model."""
         accepted = []
         for position in range(first, stop):
-            token = next_token(self.history(row, position + 1))
+            token = next_token(self.history(row, position + 1, stop))
             accepted.append(token)
             if position + 1 < stop and int(self.tokens[row, position + 1]) != token:
                 break
