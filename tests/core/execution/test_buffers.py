@@ -8,13 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headstock.execution.buffers import MAX_CLEANED_PAGES, BufferShape, allocate_buffers
+from headstock.execution.buffers import (
+    MAX_CLEANED_PAGES,
+    MAX_COPIED_BYTES,
+    BufferShape,
+    allocate_buffers,
+)
 from headstock.scheduler import Plan
-from headstock.spi import FullKV, KVGroup
+from headstock.spi import FullKV, KVGroup, StateKV, StateTensor
+
+FULL = FullKV(kv_heads=1, k_dim=2, v_dim=2)
+NOBODY = np.zeros(0, np.int32)
+EMPTY = Plan(
+    number=0,
+    num_decode=0,
+    rows=NOBODY,
+    admission_ids=NOBODY,
+    starts=NOBODY,
+    stops=NOBODY,
+    num_logits=NOBODY,
+    samples=NOBODY,
+)
 
 
 class Largest(TorchDispatchMode):
@@ -26,7 +45,11 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
-        if isinstance(out, torch.Tensor) and all(out is not argument for argument in args):
+        # A view makes none.
+        given = [
+            each.untyped_storage().data_ptr() for each in args if isinstance(each, torch.Tensor)
+        ]
+        if isinstance(out, torch.Tensor) and out.untyped_storage().data_ptr() not in given:
             self.bytes = max(self.bytes, out.nbytes)
         return out
 
@@ -154,3 +177,60 @@ def test_the_one_row_that_a_plan_admits_has_its_tokens_and_pages_and_no_others(
     assert np.array_equal(buffers.tokens.numpy(), tokens_wanted)
     for table, right in zip(buffers.page_tables, wanted, strict=True):
         assert np.array_equal(table.numpy(), right)
+
+
+@pytest.mark.parametrize("most", [8, 100, 1 << 20])
+@given(
+    moves=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 6), st.integers(1, 6)), max_size=9)
+)
+def test_states_are_copied_as_they_were_before_any_copy(
+    most: int, moves: list[tuple[int, int, int]]
+) -> None:
+    state = StateKV(tensors=(StateTensor("a", (3,)), StateTensor("b", (9,), "float64")))
+    groups = tuple(
+        KVGroup(layers=layers, layout=layout)
+        for layers, layout in (((0, 3), state), ((1,), FULL), ((2,), state))
+    )
+    shape = BufferShape(
+        groups=groups, device=torch.device("cpu"), kv_dtype=torch.float32, page_size=4, rows=3
+    )
+    buffers = allocate_buffers(shape, (6, 6, 6), 12)
+    for pool in buffers.pools:
+        flat = pool.view(torch.uint8) if pool.dtype == torch.uint8 else pool
+        flat.copy_(torch.arange(flat.numel()).view(flat.shape).remainder(251))
+    # Each page is written once, as plans have it.
+    copies = {(2 * group, target): source for group, source, target in moves}
+    wanted = [pool.clone() for pool in buffers.pools]
+    for (group, target), source in copies.items():
+        for layer in groups[group].layers:
+            wanted[layer][target] = buffers.pools[layer][source]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("headstock.execution.buffers.MAX_COPIED_BYTES", most)
+        buffers.apply_plan(
+            evolve(EMPTY, copies=np.array([(g, s, t) for (g, t), s in copies.items()], np.int32)),
+            {},
+        )
+
+    for pool, right in zip(buffers.pools, wanted, strict=True):
+        assert torch.equal(pool, right)
+
+
+def test_copies_of_many_states_take_little_room() -> None:
+    state = StateKV(tensors=(StateTensor("a", (1 << 18,)),))
+    shape = BufferShape(
+        groups=(KVGroup(layers=(0, 1), layout=state),),
+        device=torch.device("cpu"),
+        kv_dtype=torch.float32,
+        page_size=4,
+        rows=3,
+    )
+    buffers = allocate_buffers(shape, (200,), 12)
+    buffers.pools[1][1:101] = 7
+    pages = np.arange(1, 101, dtype=np.int32)
+
+    with Largest() as largest:
+        buffers.apply_plan(evolve(EMPTY, copies=np.stack([0 * pages, pages, pages + 100], 1)), {})
+
+    assert (buffers.pools[1][101:201] == 7).all() and not buffers.pools[0].any()
+    assert largest.bytes <= MAX_COPIED_BYTES

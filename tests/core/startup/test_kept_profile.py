@@ -239,6 +239,7 @@ def test_a_start_measures_once_and_says_when(
         config=EngineConfig(),
         model=None,
         needs=SimpleNamespace(dtype="bfloat16"),
+        parts=SimpleNamespace(max_drafts=0),
         params={},
     )
     shape = BufferShape(

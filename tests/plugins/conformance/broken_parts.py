@@ -180,6 +180,29 @@ class StatsWrong(RadixCache):
         return evolve(stats, held=tuple(0 for _ in stats.held))
 
 
+class StatesMisplaced(RadixCache):
+    """Takes a state for one of the whole prefix."""
+
+    def add_snapshot(self, index: Any, handle: Any, num_pages: int, pages: Ints) -> Ints:
+        return super().add_snapshot(index, handle, handle.depth, pages)
+
+
+class StatesReplaced(RadixCache):
+    """Says that a state is indexed where there was another."""
+
+    def add_snapshot(self, index: Any, handle: Any, num_pages: int, pages: Ints) -> Ints:
+        super().add_snapshot(index, handle, num_pages, pages)
+        return pages
+
+
+class BranchesUnknown(RadixCache):
+    """Does not say how far the index goes on."""
+
+    def match_prefix(self, index: Any, keys: Ints, namespace: str) -> Match:
+        found = super().match_prefix(index, keys, namespace)
+        return Match(found.pages, found.handle, found.pages.shape[1])
+
+
 def starve(view: View, budget: Budget) -> ScheduleDecision:
     """Run the row of highest priority alone, and admit nobody beside it."""
     if len(view.rows_by_priority):

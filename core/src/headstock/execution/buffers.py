@@ -20,6 +20,9 @@ from headstock.spi.arrays import Ints
 MAX_CLEANED_PAGES = 64
 """Pages of one copy in `zero_non_finite`; the pool leaves little memory for copies."""
 
+MAX_COPIED_BYTES = 1 << 26
+"""Bytes of states that one copy reads at once, for the same reason."""
+
 _NONE = np.zeros(0, np.int64)
 
 
@@ -183,17 +186,12 @@ class Buffers:
         copies: [m, 3] int32, as `Plan.copies`
         writes: pools
         """
-        (at,) = self.to_device_packed(np.ascontiguousarray(copies.T, np.int64))
-        groups = copies[:, 0].tolist()
+        groups = copies[:, 0]
         for group, pool in self.state_pools.items():
-            # As words: pages of states are multiples of them, and there are fewer.
-            words = pool.view(torch.int64)
-            which = [index for index, other in enumerate(groups) if other == group]
-            if len(which) == len(groups):
-                words[:, at[2]] = words[:, at[1]]
-            elif which:
-                own = self.to_device(np.array(which, np.int64))
-                words[:, at[2][own]] = words[:, at[1][own]]
+            pairs = copies[groups == group, 1:]
+            if len(pairs):
+                (at,) = self.to_device_packed(np.ascontiguousarray(pairs.T, np.int64))
+                _copy_pages(pool, at[0], at[1])
 
     def _store_drafts(self, plan: Plan) -> None:
         """Write the plan's drafts to the token table, where its step reads them.
@@ -270,6 +268,24 @@ class Buffers:
             ]
             for pool, some in product(pools, torch.split(pages, MAX_CLEANED_PAGES)):
                 _zero_pages(pool, some)
+
+
+def _copy_pages(pool: Tensor, sources: Tensor, targets: Tensor) -> None:
+    """Copy pages of all layers; all are read before any is written.
+
+    pool: [layers, pages, bytes] uint8    sources, targets: [n] int64
+    writes: pool
+    """
+    # As words: pages of states are multiples of them, and there are fewer.
+    words = pool.view(torch.int64)
+    num_layers, _, width = words.shape
+    # In parts, of layers or of each page: none of them reads what another one writes.
+    layer_bytes = len(sources) * width * 8
+    layers = max(MAX_COPIED_BYTES // layer_bytes, 1)
+    size = max(min(width, width * MAX_COPIED_BYTES // layer_bytes), 1)
+    for layer, start in product(range(0, num_layers, layers), range(0, width, size)):
+        part = words[layer : layer + layers, :, start : start + size]
+        part[:, targets] = part[:, sources]
 
 
 def _zero_pages(pool: Tensor, pages: Tensor) -> None:

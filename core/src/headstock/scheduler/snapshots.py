@@ -82,17 +82,27 @@ def _take_snapshot(state: State, row: int, num_tokens: int) -> None:
     """Copy the row's state, where there is a page for it.   writes: copies, snapshots"""
     limits, own = state.limits, state.snapshots.setdefault(row, [])
     num_prompt = state.row_counters[RowCounter.NUM_PROMPT, row]
-    if own and num_prompt <= own[-1].num_tokens:
-        pages = own.pop().pages  # the answer's
-    else:
-        # Requests that may come need pages for their states.
-        free_rows = limits.max_rows - state.num_running
-        if any(count_available_pages(state, group) <= free_rows for group in limits.state_groups):
-            return
+    is_answer = num_tokens >= num_prompt
+    if is_answer and own and own[-1].num_tokens >= num_prompt:
+        pages = own.pop().pages
+    elif all(_has_page(state, group, is_answer=is_answer) for group in limits.state_groups):
         pages = tuple(take_page(state, group) for group in limits.state_groups)
+    else:
+        return
     for group, page in zip(limits.state_groups, pages, strict=True):
         copy_page(state, group, int(state.table[group, row, 0]), page)
     own.append(Snapshot(num_tokens, pages))
+
+
+def _has_page(state: State, group: int, *, is_answer: bool) -> bool:
+    """Return whether a row may take a page of a group for a copy."""
+    limits = state.limits
+    # Requests that may come need pages for their states.
+    reserve = limits.max_rows - state.num_running
+    if is_answer:
+        # A row holds this page until it ends. With all of them held, no prompt could leave any.
+        reserve += (limits.num_pages[group] - limits.max_rows) // 2
+    return count_available_pages(state, group) > reserve
 
 
 def index_snapshots(state: State) -> None:
