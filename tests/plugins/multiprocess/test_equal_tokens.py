@@ -63,6 +63,25 @@ def test_two_ranks_give_the_tokens_of_transformers(
         assert_equal(output, answer, number)
 
 
+@pytest.mark.full
+@pytest.mark.feature("V11")
+@pytest.mark.parametrize("name", ["lfm2", "qwen3_next"])
+def test_ranks_copy_states_alike(name: str, tmp_path: Path) -> None:
+    parity.write(tmp_path, MODELS[name] | {"max_position_embeddings": 512})
+    rng = np.random.default_rng(0)
+    shared = rng.integers(3, 90, 150).tolist()
+    prompts = [{"prompt_token_ids": [*shared, *rng.integers(3, 90, 9).tolist()]} for _ in range(6)]
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    answers = []
+    for tp in (1, 2):
+        sizes = SIZES | {"max_running_requests": 4, "snapshot_tokens": 64}
+        with LLM(str(tmp_path), dtype="float32", tp=tp, attn="sdpa", **sizes) as llm:
+            rounds = [llm.generate(prompts, params) for _ in range(2)]
+            assert llm._session.engine.stats().cached_tokens > 600
+        answers.append([[each.outputs[0].token_ids for each in outputs] for outputs in rounds])
+    assert answers[0] == answers[1]
+
+
 def answer_all(llm: LLM) -> list[Any]:
     """Tokens, log-probabilities and vectors of requests of many kinds at once."""
     rng = np.random.default_rng(0)

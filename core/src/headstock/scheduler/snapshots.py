@@ -121,8 +121,14 @@ def index_snapshots(state: State) -> None:
 def settle_snapshots(state: State, row: int) -> None:
     """Give the index the snapshots of a row that leaves, and free what it cannot have.
 
-    writes: snapshots
+    writes: copies, snapshots
     """
+    limits, counters = state.limits, state.row_counters[:, row]
+    num_tokens = int(counters[RowCounter.NUM_COMPUTED])
+    is_last = counters[RowCounter.NUM_SAVED] < num_tokens < counters[RowCounter.NUM_KNOWN]
+    if limits.snapshot_tokens and is_last and num_tokens % limits.snapshot_step == 0:
+        # No step followed the one that came there. The copy is made before the page is written.
+        _take_snapshot(state, row, num_tokens)
     for snapshot in state.snapshots.pop(row, ()):
         if not _index_snapshot(state, row, snapshot):
             for group, page in zip(state.limits.state_groups, snapshot.pages, strict=True):
