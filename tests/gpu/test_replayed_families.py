@@ -72,11 +72,30 @@ MODELS: dict[str, dict[str, Any]] = {
         "linear_value_head_dim": 128,
         "layer_types": [*["linear_attention"] * 3, "full_attention"],
     },
+    "qwen3-next": COMMON
+    | {
+        "architectures": ["Qwen3NextForCausalLM"],
+        "model_type": "qwen3_next",
+        "intermediate_size": 1024,
+        "moe_intermediate_size": 256,
+        "shared_expert_intermediate_size": 256,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "layer_types": [*["linear_attention"] * 3, "full_attention"],
+    },
 }
 BACKENDS = {
     "gpt-oss": ("fa", "fi", "fa,fi", "triton"),
     "gemma-4": ("fa+triton", "triton"),
     "qwen3.5": ("fa", "fi", "triton"),
+    "qwen3-next": ("fa", "triton"),
 }
 PROMPTS = [[(7 * at + 3 * row) % 512 for at in range(1 + 29 * row)] for row in range(9)]
 MAX_TOKENS = 24
@@ -84,12 +103,13 @@ NEAR = 0.02
 """A margin between the two best tokens, in log-probability, within which 16 bits may differ."""
 
 
-def generate(folder: Path, **settings: Any) -> tuple[list[Any], Any]:
-    """The greedy outputs of all prompts at once, and the engine's counts."""
+def generate(folder: Path, rounds: int = 1, **settings: Any) -> tuple[list[Any], Any]:
+    """The greedy outputs of all prompts at once, of the last round, and the engine's counts."""
     sizes = {"num_pages": 512, "page_size": 16, "max_seq_len": 512, "max_running_requests": 8}
     with LLM(str(folder), load_format="dummy", device=DEVICE, **(sizes | settings)) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=2)
-        outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
+        prompts = [{"prompt_token_ids": ids} for ids in PROMPTS]
+        outputs = [llm.generate(prompts, params) for _ in range(rounds)][-1]
         stats = llm._session.engine.stats()
     return [output.outputs[0] for output in outputs], stats
 
@@ -137,8 +157,45 @@ def test_replayed_steps_say_what_float32_says(
         debug_canary=True,
     )
 
+    assert_alike(outputs, references[name])
+    if runner == "cudagraph":
+        assert stats.replayed_steps > MAX_TOKENS
+
+
+@pytest.mark.feature("V4", "V11")
+@pytest.mark.parametrize(
+    ("name", "attn", "runner"), [case for case in CASES if case[0].startswith("qwen")]
+)
+@pytest.mark.parametrize("proposer", ["off", "ngram"])
+def test_states_are_taken_over_and_go_back(
+    name: str,
+    attn: str,
+    runner: str,
+    proposer: str,
+    folders: dict[str, Path],
+    references: dict[str, list[Any]],
+) -> None:
+    outputs, stats = generate(
+        folders[name],
+        rounds=3,
+        dtype="bfloat16" if DEVICE == "cuda" else "float32",
+        attn=attn,
+        runner=runner,
+        proposer=proposer,
+        max_batch_tokens=100,
+        snapshot_tokens=64,
+        debug_canary=True,
+    )
+
+    assert_alike(outputs, references[name])
+    assert stats.cached_tokens > 1000
+    assert (stats.draft_tokens > 0) == (proposer != "off")
+
+
+def assert_alike(outputs: list[Any], reference: list[Any]) -> None:
+    """Raise AssertionError where tokens differ that are not nearly as likely."""
     compared = 0
-    for ours, theirs in zip(outputs, references[name], strict=True):
+    for ours, theirs in zip(outputs, reference, strict=True):
         for at, token in enumerate(theirs.token_ids):
             if ours.token_ids[at] != token:
                 table = sorted(each.logprob for each in theirs.logprobs[at].values())
@@ -146,5 +203,3 @@ def test_replayed_steps_say_what_float32_says(
                 break
             compared += 1
     assert compared > MAX_TOKENS * len(PROMPTS) / 2
-    if runner == "cudagraph":
-        assert stats.replayed_steps > MAX_TOKENS

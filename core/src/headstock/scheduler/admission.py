@@ -108,7 +108,8 @@ def _place_in_row(
         share_prefix(state, row, prefix_hit)
     # Pages are appended after that: a prefix that is held can no longer be evicted to make room.
     for group in state.limits.state_groups:
-        append_row_pages(state, group, row, 1)
+        if not state.spans[group, row]:
+            append_row_pages(state, group, row, 1)
     if isinstance(prefix_hit, Match):
         mark_snapshots(state, row, prefix_hit)
     stop = min(len(request_state.tokens), cached + budget)
