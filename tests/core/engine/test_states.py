@@ -82,7 +82,7 @@ def test_a_preempted_row_has_its_state_again(toys: Toys, overlap: bool, every: i
     engine = toys.engine(state=True, overlap=overlap, debug_canary=True, **sizes)
     harness = EngineHarness(engine).run(random_requests(np.random.default_rng(3), 30))
 
-    assert engine.stats().preemptions > 2
+    assert engine.stats().preemptions > 1
     assert set(harness.reasons.values()) == {"stop", "length"}
     engine.close()
 

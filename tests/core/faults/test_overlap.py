@@ -63,7 +63,7 @@ def test_rows_whose_last_token_must_be_read_first_change_nothing_for_themselves_
         for variant in (requests, some, [evolve(one, wait_for_sample=True) for one in requests])
     )
 
-    assert 5 < sum(one.wait_for_sample for one in some) < 35
+    assert 2 < sum(one.wait_for_sample for one in some) < 24
     assert free.outputs == mixed.outputs == all_of_them.outputs
     assert free.reasons == mixed.reasons == all_of_them.reasons and set(free.reasons.values()) == {
         "stop",

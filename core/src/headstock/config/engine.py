@@ -132,11 +132,11 @@ class EngineConfig(PartSettings):
     )
     snapshot_tokens: int = setting_field(
         "--snapshot-tokens",
-        Integer(least=0),
+        Integer(least=0, most=2**24),
         1024,
         "of models that keep a state: after how many tokens of a prompt it is copied, for prompts "
-        "that begin alike, besides its end and where prompts part; 0: never, and no prefix is "
-        "reused",
+        "that begin alike, besides its end and where it parts from an earlier one; rounded up to "
+        "whole pages; 0: never, and no prefix is reused",
         aliases=("--mamba-track-interval",),
         group="memory",
     )
@@ -144,7 +144,8 @@ class EngineConfig(PartSettings):
         "--snapshot-ratio",
         Number(least=0.0, most=0.9, rule="a number from 0.0 to 0.9"),
         0.25,
-        "share of the KV pool that such copies may take",
+        "share of the KV pool that such copies may take beside the states of rows, two of them at "
+        "least; 0: none, and no prefix is reused",
         group="memory",
     )
     kv_cache: bool = setting_field(

@@ -7,7 +7,7 @@ from math import lcm
 from attrs import frozen
 
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, format_count
 from headstock.selection import auto_choices
 from headstock.selection.attention_choice import join_capabilities
 from headstock.selection.model_needs import resolve_kv_dtype
@@ -167,8 +167,9 @@ def _find_snapshot_obstacle(config: EngineConfig, group: KVGroup, *, contiguous:
     most, rows = config.max_batch_tokens, config.max_running_requests
     if alignment > most - rows:
         return (
-            f"max_batch_tokens (--max-batch-tokens) {most} has no room for {alignment} tokens "
-            f"beside those of max_running_requests (--max-running-requests) {rows}"
+            f"max_batch_tokens (--max-batch-tokens) {most} has no room for "
+            f"{format_count(alignment, 'token')} beside those of max_running_requests "
+            f"(--max-running-requests) {rows}"
         )
     return ""
 
