@@ -87,3 +87,14 @@ def test_a_row_that_is_preempted_goes_on_from_the_copy_of_its_answers_state(over
     assert drive.state.num_preempted == 1
     (again,) = [plan for plan in drive.plans[20:] if len(plan.new_row_ids) and plan.starts[0]]
     assert again.starts.tolist() == [40]
+
+
+def test_copies_leave_a_page_to_each_request_that_may_come() -> None:
+    rng = np.random.default_rng(5)
+    drive = Drive(make(snapshots=True, max_rows=2, num_pages=(60, 2)))
+    drive.submit(request("a", prompt(rng, 20), 40))
+    while int(drive.state.row_counters[RowCounter.NUM_COMPUTED, 0]) < 45:
+        drive.step()
+    run(drive, request("b", prompt(rng, 9), 3))
+
+    assert drive.reasons == {"a": "length", "b": "length"} and not drive.state.num_preempted
