@@ -51,6 +51,8 @@ def check(name: str) -> dict[str, Any]:
         return {"code": None, "error": f"not done after {MOST_SECONDS} s"}
     seconds = round(time.monotonic() - began, 1)
     found: dict[str, Any] = {"code": done.returncode, "seconds": seconds}
+    # At once: whoever stops this early keeps what is known.
+    print(name, found, file=sys.stderr, flush=True)  # noqa: T201
     try:
         report = json.loads(done.stdout)
     except json.JSONDecodeError:

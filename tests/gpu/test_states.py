@@ -148,9 +148,6 @@ def generate(folder: Path, **settings: Any) -> list[Any]:
     with LLM(str(folder), **(sizes | settings)) as llm:
         params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True, logprobs=2)
         outputs = llm.generate([{"prompt_token_ids": ids} for ids in PROMPTS], params)
-        assert ("prefix reuse", "off", "KV group 1 keeps a state") in (
-            llm._session.engine.summary.table
-        )
     return [output.outputs[0] for output in outputs]
 
 

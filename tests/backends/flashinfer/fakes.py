@@ -24,7 +24,7 @@ class Planned:
     def keep(
         self, query_start: Tensor | None, page_start: Tensor, pages: Tensor, last: Tensor,
         shape: tuple[int, ...],
-        scale: float, types: tuple[Any, ...], causal: bool,
+        scale: float, types: tuple[Any, ...], causal: bool, window_left: int,
     ) -> None:  # fmt: skip
         assert page_start.device.type == last.device.type == "cpu"
         assert {page_start.dtype, pages.dtype, last.dtype} == {torch.int32}
@@ -36,6 +36,7 @@ class Planned:
             types,
             causal,
         )
+        self.window = None if window_left < 0 else window_left + 1
         self.uploaded: tuple[list[int], ...] | None = None
         self.plans = getattr(self, "plans", 0) + 1
 
@@ -65,7 +66,7 @@ class Planned:
             part = slice(query_start[row], query_start[row + 1])
             assert self.causal or part.stop - part.start == 1
             scale = self.scale * (q_scale or 1) * (k_scale or 1)
-            answer, sums = row_attention(q[part], keys, values, scale)
+            answer, sums = row_attention(q[part], keys, values, scale, self.window)
             out[part] = (answer * (v_scale or 1)).to(out.dtype)
             if lse is not None:
                 lse[part] = (sums / (1 if natural else math.log(2))).float()
@@ -98,13 +99,13 @@ class BatchPrefillWithPagedKVCacheWrapper(Planned):
         max_token_per_sequence=None,
         max_sequence_kv=None, fixed_split_size=None, disable_split_kv=False,
     ) -> None:  # fmt: skip
-        assert window_left == -1 and not logits_soft_cap
+        assert not logits_soft_cap
         assert max_token_per_sequence == int(qo_indptr.diff().max())
         self.keep(
             qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len,
             (num_qo_heads, num_kv_heads, head_dim_qk, page_size), sm_scale, (q_data_type,
             kv_data_type, o_data_type),
-            causal,
+            causal, window_left,
         )  # fmt: skip
 
     def run(
@@ -184,7 +185,7 @@ class BatchDecodeWithPagedKVCacheWrapper(Planned):
         self.keep(
             None, indptr, indices, last_page_len, (num_qo_heads, num_kv_heads, head_dim,
             page_size), sm_scale,
-            (q_data_type, kv_data_type, o_data_type), False,
+            (q_data_type, kv_data_type, o_data_type), False, window_left,
         )  # fmt: skip
 
     def run(
@@ -219,7 +220,8 @@ def fast_decode_plan(
     ) == self.shape and sm_scale == self.scale
     assert torch.equal(starts, global_override_indptr_cpu) and torch.equal(lens, last_page_len)
     assert indices.data_ptr() == pages.data_ptr() and len(indices) == starts[-1]
-    self.keep(None, starts, pages, lens, self.shape, self.scale, self.types, False)
+    assert window_left == (-1 if self.window is None else self.window - 1), "the kernel is another"
+    self.keep(None, starts, pages, lens, self.shape, self.scale, self.types, False, window_left)
 
 
 class BatchMLAPagedAttentionWrapper:

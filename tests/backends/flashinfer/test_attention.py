@@ -15,13 +15,14 @@ from often import often
 from headstock.spi import LayerInfo, Phase
 from headstock_conformance import attention as cases
 from headstock_conformance.attention import AttentionCase
-from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend
+from headstock_fi.backend import INT_WORKSPACE, FlashInferBackend, Reach
 from headstock_fi.library import Shape, partial_bytes
 from headstock_fi.options import FlashInferOptions
 from headstock_fi.staging import TURNS, StagedWrapper
 
 PHASES = list(Phase)
 LAYER = LayerInfo(index=0, group=0, scale=0.25)
+ALL = Reach.of(LAYER)
 
 
 @pytest.fixture(params=["0.6.18", "0.7.2"])
@@ -34,9 +35,13 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return module
 
 
-def backend(case: AttentionCase, layers: int = 1, **options: Any) -> FlashInferBackend:
+def backend(
+    case: AttentionCase, layers: int = 1, layer: LayerInfo | None = None, **options: Any
+) -> FlashInferBackend:
+    """One of several layers alike, or of `layer` alone."""
     made = FlashInferOptions(**({"workspace_mb": 16} | options))
-    return FlashInferBackend(cases.context_of(case, made, layers))
+    context = cases.context_of(case, made, layers)
+    return FlashInferBackend(context if layer is None else evolve(context, layers={0: layer}))
 
 
 def decode(lens: list[int], **shape: Any) -> AttentionCase:
@@ -87,7 +92,39 @@ def test_a_plan_serves_many_layers_and_each_brings_its_scale(library: SimpleName
 
 def test_a_layer_reads_the_page_table_of_its_group(library: SimpleNamespace) -> None:
     case = cases.in_second_group(decode([20, 9]))
-    cases.check(backend(case), case, evolve(LAYER, group=1))
+    layer = evolve(LAYER, group=1)
+    cases.check(backend(case, layer=layer), case, layer)
+
+
+@pytest.mark.parametrize("window", [1, 9, 17, 300])
+def test_windows_are_planned_for_layers_that_have_them(
+    library: SimpleNamespace, window: int
+) -> None:
+    layer = evolve(LAYER, window=window)
+    for phase, lens in ((Phase.DECODE, [(1, 33), (1, 2)]), (Phase.EXTEND, [(5, 33), (2, 2)])):
+        case = cases.make(phase, lens, head_dim=16)
+        cases.check(backend(case, layer=layer), case, layer)
+        cases.check(backend(case, layer=layer), case, cases.add_sinks(layer, 4, case.q.device))
+    made = [decode(lens, seed=9) for lens in ([5, 90, 33, 70], [17, 1])]
+    cases.check_replays(
+        backend(made[0], layer=layer),
+        made,
+        layer,
+        bucket=4,
+        held=lambda plan: plan.wrappers[0].wrapper.static,
+    )
+
+
+def test_layers_of_one_group_with_and_without_windows(library: SimpleNamespace) -> None:
+    case = decode([20, 9])
+    wide, narrow = LAYER, evolve(LAYER, index=1, window=4)
+    context = cases.context_of(case, FlashInferOptions(workspace_mb=16), 2)
+    one = FlashInferBackend(evolve(context, layers={0: wide, 1: narrow}))
+    plan = one.plan(case.step)
+    for layer in (narrow, wide, narrow):
+        out = torch.empty_like(case.q)
+        one.forward(case.q, layer, plan, out)
+        cases.compare(out, cases.expected(case, layer)[0])
 
 
 def test_the_next_step_is_planned_while_one_is_in_flight(library: SimpleNamespace) -> None:
@@ -171,13 +208,13 @@ def test_tensor_cores_by_ratio_or_option(
     library: SimpleNamespace, ratio: int, option: str, used: bool
 ) -> None:
     one = backend(decode([3], heads=ratio, kv_heads=1), tensor_cores=option)
-    assert {staged.wrapper.use_tensor_cores for staged in one.rings[True, 0].wrappers} == {used}
+    assert {staged.wrapper.use_tensor_cores for staged in one.ring(True, ALL).wrappers} == {used}
 
 
 @pytest.mark.parametrize("name", ["auto", "fa2", "fa3"])
 def test_the_templates_for_prompts_by_option(library: SimpleNamespace, name: str) -> None:
     one = backend(decode([3]), prefill=name)
-    assert {staged.wrapper.backend for staged in one.rings[False, 0].wrappers} == {name}
+    assert {staged.wrapper.backend for staged in one.ring(False, ALL).wrappers} == {name}
 
 
 def test_templates_that_cannot_read_the_kv_are_refused_by_the_option_s_name(
@@ -196,7 +233,7 @@ def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
     one = FlashInferBackend(
         evolve(context, query=evolve(context.query, phases=frozenset({Phase.DECODE})))
     )
-    assert list(one.rings) == [(True, 0)]
+    assert list(one.rings) == [(True, ALL)]
     assert one.memory_bytes() == (16 << 20) + TURNS * INT_WORKSPACE
     one.close()
     assert one.memory_bytes() == 0
@@ -205,7 +242,7 @@ def test_only_what_serves_the_phases_is_made(library: SimpleNamespace) -> None:
 def test_building_it_runs_every_kind_of_step_once(library: SimpleNamespace) -> None:
     one = backend(decode([3]))
     assert [
-        [getattr(staged.wrapper, "plans", 0) for staged in one.rings[kind, 0].wrappers]
+        [getattr(staged.wrapper, "plans", 0) for staged in one.ring(kind, ALL).wrappers]
         for kind in (True, False)
     ] == [
         [1, 0],

@@ -82,7 +82,7 @@ def test_without_a_gpu_nobody_is_told_to_install_a_library_that_would_not_help(
 def test_shapes_and_features_without_kernels_are_refused() -> None:
     for change, words in (
         ({"head_dim": 80}, "head_dim 80 is not supported; supported: 64, 128, 256"),
-        ({"features": frozenset({Feature.SLIDING_WINDOW})}, "the model needs sliding-window"),
+        ({"features": frozenset({Feature.SOFTCAP})}, "the model needs softcap"),
         ({"q_dtype": "float32"}, "float32 with bfloat16 KV is not supported"),
     ):
         with pytest.raises(CannotRun, match=words):

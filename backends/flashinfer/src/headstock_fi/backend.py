@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -32,9 +33,26 @@ COMPILER = (
 )
 
 
+@frozen
+class Reach:
+    """What layers share that are planned together.
+
+    group: their KV group
+    window_left: how many tokens before its own one a query sees; -1 for all
+    """
+
+    group: int
+    window_left: int
+
+    @classmethod
+    def of(cls, layer: LayerInfo) -> Reach:
+        """That of a layer, whose window counts the query's own token."""
+        return cls(layer.group, -1 if layer.window is None else layer.window - 1)
+
+
 @frozen(eq=False)
 class FlashInferPlan:
-    """A planned step: one wrapper per KV group, with the turn in which it was planned."""
+    """A planned step: one wrapper for each reach, with the turn in which it was planned."""
 
     wrappers: tuple[StagedWrapper, ...]
     turns: tuple[int, ...]
@@ -43,7 +61,7 @@ class FlashInferPlan:
 class FlashInferBackend(AttentionBackend):
     """FlashInfer, each step planned on the host.
 
-    Two wrappers per kind of step and KV group alternate, so that a step can be planned while the
+    Two wrappers per kind of step and reach alternate, so that a step can be planned while the
     previous one computes.
     """
 
@@ -58,6 +76,8 @@ class FlashInferBackend(AttentionBackend):
         assert isinstance(group.layout, FullKV), group.layout
         self.device = context.device
         self.pools = dict(context.pools)
+        # A plan holds the pages of one group, and one window.
+        self.reaches = tuple(dict.fromkeys(Reach.of(each) for each in context.layers.values()))
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
@@ -81,9 +101,9 @@ class FlashInferBackend(AttentionBackend):
         # All wrappers share it, since calls of attention run one after the other. Schedules are not
         # shared: one is planned while the previous one is still read.
         self.workspace = torch.zeros(room, dtype=torch.uint8, device=context.device)
-        self.rings: dict[tuple[bool, int], Ring] = {}
-        self.buckets: dict[tuple[int, int], StagedWrapper] = {}
-        self.static_pages: dict[int, Tensor] = {}
+        self.rings: dict[tuple[bool, Reach], Ring] = {}
+        self.buckets: dict[tuple[int, Reach], StagedWrapper] = {}
+        self.static_pages: dict[Reach, Tensor] = {}
         # Compiling may take minutes: now, not in the first step.
         self.warm_up(query.phases)
 
@@ -110,56 +130,63 @@ class FlashInferBackend(AttentionBackend):
         q = torch.zeros(
             (1, self.shape.heads, self.shape.head_dim), dtype=self.shape.q_dtype, device=self.device
         )
-        for is_decode in sorted({phase is Phase.DECODE for phase in phases}):
-            staged = self.ring(is_decode, 0).next_wrapper()
-            self.bind(
-                staged, page_table, page_arrays(one, one, self.page_size), 0 if is_decode else 1
-            )
+        kinds = sorted({phase is Phase.DECODE for phase in phases})
+        for is_decode, reach in product(kinds, self.reaches):
+            staged = self.ring(is_decode, reach).next_wrapper()
+            arrays = page_arrays(one, one, self.page_size)
+            self.bind(staged, reach, page_table, arrays, 0 if is_decode else 1)
             self.library.run(
                 staged.wrapper, q, next(iter(self.pools.values())), torch.empty_like(q)
             )
 
-    def ring(self, is_decode: bool, group: int) -> Ring:
-        """The wrappers for a kind of step and a KV group, made at first use."""
-        if (is_decode, group) not in self.rings:
+    def ring(self, is_decode: bool, reach: Reach) -> Ring:
+        """The wrappers for a kind of step and a reach, made at first use."""
+        if (is_decode, reach) not in self.rings:
             wrappers = [
                 self.library.decode(self.workspace, self.tensor_cores)
                 if is_decode
                 else self.library.prefill(self.workspace, self.prefill_backend)
                 for _ in range(TURNS)
             ]
-            self.rings[is_decode, group] = Ring(
+            self.rings[is_decode, reach] = Ring(
                 [self.stage_wrapper(wrapper) for wrapper in wrappers]
             )
-        return self.rings[is_decode, group]
+        return self.rings[is_decode, reach]
 
     def stage_wrapper(self, wrapper: object) -> StagedWrapper:
         """A wrapper with staging buffers and room for the maximum number of rows."""
         return StagedWrapper(wrapper, self.max_rows, self.columns, self.device)
 
     def plan(self, step: AttentionStep) -> FlashInferPlan:
-        """The step planned for each KV group, from the lengths on the host."""
+        """The step planned for each reach, from the lengths on the host."""
         is_decode = step.phase is Phase.DECODE
         arrays = page_arrays(step.host_query_lens, step.host_context_lens, self.page_size)
         wrappers = []
-        for group, page_table in enumerate(step.page_tables):
-            # One wrapper per group: groups differ in their pages, and a plan holds one list of
-            # pages.
-            staged = self.ring(is_decode, group).next_wrapper()
-            self.bind(staged, page_table, arrays, 0 if is_decode else step.max_query_len)
+        for reach in self.reaches:
+            staged, page_table = (
+                self.ring(is_decode, reach).next_wrapper(),
+                step.page_tables[reach.group],
+            )
+            self.bind(staged, reach, page_table, arrays, 0 if is_decode else step.max_query_len)
             wrappers.append(staged)
         return FlashInferPlan(tuple(wrappers), tuple(staged.turn for staged in wrappers))
 
     def bind(
-        self, staged: StagedWrapper, page_table: Tensor, arrays: PageArrays, max_query_len: int
+        self,
+        staged: StagedWrapper,
+        reach: Reach,
+        page_table: Tensor,
+        arrays: PageArrays,
+        max_query_len: int,
     ) -> None:
         """Plan a step in a wrapper; `max_query_len` is 0 for decode."""
         staged.begin()
         query_start, page_start, last_page_lens = staged.stage(arrays)
         pages = staged.pages(page_table, table_places(arrays.page_start, page_table.shape[1]))
+        shared = {"window_left": reach.window_left, **self.shape.arguments}
         if max_query_len == 0:
             lists = (page_start, pages, last_page_lens)
-            staged.wrapper.plan(*lists, head_dim=self.shape.head_dim, **self.shape.arguments)
+            staged.wrapper.plan(*lists, head_dim=self.shape.head_dim, **shared)
         else:
             staged.wrapper.plan(
                 query_start,
@@ -169,7 +196,7 @@ class FlashInferBackend(AttentionBackend):
                 head_dim_qk=self.shape.head_dim,
                 causal=True,
                 max_token_per_sequence=max_query_len,
-                **self.shape.arguments,
+                **shared,
             )
         staged.end()
 
@@ -188,8 +215,9 @@ class FlashInferBackend(AttentionBackend):
             without sinks
         raises: RuntimeError when later plans have overwritten this one
         """
-        staged = plan.wrappers[layer.group]
-        if staged.turn != plan.turns[layer.group]:
+        number = self.reaches.index(Reach.of(layer))
+        staged = plan.wrappers[number]
+        if staged.turn != plan.turns[number]:
             raise RuntimeError(
                 f"this plan was overwritten: only the last {TURNS} plans of a kind are kept"
             )
@@ -216,31 +244,29 @@ class FlashInferBackend(AttentionBackend):
 
     def graph_plan(self, bucket: int, step: AttentionStep) -> FlashInferPlan:
         """The step planned in the static buffers of a bucket; its rows may be fewer."""
-        wrappers = tuple(self.bucket(bucket, group) for group in range(len(step.page_tables)))
+        wrappers = tuple(self.bucket(bucket, reach) for reach in self.reaches)
         plan = FlashInferPlan(wrappers, tuple(staged.turn for staged in wrappers))
         self.graph_update(plan, step)
         return plan
 
-    def bucket(self, rows: int, group: int) -> StagedWrapper:
-        """The wrapper for graphs of `bucket` rows. Buckets of a group share the list of pages."""
-        if (rows, group) not in self.buckets:
+    def bucket(self, rows: int, reach: Reach) -> StagedWrapper:
+        """The wrapper for graphs of `bucket` rows. Buckets of a reach share the list of pages."""
+        if (rows, reach) not in self.buckets:
             # Shared, as no two graphs run at the same time: a list for the longest rows is large.
-            if group not in self.static_pages:
-                self.static_pages[group] = self.zeros(self.max_rows * self.columns)
+            if reach not in self.static_pages:
+                self.static_pages[reach] = self.zeros(self.max_rows * self.columns)
             static = (
                 self.zeros(rows + 1),
-                self.static_pages[group][: rows * self.columns],
+                self.static_pages[reach][: rows * self.columns],
                 self.zeros(rows),
             )
             wrapper = self.library.decode(self.workspace, self.tensor_cores, static)
-            staged = self.buckets[rows, group] = StagedWrapper(
+            staged = self.buckets[rows, reach] = StagedWrapper(
                 wrapper, rows, self.columns, self.device, static
             )
-            ones = np.ones(rows, np.int32)
-            self.bind(
-                staged, self.zeros(rows).view(rows, 1), page_arrays(ones, ones, self.page_size), 0
-            )
-        return self.buckets[rows, group]
+            ones, table = np.ones(rows, np.int32), self.zeros(rows).view(rows, 1)
+            self.bind(staged, reach, table, page_arrays(ones, ones, self.page_size), 0)
+        return self.buckets[rows, reach]
 
     def zeros(self, size: int) -> Tensor:
         """Numbers on the device. [size] int32"""
@@ -248,7 +274,8 @@ class FlashInferBackend(AttentionBackend):
 
     def graph_update(self, plan: FlashInferPlan, step: AttentionStep) -> None:
         """Plan the step in the same buffers; missing rows become one token in the dummy page."""
-        for staged, page_table in zip(plan.wrappers, step.page_tables, strict=True):
+        for staged, reach in zip(plan.wrappers, self.reaches, strict=True):
+            page_table = step.page_tables[reach.group]
             # A graph launches the bucket whole: missing rows read one token of the dummy page.
             lens = pad_lens(step.host_context_lens, staged.rows)
             arrays = page_arrays(np.ones_like(lens), lens, self.page_size)
@@ -256,7 +283,9 @@ class FlashInferBackend(AttentionBackend):
             _, page_start, last_page_lens = staged.stage(arrays)
             places = table_places(arrays.page_start[: step.num_rows + 1], page_table.shape[1])
             pages = staged.upload(page_table, places, staged.rows - step.num_rows)
-            self.library.replan(staged.wrapper, page_start, pages, last_page_lens, self.shape)
+            self.library.replan(
+                staged.wrapper, page_start, pages, last_page_lens, self.shape, reach.window_left
+            )
             staged.end()
 
     def memory_bytes(self) -> int:

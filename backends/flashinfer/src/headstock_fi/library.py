@@ -106,7 +106,13 @@ class Library:
         )
 
     def replan(
-        self, wrapper: Any, page_start: Tensor, pages: Tensor, last_page_len: Tensor, shape: Shape
+        self,
+        wrapper: Any,
+        page_start: Tensor,
+        pages: Tensor,
+        last_page_len: Tensor,
+        shape: Shape,
+        window_left: int,
     ) -> None:
         """Plan another step in a graph's wrapper; its static buffers hold the step already.
 
@@ -114,6 +120,7 @@ class Library:
         loop. For 256 rows that takes 500 us on an H200's host.
         page_start: [rows + 1], last_page_len: [rows] int32, on the host
         pages: [pages] int32, the static buffer's
+        window_left: as its first plan had it
         """
         self.plan_again(
             wrapper,
@@ -124,6 +131,7 @@ class Library:
             shape.kv_heads,
             shape.head_dim,
             shape.page_size,
+            window_left=window_left,
             q_data_type=shape.q_dtype,
             kv_data_type=shape.kv_dtype,
             sm_scale=1.0,

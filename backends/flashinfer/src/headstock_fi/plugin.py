@@ -51,7 +51,7 @@ CAPABILITIES = AttentionCapabilities(
     # For 256 rows, `plan` takes 667 us on an H200's host with tensor cores and 170 without; `fa`
     # takes 4.
     planning=Planning.PER_STEP,
-    features=frozenset({Feature.LSE, Feature.SINKS}),
+    features=frozenset({Feature.LSE, Feature.SINKS, Feature.SLIDING_WINDOW}),
 )
 
 
