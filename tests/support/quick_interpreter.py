@@ -1,4 +1,4 @@
-"""Triton's interpreter, without work whose result it throws away."""
+"""Triton's interpreter, without work whose result it throws away, and beside any numpy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def quick_interpreter() -> Iterator[None]:
 
     It looks through its whole language at each call of a function within a kernel, for what it must
     replace there: the names stay the same. And it computes whether integers overflow, which it
-    would tell in its debug mode alone.
+    would tell in its debug mode alone. Numpy 2.4 refuses how it reads the bounds of a loop.
     """
     from triton.language.core import is_builtin
     from triton.runtime import interpreter
@@ -32,10 +32,17 @@ def quick_interpreter() -> Iterator[None]:
             if is_builtin(member):
                 interpreter._patch_attr(package, name, member, builder, scope)
 
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_bounds(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
     builder = interpreter.interpreter_builder
     assert not builder.options.debug
     options = dataclasses.replace(builder.options, sanitize_overflow=False)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(builder, "options", options)
         patched.setattr(interpreter, "_patch_builtin", patch)
+        patched.setattr(interpreter, "_patch_lang_tensor", patch_bounds)
         yield

@@ -4,7 +4,9 @@ without a GPU.
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,14 @@ from often import often
 from sampling_cases import Lift
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.runtime.jit import JITFunction, mangle_type
+from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from headstock.nn.short_conv import ConvInputs
 from headstock.spi import (
     Activation,
     ClampedGate,
     Collectives,
+    DeltaRule,
     Experts,
     LogitsProcessor,
     PeerMemory,
@@ -32,7 +35,8 @@ from headstock.spi import (
     WeightKind,
 )
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
-from headstock_triton.conv import convolve_gated_
+from headstock_triton.conv import convolve_gated_, convolve_silu_
+from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, apply_delta_rule_
 from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts
 from headstock_triton.fp8_rows import quantize_rows
@@ -60,16 +64,17 @@ OPTIONS = ("num_warps", "num_stages", "launch_pdl")
 
 
 class Compiled(list[str]):
-    """The names of kernels in the order of their launches, and the PTX of each."""
+    """The names of kernels in the order of their launches, and the PTX and binary of each."""
 
     texts: dict[str, str]
+    binaries: dict[str, bytes]
 
 
 @pytest.fixture(params=[80, 90], ids=lambda capability: f"sm_{capability}")
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """The kernels that were compiled in place of being launched."""
     names = Compiled()
-    names.texts = {}
+    names.texts, names.binaries = {}, {}
 
     def launch(
         kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any
@@ -81,16 +86,33 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             name: "constexpr" if name in fixed else mangle_type(each)
             for name, each in given.items()
         }
-        source = ASTSource(kernel, {name: signature[name] for name in kernel.arg_names}, fixed)
+        source = ASTSource(
+            kernel,
+            {name: signature[name] for name in kernel.arg_names},
+            fixed,
+            {
+                (index,): [["tt.divisibility", 16]]
+                for index, param in enumerate(kernel.params)
+                if is_aligned(given[param.name], param)
+            },
+        )
         made = triton.compile(source, target=GPUTarget("cuda", request.param, 32), options=options)
         names.append(kernel.__name__)
         names.texts[kernel.__name__] = made.asm["ptx"]
+        names.binaries[kernel.__name__] = made.asm["cubin"]
 
     monkeypatch.setattr(JITFunction, "run", launch)
     # A kernel that is not launched writes no token, and some are read as indices.
     for name in ("empty", "empty_like"):
         monkeypatch.setattr(torch, name, getattr(torch, name.replace("empty", "zeros")))
     return names
+
+
+def is_aligned(value: object, param: KernelParam) -> bool:
+    """Whether a launch compiles the kernel for a multiple of 16."""
+    if param.is_constexpr or param.do_not_specialize or param.do_not_specialize_on_alignment:
+        return False
+    return isinstance(value, torch.Tensor) or (type(value) is int and value % 16 == 0)
 
 
 ROUTED = ["route_kernel", "gate_up_tiles_kernel", "down_tiles_kernel", "combine_kernel"]
@@ -223,6 +245,58 @@ def test_convolutions(compiled: Compiled) -> None:
     assert compiled == ["step_kernel", "step_kernel", "convolve_kernel", "keep_kernel"]
 
 
+def apply_delta(rows: int, tokens: int, *, pdl: bool = False) -> None:
+    """A convolution and a gated delta rule; every row has one token where there are as many."""
+    delta = DeltaRule(key_heads=2, value_heads=4, key_dim=128, value_dim=128, taps=4)
+    is_decode, ints = rows == tokens, tensor(rows, dtype=torch.int64)
+    chunks = tensor(0 if is_decode else tokens // 64, dtype=torch.int32)
+    starts = tensor(rows + 1, dtype=torch.int32)
+    conv = ConvInputs(ints, ints, *[None if is_decode else tensor(64, dtype=torch.int64)] * 2)
+    inputs = DeltaInputs(
+        mixed=convolve_silu_(
+            tensor(tokens, delta.channels),
+            tensor(4, delta.channels),
+            None,
+            tensor(9, 3, delta.channels),
+            conv,
+            pdl=pdl,
+        ),
+        gates=tensor(tokens, 8),
+        outer_gate=tensor(tokens, delta.width),
+        rates=torch.ones(4),
+        biases=torch.ones(4),
+        weight=tensor(128),
+        eps=1e-6,
+    )
+    steps = DeltaSteps(ints, starts, chunks, chunks[:rows], is_decode)
+    apply_delta_rule_(inputs, delta, torch.ones(3, 4, 128, 128), ints, steps, pdl=pdl)
+
+
+DELTA_CHUNKS = ["prepare_chunks_kernel", "learn_chunks_kernel", "normalize_chunks_kernel"]
+
+
+def test_delta_rules(compiled: Compiled) -> None:
+    apply_delta(3, 3)
+    apply_delta(3, 70)
+
+    learn = "learn_tokens_kernel"
+    assert compiled == [
+        *["step_kernel", learn],
+        *["convolve_kernel", "keep_kernel", learn, *DELTA_CHUNKS, learn],
+    ]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_memories_of_delta_rules_stay_in_registers(compiled: Compiled, tmp_path: Path) -> None:
+    apply_delta(3, 3)
+
+    (tmp_path / "cubin").write_bytes(compiled.binaries["learn_tokens_kernel"])
+    tool = Path(triton.knobs.nvidia.ptxas.path).parent / "cuobjdump"
+    command = [str(tool), "-res-usage", str(tmp_path / "cubin")]
+    usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "STACK:0 " in usage and "LOCAL:0 " in usage
+
+
 def test_products_of_a_few_tokens(compiled: Compiled) -> None:
     for tokens in (1, 16):
         small_linear(tensor(tokens, 1024), Weight(tensor=tensor(4096, 1024), bias=tensor(4096)))
@@ -316,8 +390,9 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
+    apply_delta(3, 70, pdl=True)
 
-    assert len(set(compiled)) == len(compiled.texts) == 17
+    assert len(compiled.texts) == 21
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name

@@ -1,4 +1,4 @@
-"""The short convolution between its two gates, over states in pages."""
+"""Short convolutions over states in pages: between two gates, or before silu."""
 
 from __future__ import annotations
 
@@ -12,33 +12,47 @@ from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
 BLOCK = 512
+MANY_TOKENS = 256
+"""From so many tokens on, a program has several: neighbours share most of their inputs."""
 
 
 @device_function
-def load_gated(projected, token, width, at, mask):
-    """The convolution's input at a token: the first gate times the middle part.
+def load_input(x, token, width, at, mask, GATED: tl.constexpr):
+    """The convolution's input at tokens.
 
-    projected: [tokens, 3 * width], the gate before, the one after and what is between
+    x: [tokens, width]; if GATED, [tokens, 3 * width]: the gate before, the one after and what is
+        between, which the former is multiplied with
     """
-    line = projected + token * 3 * width + at
-    gate = tl.load(line, mask, other=0.0)
-    inner = tl.load(line + 2 * width, mask, other=0.0)
-    return round_to(gate.to(tl.float32) * inner.to(tl.float32), gate.dtype)
+    if GATED:
+        line = x + token * 3 * width + at
+        gate = tl.load(line, mask, other=0.0)
+        inner = tl.load(line + 2 * width, mask, other=0.0)
+        value = round_to(gate.to(tl.float32) * inner.to(tl.float32), gate.dtype)
+    else:
+        value = tl.load(x + token * width + at, mask, other=0.0)
+    return value
 
 
 @device_function
-def store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS: tl.constexpr):
-    """Write the second gate times the sum; each step is rounded, as torch does."""
+def store_result(
+    total, bias, x, out, token, width, at, mask, GATED: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Write the second gate times the sum, or its silu; each step is rounded, as torch does."""
+    dtype: tl.constexpr = x.dtype.element_ty
     if HAS_BIAS:
         total += tl.load(bias + at, mask, other=0.0).to(tl.float32)
-    gate = tl.load(projected + token * 3 * width + width + at, mask, other=0.0)
-    sums = round_to(total, gate.dtype).to(tl.float32)
-    tl.store(out + token * width + at, round_to(sums * gate.to(tl.float32), gate.dtype), mask)
+    sums = round_to(total, dtype).to(tl.float32)
+    if GATED:
+        gate = tl.load(x + token * 3 * width + width + at, mask, other=0.0)
+        result = sums * gate.to(tl.float32)
+    else:
+        result = sums / (1.0 + tl.exp(-sums))
+    tl.store(out + token * width + at, round_to(result, dtype), mask)
 
 
 @triton.jit
 def step_kernel(
-    projected,
+    x,
     weight,
     bias,
     state,
@@ -49,6 +63,7 @@ def step_kernel(
     page_stride,
     tap_stride,
     TAPS: tl.constexpr,
+    GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
@@ -70,19 +85,19 @@ def step_kernel(
         total += value.to(tl.float32) * tl.load(weight + tap * width + at, mask, other=0.0).to(
             tl.float32
         )
-    value = load_gated(projected, row, width, at, mask)
+    value = load_input(x, row, width, at, mask, GATED)
     tl.store(line + (TAPS - 2) * tap_stride, value, mask)
     last = tl.load(weight + (TAPS - 1) * width + at, mask, other=0.0)
     total += value.to(tl.float32) * last.to(tl.float32)
-    store_result(total, bias, projected, out, row, width, at, mask, HAS_BIAS)
+    store_result(total, bias, x, out, row, width, at, mask, GATED, HAS_BIAS)
 
 
 @device_function
 def load_source(
-    source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask,
-    TAPS: tl.constexpr,
+    source, x, state, pages, rows, width, page_stride, tap_stride, at, mask,
+    TAPS: tl.constexpr, GATED: tl.constexpr,
 ):  # fmt: skip
-    """Load an input by its number in `ConvInputs`: 0 for zeros, then the rows' states, then
+    """Load inputs by their numbers in `ConvInputs`: 0 for zeros, then the rows' states, then
     tokens."""
     index, size = source - 1, rows * (TAPS - 1)
     in_state = (index >= 0) & (index < size)
@@ -90,13 +105,13 @@ def load_source(
     place = page * page_stride + (index % (TAPS - 1)) * tap_stride
     old = tl.load(state + place + at, mask & in_state, other=0.0)
     token = tl.maximum(index - size, 0)
-    gated = load_gated(projected, token, width, at, mask & (index >= size))
-    return tl.where(in_state, old, gated)
+    new = load_input(x, token, width, at, mask & (index >= size), GATED)
+    return tl.where(in_state, old, new)
 
 
 @triton.jit
 def convolve_kernel(
-    projected,
+    x,
     weight,
     bias,
     state,
@@ -109,30 +124,33 @@ def convolve_kernel(
     page_stride,
     tap_stride,
     TAPS: tl.constexpr,
+    GATED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
+    TOKENS: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program per token and block of channels; states are only read."""
+    """One program per `TOKENS` tokens and block of channels; states are only read."""
     begin_next(PDL)
-    token = tl.program_id(0).to(tl.int64)
-    at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    mask = at < width
+    token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
+    at = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
+    in_row = at < width
+    mask = in_row & (token < tokens)
     wait_for_previous(PDL)
-    total = tl.zeros([BLOCK], tl.float32)
+    total = tl.zeros([TOKENS, BLOCK], tl.float32)
     for tap in tl.static_range(TAPS):
-        source = tl.load(sources + tap * tokens + token)
+        source = tl.load(sources + tap * tokens + token, token < tokens, other=0)
         value = load_source(
-            source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS
+            source, x, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS, GATED
         )
-        row = tl.load(weight + tap * width + at, mask, other=0.0)
+        row = tl.load(weight + tap * width + at, in_row, other=0.0)
         total += value.to(tl.float32) * row.to(tl.float32)
-    store_result(total, bias, projected, out, token, width, at, mask, HAS_BIAS)
+    store_result(total, bias, x, out, token, width, at, mask, GATED, HAS_BIAS)
 
 
 @triton.jit
 def keep_kernel(
-    projected,
+    x,
     state,
     pages,
     kept,
@@ -141,6 +159,7 @@ def keep_kernel(
     page_stride,
     tap_stride,
     TAPS: tl.constexpr,
+    GATED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -157,7 +176,7 @@ def keep_kernel(
     for tap in tl.static_range(TAPS - 1):
         source = tl.load(kept + row * (TAPS - 1) + tap)
         value = load_source(
-            source, projected, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS
+            source, x, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS, GATED
         )
         tl.store(line + tap * tap_stride, value, mask)
 
@@ -177,28 +196,60 @@ def convolve_gated_(
     weight: [taps, width]    bias: [width] or None    returns: [tokens, width]
     writes: state [pages, taps - 1, width], at the rows' pages
     """
-    (tokens, _), (taps, width) = projected.shape, weight.shape
-    out = projected.new_empty(tokens, width)
+    return _launch_(projected, weight, bias, state, inputs, gated=True, pdl=pdl)
+
+
+def convolve_silu_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    inputs: ConvInputs,
+    *,
+    pdl: bool = False,
+) -> Tensor:
+    """Same as `headstock.nn.short_conv.convolve_`, and then silu.
+
+    x, result: [tokens, width]    weight: [taps, width]    bias: [width] or None
+    writes: state [pages, taps - 1, width], at the rows' pages
+    """
+    return _launch_(x, weight, bias, state, inputs, gated=False, pdl=pdl)
+
+
+def _launch_(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    state: Tensor,
+    inputs: ConvInputs,
+    *,
+    gated: bool,
+    pdl: bool,
+) -> Tensor:
+    """One kernel where each row has one token, else two.   returns: [tokens, width]"""
+    tokens, (taps, width) = len(x), weight.shape
+    out = x.new_empty(tokens, width)
     if not tokens:
         return out
-    assert state.stride(-1) == 1 and projected.is_contiguous() and weight.is_contiguous()
+    assert state.stride(-1) == 1 and x.is_contiguous() and weight.is_contiguous()
     blocks, pages = triton.cdiv(width, BLOCK), inputs.pages
     strides = (state.stride(0), state.stride(1))
     # Without a bias, pass a pointer that is never read.
     term = weight if bias is None else bias
-    fixed = {"TAPS": taps, "BLOCK": BLOCK, "num_warps": 4, **launch_options(pdl)}
+    fixed = {"TAPS": taps, "GATED": gated, "BLOCK": BLOCK, "num_warps": 4, **launch_options(pdl)}
     if inputs.sources is None or inputs.kept is None:
         step_kernel[(tokens, blocks)](
-            projected, weight, term, state, pages, inputs.is_first, out, width, *strides,
+            x, weight, term, state, pages, inputs.is_first, out, width, *strides,
             HAS_BIAS=bias is not None, **fixed,
         )  # fmt: skip
         return out
-    convolve_kernel[(tokens, blocks)](
-        projected, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
-        *strides, HAS_BIAS=bias is not None, **fixed,
+    block = 8 if tokens >= MANY_TOKENS else 1
+    convolve_kernel[(triton.cdiv(tokens, block), blocks)](
+        x, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
+        *strides, HAS_BIAS=bias is not None, TOKENS=block, **fixed,
     )  # fmt: skip
     # A separate kernel: all tokens must have read the old states first.
     keep_kernel[(len(pages), blocks)](
-        projected, state, pages, inputs.kept, len(pages), width, *strides, **fixed
+        x, state, pages, inputs.kept, len(pages), width, *strides, **fixed
     )
     return out

@@ -21,6 +21,7 @@ FUSED: Mapping[str, frozenset[Variant]] = {
     },
     "attn_out": frozenset((Variant.SIZES_BY_LAYER,)),
     "short_conv": COMMON,
+    "delta_rule": COMMON,
     "mlp": COMMON | {Variant.SIZES_BY_LAYER},
     "moe": COMMON | {Variant.EXPERT_SHARD},
     "final_norm": COMMON,

@@ -1,4 +1,4 @@
-"""The part of the operations that mixes experts."""
+"""What fused operations take, and the part of them that mixes experts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from headstock.spi import (
     Weight,
     find_variants,
 )
+from headstock_triton.delta_rule import can_apply
 from headstock_triton.experts import mix_chosen_experts
 from headstock_triton.fused import FUSED
 from headstock_triton.options import TritonOptions
@@ -31,12 +32,20 @@ class MixtureOps(TorchOps):
 
     def __init__(self, options: TritonOptions) -> None:
         self.fused_experts = options.fused_experts
+        self.fused_delta = options.delta_rule
         self.chosen_experts = options.fused_experts and options.chosen_experts
         self.expert_tiles = read_tables(options.expert_tiles)
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel supports all variants of the operation in this configuration."""
+        if operation == "delta_rule" and not self.applies_delta(layer):
+            return False
         return operation in FUSED and find_variants(operation, config, layer) <= FUSED[operation]
+
+    def applies_delta(self, layer: LayerConfig | None) -> bool:
+        """Whether kernels compute the layer's delta rule."""
+        delta = None if layer is None else layer.delta
+        return self.fused_delta and delta is not None and can_apply(delta)
 
     def multiplies_experts(self, model: ModelConfig) -> bool:
         """Whether kernels multiply the experts of all layers."""

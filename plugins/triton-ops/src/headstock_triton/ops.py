@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from headstock.nn.moe import number_own_experts
@@ -26,7 +28,8 @@ from headstock.spi import (
     WeightFormat,
 )
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
-from headstock_triton.conv import convolve_gated_
+from headstock_triton.conv import convolve_gated_, convolve_silu_
+from headstock_triton.delta_rule import DeltaInputs, apply_delta_rule_, find_delta_steps
 from headstock_triton.expert_scales import GroupScales
 from headstock_triton.experts import fused_mix_experts
 from headstock_triton.fp8_rows import Fp8Rows, multiply_rows, quantize_rows
@@ -156,6 +159,17 @@ class TritonOps(MixtureOps):
             return inner
         return fused_silu_and_mul(self.linear(normed, weight, batch), pdl=pdl)
 
+    def multiply_each(self, x: Tensor, weights: Sequence[Weight], batch: Batch) -> list[Tensor]:
+        """The products of the same tokens with several weights.   x: [tokens, in]"""
+        quantized = [is_quantized(x, weight) for weight in weights]
+        rows = quantize_rows(x) if any(quantized) else None
+        return [
+            multiply_rows(rows, weight)
+            if is_in_fp8 and rows is not None
+            else self.linear(x, weight, batch)
+            for weight, is_in_fp8 in zip(weights, quantized, strict=True)
+        ]
+
     def quantize_normed(self, x: Stream, weight: Weight) -> Fp8Rows:
         """The normalized stream in FP8.   writes: x, which then has nothing pending"""
         if x.normed is not None or x.sum_over.count > 1:
@@ -284,6 +298,32 @@ class TritonOps(MixtureOps):
         )
         return self.add_product(x, inner, self.params[f"{prefix}conv_out"], batch)
 
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """The stream with the layer's gated delta rule pending.
+
+        writes: x; the states of the batch's rows
+        """
+        delta, prefix, params = layer.delta, layer.prefix, self.params
+        assert delta is not None
+        pdl, state = self.overlaps(x.total), batch.kv[layer.index].state
+        conv = find_conv_inputs(x, layer, delta.taps, batch)
+        steps = find_delta_steps(x, batch, pdl=pdl)
+        weights = [params[f"{prefix}{name}"] for name in ("delta_in", "delta_gate", "delta_gates")]
+        normed = self.normalize(x, params[f"{prefix}attn_norm"])
+        mixed, outer_gate, gates = self.multiply_each(normed, weights, batch)
+        weight = params[f"{prefix}conv"]
+        inputs = DeltaInputs(
+            mixed=convolve_silu_(mixed, weight.tensor, weight.bias, state["conv"], conv, pdl=pdl),
+            gates=gates,
+            outer_gate=outer_gate,
+            rates=params[f"{prefix}delta_rate"].tensor,
+            biases=params[f"{prefix}delta_bias"].tensor,
+            weight=params[f"{prefix}delta_norm"].tensor,
+            eps=self.config.norm_eps,
+        )
+        read = apply_delta_rule_(inputs, delta, state["delta"], conv.pages, steps, pdl=pdl)
+        return self.add_product(x, read, params[f"{prefix}delta_out"], batch)
+
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's feed-forward part pending.   writes: x"""
         prefix = layer.prefix
@@ -292,13 +332,7 @@ class TritonOps(MixtureOps):
         if is_quantized(x.total, gate_up) and is_quantized(x.total, down):
             product = multiply_rows(self.quantize_normed(x, norm), gate_up)
             return self.add_later(x, multiply_rows(quantize_silu_and_mul(product), down))
-        inner = self.multiply_normed(
-            x,
-            norm,
-            gate_up,
-            batch,
-            gated=True,
-        )
+        inner = self.multiply_normed(x, norm, gate_up, batch, gated=True)
         return self.add_product(x, inner, down, batch)
 
     def moe(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:

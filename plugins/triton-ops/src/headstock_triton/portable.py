@@ -92,3 +92,12 @@ def add_product(lhs, rhs, sums):
     if INTERPRETED:
         return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), sums)
     return tl.dot(lhs, rhs, sums)
+
+
+@device_function
+def multiply(lhs, rhs, EXACT: tl.constexpr = True):
+    """lhs @ rhs, in float32; products of float32 are nearly as exact as such, or (not EXACT) those
+    of TF32."""
+    if INTERPRETED:
+        return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), input_precision="ieee")
+    return tl.dot(lhs, rhs, input_precision="tf32x3" if EXACT else "tf32")
