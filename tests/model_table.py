@@ -364,7 +364,8 @@ def make_fallback_rows() -> Iterator[str]:
         changes = {"num_hidden_layers": min(int(default.num_hidden_layers), SERVED_LAYERS)}
         config = make_family(FALLBACK).config(read_default(name, model_type, **changes))
         service = find_service(config)
-        yield _row(f"`{name}`", service.needs, *_cells(service))
+        replayed = "yes" if config.is_capturable else f"no: {config.capture_obstacle}"
+        yield _row(f"`{name}`", service.needs, *_cells(service), replayed)
 
 
 def make_refused_rows() -> Iterator[str]:
@@ -387,7 +388,7 @@ def _row(*cells: str) -> str:
 
 TABLES = {
     "architecture | models | package | beyond Llama | heads of | on an H200": make_native_rows,
-    "architecture | attention with | heads of | on an H200": make_fallback_rows,
+    "architecture | attention with | heads of | on an H200 | in graphs": make_fallback_rows,
     "architecture | why it is refused": make_refused_rows,
 }
 """The heading of each table, and what makes its rows."""

@@ -32,6 +32,8 @@ SHOWN: Mapping[str, str] = {
     + "test_a_model_that_its_family_finds_wrong_is_refused_before_a_step",
     "ModelConfig.is_capturable": _ANY_DECODER
     + "test_auto_runs_without_graphs_and_a_runner_with_them_is_refused",
+    "ModelConfig.capture_obstacle": "tests/models/test_transformers_replays.py::"
+    "test_a_refusal_of_graphs_says_what_was_found",
     "LayerConfig.has_own_values": "tests/models/test_families.py::"
     "test_log_probabilities_are_those_of_transformers",
     "ModelConfig.placeholders": _WRAPPERS + "test_a_prompt_with_the_token_of_an_image_is_refused",

@@ -31,6 +31,7 @@ from headstock_transformers.probe import probe_decoder
 
 CHUNKS = {"max_batch_tokens": 7, "max_running_requests": 5}
 FOUND = {"model_impl": "transformers"}
+HOPPER = DeviceEnv(device="cuda", capability=(9, 0), distributions={"vllm": "0.24.0"})
 
 
 def write_case(directory: Path, model_type: str, **changes: Any) -> dict[str, Any]:
@@ -206,14 +207,25 @@ def test_parts_for_several_devices_are_refused(tmp_path: Path) -> None:
         shard_model(read.family, read.config, Shard(index=0, count=2))
 
 
+@pytest.mark.parametrize(("experts", "runner"), [("auto", "cudagraph"), ("eager", "eager")])
+def test_auto_replays_what_can_be_captured(experts: str, runner: str, tmp_path: Path) -> None:
+    write_case(tmp_path, "kolibri1", num_hidden_layers=1)
+    model = read_family(tmp_path, opt=(f"transformers.experts={experts}",)).config
+    assert model.is_capturable == (runner == "cudagraph")
+    config = EngineConfig(attn="fa", ops="torch", page_size=16)
+    needs = find_attention_needs(config, model, "bfloat16", 64)
+    assert select_plugins(config, HOPPER, needs).runner.name == runner
+
+
 def test_auto_runs_without_graphs_and_a_runner_with_them_is_refused(tmp_path: Path) -> None:
-    write_case(tmp_path, "helium", num_hidden_layers=1)
+    write_case(tmp_path, "phimoe", num_hidden_layers=1)
     model = read_family(tmp_path).config
     env = DeviceEnv(device="cuda", capability=(9, 0))
     config = EngineConfig(attn="sdpa", ops="torch", page_size=16)
     needs = find_attention_needs(config, model, "float16", 64)
     assert select_plugins(config, env, needs).runner.name == "eager"
-    with pytest.raises(CannotRun, match="HeliumForCausalLM cannot be captured; set the runner to"):
+    reason = "PhimoeForCausalLM cannot be captured: model.rotary_emb .*; set the runner to"
+    with pytest.raises(CannotRun, match=reason):
         select_plugins(attrs.evolve(config, runner="cudagraph"), env, needs)
 
 

@@ -155,9 +155,11 @@ class _Acceptor:
                 "(--cuda-graph-max-bs) 0 turns graphs off"
             )
         if not query.model.is_capturable and needs_graphs(spec):
+            obstacle = query.model.capture_obstacle
             raise CannotRun(
                 f"runner (--runner) {name} replays graphs, and the forward pass of "
-                f"{query.model.architecture} cannot be captured; set the runner to eager"
+                f"{query.model.architecture} cannot be captured{': ' if obstacle else ''}"
+                f"{obstacle}; set the runner to eager"
             )
         check_layouts(
             self.needs,

@@ -348,6 +348,7 @@ class ModelConfig:
     placeholders: tokens that stand for inputs other than text, each with what it stands for, such
         as "an image"; a prompt that has one is refused
     is_capturable: whether a CUDA graph may replay the forward pass and the scores
+    capture_obstacle: why it may not, in words that follow "steps are not replayed as graphs:"
     ignored_fields: fields of config.json that may matter to its author and that the family does not
         read
     """
@@ -385,6 +386,7 @@ class ModelConfig:
     shard: Shard = Shard()
     placeholders: tuple[tuple[int, str], ...] = ()
     is_capturable: bool = True
+    capture_obstacle: str = ""
     ignored_fields: tuple[str, ...] = ()
 
     @property

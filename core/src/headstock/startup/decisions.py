@@ -92,8 +92,8 @@ def _choose_model(config: EngineConfig) -> ChosenModel:
         why = "as model_impl (--model-impl) says" if asked else "since no family serves it"
         notes.insert(
             0,
-            f"transformers computes {model.architecture}, {why}: without fused operations, graphs "
-            "and several devices, so steps are slower than a family's",
+            f"transformers computes {model.architecture}, {why}: without fused operations and "
+            "several devices, so steps are slower than a family's",
         )
     return ChosenModel(
         directory=directory,
@@ -102,6 +102,14 @@ def _choose_model(config: EngineConfig) -> ChosenModel:
         no_text=no_text,
         notes=tuple(notes),
     )
+
+
+def describe_graph_obstacle(model: ModelConfig, env: DeviceEnv) -> str:
+    """Say why steps of the model are not replayed; empty where they may be, and on a CPU."""
+    if model.is_capturable or env.device == "cpu":
+        return ""
+    obstacle = model.capture_obstacle or f"the family of {model.architecture} does not allow it"
+    return f"steps are not replayed as graphs: {obstacle}"
 
 
 def _take_graph_tokens(
@@ -244,6 +252,8 @@ def _decide_alone(config: EngineConfig, ranks: Ranks) -> DecidedParts:
     tuned, tuned_note = find_tuned_choices(config, env, chosen.directory, needs)
     parts = select_plugins(config, env, needs, None if tuned is None else tuned.fastest)
     notes += [tuned_note] if tuned_note else []
+    graph_obstacle = describe_graph_obstacle(model, env)
+    notes += [graph_obstacle] if graph_obstacle else []
     config, graph_note = _take_graph_tokens(config, parts, tuned)
     check_plugin_options(config, parts, read.spec)
     request_args = collect_request_args(parts.specs)

@@ -28,6 +28,7 @@ from headstock_transformers.attention import LOCAL, PAGED, STEP, AttentionCall, 
 from headstock_transformers.module import Decoder, build_decoder
 from headstock_transformers.options import TransformersOptions
 from headstock_transformers.probe import probe_decoder
+from headstock_transformers.replays import find_obstacle
 from headstock_transformers.sources import find_sources
 
 _DTYPES = ("float32", "bfloat16", "float16")
@@ -80,7 +81,7 @@ class _Family:
         }
         windows = list(dict.fromkeys(window for _, window in layers))
         layout = FullKV(kv_heads=call.keys[1], k_dim=call.keys[-1], v_dim=call.keys[-1])
-        return ModelConfig(
+        found = ModelConfig(
             architecture=type(model).__name__,
             vocab=int(text.vocab_size),
             hidden=int(text.hidden_size),
@@ -107,8 +108,9 @@ class _Family:
             dtype=_read_dtype(hf),
             eos_ids=_read_eos(hf),
             features=frozenset(_list_features(layers)),
-            is_capturable=False,
         )
+        obstacle = find_obstacle(decoder, found)
+        return evolve(found, is_capturable=not obstacle, capture_obstacle=obstacle)
 
     def params(self, config: ModelConfig) -> dict[str, ParamSpec]:
         """Declare the parameters by the names that the modules have for them."""
@@ -143,15 +145,14 @@ class _Family:
         self._bind(params)
         token = STEP.set(Step(batch, config, attend))
         try:
-            return self._run_base(batch.tokens, batch.positions)
+            return self.decoder.run_base(batch.tokens, batch.positions)
         finally:
             STEP.reset(token)
 
     def logits(self, params: Params, config: ModelConfig, hidden: Tensor, ops: Ops) -> Tensor:
         """Scores by the head of transformers' module, with its scales and caps."""
         self._bind(params)
-        scores: Tensor = self.decoder.head(inputs_embeds=hidden[None], use_cache=False).logits
-        return scores[0].float()
+        return self.decoder.run_head(hidden).float()
 
     def check(self, params: Params, config: ModelConfig) -> None:
         """Check that tokens meet in attention alone, and turn by their own positions.
@@ -183,19 +184,12 @@ class _Family:
         positions = torch.arange(_CHECKED_TOKENS, device=device) + 3
         half = _CHECKED_TOKENS // 2
         mixed = torch.cat(((tokens[:half] + 1) % vocab, tokens[half:]))
-        wanted = self._run_base(tokens, positions)[half:].float()
-        alone = self._run_base(tokens[half:], positions[half:]).float()
-        beside = self._run_base(mixed, positions)[half:].float()
+        run = self.decoder.run_base
+        wanted = run(tokens, positions)[half:].float()
+        alone = run(tokens[half:], positions[half:]).float()
+        beside = run(mixed, positions)[half:].float()
         size = wanted.norm().clamp_min(1e-12)
         return max(float((each - wanted).norm() / size) for each in (alone, beside))
-
-    def _run_base(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Hidden states [tokens, hidden] by the attention function that is set."""
-        output = self.decoder.base(
-            input_ids=tokens[None], position_ids=positions[None], use_cache=False
-        )
-        hidden: Tensor = output.last_hidden_state
-        return hidden[0]
 
     def _bind(self, params: Params) -> None:
         """Give the modules these parameters, unless they have them."""

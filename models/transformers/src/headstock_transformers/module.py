@@ -47,6 +47,17 @@ class Decoder:
         found: nn.Module = self.model.get_submodule(self.model.base_model_prefix)
         return found
 
+    def run_base(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """Hidden states [tokens, hidden] by the attention function that is set."""
+        output = self.base(input_ids=tokens[None], position_ids=positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state
+        return hidden[0]
+
+    def run_head(self, hidden: Tensor) -> Tensor:
+        """Scores [tokens, vocab] of hidden states, in the type of the weights."""
+        scores: Tensor = self.head(inputs_embeds=hidden[None], use_cache=False).logits
+        return scores[0]
+
 
 class _WeightsOnMeta(TorchFunctionMode):
     """Make weights on the meta device, and compute all else."""
@@ -108,6 +119,8 @@ def build_decoder(hf: Mapping[str, Any]) -> Decoder:
             model = kind._from_config(config, attn_implementation=PROBED, dtype=torch.float32)
     except Exception as error:
         raise ValueError(f"{kind.__name__} cannot be built: {in_one_line(error)}") from error
+    # With one, some modules compare it with the tokens of each step, which waits for the device.
+    config.pad_token_id = None
     model.eval().requires_grad_(False)
     if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
         raise ValueError(f"{kind.__name__} has no base model apart from its head")
