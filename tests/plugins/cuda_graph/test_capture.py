@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -87,3 +88,23 @@ def test_work_that_spoils_the_capture_is_blamed_and_the_capture_is_ended_all_the
         (0, 2),
         (0, 2),
     ]
+
+
+@pytest.mark.feature("G11")
+@pytest.mark.parametrize("in_pieces", [False, True])
+def test_a_capture_that_cannot_be_ended_after_its_work_is_abandoned(
+    in_pieces: bool, graph: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Mock()
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_endAllocateToPool", end, raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", Mock(), raising=False)
+    monkeypatch.setattr(torch, "zeros", Mock())
+    spoilt = RuntimeError("operation failed due to a previous error during capture")
+    graph.capture_end.side_effect = [spoilt, spoilt, None]
+    capturer = CudaGraphCapturer()
+    capture = capturer.capture_pieces if in_pieces else partial(capturer, warm=True)
+    with pytest.raises(RuntimeError, match="previous error"):
+        capture(Mock())
+    end.assert_called_once_with(3, (0, 1))
+    assert graph.capture_end.call_count == 3

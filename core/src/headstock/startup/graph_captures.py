@@ -196,7 +196,10 @@ class CapturedGraphs:
     late: LateCaptures
 
 
-_OFF = "graphs are off: they could not be captured (the log says why), and every step runs without"
+_OFF = (
+    "graphs are off: they could not be captured (the log says why), and every step runs without; "
+    "runner (--runner) eager leaves out the attempt"
+)
 
 
 def capture_runner_graphs(

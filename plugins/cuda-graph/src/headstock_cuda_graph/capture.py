@@ -98,10 +98,11 @@ class CudaGraphCapturer:
             graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
                 result = work()
+                # Fails where the work has caught the error that spoilt the capture.
+                graph.capture_end()
             except BaseException:
                 self.abandon_capture(graph)
                 raise
-            graph.capture_end()
         here.wait_stream(self.stream)
         return CapturedGraph(graph.replay, result)
 
@@ -142,10 +143,10 @@ class CudaGraphCapturer:
         begin()
         try:
             result = work(interrupt)
+            graphs[-1].capture_end()
         except BaseException:
             self.abandon_capture(graphs[-1])
             raise
-        graphs[-1].capture_end()
         return graphs, calls, _unowned_view(result)
 
     def is_worthwhile(self, work: PiecewiseWork, hidden: float) -> bool:
