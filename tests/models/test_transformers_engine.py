@@ -28,6 +28,7 @@ from headstock_transformers.family import make_family
 from headstock_transformers.module import build_decoder
 from headstock_transformers.options import TransformersOptions
 from headstock_transformers.probe import probe_decoder
+from headstock_transformers.replays import make_meta_batch
 
 CHUNKS = {"max_batch_tokens": 7, "max_running_requests": 5}
 FOUND = {"model_impl": "transformers"}
@@ -175,6 +176,27 @@ def test_vectors_are_hidden_states_of_transformers(tmp_path: Path) -> None:
         with torch.inference_mode():
             wanted = model(torch.tensor([ids])).last_hidden_state[0, -1]
         assert torch.allclose(torch.tensor(output.outputs.embedding), wanted, atol=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["gpt_neox", "gpt2", "helium"])
+def test_heads_of_a_token_lie_together_as_backends_read_them(model_type: str) -> None:
+    family = make_family(TransformersOptions())
+    config = family.config(make_config(model_type, {}))
+    params = {
+        name: Weight(tensor=torch.zeros(spec.shape, device="meta"))
+        for name, spec in family.params(config).items()
+    }
+    strides = []
+
+    def attend(q: torch.Tensor, layer: int) -> torch.Tensor:
+        strides.append(q.stride()[1:])
+        return torch.empty_like(q)
+
+    ops: Any = None
+    with torch.inference_mode():
+        hidden = family.forward(params, config, make_meta_batch(config), attend, ops)
+    assert hidden.shape == (8, config.hidden)
+    assert strides == [(config.head_dim, 1)] * len(config.layers)
 
 
 def test_a_token_that_sees_others_outside_attention_is_found(tmp_path: Path) -> None:

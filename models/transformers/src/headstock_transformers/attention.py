@@ -107,7 +107,11 @@ def _attend_paged(
     slots = step.batch.slots[step.config.layers[layer].group]
     kv = torch.stack((key[0].transpose(0, 1), value[0].transpose(0, 1)), 1)
     store_kv_(pool, kv_cells(slots, pool.shape[2]), kv)
-    out = step.attend(query[0].transpose(0, 1), layer)
+    queries = query[0].transpose(0, 1)
+    # Backends read a token's heads as they lie together, which they do not behind a partial rope.
+    if queries.stride()[1:] != (queries.shape[2], 1):
+        queries = queries.contiguous()
+    out = step.attend(queries, layer)
     return out[None, ..., :width].contiguous(), None
 
 
