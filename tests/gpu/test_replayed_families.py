@@ -126,6 +126,13 @@ COMPUTED: dict[str, dict[str, Any]] = {
         "initializer_range": 0.05,
         "tie_word_embeddings": False,
     },
+    "partial rope": COMMON
+    | {
+        "architectures": ["GPTNeoXForCausalLM"],
+        "model_type": "gpt_neox",
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+    },
     "sinks": MODELS["gpt-oss"],
 }
 """Decoders that transformers computes, and no family but that of the sinks."""
