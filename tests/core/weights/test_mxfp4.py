@@ -1,4 +1,4 @@
-"""Experts in MXFP4 are dequantized at load, to the numbers that transformers makes of them."""
+"""Experts in MXFP4 stand for the numbers that transformers makes of them, dequantized or not."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from torch import Tensor
 
 from headstock.errors import ModelError
 from headstock.ops.torch_ops import TorchOps
-from headstock.spi import Shard
+from headstock.spi import ParamSpec, Role, Shard, WeightFormat, WeightKind
+from headstock.weights import dequantize_
 from headstock_conformance.model.parity import expected, tokens, write
 
 # Square maps, which no shape tells from transposed ones, and others.
@@ -44,6 +45,41 @@ def test_experts_stand_for_what_transformers_makes_of_them(
         assert torch.equal(packed[name].tensor, weight.tensor), name
         if weight.bias is not None:
             assert torch.equal(packed[name].bias, weight.bias), name  # type: ignore[arg-type]
+
+
+class KeptExperts(TorchOps):
+    """Experts stay packed."""
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        return spec.roles == {Role.EXPERTS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize(
+    "shard", [WHOLE, Shard(index=1, count=2), Shard(index=1, count=2, by_expert=True)], ids=str
+)
+def test_experts_that_stay_packed_have_the_same_numbers(
+    case: Case, shard: Shard, tmp_path: Path
+) -> None:
+    write(tmp_path, case.hf)
+    quantize_experts(tmp_path, tmp_path / "packed")
+
+    plain = load_rank(tmp_path, shard)
+    kept = load_rank(tmp_path / "packed", shard, KeptExperts())
+
+    for name in ("layers.1.experts_gate_up", "layers.1.experts_down"):
+        weight, wanted = kept[name], plain[name].tensor
+        # Half of 96 columns is one group and a half.
+        is_cut = name.endswith("down") and case is CASES[1] and wanted.shape[-1] == 48
+        assert weight.format == (
+            None if is_cut else WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32))
+        )
+        numbers = torch.empty_like(wanted)
+        if is_cut:
+            numbers = weight.tensor
+        else:
+            dequantize_(weight, numbers)
+        assert torch.equal(numbers, wanted), name
 
 
 def test_a_packed_model_has_the_scores_of_its_numbers(tmp_path: Path) -> None:

@@ -116,6 +116,7 @@ def make_stacked_expert_specs(
             sources=((gate_up,),),
             source_shape=(held, config.hidden, 2 * inner),
             transform=partial(_sort_turns, is_map=True),
+            packed_rows=_sort_turned_rows,
         ),
     )
     yield (
@@ -126,6 +127,7 @@ def make_stacked_expert_specs(
             sources=((down,),),
             source_shape=(held, inner, config.hidden),
             transform=_swap,
+            packed_rows=_keep_rows,
         ),
     )
     if experts.bias:
@@ -170,3 +172,12 @@ def _sort_turns(weight: Tensor, *, is_map: bool) -> Tensor:
     """
     gate, up = weight[..., 0::2], weight[..., 1::2]
     return torch.cat((gate.mT, up.mT), 1) if is_map else torch.cat((gate, up), -1)
+
+
+def _sort_turned_rows(rows: Tensor) -> Tensor:
+    """All gates before all ups, as rows that took turns.   rows: [experts, outputs, columns]"""
+    return torch.cat((rows[:, 0::2], rows[:, 1::2]), 1)
+
+
+def _keep_rows(rows: Tensor) -> Tensor:
+    return rows

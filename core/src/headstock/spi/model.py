@@ -69,6 +69,9 @@ class ParamSpec:
     source_shape: the shape that the sources make, where `transform` gives it another one
     transform: makes the tensor out of the one that the sources make, which it may write; of the
         same dtype
+    packed_rows: makes the rows of a packed parameter, [..., rows, columns], of those of its one
+        source, which has the last two dimensions swapped: the same that `transform` makes, by
+        moving rows alone; None where a packed source is made plain
 
     A parameter named `NAME.bias` becomes the bias in NAME's `Weight`. `left_out`, `towers` and
     `renames` of any parameter hold for the whole checkpoint.
@@ -91,6 +94,7 @@ class ParamSpec:
     dummy: float | None = None
     source_shape: tuple[int, ...] | None = None
     transform: Callable[[Tensor], Tensor] | None = None
+    packed_rows: Callable[[Tensor], Tensor] | None = None
 
 
 Attend = Callable[["Tensor", int], "Tensor"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from attrs import evolve
@@ -21,57 +21,73 @@ def find_format(
 ) -> WeightFormat | None:
     """Find the format in which a matrix can stay; None where it must be made plain.
 
-    That is so for what a transform changes, for parts in different formats or in another order of
-    columns, and for slices that cut through the groups of a scale.
+    That is so for what a transform changes, but for rows that it moves, for parts in different
+    formats or in another order of columns, and for slices that cut through the groups of a scale.
     """
     rows = {piece.row for piece in pieces}
-    is_whole = rows == set(range(spec.shape[0])) if spec.stacked else rows == {None}
-    is_matrix = all(len(piece.shape) == 2 for piece in pieces)
-    if spec.transform is not None or not is_whole or not is_matrix:
+    # A stack of matrices is stored as its rows, or as one tensor.
+    is_whole = rows in ({None}, set(range(spec.shape[0])))
+    is_map = {len(piece.shape) for piece in pieces} in ({2}, {3})
+    is_moved = spec.packed_rows is not None and rows == {None}
+    if not (is_whole and is_map) or (spec.transform is not None and not is_moved):
         return None
     packed = [checkpoint.packed.get(piece.name) for piece in pieces]
     is_alone = len(pieces) == 1 and not spec.stacked
     formats = set()
     for piece, each in zip(pieces, packed, strict=True):
-        if each is None or each.is_swapped or each.may_reorder or piece.is_swapped:
+        is_swapped = piece.is_swapped or is_moved
+        if each is None or each.is_swapped != is_swapped or each.may_reorder:
             return None
-        formats.add(_find_local_format(piece, each, is_alone=is_alone))
+        formats.add(_find_local_format(_turn(piece, each), each, is_alone=is_alone))
     found = formats.pop()
     return found if found is not None and not formats else None
+
+
+def _turn(piece: Piece, packed: PackedTensor) -> Piece:
+    """The part of a tensor as it is packed."""
+    return piece.swap() if packed.is_swapped else piece
 
 
 def _find_local_format(
     piece: Piece, packed: PackedTensor, *, is_alone: bool
 ) -> WeightFormat | None:
     """The format of a part of a tensor; None where it cuts groups, or a byte."""
-    group = packed.format.group
-    if packed.format.kind not in _WHOLE_BYTES and (piece.begin[1] % 2 or piece.size[1] % 2):
+    group, columns = packed.format.group, piece.size[-1]
+    if packed.format.kind not in _WHOLE_BYTES and (piece.begin[-1] % 2 or columns % 2):
         return None
     if group is None:
+        if len(piece.shape) > 2:
+            return None
         # One scale for each of several parts is one for each of their rows.
-        return packed.format if is_alone else evolve(packed.format, group=(1, piece.size[1]))
+        return packed.format if is_alone else evolve(packed.format, group=(1, columns))
     sizes = []
-    for size, begin, count, whole in zip(group, piece.begin, piece.size, piece.shape, strict=True):
+    places = (piece.begin[-2:], piece.size[-2:], piece.shape[-2:])
+    for size, begin, count, whole in zip(group, *places, strict=True):
         if size >= whole and size != 1:
             sizes.append(count)
             continue
         if begin % size or (count % size and begin + count != whole):
             return None
         sizes.append(size)
-    if not is_alone and piece.size[0] % sizes[0]:
+    if not is_alone and piece.size[-2] % sizes[0]:
         return None  # the next part begins amid a group
     return evolve(packed.format, group=(sizes[0], sizes[1]))
 
 
 def pack_pieces(
+    spec: ParamSpec,
     pieces: Sequence[Piece],
     format: WeightFormat,
     checkpoint: CheckpointReader,
     device: torch.device,
 ) -> Weight:
-    """Join the parts of a parameter as they are stored.   raises: ModelError for damaged numbers"""
+    """Join the parts of a parameter as they are stored, with its rows in their order.
+
+    raises: ModelError for damaged numbers
+    """
     if pieces[0].row is None:
-        return _join_rows(pieces, format, checkpoint, device)
+        weight = _join_rows(pieces, format, checkpoint, device)
+        return weight if spec.packed_rows is None else _move_rows(weight, spec.packed_rows)
     stacks: dict[int | None, list[Piece]] = {}
     for piece in pieces:
         stacks.setdefault(piece.row, []).append(piece)
@@ -86,14 +102,28 @@ def pack_pieces(
     )
 
 
+def _move_rows(weight: Weight, move: Callable[[Tensor], Tensor]) -> Weight:
+    """The weight with its rows moved, and with them what belongs to each."""
+    assert weight.scales is not None
+    return evolve(
+        weight,
+        tensor=move(weight.tensor),
+        scales=move(weight.scales),
+        zeros=None if weight.zeros is None else move(weight.zeros),
+    )
+
+
 def _join_rows(
     pieces: Sequence[Piece],
     format: WeightFormat,
     checkpoint: CheckpointReader,
     device: torch.device,
 ) -> Weight:
-    """Join the parts of a matrix."""
-    parts = [_cut(checkpoint.read_weight(piece.name), piece, format) for piece in pieces]
+    """Join the parts of a matrix, or of a stack of matrices."""
+    parts = []
+    for piece in pieces:
+        part = _turn(piece, checkpoint.packed[piece.name])
+        parts.append(_cut(checkpoint.read_weight(piece.name), part, format))
     scales = [part.scales for part in parts if part.scales is not None]
     zeros = [part.zeros for part in parts if part.zeros is not None]
     return Weight(
@@ -105,13 +135,20 @@ def _join_rows(
 
 
 def _cut(weight: Weight, piece: Piece, format: WeightFormat) -> Weight:
-    """A part of a packed matrix, in the format that it has there."""
+    """A part of a packed matrix, or of a stack, in the format that it has there."""
     assert weight.format is not None
     assert weight.scales is not None
-    (row, column), (rows, columns) = piece.begin, piece.size
+    (row, column), (rows, columns) = piece.begin[-2:], piece.size[-2:]
     numbers = 1 if weight.format.kind in _WHOLE_BYTES else 2
-    tensor = weight.tensor[row : row + rows, column // numbers : -(-(column + columns) // numbers)]
-    scales, zeros = weight.scales, weight.zeros
+    stack = tuple(
+        slice(at, at + size) for at, size in zip(piece.begin[:-2], piece.size[:-2], strict=True)
+    )
+    place = (
+        *stack,
+        slice(row, row + rows),
+        slice(column // numbers, -(-(column + columns) // numbers)),
+    )
+    tensor, scales, zeros = weight.tensor[place], weight.scales, weight.zeros
     if weight.format.group is None:
         if format.group is not None:
             scales = scales.reshape(1, 1).expand(rows, 1)
@@ -119,15 +156,18 @@ def _cut(weight: Weight, piece: Piece, format: WeightFormat) -> Weight:
         return evolve(weight, tensor=tensor, scales=scales, zeros=zeros, format=format)
     begins, counts = [], []
     for size, begin, count, whole in zip(
-        weight.format.group, piece.begin, piece.size, piece.shape, strict=True
+        weight.format.group, piece.begin[-2:], piece.size[-2:], piece.shape[-2:], strict=True
     ):
         begins.append(0 if size >= whole and size != 1 else begin // size)
         counts.append(1 if size >= whole and size != 1 else -(-count // size))
-    place = tuple(slice(at, at + count) for at, count in zip(begins, counts, strict=True))
+    place = (
+        *stack,
+        *(slice(at, at + count) for at, count in zip(begins, counts, strict=True)),
+    )
     zeros = None if zeros is None else zeros[place]
     return evolve(weight, tensor=tensor, scales=scales[place], zeros=zeros, format=format)
 
 
 def _join(parts: Sequence[Tensor], device: torch.device) -> Tensor:
     """Rows below each other, in memory of their own on the device."""
-    return torch.cat([part.to(device) for part in parts]).contiguous()
+    return torch.cat([part.to(device) for part in parts], -2).contiguous()

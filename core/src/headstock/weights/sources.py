@@ -100,7 +100,7 @@ class FileSource:
     def _pack(self, name: str, format: WeightFormat, device: torch.device) -> Weight:
         """Read a parameter in that format.   raises: ModelError"""
         try:
-            return pack_pieces(self.pieces[name], format, self.checkpoint, device)
+            return pack_pieces(self.specs[name], self.pieces[name], format, self.checkpoint, device)
         except (SafetensorError, OSError) as error:
             raise ModelError(
                 f"cannot read {self.pieces[name][0].name} in {self.checkpoint.directory}: "
