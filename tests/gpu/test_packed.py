@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from attrs import evolve
-from expert_cases import WAYS, Mixture, packed_case
+from expert_cases import WAYS, Mixture, chosen_case, packed_case
 from torch import Tensor
 
 from headstock.spi import Weight, WeightFormat, WeightKind
@@ -80,3 +80,32 @@ def test_experts_are_those_of_the_dequantized_weights(
     for tokens in (1, 9, 300):
         case = Mixture(tokens=tokens, count=16, chosen=4, hidden=512, inters=256)
         packed_case(case, format, torch.bfloat16, "cuda", None if way is None else WAYS[way])
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("sizes", [(512, 256), (2880, 160)], ids=str)
+@pytest.mark.parametrize(
+    "format",
+    [
+        WeightFormat(kind=FP4, group=(1, 32)),
+        WeightFormat(kind=FP4, group=(1, 16)),
+        WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True),
+        WeightFormat(kind=WeightKind.INT4, group=(1, 32)),
+    ],
+    ids=str,
+)
+def test_experts_of_4_bits_are_those_of_the_dequantized_weights(
+    format: WeightFormat, sizes: tuple[int, int]
+) -> None:
+    # Numbers of tokens for which each tile is chosen.
+    for tokens in (1, 5, 20, 60, 150, 700):
+        case = Mixture(tokens=tokens, count=16, chosen=4, hidden=sizes[0], inters=sizes[1])
+        packed_case(case, format, torch.bfloat16, "cuda", None, by_powers=format.group == (1, 32))
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("tokens", [1, 9, 300])
+def test_chosen_experts_of_4_bits_have_biases_and_a_gate(tokens: int) -> None:
+    case = Mixture(tokens=tokens + 2, count=16, chosen=4, hidden=512, inters=256)
+    format = WeightFormat(kind=FP4, group=(1, 32))
+    chosen_case(case, torch.bfloat16, "cuda", None, "clamped", has_biases=True, format=format)

@@ -17,8 +17,7 @@ from torch import Tensor
 from headstock.nn import moe
 from headstock.spi import Activation, ClampedGate, Experts, Weight, WeightFormat, WeightKind
 from headstock.weights import dequantize_
-from headstock_triton.expert_scales import GroupScales
-from headstock_triton.experts import fused_mix_experts, mix_chosen_experts
+from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
 from headstock_triton.packed import prepare_experts
 from headstock_triton.tiles import RowTile, Tile, Tiles
 
@@ -113,18 +112,36 @@ def mixture_case(
     return within(error(found, expected), dtype)
 
 
-def pack_experts(tensor: Tensor, format: WeightFormat, device: str) -> tuple[Weight, Tensor]:
-    """Experts in 8 bits, whose scales differ, and the numbers that these stand for in float32."""
+FOUR_BITS = (WeightKind.INT4, WeightKind.FP4_E2M1)
+
+
+def pack_experts(
+    tensor: Tensor, format: WeightFormat, device: str, *, by_powers: bool = True
+) -> tuple[Weight, Tensor]:
+    """Experts in 8 or 4 bits, whose scales differ, and the numbers that these stand for in float32.
+
+    by_powers: whether scales of FP4 are powers of two
+    """
     assert format.group is not None
     rows, columns = format.group
     count, outs, width = tensor.shape
     groups = (count, -(-outs // rows), -(-width // columns))
     generator = torch.Generator().manual_seed(outs)
     scales = ((0.5 + torch.rand(groups, generator=generator)) / 8).to(device)
-    numbers = (tensor.float() * 8).clamp(-127, 127)
-    kept = torch.float8_e4m3fn if format.kind is WeightKind.FP8_E4M3 else torch.int8
-    numbers = (numbers if kept.is_floating_point else numbers * 16).to(kept)
-    packed = Weight(tensor=numbers, scales=scales, format=format)
+    zeros = None
+    if format.kind in FOUR_BITS:
+        if format.kind is WeightKind.FP4_E2M1 and by_powers:
+            scales = scales.log2().round().exp2()
+        elif format.has_zeros:
+            scales = scales.to(torch.float16).float()
+            zeros = torch.randint(0, 17, groups, generator=generator).to(torch.int8).to(device)
+        drawn = torch.randint(0, 256, (count, outs, width // 2), generator=generator)
+        numbers = drawn.to(torch.uint8).to(device)
+    else:
+        kept = torch.float8_e4m3fn if format.kind is WeightKind.FP8_E4M3 else torch.int8
+        noised = (tensor.float() * 8).clamp(-127, 127)
+        numbers = (noised if kept.is_floating_point else noised * 16).to(kept)
+    packed = Weight(tensor=numbers, scales=scales, zeros=zeros, format=format)
     plain = torch.empty(tensor.shape, device=device)
     dequantize_(packed, plain)
     return prepare_experts(packed), plain
@@ -136,20 +153,17 @@ def packed_case(
     dtype: torch.dtype,
     device: str,
     way: RowTile | Tiles | None,
+    *,
+    by_powers: bool = True,
 ) -> float:
-    """Experts in 8 bits beside the numbers that these stand for."""
-    both = [pack_experts(tensor, format, device) for tensor in draw_weights(case, dtype, device)]
+    """Packed experts beside the numbers that these stand for."""
+    both = [
+        pack_experts(tensor, format, device, by_powers=by_powers)
+        for tensor in draw_weights(case, dtype, device)
+    ]
     packed, plain = zip(*both, strict=True)
     x, scores = draw_tokens(case, dtype, device)
-    found = fused_mix_experts(
-        x,
-        scores,
-        case.experts,
-        packed[0].tensor,
-        packed[1].tensor,
-        tiles=way,
-        scales=(GroupScales.of(packed[0]), GroupScales.of(packed[1])),
-    )
+    found = mix_experts(x, scores, case.experts, *packed, tiles=way)
     return within(error(found, mix_exactly(case, x, scores, *plain)), dtype)
 
 

@@ -37,8 +37,7 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, apply_delta_rule_
-from headstock_triton.expert_scales import GroupScales
-from headstock_triton.experts import fused_mix_experts, mix_chosen_experts
+from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
 from headstock_triton.fp8_rows import quantize_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
@@ -471,19 +470,48 @@ def test_experts_in_8_bits(compiled: Compiled, group: list[int]) -> None:
         weights.append(prepare_experts(Weight(tensor=numbers, scales=scales, format=format)))
     gate_up, down = weights
     for tokens in (1, 64):
-        fused_mix_experts(
+        mix_experts(
             tensor(tokens, 512),
             tensor(tokens, 16),
             experts,
-            gate_up.tensor,
-            down.tensor,
+            gate_up,
+            down,
             slots=tensor(tokens, dtype=torch.int64),
             page_size=64,
             tiles=None if tokens == 1 else HOPPER,
-            scales=(GroupScales.of(gate_up), GroupScales.of(down)),
         )
 
     assert compiled == ROUTED * 2
+
+
+WORDS = ["arrange_kernel", "gate_up_words_kernel", "down_words_kernel", "combine_kernel"]
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize(
+    ("kind", "group"), often(1, [(WeightKind.FP4_E2M1, 32), (WeightKind.INT4, 128)])
+)
+def test_experts_in_4_bits(compiled: Compiled, kind: WeightKind, group: int) -> None:
+    weights = []
+    for outs, width in ((384, 320), (320, 192)):
+        numbers = torch.zeros(16, outs, width // 2, dtype=torch.uint8)
+        scales = torch.ones(16, outs, -(-width // group))
+        format = WeightFormat(kind=kind, group=(1, group))
+        packed = Weight(tensor=numbers, scales=scales, format=format, bias=tensor(16, outs))
+        weights.append(prepare_experts(packed))
+    for tokens in (1, 100):
+        mix_chosen_experts(
+            tensor(tokens, 320),
+            tensor(tokens, 2),
+            tensor(tokens, 2, dtype=torch.int64),
+            *weights,
+            ClampedGate(limit=7.0, slope=1.702),
+        )
+
+    assert compiled == WORDS * 2
+    assert "mma.sync" in compiled.texts["gate_up_words_kernel"] or (
+        "wgmma" in compiled.texts["gate_up_words_kernel"]
+    )
 
 
 def mix(tokens: int, tiles: Tiles | None, *, pdl: bool = False) -> None:

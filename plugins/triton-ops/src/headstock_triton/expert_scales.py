@@ -33,7 +33,3 @@ class GroupScales:
         while self.columns < width and self.columns % depth:
             depth //= 2
         return evolve(tile, k=depth)
-
-
-PLAIN = (None, None)
-"""No scales of gate and up, nor of down."""

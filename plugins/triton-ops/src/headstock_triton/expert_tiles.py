@@ -11,7 +11,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.device_function import device_function
 from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate, apply_gate
-from headstock_triton.expert_scales import PLAIN, GroupScales
+from headstock_triton.expert_scales import GroupScales
 from headstock_triton.expert_terms import combine_terms
 from headstock_triton.pair_blocks import Blocks
 from headstock_triton.portable import INTERPRETED, round_to, widen_to
@@ -44,7 +44,7 @@ def _add_tile(w, a, sums, factors, SCALED: tl.constexpr, SWAP: tl.constexpr):
 
 
 @device_function
-def _locate_block(blocks, columns, GROUP: tl.constexpr):
+def locate_block(blocks, columns, GROUP: tl.constexpr):
     """The block and the column of a program; neighbours share weights and tokens in the cache."""
     program = tl.program_id(0)
     first = program // (GROUP * columns) * GROUP
@@ -86,7 +86,7 @@ def gate_up_tiles_kernel(
     Rows of gate and up alternate in the tile of weights, so that both halves of a column end up in
     the same thread.
     """
-    block, column = _locate_block(blocks, tl.cdiv(INTERS, BN), GROUP)
+    block, column = locate_block(blocks, tl.cdiv(INTERS, BN), GROUP)
     rows = tl.load(table + 2 * block + 1)
     # The host launches the maximum number of blocks; those past the last have no rows.
     if rows > 0:
@@ -167,7 +167,7 @@ def down_tiles_kernel(
     EVEN: tl.constexpr,
 ):
     """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
-    block, column = _locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
+    block, column = locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
     # Request everything that the end needs at the start: sums of `INTERS` terms are short.
     expert, rows = tl.load(table + 2 * block), tl.load(table + 2 * block + 1)
     row = tl.arange(0, BM)
@@ -217,26 +217,16 @@ def down_tiles_kernel(
         tl.store(out + place, round_to(sums * share[:, None], out.dtype.element_ty), mask)
 
 
-def mix_tiles(
-    x: Tensor,
-    blocks: Blocks,
-    gate_up: Tensor,
-    down: Tensor,
-    tiles: Tiles,
-    scales: tuple[GroupScales | None, GroupScales | None] = PLAIN,
-    biases: tuple[Tensor | None, Tensor | None] = PLAIN,
-    gate: ExpertGate = PLAIN_GATE,
-) -> Tensor:
+def mix_tiles(x: Tensor, blocks: Blocks, gate_up: Tensor, down: Tensor, tiles: Tiles) -> Tensor:
     """The weighted sum of the outputs of each token's experts; 0 for padding.
 
     x, result: [tokens, hidden]
     gate_up: [experts, 2 * intermediate, hidden]
     down: [experts, hidden, intermediate]
-    biases: of both maps, [experts, 2 * intermediate] and [experts, hidden]
     """
-    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up, scales[0], biases[0], gate)
-    terms = multiply_down(inner, blocks, down, tiles.down, scales[1], biases[1])
-    return combine_terms(terms, blocks)
+    inner = multiply_gate_up(x, blocks, gate_up, tiles.gate_up)
+    terms = multiply_down(inner, blocks, down, tiles.down)
+    return combine_terms(terms[None], blocks, x.dtype)
 
 
 def multiply_gate_up(

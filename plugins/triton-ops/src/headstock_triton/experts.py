@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
+from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.spi import Activation, ClampedGate, Experts, Weight
-from headstock_triton.expert_gates import ExpertGate
+from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate
 from headstock_triton.expert_rows import mix_rows
-from headstock_triton.expert_scales import PLAIN, GroupScales
-from headstock_triton.expert_tiles import mix_tiles
-from headstock_triton.pair_blocks import arrange_pairs
+from headstock_triton.expert_scales import GroupScales
+from headstock_triton.expert_terms import combine_terms
+from headstock_triton.expert_tiles import mix_tiles, multiply_down, multiply_gate_up
+from headstock_triton.pair_blocks import Blocks, arrange_pairs
 from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import (
     RowTile,
@@ -23,6 +25,68 @@ from headstock_triton.tiles import (
     choose_tiles,
     is_hopper,
 )
+from headstock_triton.word_experts import WordExperts
+from headstock_triton.word_tiles import (
+    WordTile,
+    choose_word_tile,
+    multiply_down_words,
+    multiply_gate_up_words,
+)
+
+
+@frozen
+class _BlockPlan:
+    """How blocks are multiplied: by maps in words, and by others."""
+
+    words: WordTile
+    tiles: Tiles
+
+    @property
+    def rows(self) -> int:
+        """Of a block."""
+        return self.words.rows
+
+    def mix(
+        self, x: Tensor, blocks: Blocks, gate_up: Weight, down: Weight, gate: ExpertGate
+    ) -> Tensor:
+        """The sums of what the blocks' experts make."""
+        if isinstance(gate_up, WordExperts):
+            inner = multiply_gate_up_words(x, blocks, gate_up, self.words, gate)
+        else:
+            scales = GroupScales.of(gate_up)
+            inner = multiply_gate_up(
+                x, blocks, gate_up.tensor, self.tiles.gate_up, scales, gate_up.bias, gate
+            )
+        if isinstance(down, WordExperts):
+            terms = multiply_down_words(inner, blocks, down, self.words)
+        else:
+            scales = GroupScales.of(down)
+            tile = self.tiles.down
+            terms = multiply_down(inner, blocks, down.tensor, tile, scales, down.bias)[None]
+        return combine_terms(terms, blocks, x.dtype)
+
+
+def _plan_blocks(
+    x: Tensor,
+    gate_up: Weight,
+    down: Weight,
+    count: int,
+    per_token: int,
+    tiles: RowTile | Tiles | None,
+    tables: Mapping[Shape, Table] | None,
+) -> _BlockPlan:
+    """The plan for `count` experts, here or on other ranks."""
+    tokens, hidden = x.shape
+    inters = down.width if isinstance(down, WordExperts) else down.tensor.shape[2]
+    shape = (count, per_token, hidden, inters)
+    groups = [each.groups for each in (gate_up, down) if isinstance(each, WordExperts)]
+    words = choose_word_tile(tokens, per_token, count, max(groups, default=0))
+    if len(groups) == 2:
+        return _BlockPlan(words, choose_blocks(tokens, shape, hopper=is_hopper(x.device)))
+    tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
+    if isinstance(tiles, RowTile):  # whose kernels read plain numbers, and have one gate
+        tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
+    return _BlockPlan(evolve(words, rows=tiles.rows), tiles)
 
 
 def mix_chosen_experts(
@@ -43,26 +107,48 @@ def mix_chosen_experts(
     x, result: [tokens, hidden]    weights: [tokens, per_token]
     ids: [tokens, per_token] int64; the number of experts is none
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]; plain, or
-        in 8 bits, with or without biases
+        in 8 bits or `WordExperts`, with or without biases
     """
-    (tokens, hidden), (count, _, inters) = x.shape, down.tensor.shape
-    if not tokens:
+    if not len(x):
         return torch.empty_like(x)
-    x = x.contiguous()
-    shape = (count, ids.shape[1], hidden, inters)
-    tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
-    if isinstance(tiles, RowTile):  # whose kernels read plain numbers, and have one gate
-        tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
-    return mix_tiles(
-        x,
-        arrange_pairs(ids, weights, count, slots, page_size, tiles.rows),
-        gate_up.tensor,
-        down.tensor,
-        tiles,
-        (GroupScales.of(gate_up), GroupScales.of(down)),
-        (gate_up.bias, down.bias),
-        ExpertGate.of(activation),
-    )
+    plan = _plan_blocks(x, gate_up, down, len(down.tensor), ids.shape[1], tiles, tables)
+    blocks = arrange_pairs(ids, weights, len(down.tensor), slots, page_size, plan.rows)
+    return plan.mix(x.contiguous(), blocks, gate_up, down, ExpertGate.of(activation))
+
+
+def mix_experts(
+    x: Tensor,
+    scores: Tensor,
+    experts: Experts,
+    gate_up: Weight,
+    down: Weight,
+    *,
+    slots: Tensor | None = None,
+    page_size: int = 0,
+    tiles: RowTile | Tiles | None = None,
+    tables: Mapping[Shape, Table] | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """As `fused_mix_experts`, for weights that are plain or in 8 or 4 bits."""
+    if gate_up.format is None and down.format is None:
+        return fused_mix_experts(
+            x,
+            scores,
+            experts,
+            gate_up.tensor,
+            down.tensor,
+            slots=slots,
+            page_size=page_size,
+            tiles=tiles,
+            tables=tables,
+            pdl=pdl,
+        )
+    if not len(x):
+        return torch.empty_like(x)
+    plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tiles, tables)
+    _, blocks = route_tokens(scores, experts, slots, page_size, plan.rows, pdl=pdl)
+    assert blocks is not None, "rows were given"
+    return plan.mix(x.contiguous(), blocks, gate_up, down, PLAIN_GATE)
 
 
 def fused_mix_experts(
@@ -76,7 +162,6 @@ def fused_mix_experts(
     page_size: int = 0,
     tiles: RowTile | Tiles | None = None,
     tables: Mapping[Shape, Table] | None = None,
-    scales: tuple[GroupScales | None, GroupScales | None] = PLAIN,
     pdl: bool = False,
 ) -> Tensor:
     """The weighted sum of the outputs of each token's experts.
@@ -87,7 +172,6 @@ def fused_mix_experts(
     gate_up: [experts, 2 * intermediate, hidden]    down: [experts, hidden, intermediate]
     slots: [tokens] int64, where keys and values go. Tokens in the dummy page, below `page_size`,
     are padding: they get no expert, and their result is 0.
-    scales: of gate and up and of down, where these are in 8 bits
     tiles: the tile sizes; by default from the tables, else from `choose_tiles`
     """
     tokens, hidden = x.shape
@@ -96,12 +180,10 @@ def fused_mix_experts(
     x = x.contiguous()
     shape = (experts.count, experts.per_token, hidden, experts.intermediate)
     tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
-    if scales != PLAIN and isinstance(tiles, RowTile):  # whose kernels read plain numbers
-        tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
     # Pairs that are processed one by one need no blocks.
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)
     if isinstance(tiles, RowTile):
         return mix_rows(x, routes, gate_up, down, tiles, pdl=pdl)
     assert blocks is not None, "rows were given"
-    return mix_tiles(x, blocks, gate_up, down, tiles, scales)
+    return mix_tiles(x, blocks, gate_up, down, tiles)

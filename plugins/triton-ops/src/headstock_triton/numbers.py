@@ -125,3 +125,12 @@ def unpack(weight: Weight, dtype: torch.dtype) -> Tensor:
         num_warps=4,
     )
     return out
+
+
+def narrow_scales(scales: Tensor) -> Tensor:
+    """The scales in the narrowest type that has all of them.   scales: float32"""
+    for dtype in (torch.bfloat16, torch.float16):
+        narrow = scales.to(dtype)
+        if torch.equal(narrow.float(), scales):
+            return narrow
+    return scales

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from headstock.nn.moe import number_own_experts
@@ -30,8 +31,7 @@ from headstock.spi import (
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, apply_delta_rule_, find_delta_steps
-from headstock_triton.expert_scales import GroupScales
-from headstock_triton.experts import fused_mix_experts
+from headstock_triton.experts import mix_experts
 from headstock_triton.fp8_rows import Fp8Rows, multiply_rows, quantize_rows
 from headstock_triton.gate import multiply_gate
 from headstock_triton.gated_linear import LEAST_TOKENS
@@ -73,6 +73,7 @@ class TritonOps(MixtureOps):
         self.pdl = options.pdl
         self.packed = options.packed
         self.keeps_packed = self.keeps_experts = False
+        self.dtype = torch.float32
 
     def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
@@ -82,10 +83,11 @@ class TritonOps(MixtureOps):
         """See `Ops.configure`."""
         self.keeps_packed = self.packed and can_keep(query, env)
         self.keeps_experts = self.multiplies_experts(query.model)
+        self.dtype = getattr(torch, query.dtype)
 
     def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
-        """Yes for linear maps in 8 and 4 bits and experts in 8, where kernels use all of them."""
-        is_mixed = self.keeps_experts and can_mix(spec, format)
+        """Yes for linear maps and experts in 8 and 4 bits, where kernels use all of them."""
+        is_mixed = self.keeps_experts and can_mix(spec, format, self.dtype)
         return self.keeps_packed and (is_mixed or can_multiply(spec, format))
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
@@ -349,16 +351,15 @@ class TritonOps(MixtureOps):
             # Padding gets no expert: otherwise each padding row of a graph would read the weights
             # of a row's experts.
             slots, page_size = batch.slots[layer.group], batch.kv[layer.index].page_slots
-            mixed = fused_mix_experts(
+            mixed = mix_experts(
                 normed,
                 scores,
                 layer.experts,
-                gate_up.tensor,
-                down.tensor,
+                gate_up,
+                down,
                 slots=slots,
                 page_size=page_size,
                 tables=self.expert_tiles,
-                scales=(GroupScales.of(gate_up), GroupScales.of(down)),
                 pdl=pdl,
             )
         else:

@@ -18,7 +18,7 @@ from headstock.spi import (
 )
 from headstock_triton.fp8_rows import can_multiply_rows, multiply_rows, quantize_rows
 from headstock_triton.linear import small_linear
-from headstock_triton.numbers import unpack
+from headstock_triton.numbers import narrow_scales, unpack
 from headstock_triton.split_linear import (
     SplitTile,
     choose_packed_tile,
@@ -26,6 +26,7 @@ from headstock_triton.split_linear import (
     multiply_gated,
     multiply_whole,
 )
+from headstock_triton.word_experts import can_pack, pack_experts
 
 LEAST_CAPABILITY = (9, 0)
 """Of devices for which Triton converts FP8 to bfloat16."""
@@ -34,8 +35,8 @@ MOST_TOKENS = 64
 MULTIPLE = 16
 """Of what rows, columns and groups of a packed map are a multiple: the least depth of a tile."""
 
+_FOUR_BITS = (WeightKind.INT4, WeightKind.FP4_E2M1)
 _MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD, Role.ROUTER))
-_NARROW_TYPES = (torch.bfloat16, torch.float16)
 
 
 def can_multiply(spec: ParamSpec, format: WeightFormat) -> bool:
@@ -55,10 +56,15 @@ def can_multiply(spec: ParamSpec, format: WeightFormat) -> bool:
     return is_fit and (rows == 1 or format.kind is WeightKind.FP8_E4M3)
 
 
-def can_mix(spec: ParamSpec, format: WeightFormat) -> bool:
-    """Whether there are kernels for experts in that format: FP8 and INT8 by group."""
+def can_mix(spec: ParamSpec, format: WeightFormat, dtype: torch.dtype) -> bool:
+    """Whether there are kernels for experts in that format, in models of that type.
+
+    Those are of FP8 and INT8 by group, and in bfloat16 of 4 bits.
+    """
     if spec.roles != {Role.EXPERTS} or any(n % MULTIPLE for n in spec.shape[1:]):
         return False
+    if dtype is torch.bfloat16 and can_pack(spec.shape[-1], format):
+        return True
     if format.kind not in (WeightKind.FP8_E4M3, WeightKind.INT8) or format.has_zeros:
         return False
     return format.group is not None and (
@@ -73,13 +79,18 @@ def can_keep(query: PartQuery, env: DeviceEnv) -> bool:
 
 
 def prepare_experts(weight: Weight) -> Weight:
-    """The experts with scales by groups of rows and columns.   weight: [experts, out, in]"""
+    """The experts with scales by groups of rows and columns; those of 4 bits in words.
+
+    weight: [experts, out, in], in a format of `can_mix`
+    """
+    if weight.format is not None and weight.format.kind in _FOUR_BITS:
+        return pack_experts(weight)
     assert weight.scales is not None
     assert weight.format is not None
     assert weight.format.group is not None
     outs, width = weight.tensor.shape[1:]
     rows, columns = weight.format.group
-    scales = _narrow(weight.scales.float()).contiguous()
+    scales = narrow_scales(weight.scales.float()).contiguous()
     format = evolve(weight.format, group=(min(rows, outs), min(columns, width)))
     return evolve(weight, tensor=weight.tensor.contiguous(), scales=scales, format=format)
 
@@ -94,7 +105,7 @@ def prepare_packed(weight: Weight) -> Weight:
     assert weight.format is not None
     format, numbers = weight.format, weight.tensor.contiguous()
     outs, width = len(numbers), weight.tensor.shape[1]
-    if format.kind in (WeightKind.INT4, WeightKind.FP4_E2M1):
+    if format.kind in _FOUR_BITS:
         width *= 2
     rows, columns = format.group or (1, width)
     scales, columns = weight.scales.float(), min(columns, width)
@@ -104,7 +115,7 @@ def prepare_packed(weight: Weight) -> Weight:
     if is_row and format.kind in (WeightKind.FP8_E4M3, WeightKind.INT8):
         scales = scales.reshape(outs)
     else:
-        scales = _narrow(scales)
+        scales = narrow_scales(scales)
     return evolve(
         weight,
         tensor=numbers,
@@ -112,15 +123,6 @@ def prepare_packed(weight: Weight) -> Weight:
         zeros=None if weight.zeros is None else weight.zeros.contiguous(),
         format=evolve(format, group=(rows, columns)),
     )
-
-
-def _narrow(scales: Tensor) -> Tensor:
-    """The scales in the narrowest type that has all of them."""
-    for dtype in _NARROW_TYPES:
-        narrow = scales.to(dtype)
-        if torch.equal(narrow.float(), scales):
-            return narrow
-    return scales
 
 
 def is_by_row(weight: Weight) -> bool:

@@ -75,6 +75,7 @@ def test_experts_in_8_bits(way: str | None, group: tuple[int, int], kind: Weight
             ("gelu_tanh", "tma", 5, False, WeightKind.FP8_E4M3),
             ("gelu", "swapped", 7, True, None),
             ("clamped", "swapped", 3, True, WeightKind.INT8),
+            ("clamped", None, 9, True, WeightKind.FP4_E2M1),
             ("silu", "wide", 300, False, None),
             ("clamped", "rows", 4, True, None),
         ],
@@ -84,7 +85,8 @@ def test_experts_that_were_chosen_before(
     gate: str, way: str | None, tokens: int, has_biases: bool, kind: WeightKind | None
 ) -> None:
     case = Mixture(tokens=tokens, count=6, chosen=3, hidden=64, inters=32)
-    format = None if kind is None else WeightFormat(kind=kind, group=(1, 64))
+    group = (1, 32) if kind is WeightKind.FP4_E2M1 else (1, 64)
+    format = None if kind is None else WeightFormat(kind=kind, group=group)
     tiles = None if way is None else cases.WAYS[way]
     cases.chosen_case(
         case, torch.bfloat16, "cpu", tiles, gate, has_biases=has_biases, format=format
