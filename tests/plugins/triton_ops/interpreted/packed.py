@@ -369,7 +369,8 @@ def test_experts_stay_packed_in_layers_whose_kernels_take_them() -> None:
 
     spec = ParamSpec(shape=(4, 96, 64), roles=frozenset({Role.EXPERTS}))
     assert ops.takes_format(spec, BLOCKS)
-    assert not ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4, group=(1, 32)))
+    assert ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4, group=(1, 32)))
+    assert not ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4))
     biased = evolve(shape, experts=evolve(experts, bias=True))
     assert not configure(TritonOps(PACKED), biased, "bfloat16").takes_format(spec, BLOCKS)
     by_torch = TritonOps(TritonOptions(packed=True, fused_experts=False))
