@@ -129,6 +129,37 @@ STAYS = {
 """Schemes whose maps `fbgemm` takes, and what it makes of them."""
 
 
+class KeptExperts(TorchOps):
+    """Experts stay packed."""
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        return spec.roles == {Role.EXPERTS}
+
+
+@pytest.mark.parametrize(
+    "scheme", ["ct w4a16 zeros", "ct mxfp4", "ct nvfp4", "gptq", "gptq zeros", "awq", "gptq order"]
+)
+@pytest.mark.parametrize(
+    "shard", [Shard(), Shard(index=1, count=2), Shard(index=1, count=2, by_expert=True)], ids=str
+)
+def test_experts_of_4_bits_stay_packed_with_the_same_numbers(
+    scheme: str, shard: Shard, tmp_path: Path
+) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4}
+    write(tmp_path, shape("qwen3_moe", **sizes, head_dim=32, num_key_value_heads=2))
+    write_quantized(tmp_path, tmp_path / "packed", SCHEMES[scheme], plain=("self_attn",))
+
+    plain = load_rank(tmp_path, shard, TorchOps())
+    kept = load_rank(tmp_path / "packed", shard, KeptExperts())
+
+    for name in ("experts_gate_up", "experts_down"):
+        weight, wanted = kept[f"layers.1.{name}"], plain[f"layers.1.{name}"].tensor
+        # No product takes columns in another order.
+        assert (weight.format is None) is (scheme == "gptq order"), name
+        numbers = weight.tensor if weight.format is None else restore(weight, wanted.shape)
+        torch.testing.assert_close(numbers, wanted, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.parametrize("scheme", STAYS)
 @pytest.mark.parametrize("index", [0, 1, None], ids=["first half", "second half", "whole"])
 def test_what_operations_take_stays_packed_with_the_same_numbers(

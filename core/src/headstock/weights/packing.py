@@ -26,7 +26,7 @@ def find_format(
     """
     rows = {piece.row for piece in pieces}
     # A stack of matrices is stored as its rows, or as one tensor.
-    is_whole = rows in ({None}, set(range(spec.shape[0])))
+    is_whole = rows == {None} or (spec.stacked and rows == set(range(spec.shape[0])))
     is_map = {len(piece.shape) for piece in pieces} in ({2}, {3})
     is_moved = spec.packed_rows is not None and rows == {None}
     if not (is_whole and is_map) or (spec.transform is not None and not is_moved):
