@@ -44,6 +44,7 @@ def spec() -> RunnerSpec:
             needs_graph=GraphSupport.DECODE,
             layouts=frozenset(LayoutKind),
             pooling=True,
+            drafts=True,
         ),
     )
 

@@ -25,6 +25,7 @@ _TOOLS = "tests/plugins/tool_parsers/test_parsers.py::"
 _ROUTES = "tests/core/nn/test_routing.py::"
 _WRAPPERS = "tests/models/test_wrappers.py::"
 _ANY_DECODER = "tests/models/test_transformers_engine.py::"
+_MTP = "tests/models/test_mtp.py::"
 _LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
 
 SHOWN: Mapping[str, str] = {
@@ -34,6 +35,20 @@ SHOWN: Mapping[str, str] = {
     + "test_auto_runs_without_graphs_and_a_runner_with_them_is_refused",
     "ModelConfig.capture_obstacle": "tests/models/test_transformers_replays.py::"
     "test_a_refusal_of_graphs_says_what_was_found",
+    **dict.fromkeys(
+        (
+            "Model.draft",
+            "Model.draft_config",
+            "ModelConfig.draft_layers",
+            "ProposerSpec.by_model",
+            "Program.has_own_drafts",
+            "Sample.drafts",
+            "RunnerCapabilities.drafts",
+            "DecodeAttention.takes_bounds",
+            "RowTables.read_tokens",
+        ),
+        _MTP + "test_guesses_are_those_of_transformers_layers",
+    ),
     "LayerConfig.has_own_values": "tests/models/test_families.py::"
     "test_log_probabilities_are_those_of_transformers",
     "ModelConfig.placeholders": _WRAPPERS + "test_a_prompt_with_the_token_of_an_image_is_refused",

@@ -72,6 +72,7 @@ def eager() -> RunnerSpec:
             needs_graph=GraphSupport.NEVER,
             layouts=frozenset(LayoutKind),
             pooling=True,
+            drafts=True,
         ),
     )
 

@@ -92,6 +92,7 @@ class Drafting:
     """Asks a proposer for drafts, and counts what came of them.
 
     name: of the proposer, for errors
+    by_model: as in `ProposerSpec`
     max_step_tokens: drafts never make a step of more tokens, with one for each running row
     """
 
@@ -101,6 +102,7 @@ class Drafting:
     vocab: int
     max_step_tokens: int
     tracker: OutputTracker
+    by_model: bool = False
     counts: DraftCounts = field(factory=DraftCounts)
 
     def track_admissions(self, new_rows: Mapping[int, RequestState | None]) -> None:
@@ -118,10 +120,13 @@ class Drafting:
             self.counts.steps += 1
             self.counts.replayed_steps += pending.is_replayed
 
-    def make_event(self, sampled: SampledRows, in_flight: Plan | None) -> Sampled:
+    def make_event(
+        self, sampled: SampledRows, in_flight: Plan | None, made: Ints | None = None
+    ) -> Sampled:
         """Make the event of a step's samples, with drafts of what may follow them.
 
         in_flight: the plan that runs now; rows of it get no drafts, but may be held back for some
+        made: [n, k] int32, the drafts that the model made; None without a proposer `by_model`
         raises: PluginBroken
         """
         asked: list[tuple[int, DraftHistory]] = []
@@ -141,7 +146,8 @@ class Drafting:
                 continue
             drafted = tracked.drafts
             drafted.append(sampled.tokens[start:stop])
-            if num_drafts:
+            # The model has made its drafts by the time that a rest would spare them.
+            if num_drafts and not self.by_model:
                 drafted.count_hits(count - 1)
             has_drafts |= drafted.is_held
             if not drafted.rest:
@@ -151,7 +157,7 @@ class Drafting:
         if not asked and not has_drafts:
             return plain
         busy = set() if in_flight is None else set(in_flight.admission_ids.tolist())
-        drafts, hold = self._propose(asked, sampled.admission_ids, busy, len(sampled.rows))
+        drafts, hold = self._propose(asked, sampled.admission_ids, busy, len(sampled.rows), made)
         if not has_drafts and not drafts and not hold.any():
             return plain
         lengths = np.zeros(len(sampled.rows), np.int32)
@@ -173,8 +179,12 @@ class Drafting:
         admission_ids: Ints,
         busy: set[int],
         num_rows: int,
+        made: Ints | None,
     ) -> tuple[dict[int, Ints], Ints]:
-        """Return the drafts by row of the event, and which rows are held back, [num_rows] int32."""
+        """Return the drafts by row of the event, and which rows are held back, [num_rows] int32.
+
+        made: as in `make_event`
+        """
         hold = np.zeros(num_rows, np.int32)
         share = self.max_step_tokens // max(num_rows, 1) - 1
         most = min(self.limits.max_drafts, share)
@@ -186,7 +196,10 @@ class Drafting:
         if not ready:
             return {}, hold
         room = np.array([room for room in rooms if room > 0], np.int32)
-        guesses = self._call_proposer([drafted for _, drafted in ready], room)
+        if made is None:
+            guesses = self._call_proposer([drafted for _, drafted in ready], room)
+        else:
+            guesses = [made[i, :most] for (i, _), most in zip(ready, room.tolist(), strict=True)]
         drafts: dict[int, Ints] = {}
         for (i, drafted), tokens in zip(ready, guesses, strict=True):
             was_held, drafted.is_held = drafted.is_held, False
@@ -234,6 +247,7 @@ def make_drafting(parts: EngineBuild, tracker: OutputTracker) -> Drafting | None
         parts.model.vocab,
         STEP_TOKENS[parts.env.device],
         tracker,
+        selected.spec.by_model,
     )
 
 

@@ -38,8 +38,10 @@ def make_step_events(
     # Rows in the middle of their prompt are scored only for their health; their tokens are dropped.
     is_sampled = healthy & (plan.samples > 0)
     if is_sampled.any() and drafting is not None:
-        rows = accept_drafts(plan, last_logits, is_sampled.nonzero()[0], sample.tokens.numpy())
-        events.append(drafting.make_event(rows, in_flight))
+        which = is_sampled.nonzero()[0]
+        rows = accept_drafts(plan, last_logits, which, sample.tokens.numpy())
+        made = None if sample.drafts is None else sample.drafts.numpy()[which].astype(np.int32)
+        events.append(drafting.make_event(rows, in_flight, made))
     elif is_sampled.any():
         tokens = sample.tokens.numpy()[last_logits[is_sampled]].astype(np.int32)
         events.append(Sampled(plan.rows[is_sampled], plan.admission_ids[is_sampled], None, tokens))

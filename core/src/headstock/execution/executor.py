@@ -97,7 +97,7 @@ def _restore_order(sample: Sample, order: Ints) -> Sample:
     ordered: dict[str, Any] = {
         name: tensor[order] for name, tensor in tensors.items() if isinstance(tensor, Tensor)
     }
-    return Sample(**(ordered | {"pooled": sample.pooled}))
+    return Sample(**(ordered | {"pooled": sample.pooled, "drafts": sample.drafts}))
 
 
 class LocalExecutor(Executor):

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headstock.spi import Sample
 
-_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks", "pooled")
+_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks", "pooled", "drafts")
 
 
 class Readback:

@@ -208,6 +208,10 @@ class DeviceTables(RowTables):
             by_numpy=False,
         )
 
+    def read_tokens(self, token_rows: Tensor, positions: Tensor) -> Tensor:
+        """Read the tokens at these positions of rows."""
+        return self.buffers.tokens[token_rows, positions]
+
     def attention_step(
         self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
     ) -> AttentionStep:

@@ -8,20 +8,29 @@ from typing import Any
 
 from torch import Tensor
 
+from headstock.nn.draft_layers import forward_drafts
+from headstock.nn.layers import run_layers
 from headstock.nn.parameters import LLAMA_NAMES, TensorNames, parameters
 from headstock.nn.shard import shard_config
 from headstock.spi import Attend, Batch, Model, ModelConfig, Ops, Params
 
 
 def decoder(
-    config: Callable[[Mapping[str, Any]], ModelConfig], names: TensorNames = LLAMA_NAMES
+    config: Callable[[Mapping[str, Any]], ModelConfig],
+    names: TensorNames = LLAMA_NAMES,
+    draft_config: Callable[[Mapping[str, Any], ModelConfig], ModelConfig] | None = None,
 ) -> Model:
-    """The family whose config.json `config` reads, and whose checkpoints use these names."""
+    """The family whose config.json `config` reads, and whose checkpoints use these names.
+
+    draft_config: as in `Model`; its checkpoints then have `TensorNames.drafts`
+    """
     return Model(
         config=config,
         params=partial(parameters, names=names),
         forward=forward,
         shard=shard_config,
+        draft_config=draft_config,
+        draft=None if draft_config is None else forward_drafts,
     )
 
 
@@ -31,15 +40,5 @@ def forward(params: Params, config: ModelConfig, batch: Batch, attend: Attend, o
     returns: [tokens, hidden]
     writes: batch.pools
     """
-    x = ops.embed(batch)
-    for layer in config.layers:
-        if layer.conv is not None:
-            x = ops.short_conv(x, layer, batch)
-        elif layer.delta is not None:
-            x = ops.delta_rule(x, layer, batch)
-        else:
-            q = ops.qkv_rope_store(x, layer, batch)
-            x = ops.attn_out(x, attend(q, layer.index), layer, batch)
-        feed_forward = ops.mlp if layer.experts is None else ops.moe
-        x = feed_forward(x, layer, batch)
+    x = run_layers(ops.embed(batch), config.own_layers, batch, attend, ops)
     return ops.final_norm(x, batch)

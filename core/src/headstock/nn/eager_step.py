@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from headstock.nn.drafts import propose_drafts
 from headstock.nn.pooling import pool_hidden
 from headstock.nn.sampler import find_targets, rank_tokens
 from headstock.spi import Batch, Program, Sample, Sampling, Step
@@ -33,6 +34,9 @@ def run_eager_step(program: Program, step: Step) -> Sample:
     rows, positions, scored = step.list_stored()
     if len(rows):
         program.row_tables.keep(rows, positions, sample, scored)
+    if program.has_own_drafts:
+        drafts = propose_drafts(program, batch, attend, hidden, step.stops)
+        sample = attrs.evolve(sample, drafts=drafts)
     return sample if step.order is None else attrs.evolve(sample, order=step.order)
 
 
@@ -99,7 +103,7 @@ def _concat_samples(samples: list[Sample]) -> Sample:
     columns = {
         field.name: [getattr(sample, field.name) for sample in samples]
         for field in attrs.fields(Sample)
-        if field.name not in ("order", "is_replayed")
+        if field.name not in ("order", "drafts", "is_replayed")
     }
     joined: dict[str, Any] = {
         name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None

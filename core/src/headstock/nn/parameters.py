@@ -16,6 +16,7 @@ from headstock.nn.delta_parameters import (
     take_gates,
     take_queries,
 )
+from headstock.nn.draft_layers import DraftNames, make_draft_specs, rename_layers
 from headstock.nn.expert_parameters import (
     make_expert_specs,
     make_router_specs,
@@ -62,7 +63,8 @@ class TensorNames:
         and up take turns among the outputs of an expert
     may_swap_whole: whether those may be stored as [experts, inputs, outputs]
     left_out: beginnings of whole names of parts that are not computed, with `{}` for the number of
-        layers
+        layers; without layers that guess further tokens
+    drafts: of these layers; None where checkpoints have none that are computed
     towers, renames: as in `ParamSpec`
     """
 
@@ -102,6 +104,7 @@ class TensorNames:
     may_swap_whole: bool = False
     has_stacked_experts: bool = False
     left_out: tuple[str, ...] = ()
+    drafts: DraftNames | None = None
     towers: tuple[tuple[str, str], ...] = ()
     renames: tuple[tuple[str, str], ...] = ()
 
@@ -112,6 +115,8 @@ LLAMA_NAMES = TensorNames()
 def parameters(config: ModelConfig, names: TensorNames = LLAMA_NAMES) -> dict[str, ParamSpec]:
     """Every parameter of the decoder, by name."""
     specs = dict(_outer_parameters(config, names))
+    if config.draft_layers and names.drafts is not None:
+        specs |= make_draft_specs(config, names.drafts)
     for layer in config.layers:
         specs |= _attn_norm_specs(config, layer, names)
         if layer.conv is not None:
@@ -143,9 +148,13 @@ def _outer_parameters(config: ModelConfig, names: TensorNames) -> NamedSpecs:
             roles=frozenset((Role.EMBEDDING, Role.HEAD)[: 1 + config.tied_embeddings]),
             sources=(("model.embed_tokens.weight",),),
             copies=twin,
-            left_out=tuple(name.format(len(config.layers)) for name in names.left_out),
+            left_out=()
+            if config.draft_layers
+            else tuple(name.format(len(config.layers)) for name in names.left_out),
             towers=names.towers,
-            renames=names.renames,
+            renames=names.renames
+            if names.drafts is None
+            else (*names.renames, *rename_layers(config, names.drafts)),
         ),
     )
     if not config.tied_embeddings:

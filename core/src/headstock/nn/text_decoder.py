@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import MappingProxyType
+from typing import Any
 
 from attrs import evolve
 
@@ -56,6 +57,7 @@ def text_decoder(
     may_be_flat: bool = False,
     towers: tuple[tuple[str, str], ...] = TOWERS,
     renames: tuple[tuple[str, str], ...] = _RENAMES,
+    draft_config: Callable[[Mapping[str, Any], ModelConfig], ModelConfig] | None = None,
 ) -> Model:
     """The family of an architecture that takes more than text, served for its text alone.
 
@@ -65,6 +67,7 @@ def text_decoder(
     tied: whether the embeddings are the output matrix by default
     may_be_flat: whether config.json may have the decoder's fields without a `text_config`
     towers, renames: as in `ParamSpec`
+    draft_config: as in `Model`
     """
     read = partial(
         _read_config,
@@ -74,7 +77,7 @@ def text_decoder(
         tied=tied,
         may_be_flat=may_be_flat,
     )
-    return decoder(read, evolve(names, towers=towers, renames=renames))
+    return decoder(read, evolve(names, towers=towers, renames=renames), draft_config)
 
 
 def _read_config(

@@ -22,6 +22,17 @@ class SelectedProposer:
     max_drafts: int
 
 
+def find_own_proposer(config: EngineConfig) -> str:
+    """Find the chosen proposer if the model's own layers make its drafts; else empty.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch
+    """
+    if config.proposer == "off":
+        return ""
+    spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
+    return spec.name if spec.by_model else ""
+
+
 def select_proposer(
     config: EngineConfig, needs: AttentionNeeds, query: PartQuery, env: DeviceEnv
 ) -> SelectedProposer | None:

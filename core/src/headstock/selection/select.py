@@ -15,6 +15,7 @@ from headstock.errors import (
     suggest_name,
 )
 from headstock.ops.bound import BoundOps, OperationTable
+from headstock.ops.fine_tier import FineTierOps
 from headstock.selection import auto_choices
 from headstock.selection.attention_choice import (
     JoinedCapabilities,
@@ -87,6 +88,11 @@ class SelectedPlugins:
         return 0 if self.proposer is None else self.proposer.max_drafts
 
     @property
+    def has_own_drafts(self) -> bool:
+        """Whether the model's own layers make the drafts."""
+        return self.proposer is not None and self.proposer.spec.by_model
+
+    @property
     def specs(self) -> tuple[PluginSpec, ...]:
         """What the plugins say of themselves."""
         return (
@@ -154,6 +160,11 @@ class _Acceptor:
                 f"runner (--runner) {name} replays graphs, and cuda_graph_max_bs "
                 "(--cuda-graph-max-bs) 0 turns graphs off"
             )
+        if query.model.draft_layers and not spec.capabilities.drafts:
+            raise CannotRun(
+                f"runner (--runner) {name} returns no drafts of the model's own layers, which "
+                f"proposer (--proposer) {self.config.proposer} asks for; set the runner to eager"
+            )
         if not query.model.is_capturable and needs_graphs(spec):
             obstacle = query.model.capture_obstacle
             raise CannotRun(
@@ -206,6 +217,11 @@ class _Acceptor:
         options = () if spec.options is None else (make_ops_options(spec, tuned, self.config.opt),)
         check_resolve(spec, "ops (--ops)", query, self.env)
         operations: Ops = registry.make_part(spec, Ops, *options)
+        if query.model.draft_layers and not isinstance(operations, FineTierOps):
+            raise CannotRun(
+                f"ops (--ops) {name} has no fine operations, of which layers that guess further "
+                "tokens are composed; set it to torch"
+            )
         configure_operations(spec, operations, query, self.env)
         return spec, operations
 

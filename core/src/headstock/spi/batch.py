@@ -112,6 +112,8 @@ class Sample:
     healthy: [n] bool, False where the logits held NaN or only infinities
     pooled: [m, hidden] float32, one a row of `Batch.pooling`, on which no logit position falls;
         None for a batch without one
+    drafts: [rows, k] int64, what the model's own layers guess to follow each of the step's rows;
+        None where they guess nothing
     order: [logits] int64 numpy, where each of the step's logits is among these positions, of which
         some may be padding; None where they are the same, in the same order
     is_replayed: whether the step was a replay
@@ -131,6 +133,7 @@ class Sample:
     top_logprobs: Tensor | None = None
     ranks: Tensor | None = None
     pooled: Tensor | None = None
+    drafts: Tensor | None = None
     order: np.ndarray | None = None
     is_replayed: bool = False
 
@@ -257,10 +260,12 @@ def _index_tensors(record: Record, which: Any) -> Record:
     values: dict[str, Any] = {
         field.name: getattr(record, field.name) for field in fields(type(record))
     }
-    # By exclusion: the contract imports no torch. Pooled rows are not logit positions.
+    # By exclusion: the contract imports no torch. Rows are not logit positions.
     parts: dict[str, Any] = {
         name: value
-        if value is None or isinstance(value, int | Processing) or name in ("pooled", "order")
+        if value is None
+        or isinstance(value, int | Processing)
+        or name in ("pooled", "drafts", "order")
         else value[which]
         for name, value in values.items()
     }

@@ -117,6 +117,13 @@ class Model:
         reason when it cannot be cut so; None for a family that cannot be cut. The loader compares
         the parameters of the part with those of the whole: where a part of `ParamSpec.parts` is
         shorter in a dimension, the rank gets its slice of that dimension, else all of it.
+    draft_config(hf, config): `config` with the layers that guess further tokens, which checkpoints
+        of the family may have, as the last `ModelConfig.draft_layers` ones; raises ValueError with
+        a reason for a config.json without them. None for a family that computes none
+    draft(params, config, hidden, batch, attend, ops): hidden states [tokens, hidden], whose scores
+        guess the second token after each of the batch's positions. `hidden` [tokens, hidden] is
+        what `forward`, or `draft` itself, gave there, and `batch.tokens` are those that follow.
+        Writes what these layers keep; `forward` leaves them out
     check(params, config): looks at the loaded parameters before a step runs; raises ValueError with
         a reason for a model that would be served wrong; None for a family that looks at nothing
     """
@@ -127,6 +134,8 @@ class Model:
     logits: Callable[[Params, ModelConfig, Tensor, Ops], Tensor] | None = None
     shard: Callable[[ModelConfig, Shard], ModelConfig] | None = None
     check: Callable[[Params, ModelConfig], None] | None = None
+    draft_config: Callable[[Mapping[str, Any], ModelConfig], ModelConfig] | None = None
+    draft: Callable[[Params, ModelConfig, Tensor, Batch, Attend, Ops], Tensor] | None = None
 
 
 @frozen(kw_only=True)

@@ -347,6 +347,7 @@ class ModelConfig:
         are `Ops.all_reduce`
     placeholders: tokens that stand for inputs other than text, each with what it stands for, such
         as "an image"; a prompt that has one is refused
+    draft_layers: how many layers, the last ones, only guess further tokens, by `Model.draft`
     is_capturable: whether a CUDA graph may replay the forward pass and the scores
     capture_obstacle: why it may not, in words that follow "steps are not replayed as graphs:"
     ignored_fields: fields of config.json that may matter to its author and that the family does not
@@ -385,9 +386,15 @@ class ModelConfig:
     features: frozenset[Feature] = frozenset()
     shard: Shard = Shard()
     placeholders: tuple[tuple[int, str], ...] = ()
+    draft_layers: int = 0
     is_capturable: bool = True
     capture_obstacle: str = ""
     ignored_fields: tuple[str, ...] = ()
+
+    @property
+    def own_layers(self) -> tuple[LayerConfig, ...]:
+        """The layers without those that only guess further tokens."""
+        return self.layers[: len(self.layers) - self.draft_layers]
 
     @property
     def full_vocab(self) -> int:

@@ -13,7 +13,13 @@ from headstock.spi.plugin import PluginSpec
 
 @frozen(kw_only=True)
 class ProposerSpec(PluginSpec):
-    """A proposer as its entry point returns it; `implementation` names a `Proposer`."""
+    """A proposer as its entry point returns it; `implementation` names a `Proposer`.
+
+    by_model: whether the model's own layers make the drafts, in the step that samples what comes
+        before them (`Model.draft`); `propose` is never called then
+    """
+
+    by_model: bool = False
 
 
 class Proposer(ABC):
@@ -38,7 +44,6 @@ class Proposer(ABC):
 
     # Rows whose token in flight is unknown are asked about as well, with what is known of them:
     # two drafts or more hold such a row back until that token has come.
-    @abstractmethod
     def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
         """Guess the tokens that follow those of each row.
 
@@ -47,3 +52,4 @@ class Proposer(ABC):
         returns: [rows] int32, how many drafts each row gets, none where no guess is likely; and
             the drafts, row by row, [sum of the counts] int32
         """
+        raise NotImplementedError(f"{type(self).__name__} has no propose")

@@ -129,6 +129,13 @@ class RowTables(ABC):
         """
 
     @abstractmethod
+    def read_tokens(self, token_rows: Tensor, positions: Tensor) -> Tensor:
+        """Read the tokens at these positions of rows.
+
+        token_rows, positions, returns: [tokens] int64
+        """
+
+    @abstractmethod
     def attention_step(
         self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
     ) -> AttentionStep:

@@ -36,6 +36,7 @@ class RunnerCapabilities:
     models: the architectures that it runs; None for any
     ops: the sets of operations that it runs over, by name; None for any
     pooling: `run` pools the rows of `Batch.pooling`, as `headstock.nn.eager_step` does
+    drafts: `run` returns `Sample.drafts` where `Program.has_own_drafts`, as that does
     """
 
     devices: tuple[DeviceRange, ...]
@@ -44,6 +45,7 @@ class RunnerCapabilities:
     models: frozenset[str] | None = None
     ops: frozenset[str] | None = None
     pooling: bool = False
+    drafts: bool = False
 
 
 @frozen(kw_only=True)
@@ -64,6 +66,7 @@ class DecodeAttention:
     layers: by number; those that keep a state have no attention
     shares_prefixes: steps may have `groups`, which the backend makes use of
     shares_beside_prompts: so it does beside prompts, if it attends for these too
+    takes_bounds: `capture_plan` plans a step of decode rows from upper bounds of their lengths
     """
 
     backend: AttentionBackend
@@ -72,6 +75,7 @@ class DecodeAttention:
     max_seq_len: int
     shares_prefixes: bool = False
     shares_beside_prompts: bool = False
+    takes_bounds: bool = False
 
 
 @frozen(kw_only=True, eq=False)
@@ -85,6 +89,8 @@ class Program:
     verify_len: tokens of a row that verifies as many drafts as there may be; 1 without a proposer
     verify_attention: the backend of such rows if a graph may capture its calls for rows of one
         length (`GraphSupport.UNIFORM`, by its `capture_plan`), else None
+    has_own_drafts: whether the model's own layers guess `verify_len - 1` tokens behind each row of
+        every step, by `headstock.nn.drafts`
     rules: what a `kind` of sampling may name beside settings. `RowTables.sampling` makes these
         too, and for rows that do not ask for a rule it is neutral
     """
@@ -99,6 +105,7 @@ class Program:
     prompt_attention: AttentionBackend | None = None
     verify_len: int = 1
     verify_attention: AttentionBackend | None = None
+    has_own_drafts: bool = False
     rules: frozenset[str] = frozenset()
 
 

@@ -94,11 +94,13 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
             max_seq_len=max_len,
             shares_prefixes=tracker is not None,
             shares_beside_prompts=tracker is not None,
+            takes_bounds=_takes_bounds(parts),
         ),
         # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
         # which are therefore scored in parts.
         max_logits=count_scored_positions(inputs.config.max_running_requests, parts.max_drafts),
         verify_len=parts.max_drafts + 1,
+        has_own_drafts=parts.has_own_drafts,
         rules=sampling.rules,
         verify_attention=_find_verify_attention(parts, router),
         prompt_attention=router.prefill
@@ -138,6 +140,12 @@ def _find_verify_attention(parts: SelectedPlugins, router: PhaseRouter) -> Atten
     return router.prefill if parts.max_drafts and is_capturable else None
 
 
+def _takes_bounds(parts: SelectedPlugins) -> bool:
+    """Whether the backend plans decode rows from upper bounds of their lengths."""
+    capabilities = parts.decode_capabilities
+    return capabilities.graph is GraphSupport.ALWAYS and capabilities.planning is Planning.NONE
+
+
 def _make_tracker(
     inputs: BuildInputs, buffers: Buffers, router: PhaseRouter
 ) -> PrefixTracker | None:
@@ -149,8 +157,10 @@ def _make_tracker(
     """
     choice = inputs.parts.decode_capabilities
     # Beside states no backend was measured with groups of rows.
+    # Drafts of the model's own layers come row by row in the order of the plan.
     can_share = (
-        inputs.parts.cache.capabilities.reuse
+        not inputs.parts.has_own_drafts
+        and inputs.parts.cache.capabilities.reuse
         and not inputs.needs.contiguous
         and LayoutKind.STATE not in inputs.needs.layouts
     )

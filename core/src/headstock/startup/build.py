@@ -324,6 +324,8 @@ def _watch_free_pages(
                 instead="num_pages (--num-pages) 256, or as few as the requests need",
             )
         )
-    # Graphs pad their batches, and padding rows write to the dummy page.
-    padded = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    # Graphs pad their batches, and padding rows write to the dummy page; so do the model's own
+    # drafts past a row's pages.
+    replays = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
+    padded = replays or inputs.parts.has_own_drafts
     return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)

@@ -21,6 +21,7 @@ from headstock.selection.model_needs import (
     resolve_model_dtype,
 )
 from headstock.selection.negotiate import Terms, negotiate_terms
+from headstock.selection.proposers import find_own_proposer
 from headstock.selection.refusals import check_resolve, make_part_query
 from headstock.selection.request_args import RequestArgs, collect_request_args
 from headstock.selection.select import (
@@ -79,7 +80,13 @@ class ChosenModel:
 def _choose_model(config: EngineConfig) -> ChosenModel:
     """Choose the model and its family, without its weights.   raises: as `build_engine`"""
     directory = locate_model(config.model, revision=config.revision)
-    read = read_family(directory, config.model_family, config.opt, config.model_impl)
+    read = read_family(
+        directory,
+        config.model_family,
+        config.opt,
+        config.model_impl,
+        drafted_by=find_own_proposer(config),
+    )
     model, no_text, notes = read.config, "", list[str]()
     if config.load_format != "dummy":
         model = untie_embeddings(directory, read.family, model)

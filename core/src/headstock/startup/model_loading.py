@@ -134,13 +134,18 @@ def read_model(directory: Path) -> tuple[Model, ModelConfig]:
 
 
 def read_family(
-    directory: Path, provider: str = "auto", opt: Sequence[str] = (), implementation: str = "auto"
+    directory: Path,
+    provider: str = "auto",
+    opt: Sequence[str] = (),
+    implementation: str = "auto",
+    drafted_by: str = "",
 ) -> FamilyAndConfig:
     """Read the configuration of a model directory with the family that serves it.
 
     provider: the distribution of the family, where several have one for the architecture
     opt: the assignments to options of plugins
     implementation: `EngineConfig.model_impl`
+    drafted_by: the proposer whose drafts the model's own layers make; empty without one
 
     raises: ModelError; UnknownPlugin, AmbiguousPlugin; CannotRun when no installed family serves
         the architecture; PluginBroken when the family's KV groups contradict its layers
@@ -186,6 +191,8 @@ def read_family(
                     architectures[0], has_code=has_code, reason=str(error)
                 ) from error
             raise ModelError(f"config.json in {directory}: {error}") from error
+    if drafted_by and isinstance(model, ModelConfig):
+        model = _add_draft_layers(family, plain, model, drafted_by)
     if not isinstance(model, ModelConfig):
         raise PluginBroken(
             f"the model family {spec.name!r}: config: expected a ModelConfig, got "
@@ -211,6 +218,22 @@ def read_family(
         )
     return FamilyAndConfig(
         spec=spec, family=family, config=model, formats=reader.formats if reader else ()
+    )
+
+
+def _add_draft_layers(
+    family: Model, hf: Mapping[str, object], model: ModelConfig, proposer: str
+) -> ModelConfig:
+    """The configuration with the layers that guess further tokens.   raises: CannotRun"""
+    reason = "its family computes no layers that guess further tokens"
+    if family.draft_config is not None:
+        try:
+            return family.draft_config(hf, model)
+        except ValueError as error:
+            reason = shorten(error, 400)
+    raise CannotRun(
+        f"proposer (--proposer) {proposer} takes drafts from {model.architecture}, and {reason}; "
+        "set it to ngram or off"
     )
 
 

@@ -4,11 +4,19 @@ the others.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 
 from attrs import evolve
 
-from headstock.nn.config_fields import Json, read_bias, read_positive, without_nulls
+from headstock.nn.config_fields import (
+    Json,
+    read_bias,
+    read_flag,
+    read_positive,
+    read_whole,
+    without_nulls,
+)
 from headstock.nn.decoder import decoder
 from headstock.nn.decoder_config import (
     complete_fields,
@@ -18,6 +26,7 @@ from headstock.nn.decoder_config import (
     read_layer_types,
 )
 from headstock.nn.delta_parameters import DeltaNames
+from headstock.nn.draft_layers import DraftNames
 from headstock.nn.parameters import TensorNames
 from headstock.nn.rope_config import FIELDS as ROPE_FIELDS
 from headstock.nn.rope_config import drop_sections, ignored_rope_fields, read_rope
@@ -83,8 +92,7 @@ MOE_FIELDS = (
 )
 NEXT_MOE_FIELDS = (*MOE_FIELDS, "norm_topk_prob", "decoder_sparse_step", "mlp_only_layers")
 
-NAMES = TensorNames(left_out=("mtp.",))
-"""Layers that predict further tokens are not computed yet."""
+NAMES = TensorNames(left_out=("mtp.",), drafts=DraftNames())
 NEXT_NAMES = evolve(
     NAMES,
     delta=DeltaNames(by_key_head=("linear_attn.in_proj_qkvz", "linear_attn.in_proj_ba")),
@@ -206,19 +214,51 @@ def _read_rope(hf: Json) -> Rope:
     return read_rope(stated, read_head_dim(hf), partial=True)
 
 
-QWEN3_NEXT = decoder(qwen3_next_config, NEXT_NAMES)
-QWEN3_5 = decoder(qwen3_5_config, NAMES)
-QWEN3_5_MOE = decoder(qwen3_5_moe_config, NAMES)
+DRAFT_LAYERS = "mtp_num_hidden_layers"
+
+
+def _add_draft_layers(
+    read: Callable[[Json], ModelConfig], hf: Json, config: ModelConfig
+) -> ModelConfig:
+    """The decoder with the layers that guess further tokens, which have attention.
+
+    read: makes the decoder of its fields
+    raises: ValueError
+    """
+    # Files of Qwen3-Next have one such layer and no field for it.
+    count = read_whole(hf, DRAFT_LAYERS, 1 if config.architecture.startswith("Qwen3Next") else 0)
+    if not count:
+        raise ValueError(f"{DRAFT_LAYERS} in config.json is 0: the checkpoint has none")
+    if read_flag(hf, "mtp_use_dedicated_embeddings", False, may_be_null=True):
+        raise ValueError("mtp_use_dedicated_embeddings: embeddings of their own are not computed")
+    types = [LINEAR if layer.delta is not None else FULL for layer in config.layers]
+    drafted = read(
+        {**hf, "num_hidden_layers": len(types) + count, "layer_types": [*types, *[FULL] * count]}
+    )
+    return evolve(config, layers=drafted.layers, kv_groups=drafted.kv_groups, draft_layers=count)
+
+
+def _read_drafts(read: Callable[[Json], ModelConfig], hf: Json, config: ModelConfig) -> ModelConfig:
+    """The same for a config.json that has the decoder's fields in `text_config`, or its own."""
+    text = hf.get("text_config")
+    return _add_draft_layers(read, text if isinstance(text, Mapping) else hf, config)
+
+
+QWEN3_NEXT = decoder(qwen3_next_config, NEXT_NAMES, partial(_read_drafts, qwen3_next_config))
+QWEN3_5 = decoder(qwen3_5_config, NAMES, partial(_read_drafts, qwen3_5_config))
+QWEN3_5_MOE = decoder(qwen3_5_moe_config, NAMES, partial(_read_drafts, qwen3_5_moe_config))
 PLACEHOLDERS = {"image": 248056, "video": 248057}
 QWEN3_5_BESIDE_IMAGES = text_decoder(
     "Qwen3_5ForConditionalGeneration",
     {"qwen3_5_text": qwen3_5_config},
     NAMES,
     placeholders=PLACEHOLDERS,
+    draft_config=partial(_read_drafts, qwen3_5_config),
 )
 QWEN3_5_MOE_BESIDE_IMAGES = text_decoder(
     "Qwen3_5MoeForConditionalGeneration",
     {"qwen3_5_moe_text": qwen3_5_moe_config},
     NAMES,
     placeholders=PLACEHOLDERS,
+    draft_config=partial(_read_drafts, qwen3_5_moe_config),
 )

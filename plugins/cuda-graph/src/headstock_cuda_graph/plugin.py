@@ -25,5 +25,6 @@ def spec() -> RunnerSpec:
             needs_graph=GraphSupport.DECODE,
             layouts=frozenset(LayoutKind),
             pooling=True,
+            drafts=True,
         ),
     )

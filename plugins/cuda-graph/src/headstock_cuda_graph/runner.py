@@ -26,6 +26,7 @@ from headstock.spi import (
 )
 from headstock_cuda_graph.buckets import row_buckets, token_buckets
 from headstock_cuda_graph.capture import CapturedGraph, CudaGraphCapturer, GraphCapturer
+from headstock_cuda_graph.draft_graphs import add_drafts, can_draft, capture_drafts, keep_tokens
 from headstock_cuda_graph.graph_buckets import BucketKey, Capture, GraphBuckets, Kind
 from headstock_cuda_graph.options import GraphOptions
 from headstock_cuda_graph.prefixes import StaticPrefixes
@@ -82,6 +83,8 @@ class CudaGraphRunner(Runner):
 
     def replay(self, step: Step) -> Sample | None:
         """Sample the step by a replay; None if no bucket has room for it."""
+        if self.program.has_own_drafts and not can_draft(self.program):
+            return None
         if step.is_decode:
             return self.replay_rows(step)
         sample = None if step.num_drafts is None else self.replay_verification(step)
@@ -174,7 +177,7 @@ class CudaGraphRunner(Runner):
             yield
         bucket = Bucket(size, lines, plan, forward, shared, {})
         yield from self.sampling.capture_first(bucket)
-        return bucket
+        return capture_drafts(self.program, self.capturer, bucket, 1)
 
     def capture_verify_bucket(self, rows: int, largest: BucketKey) -> Capture:
         """Capture a bucket of rows that verify drafts, with one line per token.
@@ -199,7 +202,7 @@ class CudaGraphRunner(Runner):
             yield
         bucket = Bucket(rows * length, lines, None, forward, None, {})
         yield from self.sampling.capture_first(bucket)
-        return bucket
+        return capture_drafts(program, self.capturer, bucket, length)
 
     def forward(self, inputs: Tensor, plan: Any) -> Tensor:
         """The hidden states of a step. [size, hidden]   writes: the pools"""
@@ -246,6 +249,7 @@ class CudaGraphRunner(Runner):
         upload(
             bucket.inputs.view(-1), (step.row_ids, size, tables.padding_row), (step.starts, size, 0)
         )
+        keep_tokens(self.program, bucket)
         if not self.plans_itself:
             # Planning reads lengths on the host, which a graph cannot do.
             rows = one_token_each(bucket.inputs[:, :count])
@@ -257,7 +261,7 @@ class CudaGraphRunner(Runner):
             bucket.shared.replay()
         else:
             bucket.forward.replay()
-        return self.sampling.sample_rows(bucket, count, step)
+        return add_drafts(self.sampling.sample_rows(bucket, count, step), bucket, count)
 
     def replay_verification(self, step: Step) -> Sample | None:
         """Sample a step whose rows all verify drafts; None if no bucket has room.
@@ -274,11 +278,15 @@ class CudaGraphRunner(Runner):
             return None
         padded = PaddedLogits.of(step, length)
         write_verification(bucket.inputs, padded, program.row_tables.padding_row)
+        keep_tokens(program, bucket)
         bucket.forward.replay()
-        return self.sampling.sample_rows(bucket, len(padded.row_ids), step, padded)
+        sample = self.sampling.sample_rows(bucket, len(padded.row_ids), step, padded)
+        return add_drafts(sample, bucket, count)
 
     def replay_prompts(self, step: Step) -> Sample | None:
         """Sample a step with prompt tokens by a replay; None if no bucket has room."""
+        if self.program.has_own_drafts:
+            return None  # their layers need all hidden states, and the result has the scored ones
         # Both before the upload, which a capture of rows would overwrite.
         tokens = self.find_prompt_bucket(len(step.row_ids), step.num_tokens)
         bucket = None if tokens is None else self.find_scorer(int(step.num_logits.sum()))

@@ -26,7 +26,8 @@ class Bucket:
     shared: the same for rows that share leading pages, with the same hidden states; None if a
         bucket has none
     lines: [3, size] int64: row ids, positions, and indices of the rows' hidden states in a step
-        with prompt tokens
+        with prompt tokens, or the tokens that drafts come behind
+    drafts: makes drafts behind the rows; None where the model makes none, or not in a graph
     """
 
     size: int
@@ -35,6 +36,7 @@ class Bucket:
     forward: CapturedGraph[Tensor]
     shared: CapturedGraph[Tensor] | None
     samplers: dict[frozenset[str], CapturedGraph[Sample]]
+    drafts: CapturedGraph[Tensor] | None = None
 
     @property
     def inputs(self) -> Tensor:

@@ -34,6 +34,8 @@ def list_cases(spec: ProposerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -
         "a row that grows token by token": check_growing,
         "an answer stays when the next is made": check_kept,
     }
+    if spec.by_model:  # nothing but the number of drafts is the plugin's own
+        named = {"max_drafts is a number from 1 to 15 and stays": check_count}
     return tuple(Case(name, partial(run_with, spec, env, opt, run)) for name, run in named.items())
 
 
@@ -88,12 +90,19 @@ def propose(
     return counts, drafts
 
 
-def check_max_drafts(proposer: Proposer) -> None:
-    """Memory and graphs are planned for it."""
+def check_count(proposer: Proposer) -> int:
+    """Memory and graphs are planned for it.   returns: it"""
     count: object = proposer.max_drafts
     assert isinstance(count, int) and 1 <= count <= MAX_DRAFTS, (
         f"max_drafts: expected 1 to {MAX_DRAFTS}, got {count!r}"
     )
+    assert proposer.max_drafts == count, "max_drafts changes"
+    return count
+
+
+def check_max_drafts(proposer: Proposer) -> None:
+    """The same before and behind a call."""
+    count = check_count(proposer)
     propose(proposer, [np.arange(20) % 4], [count])
     assert proposer.max_drafts == count, "max_drafts changes"
 

@@ -1,0 +1,104 @@
+"""Drafts that the model's own layers make behind a step, before the host knows its tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from attrs import evolve
+from torch import Tensor
+
+from headstock.spi import Attend, Batch, Program, StepInputs
+from headstock.spi.arrays import Ints
+
+
+def propose_drafts(
+    program: Program, batch: Batch, attend: Attend, hidden: Tensor, stops: Ints
+) -> Tensor:
+    """What the model's own layers guess to follow each row, behind its last right token.
+
+    The step's samples are in the token table already. A draft that the step verified is right
+    where it is the sample before it; a row goes on behind the first sample that no draft equals.
+
+    batch: as it was before the samples were stored    attend: of the step
+    hidden: [tokens, hidden], what `Model.forward` gave
+    stops: [rows], where each row's positions in the step end, on the host
+    returns: [rows, k] int64; undefined for rows that no token follows
+    writes: what the layers keep
+    """
+    tables = program.row_tables
+    follower = tables.read_tokens(batch.token_rows, batch.positions + 1)
+    own = evolve(batch, tokens=follower)
+    hidden = _run_layers(program, hidden, own, attend)
+    last = find_last_right(batch, follower)
+    hidden, starts = hidden[last], batch.positions[last]
+    drafts = [_choose_tokens(program, hidden)]
+    while len(drafts) < program.verify_len - 1:
+        # The last positions may lie past a row's pages. What is there is the dummy page's, so that
+        # such a draft is a worse guess.
+        starts = (starts + 1).clamp_(max=program.attention.max_seq_len - 1)
+        inputs = StepInputs.of_rows(batch.row_ids, starts, 1)
+        one_each = evolve(tables.batch(inputs), tokens=drafts[-1])
+        bounds = np.minimum(stops + len(drafts), program.attention.max_seq_len)
+        attend = _plan_attention(program, inputs, bounds.astype(np.int32))
+        hidden = _run_layers(program, hidden, one_each, attend)
+        drafts.append(_choose_tokens(program, hidden))
+    return torch.stack(drafts, 1)
+
+
+def find_last_right(batch: Batch, follower: Tensor) -> Tensor:
+    """The last token of each row that its sequence goes on with, by its index.
+
+    follower: [tokens] int64, what follows each token; drafts that were wrong differ from it
+    returns: [rows] int64
+    """
+    firsts, ends = batch.query_start[:-1].long(), batch.query_start[1:].long()
+    is_wrong = torch.ones_like(follower, dtype=torch.bool)
+    torch.ne(batch.tokens[1:], follower[:-1], out=is_wrong[1:])
+    is_wrong[firsts.clamp(max=len(is_wrong) - 1)] = False
+    # The count grows at each wrong one, so a row's first stretch ends where it does.
+    count = is_wrong.cumsum(0)
+    behind = torch.searchsorted(count, count[firsts.clamp(max=len(count) - 1)], right=True)
+    return (torch.minimum(behind, ends) - 1).clamp_(min=0)
+
+
+def _run_layers(program: Program, hidden: Tensor, batch: Batch, attend: Attend) -> Tensor:
+    """What `Model.draft` makes of the batch. [tokens, hidden]   writes: what its layers keep"""
+    assert program.model.draft is not None, "has_own_drafts was claimed"
+    return program.model.draft(program.params, program.config, hidden, batch, attend, program.ops)
+
+
+def _choose_tokens(program: Program, hidden: Tensor) -> Tensor:
+    """The likeliest token for each of `hidden` [rows, hidden].   returns: [rows] int64"""
+    if program.model.logits is None:
+        return program.ops.lm_head(hidden).argmax(-1)
+    return program.model.logits(program.params, program.config, hidden, program.ops).argmax(-1)
+
+
+def _plan_attention(program: Program, inputs: StepInputs, bounds: Ints) -> Attend:
+    """Plan attention of one token a row.
+
+    bounds: [rows] int32, the most that each context may have
+    """
+    attention = program.attention
+    if attention.takes_bounds:
+        step = program.row_tables.attention_step(inputs, bounds)
+        return _bind_layers(program, attention.backend.capture_plan(step))
+    # How many drafts were right is known on the device alone, and the backend plans on the host.
+    lens = (inputs.starts + 1).to(torch.int32).cpu().numpy()
+    step = program.row_tables.attention_step(inputs, lens)
+    return _bind_layers(program, attention.backend.plan(step))
+
+
+def _bind_layers(program: Program, plan: Any) -> Callable[[Tensor, int], Tensor]:
+    """The attention of a plan, by layer."""
+    attention = program.attention
+
+    def attend(q: Tensor, index: int) -> Tensor:
+        out = attention.layers[index].empty_output(q)
+        attention.backend.forward(q, attention.layers[index], plan, out)
+        return out
+
+    return attend
