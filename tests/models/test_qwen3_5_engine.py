@@ -113,7 +113,10 @@ def test_prompts_of_several_chunks_give_the_tokens_of_transformers(
         assert_equal(output, answer, number)
 
 
+@pytest.mark.parametrize(("ops", "has_prompts"), [("own-delta", True), ("torch", False)])
 def test_replayed_steps_give_the_tokens_of_transformers(
+    ops: str,
+    has_prompts: bool,
     checkpoint: Path,
     reference: list[Answer],
     replayed: None,
@@ -122,10 +125,10 @@ def test_replayed_steps_give_the_tokens_of_transformers(
     counts: Counter[str] = Counter()
     for name in ("replay_rows", "replay_prompts"):
         monkeypatch.setattr(CudaGraphRunner, name, counted(name, counts))
-    # Prompts are gone through chunk by chunk: a graph of those would be as long.
-    outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER)
+    outputs, _ = generate(checkpoint, attn="sdpa-replayed", runner=replayed_sdpa.RUNNER, ops=ops)
 
-    assert counts["replay_rows"] > 5 and not counts["replay_prompts"]
+    # A composed rule goes through prompts chunk by chunk: a graph of those would be as long.
+    assert counts["replay_rows"] > 5 and bool(counts["replay_prompts"]) is has_prompts
     for number, (output, answer) in enumerate(zip(outputs, reference, strict=True)):
         assert_equal(output, answer, number)
 

@@ -1,5 +1,6 @@
 """`sdpa` under graphs that compute again: each call plans its step anew, by what tensors hold now.
 
+The operations `own-delta` say that they take delta rules, which lets graphs of prompts have them.
 With the runner `rerun` whole models run replayed on a CPU, whose padding a GPU's graphs have too.
 """
 
@@ -15,12 +16,26 @@ import numpy as np
 from attrs import define
 from torch import Tensor
 
-from headstock.spi import AttentionSpec, AttentionStep, GraphSupport, LayerInfo
+from headstock.builtin.specs import torch_ops
+from headstock.ops.torch_ops import TorchOps
+from headstock.spi import (
+    AttentionSpec,
+    AttentionStep,
+    Batch,
+    GraphSupport,
+    LayerConfig,
+    LayerInfo,
+    ModelConfig,
+    OpsSpec,
+    Stream,
+)
 from headstock_sdpa.backend import SdpaBackend, SdpaPlan
 from headstock_sdpa.plugin import spec as sdpa
 
 ENTRY_POINTS = """[headstock.attention]
 sdpa-replayed = replayed_sdpa:spec
+[headstock.ops]
+own-delta = replayed_sdpa:own_delta
 [headstock.runner]
 rerun = rerun:spec
 """
@@ -52,6 +67,23 @@ def spec() -> AttentionSpec:
         implementation="replayed_sdpa:ReplayedSdpa",
         capabilities=attrs.evolve(sdpa().capabilities, graph=GraphSupport.ALWAYS),
     )
+
+
+def own_delta() -> OpsSpec:
+    """torch's operations, of which the delta rule counts as the set's own."""
+    return attrs.evolve(torch_ops(), name="own-delta", implementation="replayed_sdpa:OwnDeltaOps")
+
+
+class OwnDeltaOps(TorchOps):
+    """torch's operations with a delta rule of their own."""
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        """The delta rule of any layer."""
+        return operation == "delta_rule"
+
+    def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
+        """See `TorchOps`."""
+        return super().delta_rule(x, layer, batch)
 
 
 @define(eq=False)

@@ -10,12 +10,23 @@ from unittest.mock import Mock
 import pytest
 import torch
 from attrs import define, field
+from replayed_sdpa import OwnDeltaOps
 
 from headstock import LLM
 from headstock.config import EngineConfig
 from headstock.nn import penalties
 from headstock.nn.penalties import token_counts
-from headstock.spi import CaptureProgress, DeltaRule, ReplayLimits, ReplaySizes, Runner, Sampling
+from headstock.ops.bound import BoundOps
+from headstock.spi import (
+    CaptureProgress,
+    LayerConfig,
+    ModelConfig,
+    Ops,
+    ReplayLimits,
+    ReplaySizes,
+    Runner,
+    Sampling,
+)
 from headstock.startup import build, graph_captures
 from headstock.startup.assemble import AssembledExecutor, assemble_executor
 from headstock.startup.graph_captures import (
@@ -25,9 +36,12 @@ from headstock.startup.graph_captures import (
     try_capture,
 )
 from headstock.startup.profile_run import measure_memory_use
+from headstock_conformance.ops.models import make_delta_config
 
 SIZES = (32, 24, 16, 8, 4, 2, 1)
 PIECE = 40
+FULL = (256, 4096, 8192)
+"""The default limits: rows, tokens, and tokens of full steps."""
 
 
 @define
@@ -157,16 +171,15 @@ def test_a_runner_that_says_no_sizes_is_named(caplog: pytest.LogCaptureFixture) 
     assert "Mute.prepare: expected ReplaySizes, got " in caplog.messages[0]
 
 
-def make_inputs(config: EngineConfig, *deltas: DeltaRule | None) -> Any:
-    """What a model of these layers is built from."""
-    layers = [SimpleNamespace(delta=delta) for delta in deltas or (None,)]
-    return SimpleNamespace(config=config, model=SimpleNamespace(layers=layers))
+def make_inputs(config: EngineConfig, operations: Ops | None = None) -> Any:
+    """What an executor with these operations is built from."""
+    return SimpleNamespace(config=config, parts=SimpleNamespace(operations=operations))
 
 
 @pytest.mark.parametrize(
     ("settings", "limits"),
     [
-        ({}, (256, 4096, 8192)),
+        ({}, FULL),
         ({"max_batch_tokens": 5000}, (256, 4096, 5000)),
         ({"max_batch_tokens": 300}, (256, 300, 300)),
         ({"cuda_graph_max_tokens": 2048}, (256, 2048, 0)),
@@ -184,11 +197,26 @@ def test_full_steps_have_a_graph_beside_the_short_ones(
     assert (found.max_rows, found.max_tokens, found.full_tokens) == limits
 
 
-def test_prompts_of_delta_rules_have_no_graphs() -> None:
-    delta = DeltaRule(key_heads=1, value_heads=1, key_dim=2, value_dim=2, taps=2)
-    assembled: Any = SimpleNamespace(watch=None)
-    found = replay_limits(make_inputs(EngineConfig(), None, delta), assembled)
-    assert (found.max_rows, found.max_tokens, found.full_tokens) == (256, 0, 0)
+class DeltaOps(OwnDeltaOps):
+    """The delta rule of the first `taken` layers alone is the set's own."""
+
+    taken = 0
+
+    def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
+        return layer is not None and layer.index < self.taken
+
+
+@pytest.mark.parametrize(("taken", "limits"), [(0, (256, 0, 0)), (1, (256, 0, 0)), (9, FULL)])
+def test_prompts_of_delta_rules_have_graphs_where_the_operations_take_all_of_them(
+    taken: int, limits: tuple[int, int, int]
+) -> None:
+    ops, assembled = DeltaOps(), cast("AssembledExecutor", SimpleNamespace(watch=None))
+    ops.taken = taken
+    inputs = make_inputs(EngineConfig(), BoundOps("own", ops, make_delta_config()))
+
+    found = replay_limits(inputs, assembled)
+
+    assert (found.max_rows, found.max_tokens, found.full_tokens) == limits
 
 
 @pytest.mark.parametrize(

@@ -56,6 +56,15 @@ class OperationTable:
         texts = (("fused", names[True]), ("composed", names[False]))
         return [f"{word}: {', '.join(where)}" for word, where in texts if where]
 
+    def has_composed(self, operation: str) -> bool:
+        """Whether a layer has the operation composed."""
+        return any(
+            not is_fused
+            for name, answers in self.fused
+            if name == operation
+            for _, is_fused in answers
+        )
+
 
 class BoundOps(Ops):
     """The operations of one model; a set's own where it takes them, else composed.

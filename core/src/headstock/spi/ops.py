@@ -205,7 +205,8 @@ class Ops(ABC):
     def delta_rule(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:
         """The stream with the layer's gated delta rule added (`layer.delta`).
 
-        Sets without it serve no model that asks for it.
+        Sets without it serve no model that asks for it. A set's own launches as many kernels for a
+        long prompt as for a short one: where sets take it, prompts are captured in graphs.
 
         writes: the states of the batch's rows, as `short_conv`
         """

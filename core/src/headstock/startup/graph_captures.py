@@ -13,6 +13,7 @@ from headstock.callbacks import ProgressCallback
 from headstock.errors import describe_type, format_count
 from headstock.execution.abstract_executor import Executor
 from headstock.logs import log_event
+from headstock.ops.bound import BoundOps
 from headstock.spi import CaptureProgress, Ranks, ReplayLimits, ReplaySizes, Runner
 from headstock.startup.assemble import AssembledExecutor
 from headstock.startup.build_inputs import BuildInputs
@@ -52,8 +53,9 @@ def replay_limits(inputs: BuildInputs, assembled: AssembledExecutor) -> ReplayLi
     # A replay calls neither attention nor operations, so there would be nothing to compare.
     if config.debug_attention or config.debug_ops or not rows:
         return ReplayLimits()
-    # Delta rules go through a prompt chunk by chunk, and so would a graph of every size.
-    if any(layer.delta is not None for layer in inputs.model.layers):
+    operations = inputs.parts.operations
+    # A composed one goes through a prompt chunk by chunk, and so would a graph of every size.
+    if isinstance(operations, BoundOps) and operations.table.has_composed("delta_rule"):
         return ReplayLimits(
             max_rows=rows, may_defer=config.defer_graphs and assembled.watch is None
         )
