@@ -13,7 +13,7 @@ from headstock_triton.portable import round_to
 
 BLOCK = 512
 MANY_TOKENS = 256
-"""From so many tokens on, a program has several: neighbours share most of their inputs."""
+"""From so many tokens on, a program has several of fewer channels: they share most inputs."""
 
 
 @device_function
@@ -134,17 +134,28 @@ def convolve_kernel(
     begin_next(PDL)
     token = tl.program_id(0).to(tl.int64) * TOKENS + tl.arange(0, TOKENS)[:, None]
     at = (tl.program_id(1) * BLOCK + tl.arange(0, BLOCK))[None, :]
-    in_row = at < width
-    mask = in_row & (token < tokens)
+    in_row, is_token = at < width, token < tokens
+    mask = in_row & is_token
     wait_for_previous(PDL)
+    # Far from where rows begin, inputs are the tokens before, and need not be looked up.
+    first_input = 1 + rows * (TAPS - 1)
+    oldest = tl.load(sources + token, is_token, other=0) - first_input
+    is_other = is_token & (oldest != token - (TAPS - 1))
+    is_inside = tl.sum(tl.sum(is_other.to(tl.int32), 1), 0) == 0
     total = tl.zeros([TOKENS, BLOCK], tl.float32)
-    for tap in tl.static_range(TAPS):
-        source = tl.load(sources + tap * tokens + token, token < tokens, other=0)
-        value = load_source(
-            source, x, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS, GATED
-        )
-        row = tl.load(weight + tap * width + at, in_row, other=0.0)
-        total += value.to(tl.float32) * row.to(tl.float32)
+    if is_inside:
+        for tap in tl.static_range(TAPS):
+            value = load_input(x, token - (TAPS - 1 - tap), width, at, mask, GATED)
+            row = tl.load(weight + tap * width + at, in_row, other=0.0)
+            total += value.to(tl.float32) * row.to(tl.float32)
+    else:
+        for tap in tl.static_range(TAPS):
+            source = tl.load(sources + tap * tokens + token, is_token, other=0)
+            value = load_source(
+                source, x, state, pages, rows, width, page_stride, tap_stride, at, mask, TAPS, GATED
+            )
+            row = tl.load(weight + tap * width + at, in_row, other=0.0)
+            total += value.to(tl.float32) * row.to(tl.float32)
     store_result(total, bias, x, out, token, width, at, mask, GATED, HAS_BIAS)
 
 
@@ -243,10 +254,10 @@ def _launch_(
             HAS_BIAS=bias is not None, **fixed,
         )  # fmt: skip
         return out
-    block = 8 if tokens >= MANY_TOKENS else 1
-    convolve_kernel[(triton.cdiv(tokens, block), blocks)](
+    count, block = (16, 256) if tokens >= MANY_TOKENS else (1, BLOCK)
+    convolve_kernel[(triton.cdiv(tokens, count), triton.cdiv(width, block))](
         x, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
-        *strides, HAS_BIAS=bias is not None, TOKENS=block, **fixed,
+        *strides, HAS_BIAS=bias is not None, TOKENS=count, **fixed | {"BLOCK": block},
     )  # fmt: skip
     # A separate kernel: all tokens must have read the old states first.
     keep_kernel[(len(pages), blocks)](

@@ -9,10 +9,11 @@ import pytest
 import torch
 from often import often
 from torch import Tensor
+from torch.nn.functional import silu
 
 from headstock.nn.short_conv import ConvInputs, convolve_
 from headstock.spi import Batch
-from headstock_triton.conv import BLOCK, convolve_gated_
+from headstock_triton.conv import BLOCK, MANY_TOKENS, convolve_gated_, convolve_silu_
 
 STEPS: Sequence[Sequence[tuple[int, int]]] = (
     [(0, 5), (0, 1), (0, 0)],
@@ -85,6 +86,21 @@ def test_states_and_results_are_torch_s(
         used = [4, 2, 7]
         assert torch.equal(state[used], expected[used]), "states are copies of inputs"
     assert pool[:, 0].isnan().all() and pool[[0, 1, 3, 5, 6, 8]].isnan().all()
+
+
+def test_a_prompt_beside_other_rows() -> None:
+    batch = make_batch([(0, MANY_TOKENS), (4, 5), (9, 12)], padding=20)
+    generator = torch.Generator().manual_seed(0)
+    size = len(batch.tokens)
+    x, weight, state = (
+        torch.randn(shape, generator=generator) for shape in ((size, 24), (4, 24), (9, 3, 24))
+    )
+    expected, inputs = state.clone(), ConvInputs.of(batch, 0, 4)
+
+    found = convolve_silu_(x, weight, None, state, inputs)
+
+    torch.testing.assert_close(found, silu(convolve_(x, weight, None, expected, inputs)))
+    assert torch.equal(state, expected)
 
 
 def test_a_step_without_tokens() -> None:
