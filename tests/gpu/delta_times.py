@@ -2,7 +2,7 @@
 each part at the shapes of Qwen3.6, beside torch's operations and `fla-core` where that is there.
 
     export PYTHONPATH=core/src:plugins/conformance/src:plugins/triton-ops/src:tests:tests/support
-    python -m gpu.delta_times [--tune] [--fla]
+    python -m gpu.delta_times [--fla]
 
 Each line is JSON. `fla-core` is imported from PYTHONPATH; it also tells whether its bits change.
 """
@@ -17,8 +17,9 @@ from typing import Any
 
 import delta_rule_cases as cases
 import torch
-from attrs import evolve, frozen
-from gpu.op_times import device_us, graph_us, replayed
+from attrs import evolve
+from gpu.delta_checks import DEVICE, SHAPES, check_bits, check_steps, make_step, new_state, run
+from gpu.op_times import device_us, graph_us
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -28,29 +29,20 @@ from headstock.nn.delta_rule import (
     normalize_gated,
     split_heads,
 )
-from headstock.nn.delta_spans import CHUNK, TokenSpans
+from headstock.nn.delta_spans import TokenSpans
 from headstock.nn.short_conv import ConvInputs, convolve_
-from headstock.spi import Batch, DeltaRule
+from headstock.spi import DeltaRule
 from headstock_conformance.ops.cases import error
-from headstock_triton import delta_rule
 from headstock_triton.conv import convolve_silu_
-from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles
+from headstock_triton.delta_rule import DeltaSteps
 from headstock_triton.pdl import has_pdl
 
-DEVICE = "cuda"
-SHAPES = {
-    "27B": DeltaRule(key_heads=16, value_heads=48, key_dim=128, value_dim=128, taps=4),
-    "35B-A3B": DeltaRule(key_heads=16, value_heads=32, key_dim=128, value_dim=128, taps=4),
-}
-STEPS: Sequence[Sequence[tuple[int, int]]] = (
-    [(0, 5), (0, 70), (0, 1), (0, 300)],
-    [(5, 6), (70, 71), (1, 2), (300, 330)],
-    [(6, 6), (71, 260), (2, 5), (330, 512)],
-    [(6, 130), (260, 260), (0, 63), (512, 513)],
-    [(0, 1), (260, 320), (63, 65), (0, 256)],
-)
-"""Intervals of positions of four rows, step by step; some begin again."""
 PROMPTS = {"1 x 128": (1, 128), "1 x 4096": (1, 4096), "8 x 4096": (8, 4096)}
+MIXED = {
+    "31 decode, 1 x 1000": [*[(50, 51)] * 31, (0, 1000)],
+    "1 x 63": [(0, 63)],
+    "16 x 63": [(0, 63)] * 16,
+}
 
 
 def main(options: Sequence[str]) -> None:
@@ -78,12 +70,8 @@ def list_works(options: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]
         for name, (rows, tokens) in PROMPTS.items():
             spans = [(0, tokens)] * rows
             yield f"{label}, {name}", lambda d=delta, s=spans: time_prompt(d, s)
-        yield (
-            f"{label}, 31 decode, 1 x 1000",
-            lambda d=delta: time_prompt(d, [*[(50, 51)] * 31, (0, 1000)]),
-        )
-    if "--tune" in options:
-        yield from list_tuned()
+        for name, spans in MIXED.items():
+            yield f"{label}, {name}", lambda d=delta, s=spans: time_prompt(d, s)
     for label, delta in SHAPES.items():
         for rows in (1, 32):
             yield (
@@ -98,107 +86,7 @@ def list_works(options: Sequence[str]) -> Iterator[tuple[str, Callable[[], Any]]
         yield "fla, bits", check_fla
 
 
-@frozen
-class Step:
-    """A step on the device, with everything that its kernels need."""
-
-    batch: Batch
-    inputs: DeltaInputs
-    steps: DeltaSteps
-    pages: Tensor
-
-
-def make_step(
-    delta: DeltaRule, spans: Sequence[tuple[int, int]], seed: int = 1, padding: int = 0
-) -> Step:
-    """Rows on pages of their own, with random inputs in bfloat16."""
-    batch = cases.move_batch(cases.make_delta_batch(spans, padding), DEVICE)
-    inputs = cases.make_delta_inputs(delta, len(batch.tokens), torch.bfloat16, seed, DEVICE)
-    (pages,) = batch.state_pages
-    assert pages is not None
-    return Step(batch, inputs, DeltaSteps.of(batch), pages)
-
-
-def new_state(delta: DeltaRule, pages: int) -> Tensor:
-    """Memories of other sequences."""
-    shape = (pages, delta.value_heads, delta.key_dim, delta.value_dim)
-    return torch.full(shape, torch.nan, device=DEVICE)
-
-
-def run(
-    delta: DeltaRule, step: Step, state: Tensor, tiles: DeltaTiles | None = None, pdl: bool = False
-) -> Tensor:
-    """What the kernels compute.   writes: state"""
-    return delta_rule.apply_delta_rule_(
-        step.inputs, delta, state, step.pages, step.steps, tiles=tiles, pdl=pdl
-    )
-
-
-def check_steps(tiles: DeltaTiles | None = None) -> dict[str, float]:
-    """The largest errors of a graph's replays beside core's operations in float32."""
-    delta, size, worst = SHAPES["27B"], 640, {"out": 0.0, "state": 0.0}
-    state, expected = new_state(delta, 5), new_state(delta, 5)
-    static = make_step(delta, STEPS[0], padding=size - 376)
-
-    def work() -> Tensor:
-        steps = DeltaSteps.of(static.batch)
-        return delta_rule.apply_delta_rule_(
-            static.inputs, delta, state, static.pages, steps, tiles=tiles
-        )
-
-    graph, out = replayed(work)
-    state.fill_(torch.nan)
-    for seed, spans in enumerate(STEPS):
-        tokens = sum(stop - start for start, stop in spans)
-        step = make_step(delta, spans, seed + 1, size - tokens)
-        for name in ("starts", "query_start"):
-            getattr(static.batch, name).copy_(getattr(step.batch, name))
-        for name in ("mixed", "gates", "outer_gate"):
-            getattr(static.inputs, name).copy_(getattr(step.inputs, name))
-        graph.replay()
-        alone = cases.move_batch(cases.make_delta_batch(spans), DEVICE)
-        inputs = cases.cut_inputs(step.inputs, 0, tokens)
-        wanted = cases.compute_in_float32(inputs, delta, expected, alone)
-        worst["out"] = max(worst["out"], error(out[:tokens].float(), wanted))
-        there = [row + 1 for row, (start, stop) in enumerate(spans) if stop > start]
-        worst["state"] = max(worst["state"], error(state[there], expected[there]))
-        assert not out[tokens:].any(), "zeros for tokens of no row"
-    assert max(worst.values()) < cases.LIMITS[torch.bfloat16], worst
-    return worst
-
-
-def check_bits(tiles: DeltaTiles | None = None) -> dict[str, bool]:
-    """Whether neither neighbours, cuts at chunks nor decode change a bit."""
-    delta, length = SHAPES["27B"], 4 * CHUNK + 9
-    whole = make_step(delta, [(0, length)])
-    other = make_step(delta, [(0, 203)], 2)
-    alone, beside = new_state(delta, 2), new_state(delta, 4)
-    expected = run(delta, whole, alone, tiles)
-    parts = []
-    for start, stop in ((0, CHUNK), (CHUNK, 4 * CHUNK), (4 * CHUNK, length)):
-        spans = [(3, 3 + 17 + start), (start, stop), (0, 203)]
-        beside[1] = 0.1
-        step = make_step(delta, spans)
-        part = cases.cut_inputs(whole.inputs, start, stop)
-        first = cases.make_delta_inputs(delta, 17 + start, torch.bfloat16, 3, DEVICE)
-        step = evolve(step, inputs=cases.join_inputs([first, part, other.inputs]))
-        out = run(delta, step, beside, tiles)
-        parts.append(out[17 + start :][: stop - start])
-    cuts = torch.equal(torch.cat(parts), expected) and torch.equal(beside[2], alone[1])
-    # Tokens that fill no chunk, one by one beside others.
-    state, single = new_state(delta, 2).fill_(0.01), new_state(delta, 4).fill_(0.01)
-    few = make_step(delta, [(CHUNK + 1, CHUNK + 41)])
-    prompt, same = run(delta, few, state, tiles), True
-    for at in range(40):
-        row = cases.cut_inputs(few.inputs, at, at + 1)
-        start = CHUNK + 1 + at
-        step = make_step(delta, [(start, start + 1), (7, 8), (0, 1)][: 1 + at % 3])
-        step = evolve(step, inputs=cases.join_inputs([row] * (1 + at % 3)))
-        same &= torch.equal(run(delta, step, single, tiles, pdl=True)[0], prompt[at])
-    return {"cuts and neighbours": cuts, "decode": same and torch.equal(single[1], state[1])}
-
-
-def time_decode(delta: DeltaRule, rows: int, tiles: DeltaTiles | None = None) -> dict[str, float]:
+def time_decode(delta: DeltaRule, rows: int) -> dict[str, float]:
     """Microseconds of the convolution and of the rule, on memories that no cache holds."""
     copies = max(2, 64 // rows)
     step, pdl = make_step(delta, [(100, 101)] * rows), has_pdl(torch.device(DEVICE))
@@ -214,23 +102,19 @@ def time_decode(delta: DeltaRule, rows: int, tiles: DeltaTiles | None = None) ->
         return convolve_silu_(step.inputs.mixed, weight, None, conv, inputs[index], pdl=pdl)
 
     def learn(index: int) -> Tensor:
-        return run(delta, evolve(step, pages=pages[index]), state, tiles, pdl)
+        return run(delta, evolve(step, pages=pages[index]), state, pdl)
 
     def both(index: int) -> Tensor:
         own = evolve(step.inputs, mixed=convolve(index))
-        return run(delta, evolve(step, pages=pages[index], inputs=own), state, tiles, pdl)
+        return run(delta, evolve(step, pages=pages[index], inputs=own), state, pdl)
 
     works = {"both": both, "conv": convolve, "rule": learn}
-    if tiles is not None:
-        del works["both"], works["conv"]
     found = {name: round(graph_us(work, copies), 2) for name, work in works.items()}
     moved = 2 * rows * delta.value_heads * delta.key_dim * delta.value_dim * 4
     return found | {"gb_s": round(moved / found["rule"] / 1e3)}
 
 
-def time_prompt(
-    delta: DeltaRule, spans: Sequence[tuple[int, int]], tiles: DeltaTiles | None = None
-) -> dict[str, Any]:
+def time_prompt(delta: DeltaRule, spans: Sequence[tuple[int, int]]) -> dict[str, Any]:
     """Microseconds of the convolution and of the rule, and of each of its kernels."""
     step = make_step(delta, spans)
     state = new_state(delta, len(spans) + 1)
@@ -240,13 +124,12 @@ def time_prompt(
     weight = torch.rand(delta.taps, delta.channels, device=DEVICE).to(torch.bfloat16)
     inputs = ConvInputs.of(step.batch, 0, delta.taps)
     found: dict[str, Any] = {}
-    if tiles is None:
-        found["conv"] = round(
-            graph_us(lambda i: convolve_silu_(step.inputs.mixed, weight, None, conv, inputs), 1, 4)
-        )
-        found["steps"] = round(graph_us(lambda i: DeltaSteps.of(step.batch), 1, 4), 1)
-    found["rule"] = round(graph_us(lambda i: run(delta, step, state, tiles), 1, 4), 1)
-    return found | {"kernels": list_kernels(lambda: run(delta, step, state, tiles))}
+    found["conv"] = round(
+        graph_us(lambda i: convolve_silu_(step.inputs.mixed, weight, None, conv, inputs), 1, 4)
+    )
+    found["steps"] = round(graph_us(lambda i: DeltaSteps.of(step.batch), 1, 4), 1)
+    found["rule"] = round(graph_us(lambda i: run(delta, step, state), 1, 4), 1)
+    return found | {"kernels": list_kernels(lambda: run(delta, step, state))}
 
 
 def list_kernels(work: Callable[[], object]) -> dict[str, float]:
@@ -262,42 +145,6 @@ def list_kernels(work: Callable[[], object]) -> dict[str, float]:
             name = event.name[:40]
             times[name] = round(times.get(name, 0.0) + event.device_time, 1)
     return times
-
-
-def list_tuned() -> Iterator[tuple[str, Callable[[], Any]]]:
-    """Other tiles: decode, and the kernels of prompts."""
-    delta = SHAPES["27B"]
-    base = DeltaTiles.of(delta)
-    for change in (
-        {"token_warps": 4},
-        {"token_warps": 4, "registers": 168},
-        {"registers": 128},
-        {"token_warps": 16},
-    ):
-        tiles = evolve(base, **change)
-        yield (
-            f"tune decode {change}",
-            lambda t=tiles: {rows: time_decode(delta, rows, t) for rows in (1, 8, 32)},
-        )
-    for change in (
-        {"block": 16},
-        {"block": 32, "warps": 8},
-        {"block": 32, "stages": 3, "exact": False},
-        {"block": 32, "stages": 1, "exact": False, "chunk_warps": 8},
-        {"block": 64, "chunk_warps": 8},
-        {"block": 64, "stages": 3},
-        {"block": 64, "warps": 8},
-        {"block": 128, "warps": 8},
-    ):
-        tiles = evolve(base, **change)
-        yield (
-            f"tune prompts {change}",
-            lambda t=tiles: {
-                name: time_prompt(delta, [(0, tokens)] * rows, t)["kernels"]
-                for name, (rows, tokens) in PROMPTS.items()
-            },
-        )
-    yield "right, TF32", lambda: check_steps(evolve(base, exact=False))
 
 
 def time_torch(delta: DeltaRule, spans: Sequence[tuple[int, int]], longest: int) -> float:

@@ -136,6 +136,20 @@ def test_a_graph_of_a_convolution_follows_the_rows_that_it_is_replayed_with(
         assert torch.equal(there[2].cpu(), state), "states are copies of inputs"
 
 
+def test_delta_rules_in_graphs_are_near_float32_whatever_the_rows() -> None:
+    pytest.importorskip("headstock_triton.delta_rule")
+    from gpu.delta_checks import check_steps
+
+    assert set(check_steps()) == {"out", "state"}
+
+
+def test_neither_neighbours_nor_cuts_at_chunks_change_a_bit_of_delta_rules() -> None:
+    pytest.importorskip("headstock_triton.delta_rule")
+    from gpu.delta_checks import check_bits
+
+    assert check_bits() == {"cuts and neighbours": True, "decode": True}
+
+
 def generate(folder: Path, **settings: Any) -> list[Any]:
     """The greedy outputs of all prompts at once."""
     sizes: dict[str, Any] = {

@@ -36,7 +36,7 @@ from headstock.spi import (
 )
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_, convolve_silu_
-from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, apply_delta_rule_
+from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles, apply_delta_rule_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
 from headstock_triton.fp8_rows import quantize_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
@@ -69,7 +69,10 @@ class Compiled(list[str]):
     binaries: dict[str, bytes]
 
 
-@pytest.fixture(params=[80, 90], ids=lambda capability: f"sm_{capability}")
+@pytest.fixture(
+    params=[90, pytest.param(80, marks=pytest.mark.full)],
+    ids=lambda capability: f"sm_{capability}",
+)
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """The kernels that were compiled in place of being launched."""
     names = Compiled()
@@ -268,26 +271,34 @@ def apply_delta(rows: int, tokens: int, *, pdl: bool = False) -> None:
         eps=1e-6,
     )
     steps = DeltaSteps(ints, starts, chunks, chunks[:rows], is_decode)
-    apply_delta_rule_(inputs, delta, torch.ones(3, 4, 128, 128), ints, steps, pdl=pdl)
+    # Large tiles where kernels overlap, on Hopper.
+    tiles = DeltaTiles(warps=4, block=64, stages=3) if pdl else None
+    apply_delta_rule_(inputs, delta, torch.ones(3, 4, 128, 128), ints, steps, tiles=tiles, pdl=pdl)
 
 
 DELTA_CHUNKS = ["prepare_chunks_kernel", "learn_chunks_kernel", "normalize_chunks_kernel"]
 
 
-def test_delta_rules(compiled: Compiled) -> None:
-    apply_delta(3, 3)
-    apply_delta(3, 70)
+def test_delta_rules(compiled: Compiled, request: pytest.FixtureRequest) -> None:
+    has_pdl = "sm_90" in request.node.name
+    apply_delta(3, 3, pdl=has_pdl)
+    apply_delta(3, 70, pdl=has_pdl)
 
     learn = "learn_tokens_kernel"
     assert compiled == [
         *["step_kernel", learn],
         *["convolve_kernel", "keep_kernel", learn, *DELTA_CHUNKS, learn],
     ]
+    if has_pdl:
+        check_waits(compiled)
+    # Warps wait for one another at sums over a query and key, at the norm and its store; not for
+    # what they learn, which the compiler would wait for in another layout of memories.
+    assert compiled.texts[learn].count("bar.sync") <= 8
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 def test_memories_of_delta_rules_stay_in_registers(compiled: Compiled, tmp_path: Path) -> None:
-    apply_delta(3, 3)
+    apply_delta(3, 3, pdl=True)
 
     (tmp_path / "cubin").write_bytes(compiled.binaries["learn_tokens_kernel"])
     tool = Path(triton.knobs.nvidia.ptxas.path).parent / "cuobjdump"
@@ -389,16 +400,20 @@ def test_every_kernel_of_a_step_waits_where_launches_overlap(compiled: Compiled)
     mix(1, None, pdl=True)
     convolve(4, 4, pdl=True)
     convolve(4, 9, pdl=True)
-    apply_delta(3, 70, pdl=True)
 
-    assert len(compiled.texts) == 21
+    assert len(compiled.texts) == 17
+    check_waits(compiled)
+    # What follows it reads tables that the kernels before it wrote.
+    first = compiled.texts["embed_norm_kernel"]
+    assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
+
+
+def check_waits(compiled: Compiled) -> None:
+    """Assert that every kernel waits once, in each of its programs, before it writes."""
     for name, text in compiled.texts.items():
         assert text.count("griddepcontrol.wait") == 1, name
         assert text.count("griddepcontrol.launch_dependents") == 1, name
         assert "st.global" not in text.split("griddepcontrol.wait")[0], name
-    # What follows it reads tables that the kernels before it wrote.
-    first = compiled.texts["embed_norm_kernel"]
-    assert first.index("griddepcontrol.wait") < first.index("griddepcontrol.launch_dependents")
 
 
 def test_kernels_without_overlap_do_not_wait(compiled: Compiled) -> None:
@@ -409,12 +424,15 @@ def test_kernels_without_overlap_do_not_wait(compiled: Compiled) -> None:
 
 @pytest.mark.parametrize(
     ("tokens", "kernels"),
-    [
-        (1, ["route_kernel", "gate_up_rows_kernel", "down_rows_kernel"]),
-        (16, ROUTED),
-        (100, ROUTED),
-        (600, ["route_kernel", "place_kernel", *ROUTED[1:]]),
-    ],
+    often(
+        1,
+        [
+            (1, ["route_kernel", "gate_up_rows_kernel", "down_rows_kernel"]),
+            (600, ["route_kernel", "place_kernel", *ROUTED[1:]]),
+            (16, ROUTED),
+            (100, ROUTED),
+        ],
+    ),
 )
 def test_experts(compiled: Compiled, tokens: int, kernels: list[str]) -> None:
     mix(tokens, None)
@@ -604,14 +622,14 @@ def warm() -> dict[str, torch.Tensor]:
     return {"temperature": torch.ones(ROWS), "seeds": whole, "positions": whole}
 
 
-@pytest.mark.parametrize("asked", often(6, SAMPLINGS))
+@pytest.mark.parametrize("asked", often(5, SAMPLINGS))
 def test_sampling(compiled: Compiled, asked: str) -> None:
     fused_sample(tensor(ROWS, 151_936), SAMPLINGS[asked]())
 
     assert compiled == KERNELS.get(asked, SAMPLED)
 
 
-@pytest.mark.parametrize("vocab", often(1, [1000, 37, 4099, 262_144]))
+@pytest.mark.parametrize("vocab", often(0, [1000, 37, 4099, 262_144]))
 def test_truncation_of_any_vocabulary(compiled: Compiled, vocab: int) -> None:
     fused_sample(tensor(ROWS, vocab), SAMPLINGS["cut"]())
 

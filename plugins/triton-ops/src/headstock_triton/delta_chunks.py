@@ -12,7 +12,8 @@ from headstock_triton.delta_tokens import (
     SMALLEST,
     count_tokens,
     load_gates,
-    normalize_read,
+    open_gates,
+    scale_read,
 )
 from headstock_triton.device_function import device_function
 from headstock_triton.pdl import begin_next, wait_for_previous
@@ -47,7 +48,7 @@ def list_chunks_kernel(
 
 
 @device_function
-def invert(matrix, EXACT: tl.constexpr):
+def invert(matrix):
     """(1 + matrix)^-1.   matrix: [CHUNK, CHUNK] float32, 0 on its diagonal and above it"""
     parts: tl.constexpr = CHUNK // PART
     part, at = tl.arange(0, parts), tl.arange(0, PART)
@@ -66,9 +67,9 @@ def invert(matrix, EXACT: tl.constexpr):
     is_outer = (rows[:, None] // PART) != (rows[None, :] // PART)
     # 1 + matrix = (1 + outer) times the parts on the diagonal, of which the inverse is `inner`.
     # Four parts, so that outer^4 = 0 and (1 + outer)^-1 = (1 - outer) (1 + outer^2).
-    outer = multiply(inner, tl.where(is_outer, matrix, 0.0), EXACT)
-    total = inner + multiply(multiply(outer, outer, EXACT), inner, EXACT)
-    return total - multiply(outer, total, EXACT)
+    outer = multiply(inner, tl.where(is_outer, matrix, 0.0))
+    total = inner + multiply(multiply(outer, outer), inner)
+    return total - multiply(outer, total)
 
 
 # How many tokens a step has must not choose a kernel, whose bits might be others.
@@ -87,7 +88,6 @@ def prepare_chunks_kernel(
     VALUE_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
-    EXACT: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per value head and chunk: all that depends on no memory.
@@ -115,7 +115,8 @@ def prepare_chunks_kernel(
         wide = k.to(tl.float32)
         k_length = tl.rsqrt(tl.sum(wide * wide, 1) + SMALLEST)
         rate, bias = tl.load(rates + head), tl.load(biases + head)
-        decay, beta = load_gates(gates, rate, bias, token, head, VALUE_HEADS)
+        decay, beta = load_gates(gates, token, head, VALUE_HEADS)
+        decay, beta = open_gates(decay, beta, rate, bias)
         total = tl.cumsum(decay, 0)
 
         # Masked before the exponential, which would overflow for tokens that come later.
@@ -123,7 +124,7 @@ def prepare_chunks_kernel(
         since = tl.where(is_before, total[:, None] - total[None, :], float("-inf"))
         kept = tl.exp(since) * k_length[None, :]
         alike = multiply(k, tl.trans(k)) * kept * (k_length * beta)[:, None]
-        inverse = invert(tl.where(at[:, None] > at[None, :], alike, 0.0), EXACT)
+        inverse = invert(tl.where(at[:, None] > at[None, :], alike, 0.0))
         square = head.to(tl.int64) * tokens * CHUNK + token[:, None] * CHUNK + at[None, :]
         dtype: tl.constexpr = updates.dtype.element_ty
         tl.store(updates + square, round_to(inverse * beta[None, :], dtype))
@@ -236,4 +237,5 @@ def normalize_chunks_kernel(
         line = ((first + at)[:, None] * VALUE_HEADS + head) * VALUE_DIM + values[None, :]
         read = tl.load(out + line).to(tl.float32)
         gate = tl.load(outer_gate + line)
-        tl.store(out + line, normalize_read(read, gate, gain, eps, out.dtype.element_ty))
+        mean = tl.sum(read * read, 1, keep_dims=True) / VALUE_DIM
+        tl.store(out + line, scale_read(read, mean, gate, gain, eps, out.dtype.element_ty))

@@ -84,6 +84,8 @@ class TritonOps(MixtureOps):
         self.keeps_packed = self.packed and can_keep(query, env)
         self.keeps_experts = self.multiplies_experts(query.model)
         self.dtype = getattr(torch, query.dtype)
+        # In float32 the chunks' kernels take more shared memory than some GPUs have.
+        self.fused_delta = self.fused_delta and self.dtype.itemsize == 2
 
     def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
         """Yes for linear maps and experts in 8 and 4 bits, where kernels use all of them."""

@@ -35,7 +35,7 @@ class TritonOptions:
     `fused_experts`: mixtures of experts, in 16-bit types.
     `chosen_experts`: those too whose experts torch must choose, such as by sigmoids or with a bias,
     or whose maps have biases or another gate.
-    `delta_rule`: gated delta rules, whose memories have sizes that the kernels take.
+    `delta_rule`: gated delta rules in 16-bit types, of memories whose sizes the kernels take.
     `push_bytes`: sums and joins over ranks of up to this size are kernels that write to the other
     ranks' memory, where devices allow it; 0: none.
     `packed`: maps and experts in 8 and 4 bits stay packed, on GPUs from Hopper on; else they are
@@ -53,8 +53,10 @@ class TritonOptions:
     fused_experts: bool = field(default=True, validator=instance_of(bool))
     # Off until these kernels have run on a GPU: interpreted and compiled is not measured.
     chosen_experts: bool = field(default=False, validator=instance_of(bool))
-    # Off for the same reason.
-    delta_rule: bool = field(default=False, validator=instance_of(bool))
+    # On an H200 a layer's rule of the 27B shape (48 heads of 128 by 128) takes 4.3 us for a row's
+    # next token, and 370 us for a prompt of 4,096 tokens; torch takes 138 us, and 70 ms for a
+    # prompt of 1,024.
+    delta_rule: bool = field(default=True, validator=instance_of(bool))
     # On an H200 a layer of the 0.6B shape takes 22 / 23 / 25 / 29 / 40 us at 1 / 2 / 4 / 8 / 16
     # rows, including attention; 35 / 50 / 52 / 50 / 56 without this.
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])

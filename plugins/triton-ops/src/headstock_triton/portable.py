@@ -87,6 +87,19 @@ def max_or_nan(x):
 
 
 @device_function
+def _add_each(a, b, c, x, y, z):
+    return a + x, b + y, c + z
+
+
+@device_function
+def sum_three(x, y, z):
+    """The sums of three blocks of one dimension, in one exchange between warps."""
+    if INTERPRETED:
+        return tl.sum(x, 0), tl.sum(y, 0), tl.sum(z, 0)
+    return tl.reduce((x, y, z), 0, _add_each)
+
+
+@device_function
 def add_product(lhs, rhs, sums):
     """sums + lhs @ rhs, in float32; the interpreter treats bfloat16 as integers there."""
     if INTERPRETED:
@@ -95,9 +108,8 @@ def add_product(lhs, rhs, sums):
 
 
 @device_function
-def multiply(lhs, rhs, EXACT: tl.constexpr = True):
-    """lhs @ rhs, in float32; products of float32 are nearly as exact as such, or (not EXACT) those
-    of TF32."""
+def multiply(lhs, rhs):
+    """lhs @ rhs, in float32; products of float32 are nearly as exact as such."""
     if INTERPRETED:
         return tl.dot(lhs.to(tl.float32), rhs.to(tl.float32), input_precision="ieee")
-    return tl.dot(lhs, rhs, input_precision="tf32x3" if EXACT else "tf32")
+    return tl.dot(lhs, rhs, input_precision="tf32x3")

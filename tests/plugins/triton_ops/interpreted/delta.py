@@ -54,7 +54,7 @@ def new_state(pages: int) -> Tensor:
     return torch.full(shape, math.nan)[:, 1]
 
 
-@pytest.mark.parametrize("dtype", often(2, [torch.bfloat16, torch.float32, torch.float16]))
+@pytest.mark.parametrize("dtype", often(1, [torch.float32, torch.bfloat16, torch.float16]))
 def test_results_and_memories_are_those_of_core(dtype: torch.dtype) -> None:
     pages, limit = [4, 2, 7], cases.LIMITS[dtype]
     state = new_state(9)
