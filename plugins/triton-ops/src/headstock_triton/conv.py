@@ -140,7 +140,8 @@ def convolve_kernel(
     # Far from where rows begin, inputs are the tokens before, and need not be looked up.
     first_input = 1 + rows * (TAPS - 1)
     oldest = tl.load(sources + token, is_token, other=0) - first_input
-    is_other = is_token & (oldest != token - (TAPS - 1))
+    # The last row's state lies before the first token, as earlier tokens would.
+    is_other = is_token & ((oldest < 0) | (oldest != token - (TAPS - 1)))
     is_inside = tl.sum(tl.sum(is_other.to(tl.int32), 1), 0) == 0
     total = tl.zeros([TOKENS, BLOCK], tl.float32)
     if is_inside:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
+from attrs import evolve
 from often import often
 from torch import Tensor
 from torch.nn.functional import silu
@@ -88,13 +89,21 @@ def test_states_and_results_are_torch_s(
     assert pool[:, 0].isnan().all() and pool[[0, 1, 3, 5, 6, 8]].isnan().all()
 
 
-def test_a_prompt_beside_other_rows() -> None:
-    batch = make_batch([(0, MANY_TOKENS), (4, 5), (9, 12)], padding=20)
+@pytest.mark.parametrize(
+    ("spans", "padding"),
+    [([(0, MANY_TOKENS), (4, 5), (9, 12)], 20), ([(3, 9), (4, 5), (9, 12)], 0), ([(7, 12)], 0)],
+)
+def test_prompts_beside_other_rows_and_alone(
+    spans: Sequence[tuple[int, int]], padding: int
+) -> None:
+    batch = make_batch(spans, padding)
+    batch = evolve(batch, state_pages=(torch.tensor([4, 2, 7][: len(spans)]),))
     generator = torch.Generator().manual_seed(0)
-    size = len(batch.tokens)
-    x, weight, state = (
-        torch.randn(shape, generator=generator) for shape in ((size, 24), (4, 24), (9, 3, 24))
-    )
+
+    def noise(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    x, weight, state = noise(len(batch.tokens), 24), noise(4, 24), noise(9, 3, 24)
     expected, inputs = state.clone(), ConvInputs.of(batch, 0, 4)
 
     found = convolve_silu_(x, weight, None, state, inputs)
