@@ -102,9 +102,9 @@ def make_fp8_rows(weight: torch.Tensor, copies: int, *, quantizes: bool) -> list
 def make_packed(
     weight: torch.Tensor, copies: int, *, format: WeightFormat, quantizes: bool = True
 ) -> list[Product]:
-    """The products of the operations `triton`: weights alone are packed up to 64 rows.
+    """The products of the operations `triton`.
 
-    quantizes: whether more rows are quantized in each call, as before a product that is not fused
+    quantizes: whether rows are quantized in each call, as before a product that is not fused
     """
     is_block = format.kind is WeightKind.FP4_E2M1 or (format.group or (1, 1))[0] > 1
     if format.group is None:
@@ -113,14 +113,15 @@ def make_packed(
     given: dict[str, Any] = {}
 
     def make(tensor: torch.Tensor) -> Product:
-        ready = packed.prepare_packed(evolve(stored, tensor=tensor))
+        ready = packed.prepare_map(evolve(stored, tensor=tensor), weight.dtype)
 
         def multiply(x: torch.Tensor) -> torch.Tensor:
             if quantizes or not packed.is_quantized(x, ready):
                 return packed.multiply_packed(x, ready)
             if given.get("of") is not x:
-                given.update(of=x, quantized=fp8_rows.quantize_rows(x))
-            return fp8_rows.multiply_rows(given["quantized"], ready)
+                rows = fp8_rows.quantize_rows(x, exact=packed.is_exact(x))
+                given.update(of=x, quantized=rows)
+            return packed.multiply_quantized(given["quantized"], ready)
 
         return multiply
 
@@ -133,11 +134,10 @@ def ours(
     """A contestant of the operations `triton`."""
     quantizes = more.pop("quantizes", True)
     format = WeightFormat(kind=kind, group=group, **more)
-    rows = ROWS if quantizes else (256, 4096)
     return Contestant(
         f"{name} ours",
         bits,
-        rows,
+        ROWS,
         lambda w, n: make_packed(w, n, format=format, quantizes=quantizes),
     )
 

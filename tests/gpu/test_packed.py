@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ops_cases as cases
 import pytest
 import torch
 from attrs import evolve
 from expert_cases import WAYS, Mixture, chosen_case, packed_case
+from gpu.op_times import replayed
+from ops_cases import Shape
+from packed_cases import make_ops
 from torch import Tensor
 
+from headstock.nn.decoder import forward
+from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Weight, WeightFormat, WeightKind
 from headstock.weights import dequantize_, quantize
 from headstock_conformance.ops.packed import pack_blocks
@@ -30,15 +36,20 @@ ROWS = (1, 2, 8, 17, 33, 64, 65, 300)
 
 def draw(format: WeightFormat, outs: int, dtype: torch.dtype) -> tuple[Weight, Tensor]:
     """A prepared map with a bias, and its numbers in float32."""
-    from headstock_triton.packed import prepare_packed
+    from headstock_triton.packed import prepare_map
 
     noise = torch.Generator("cuda").manual_seed(1)
     plain = torch.randn(outs, 1024, generator=noise, device="cuda") / 32
-    is_block = format.kind is FP4 or format.group == (128, 128)
-    stored = (pack_blocks if is_block else quantize)(plain.to(dtype), format)
+    stored = pack(plain.to(dtype), format)
     dequantize_(stored, plain)
     bias = torch.randn(outs, generator=noise, device="cuda").to(dtype)
-    return prepare_packed(evolve(stored, bias=bias)), plain
+    return prepare_map(evolve(stored, bias=bias), dtype), plain
+
+
+def pack(plain: Tensor, format: WeightFormat) -> Weight:
+    """The nearest numbers in the format."""
+    is_block = format.kind is FP4 or format.group == (128, 128)
+    return (pack_blocks if is_block else quantize)(plain, format)
 
 
 @pytest.mark.feature("V4")
@@ -48,14 +59,19 @@ def draw(format: WeightFormat, outs: int, dtype: torch.dtype) -> tuple[Weight, T
 def test_products_are_those_of_the_dequantized_weights(
     format: WeightFormat, outs: int, dtype: torch.dtype
 ) -> None:
-    from headstock_triton.packed import is_quantized, multiply_packed, multiply_packed_gated
+    from headstock_triton.packed import (
+        is_exact,
+        is_quantized,
+        multiply_packed,
+        multiply_packed_gated,
+    )
 
     weight, plain = draw(format, outs, dtype)
     assert weight.bias is not None
     for rows in ROWS:
         x = torch.randn(rows, 1024, device="cuda").to(dtype)
         exact = x.float() @ plain.T + weight.bias.float()
-        off = 0.05 if is_quantized(x, weight) else 0.004
+        off = 0.05 if is_quantized(x, weight) and not is_exact(x) else 0.004
         found = multiply_packed(x, weight)
         assert (found.float() - exact).norm() < off * exact.norm(), rows
         # The kernel is one for all of these rows.
@@ -67,6 +83,46 @@ def test_products_are_those_of_the_dequantized_weights(
             both = torch.nn.functional.silu(gate) * up
             found = multiply_packed_gated(x, weight)
             assert (found.float() - both).norm() < 0.01 * both.norm(), rows
+
+
+SHAPE = Shape(
+    hidden=2048, heads=16, kv_heads=8, head_dim=128, intermediate=6144, vocab=1000, layers=2
+)
+IN_LAYERS = (FORMATS[0], *FORMATS[3:], FORMATS[1], FORMATS[2])
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("tokens", [1, 8, 33])
+@pytest.mark.parametrize("format", IN_LAYERS, ids=str)
+def test_layers_in_a_graph_are_those_of_the_dequantized_weights(
+    format: WeightFormat, tokens: int
+) -> None:
+    """Each replay has the bits of a call outside."""
+    from headstock_triton.options import TritonOptions
+
+    def pack_map(plain: Tensor, *, bias: Tensor | None) -> Weight:
+        by_row = evolve(format, group=(1, plain.shape[1]))
+        fit = by_row if format.group == (1, 1024) else format
+        return evolve(pack(plain, fit), bias=bias)
+
+    dtype, config = torch.bfloat16, cases.config_of(SHAPE)
+    ops, params, plain = make_ops(SHAPE, dtype, TritonOptions(packed="on"), pack_map, "cuda")
+    exact = cases.run_model(TorchOps(), config, plain, tokens, torch.float32, "cuda")
+    for found, wanted in zip(
+        cases.run_model(ops, config, params, tokens, dtype, "cuda"), exact, strict=True
+    ):
+        assert (found.float() - wanted).norm() < 0.02 * wanted.norm()
+
+    batch = cases.batch_of(config, tokens, dtype, "cuda")
+    ops.bind(params, config)
+    with torch.inference_mode():
+        graph, found = replayed(lambda: forward(params, config, batch, lambda q, layer: q, ops))
+        for change in (3, *[0] * 30, 11, *[0] * 30):
+            batch.tokens.add_(change).remainder_(config.vocab)
+            graph.replay()
+            if change:
+                expected = forward(params, config, batch, lambda q, layer: q, ops).clone()
+            assert torch.equal(found, expected)
 
 
 @pytest.mark.feature("V4")

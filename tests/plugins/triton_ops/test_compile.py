@@ -38,7 +38,6 @@ from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mu
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles, apply_delta_rule_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
-from headstock_triton.fp8_rows import quantize_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
@@ -47,6 +46,7 @@ from headstock_triton.packed import (
     multiply_packed,
     multiply_packed_gated,
     prepare_experts,
+    prepare_map,
     prepare_packed,
 )
 from headstock_triton.ranks.push import PushCollectives, count_bytes
@@ -142,35 +142,80 @@ def test_norms_and_activation(compiled: Compiled) -> None:
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
-def test_products_of_weights_in_fp8(compiled: Compiled) -> None:
+def test_products_of_weights_in_fp8(compiled: Compiled, tmp_path: Path) -> None:
     def weight(outs: int, width: int) -> Weight:
         numbers = torch.zeros(outs, width, dtype=torch.float8_e4m3fn)
         format = WeightFormat(kind=WeightKind.FP8_E4M3)
-        return prepare_packed(Weight(tensor=numbers, scales=torch.ones(()), format=format))
+        stored = Weight(tensor=numbers, scales=torch.ones(()), format=format)
+        return prepare_map(stored, torch.bfloat16)
 
-    for tokens in (1, 33):
-        multiply_packed(tensor(tokens, 1024), weight(4096, 1024))
-        multiply_packed(tensor(tokens, 1024), weight(9216, 1024))
-        multiply_packed_gated(tensor(tokens, 1024), weight(4096, 1024))
+    multiply_packed(tensor(1, 1024), weight(4096, 1024))
+    multiply_packed_gated(tensor(1, 1024), weight(4096, 1024))
     small_linear(tensor(5, 1024), weight(2048, 1024), norm=tensor(1024), eps=1e-6, gated=True)
     small_linear(tensor(9, 7168), weight(2048, 7168))
     multiply_packed(tensor(65, 1024), weight(4096, 1024))
+    multiply_packed(tensor(33, 1024), weight(4096, 1024))
 
     x, gain = tensor(70, 4096), tensor(4096)
-    quantize_rows(x)
-    quantize_norm(x, x, gain, 1e-6)
-    quantize_silu_and_mul(tensor(70, 24_576))
+    quantize_norm(x, x, gain, 1e-6, exact=True)
+    quantize_silu_and_mul(tensor(70, 24_576), exact=True)
 
     assert compiled == [
-        *["rows_kernel"] * 3,
-        *["split_kernel"] * 3,
+        *["rows_kernel"] * 2,
         "tokens_kernel",
         "few_kernel",
         "unpack_kernel",
         "quantize_kernel",
+        "fp8_kernel",
         "add_norm_kernel",
         "silu_and_mul_kernel",
     ]
+    assert "wgmma" in compiled.texts["fp8_kernel"]
+    assert_in_registers(compiled, "fp8_kernel", tmp_path)
+
+
+WORDS = (
+    (WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True), 8, False),
+    (WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32)), 64, True),
+    (WeightFormat(kind=WeightKind.INT8, group=(1, 1024)), 64, False),
+    (WeightFormat(kind=WeightKind.INT4, group=(1, 32)), 64, True),
+    (WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32)), 8, False),
+)
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize(("format", "tokens", "gated"), often(2, WORDS), ids=str)
+def test_products_of_words(
+    compiled: Compiled, format: WeightFormat, tokens: int, gated: bool, tmp_path: Path
+) -> None:
+    assert format.group is not None
+    share = 1 if format.kind is WeightKind.INT8 else 2
+    groups = (4096, 1024 // format.group[1])
+    stored = Weight(
+        tensor=torch.zeros(4096, 1024 // share, dtype=torch.uint8 if share == 2 else torch.int8),
+        scales=torch.ones(groups),
+        zeros=torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None,
+        format=format,
+    )
+    weight = prepare_map(stored, torch.bfloat16)
+    (multiply_packed_gated if gated else multiply_packed)(tensor(tokens, 1024), weight)
+    multiply_packed(tensor(65, 1024), weight)
+
+    assert compiled == ["words_kernel", "unpack_words_kernel"]
+    text = compiled.texts["words_kernel"]
+    # Few instructions for each number, of which the assembler code has all.
+    assert "bf16x2" in text and "cvt.rn.bf16.s" not in text
+    assert ("wgmma" in text) is (tokens > 16)
+    assert_in_registers(compiled, "words_kernel", tmp_path)
+
+
+def assert_in_registers(compiled: Compiled, name: str, folder: Path) -> None:
+    """Assert that a kernel keeps nothing of its own in memory."""
+    (folder / "cubin").write_bytes(compiled.binaries[name])
+    tool = Path(triton.knobs.nvidia.ptxas.path).parent / "cuobjdump"
+    command = [str(tool), "-res-usage", str(folder / "cubin")]
+    usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "STACK:0 " in usage and "LOCAL:0 " in usage
 
 
 @pytest.mark.parametrize("compiled", [90], indirect=True)
@@ -300,11 +345,7 @@ def test_delta_rules(compiled: Compiled, request: pytest.FixtureRequest) -> None
 def test_memories_of_delta_rules_stay_in_registers(compiled: Compiled, tmp_path: Path) -> None:
     apply_delta(3, 3, pdl=True)
 
-    (tmp_path / "cubin").write_bytes(compiled.binaries["learn_tokens_kernel"])
-    tool = Path(triton.knobs.nvidia.ptxas.path).parent / "cuobjdump"
-    command = [str(tool), "-res-usage", str(tmp_path / "cubin")]
-    usage = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    assert "STACK:0 " in usage and "LOCAL:0 " in usage
+    assert_in_registers(compiled, "learn_tokens_kernel", tmp_path)
 
 
 def test_products_of_a_few_tokens(compiled: Compiled) -> None:

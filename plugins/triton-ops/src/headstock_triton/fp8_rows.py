@@ -1,4 +1,4 @@
-"""Rows of activations in FP8, each with a scale of its own, and products of them.
+"""Rows of activations in FP8, each with a scale of its own, and torch's products of them.
 
 Numbers and scales of a row depend on that row alone, so that it has the same bits by itself and in
 a batch.
@@ -20,48 +20,70 @@ from headstock_triton.portable import round_to
 
 LARGEST = tl.constexpr(448.0)
 LEAST_SCALE = tl.constexpr(1e-30)
+REST = tl.constexpr(16.0)
+"""What the second number of a sum is larger by: the first has 4 of the 8 bits of bfloat16."""
 LEAST_CAPABILITY = (9, 0)
 """Of devices whose torch multiplies rows in FP8 by their scales."""
 
 
 @frozen(eq=False)
 class Fp8Rows:
-    """values: [tokens, n] float8_e4m3fn    scales: [tokens, 1] float32"""
+    """Rounded rows, or exact ones: sums of two numbers.
+
+    values: [tokens, n] float8_e4m3fn; or [2, tokens, n], of which the second is `REST` times as
+        large
+    scales: [tokens, 1] float32; of exact rows, powers of two
+    """
 
     values: Tensor
     scales: Tensor
 
+    @property
+    def are_exact(self) -> bool:
+        """Whether numbers are sums of two: off by up to 2^-21 of the row's largest."""
+        return self.values.dim() == 3
 
-def make_rows(like: Tensor, width: int) -> Fp8Rows:
+
+def make_rows(like: Tensor, width: int, *, exact: bool) -> Fp8Rows:
     """Rows to be written, one for each of a tensor's."""
+    shape = (2, len(like), width) if exact else (len(like), width)
     return Fp8Rows(
-        like.new_empty(len(like), width, dtype=torch.float8_e4m3fn),
+        like.new_empty(shape, dtype=torch.float8_e4m3fn),
         like.new_empty(len(like), 1, dtype=torch.float32),
     )
 
 
 @device_function
-def quantize_row(x):
-    """A row's numbers in FP8, and the scale that they are to be multiplied by.
+def store_row(x, values, scales, width, at, EXACT: tl.constexpr):
+    """Write a program's row in FP8, and the scale that its numbers are to be multiplied by.
 
     x: [block] float32, 0 outside the row; NaN stays NaN
+    EXACT: the row is written as a sum of two
     """
+    row = tl.program_id(0).to(tl.int64)
     scale = tl.maximum(tl.max(tl.abs(x), 0) / LARGEST, LEAST_SCALE)
+    if EXACT:  # the next power of two, by which numbers are divided exactly
+        scale = ((scale.to(tl.int32, bitcast=True) + 0x7FFFFF) & 0x7F800000).to(
+            tl.float32, bitcast=True
+        )
     value = x / scale
     # Rounding may have made the largest number larger; NaN compares as false and stays.
     value = tl.where(value > LARGEST, LARGEST, tl.where(value < -LARGEST, -LARGEST, value))
-    return round_to(value, tl.float8e4nv), scale
+    number = round_to(value, tl.float8e4nv)
+    tl.store(scales + row, scale)
+    tl.store(values + row * width + at, number, at < width)
+    if EXACT:
+        rest = round_to((value - number.to(tl.float32)) * REST, tl.float8e4nv)
+        tl.store(values + (tl.num_programs(0) + row) * width + at, rest, at < width)
 
 
 @triton.jit
-def quantize_kernel(x, values, scales, width, BLOCK: tl.constexpr):
+def quantize_kernel(x, values, scales, width, EXACT: tl.constexpr, BLOCK: tl.constexpr):
     """One row."""
-    row = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, BLOCK)
-    number = tl.load(x + row * width + at, at < width, other=0.0).to(tl.float32)
-    value, scale = quantize_row(number)
-    tl.store(scales + row, scale)
-    tl.store(values + row * width + at, value, at < width)
+    source = x + tl.program_id(0).to(tl.int64) * width + at
+    number = tl.load(source, at < width, other=0.0).to(tl.float32)
+    store_row(number, values, scales, width, at, EXACT)
 
 
 def count_row_warps(block: int) -> int:
@@ -69,16 +91,17 @@ def count_row_warps(block: int) -> int:
     return min(max(block // 512, 1), 16)
 
 
-def quantize_rows(x: Tensor) -> Fp8Rows:
+def quantize_rows(x: Tensor, *, exact: bool = False) -> Fp8Rows:
     """The rows in FP8.   x: [tokens, n]"""
     tokens, width = x.shape
-    rows, block = make_rows(x, width), triton.next_power_of_2(width)
+    rows, block = make_rows(x, width, exact=exact), triton.next_power_of_2(width)
     if tokens:
         quantize_kernel[(tokens,)](
             x.contiguous(),
             rows.values,
             rows.scales,
             width,
+            EXACT=exact,
             BLOCK=block,
             num_warps=count_row_warps(block),
         )
@@ -92,7 +115,11 @@ def can_multiply_rows(device: torch.device) -> bool:
 
 
 def multiply_rows(rows: Fp8Rows, weight: Weight) -> Tensor:
-    """x W^T + b.   weight: [out, in] in FP8 by row    returns: [tokens, out] bfloat16"""
+    """x W^T + b, of rounded rows.
+
+    weight: [out, in] in FP8 by row
+    returns: [tokens, out] bfloat16
+    """
     assert weight.scales is not None
     out: Tensor = torch._scaled_mm(
         rows.values,

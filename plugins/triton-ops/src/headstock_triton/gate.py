@@ -24,12 +24,13 @@ def multiply_gate(
     most_split, large: the options `split_linear` and `large_linear`
     returns: [tokens, out]
     """
-    (tokens, width), inters = x.shape, len(weight.tensor) // 2
+    tokens, width = x.shape
     if weight.format is not None:
         few = 0 < tokens <= packed.MOST_TOKENS
         return packed.multiply_packed_gated(x, weight, pdl=pdl) if few else None
     if weight.bias is not None or x.dtype.itemsize != 2:
         return None
+    inters = len(weight.tensor) // 2
     if tokens <= most_split:
         small = choose_gated_tile(tokens, width, inters)
         if small is not None:

@@ -15,14 +15,25 @@ from headstock.spi import (
     DeviceEnv,
     LayerConfig,
     ModelConfig,
+    ParamSpec,
     PartQuery,
+    Role,
     Weight,
+    WeightFormat,
     find_variants,
 )
 from headstock_triton.delta_rule import can_apply
 from headstock_triton.experts import mix_chosen_experts
 from headstock_triton.fused import FUSED
 from headstock_triton.options import TritonOptions
+from headstock_triton.packed import (
+    can_keep,
+    can_mix,
+    can_multiply,
+    is_faster,
+    prepare_experts,
+    prepare_map,
+)
 from headstock_triton.tiles import read_tables
 from headstock_triton.tune_experts import tune_experts
 
@@ -35,6 +46,33 @@ class MixtureOps(TorchOps):
         self.fused_delta = options.delta_rule
         self.chosen_experts = options.fused_experts and options.chosen_experts
         self.expert_tiles = read_tables(options.expert_tiles)
+        self.packed = options.packed
+        self.keeps_packed = self.keeps_experts = False
+        self.dtype = torch.float32
+
+    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
+        """See `Ops.configure`."""
+        self.keeps_packed = can_keep(self.packed, query, env)
+        self.dtype = getattr(torch, query.dtype)
+        self.keeps_experts = self.multiplies_experts(query.model)
+        # In float32 the chunks' kernels take more shared memory than some GPUs have.
+        self.fused_delta = self.fused_delta and self.dtype.itemsize == 2
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        """Yes for linear maps and experts in 8 and 4 bits, where kernels use all of them; by
+        default for the maps that are faster.
+        """
+        if self.packed == "auto":
+            return self.keeps_packed and is_faster(spec, format)
+        is_mixed = self.keeps_experts and can_mix(spec, format, self.dtype)
+        return self.keeps_packed and (is_mixed or can_multiply(spec, format))
+
+    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
+        """The weight as it is; a packed one as kernels read it."""
+        if weight.format is None:
+            return weight
+        is_mixed = Role.EXPERTS in spec.roles
+        return prepare_experts(weight) if is_mixed else prepare_map(weight, self.dtype)
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel supports all variants of the operation in this configuration."""

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock_triton.device_function import device_function
-from headstock_triton.fp8_rows import Fp8Rows, make_rows, quantize_row
+from headstock_triton.fp8_rows import Fp8Rows, make_rows, store_row
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
@@ -35,12 +35,13 @@ def add_norm_kernel(
     part_stride,
     PARTS: tl.constexpr,
     QUANTIZED: tl.constexpr,
+    EXACT: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row. The sum is rounded before the norm, as by torch's in-place addition.
 
-    QUANTIZED: the norm is stored in FP8, with a scale
+    QUANTIZED: the norm is stored in FP8, with a scale; EXACT: as a sum of two
     PARTS: number of parts of the term, float32 if several, summed in order; 0
     without a term.
     """
@@ -62,9 +63,9 @@ def add_norm_kernel(
         tl.store(total + row + at, x, mask)
     normed = rms_normalize(x.to(tl.float32), gain, width, eps, dtype)
     if QUANTIZED:
-        normed, scale = quantize_row(normed.to(tl.float32))
-        tl.store(scales + tl.program_id(0), scale)
-    tl.store(out + row + at, normed, mask)
+        store_row(normed.to(tl.float32), out, scales, width, at, EXACT)
+    else:
+        tl.store(out + row + at, normed, mask)
 
 
 # Tokens are part of one upload at any alignment: one kernel serves all.
@@ -106,9 +107,11 @@ def add_norm(
     return out
 
 
-def quantize_norm(total: Tensor, pending: Tensor | None, weight: Tensor, eps: float) -> Fp8Rows:
+def quantize_norm(
+    total: Tensor, pending: Tensor | None, weight: Tensor, eps: float, *, exact: bool = False
+) -> Fp8Rows:
     """The same as `add_norm`, in FP8.   writes: total, the sum"""
-    rows = make_rows(total, total.shape[1])
+    rows = make_rows(total, total.shape[1], exact=exact)
     _launch_norm(total, pending, weight, rows.values, rows.scales, eps, pdl=False)
     return rows
 
@@ -141,6 +144,7 @@ def _launch_norm(
             eps,
             total.numel(),
             QUANTIZED=scales is not None,
+            EXACT=out.dim() == 3,
             PARTS=len(source) if in_parts else int(pending is not None),
             BLOCK=block,
             num_warps=count_warps(block),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from headstock.nn.moe import number_own_experts
@@ -14,25 +13,20 @@ from headstock.spi import (
     ALONE,
     Batch,
     Collectives,
-    DeviceEnv,
     LayerConfig,
     ModelConfig,
     Params,
-    ParamSpec,
-    PartQuery,
     QkNorm,
-    Role,
     Sample,
     Sampling,
     Stream,
     Weight,
-    WeightFormat,
 )
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, apply_delta_rule_, find_delta_steps
 from headstock_triton.experts import mix_experts
-from headstock_triton.fp8_rows import Fp8Rows, multiply_rows, quantize_rows
+from headstock_triton.fp8_rows import Fp8Rows, quantize_rows
 from headstock_triton.gate import multiply_gate
 from headstock_triton.gated_linear import LEAST_TOKENS
 from headstock_triton.heads import rope_and_store_kv
@@ -41,21 +35,17 @@ from headstock_triton.mixture_ops import MixtureOps
 from headstock_triton.norm import add_norm, embed_norm, quantize_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.packed import (
-    can_keep,
-    can_mix,
-    can_multiply,
-    choose_parts,
     is_by_row,
+    is_exact,
     is_quantized,
+    multiply_left,
     multiply_packed,
-    prepare_experts,
-    prepare_packed,
+    multiply_quantized,
 )
 from headstock_triton.pdl import has_pdl
 from headstock_triton.ranks.push import PushCollectives, connect_by_push
 from headstock_triton.sampling.sampler import fused_sample
 from headstock_triton.sampling.shard import fused_sample_shard
-from headstock_triton.split_linear import multiply_in_parts
 
 
 class TritonOps(MixtureOps):
@@ -71,32 +61,10 @@ class TritonOps(MixtureOps):
         self.large_linear = options.large_linear
         self.push_bytes = options.push_bytes
         self.pdl = options.pdl
-        self.packed = options.packed
-        self.keeps_packed = self.keeps_experts = False
-        self.dtype = torch.float32
 
     def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
         super().bind(params, config, connect_by_push(collectives, self.push_bytes))
-
-    def configure(self, query: PartQuery, env: DeviceEnv) -> None:
-        """See `Ops.configure`."""
-        self.keeps_packed = self.packed and can_keep(query, env)
-        self.keeps_experts = self.multiplies_experts(query.model)
-        self.dtype = getattr(torch, query.dtype)
-        # In float32 the chunks' kernels take more shared memory than some GPUs have.
-        self.fused_delta = self.fused_delta and self.dtype.itemsize == 2
-
-    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
-        """Yes for linear maps and experts in 8 and 4 bits, where kernels use all of them."""
-        is_mixed = self.keeps_experts and can_mix(spec, format, self.dtype)
-        return self.keeps_packed and (is_mixed or can_multiply(spec, format))
-
-    def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
-        """The weight as it is; a packed one with scales as kernels need them."""
-        if weight.format is None:
-            return weight
-        return prepare_experts(weight) if Role.EXPERTS in spec.roles else prepare_packed(weight)
 
     def overlaps(self, x: Tensor) -> bool:
         """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""
@@ -148,8 +116,8 @@ class TritonOps(MixtureOps):
             x.normed = None
             eps = self.config.norm_eps
             return small_linear(x.total, weight, norm=norm.tensor, eps=eps, gated=gated, pdl=pdl)
-        if is_quantized(x.total, weight):
-            product = multiply_rows(self.quantize_normed(x, norm), weight)
+        if not is_fused and is_quantized(x.total, weight):
+            product = multiply_quantized(self.quantize_normed(x, norm), weight)
             return fused_silu_and_mul(product, pdl=pdl) if gated else product
         # A term that pends, as one that is to be summed over ranks, is added by a separate norm.
         normed = self.normalize(x, norm)
@@ -166,9 +134,9 @@ class TritonOps(MixtureOps):
     def multiply_each(self, x: Tensor, weights: Sequence[Weight], batch: Batch) -> list[Tensor]:
         """The products of the same tokens with several weights.   x: [tokens, in]"""
         quantized = [is_quantized(x, weight) for weight in weights]
-        rows = quantize_rows(x) if any(quantized) else None
+        rows = quantize_rows(x, exact=is_exact(x)) if any(quantized) else None
         return [
-            multiply_rows(rows, weight)
+            multiply_quantized(rows, weight)
             if is_in_fp8 and rows is not None
             else self.linear(x, weight, batch)
             for weight, is_in_fp8 in zip(weights, quantized, strict=True)
@@ -176,9 +144,10 @@ class TritonOps(MixtureOps):
 
     def quantize_normed(self, x: Stream, weight: Weight) -> Fp8Rows:
         """The normalized stream in FP8.   writes: x, which then has nothing pending"""
+        eps, exact = self.config.norm_eps, is_exact(x.total)
         if x.normed is not None or x.sum_over.count > 1:
-            return quantize_rows(self.normalize(x, weight))
-        rows = quantize_norm(x.total, x.pending, weight.tensor, self.config.norm_eps)
+            return quantize_rows(self.normalize(x, weight), exact=exact)
+        rows = quantize_norm(x.total, x.pending, weight.tensor, eps, exact=exact)
         x.pending = None
         return rows
 
@@ -193,12 +162,10 @@ class TritonOps(MixtureOps):
             return x
         is_packed = weight.format is not None
         if weight.bias is None and term.dtype.itemsize == 2:
-            tokens, width = term.shape
-            tile = choose_parts(tokens, width, weight, self.split_linear)
-            if tile is not None:
-                pdl = self.overlaps(term)
-                return self.add_later(x, multiply_in_parts(term, weight, tile, pdl=pdl))
-            if can_add_here and not is_packed and self.large_linear and tokens >= LEAST_TOKENS:
+            left = multiply_left(term, weight, self.split_linear, pdl=self.overlaps(term))
+            if left is not None:
+                return self.add_later(x, left)
+            if can_add_here and not is_packed and self.large_linear and len(term) >= LEAST_TOKENS:
                 # The library adds in the product's own type, float32: one rounding less.
                 x.settle().addmm_(term, weight.tensor.t())
                 return x
@@ -333,9 +300,11 @@ class TritonOps(MixtureOps):
         prefix = layer.prefix
         gate_up, down = self.params[f"{prefix}gate_up"], self.params[f"{prefix}down"]
         norm = self.params[f"{prefix}mlp_norm"]
-        if is_quantized(x.total, gate_up) and is_quantized(x.total, down):
-            product = multiply_rows(self.quantize_normed(x, norm), gate_up)
-            return self.add_later(x, multiply_rows(quantize_silu_and_mul(product), down))
+        is_fused = self.is_fused(x) and is_by_row(gate_up)
+        if not is_fused and is_quantized(x.total, gate_up) and is_quantized(x.total, down):
+            product = multiply_quantized(self.quantize_normed(x, norm), gate_up)
+            rows = quantize_silu_and_mul(product, exact=is_exact(x.total))
+            return self.add_later(x, multiply_quantized(rows, down, left=down.bias is None))
         inner = self.multiply_normed(x, norm, gate_up, batch, gated=True)
         return self.add_product(x, inner, down, batch)
 

@@ -16,7 +16,9 @@ from headstock.spi import (
     WeightFormat,
     WeightKind,
 )
-from headstock_triton.fp8_rows import can_multiply_rows, multiply_rows, quantize_rows
+from headstock_triton.activation import fused_silu_and_mul
+from headstock_triton.fp8_linear import Fp8Map, can_take, make_map, multiply_exact_rows
+from headstock_triton.fp8_rows import Fp8Rows, can_multiply_rows, multiply_rows, quantize_rows
 from headstock_triton.linear import small_linear
 from headstock_triton.numbers import narrow_scales, unpack
 from headstock_triton.split_linear import (
@@ -24,9 +26,12 @@ from headstock_triton.split_linear import (
     choose_packed_tile,
     choose_split_tile,
     multiply_gated,
+    multiply_in_parts,
     multiply_whole,
 )
 from headstock_triton.word_experts import can_pack, pack_experts
+from headstock_triton.word_linear import multiply_words
+from headstock_triton.word_maps import WordMap, can_pack_map, pack_map, unpack_words
 
 LEAST_CAPABILITY = (9, 0)
 """Of devices for which Triton converts FP8 to bfloat16."""
@@ -72,10 +77,26 @@ def can_mix(spec: ParamSpec, format: WeightFormat, dtype: torch.dtype) -> bool:
     )
 
 
-def can_keep(query: PartQuery, env: DeviceEnv) -> bool:
-    """Whether weights may stay packed on the device, in models of that type."""
-    is_new = env.capability is not None and env.capability >= LEAST_CAPABILITY
-    return is_new and getattr(torch, query.dtype).itemsize == 2
+def can_keep(packed: str, query: PartQuery, env: DeviceEnv) -> bool:
+    """Whether weights may stay packed on the device, in models of that type.
+
+    packed: the option; with "auto", where that was measured to be faster
+    """
+    if env.capability is None or packed == "off":
+        return False
+    if packed == "auto":
+        return env.capability[0] == 9 and query.dtype == "bfloat16"
+    return env.capability >= LEAST_CAPABILITY and getattr(torch, query.dtype).itemsize == 2
+
+
+def is_faster(spec: ParamSpec, format: WeightFormat) -> bool:
+    """Whether a map of a model in bfloat16 was measured to be faster in the format than plain."""
+    if spec.roles != {Role.LINEAR} or not can_multiply(spec, format):
+        return False
+    width = spec.shape[1]
+    if format.kind is WeightKind.FP8_E4M3:
+        return can_take(width, format) and (format.group is None or format.group[1] >= width)
+    return format.kind is not WeightKind.INT8 and can_pack_map(width, format)
 
 
 def prepare_experts(weight: Weight) -> Weight:
@@ -125,21 +146,50 @@ def prepare_packed(weight: Weight) -> Weight:
     )
 
 
+def prepare_map(weight: Weight, dtype: torch.dtype) -> Weight:
+    """The weight of a model in that type, in the order in which the fastest kernel reads it."""
+    ready = prepare_packed(weight)
+    assert ready.format is not None
+    if dtype is not torch.bfloat16:
+        return ready
+    if can_take(ready.tensor.shape[1], ready.format):
+        return make_map(ready)
+    return pack_map(ready) or ready
+
+
 def is_by_row(weight: Weight) -> bool:
     """Whether kernels of a few tokens take the weight: plain, or 8 bits with a scale for a row."""
+    if isinstance(weight, WordMap):
+        return False
     return weight.scales is None or weight.scales.dim() == 1
 
 
 def is_quantized(x: Tensor, weight: Weight) -> bool:
-    """Whether the tokens are to be in FP8 too, as in a product of so many of them."""
+    """Whether a product takes tokens in FP8, as `is_exact` says."""
+    if x.dtype is not torch.bfloat16:
+        return False
+    if is_exact(x):
+        # One token alone is multiplied as it is.
+        return isinstance(weight, Fp8Map) and len(x) > int(is_by_row(weight))
     return (
         weight.format is not None
         and weight.format.kind is WeightKind.FP8_E4M3
         and is_by_row(weight)
-        and len(x) > MOST_TOKENS
-        and x.dtype is torch.bfloat16
         and can_multiply_rows(x.device)
     )
+
+
+def is_exact(x: Tensor) -> bool:
+    """Whether products of so many tokens round none of their numbers."""
+    return len(x) <= MOST_TOKENS
+
+
+def multiply_quantized(rows: Fp8Rows, weight: Weight, *, left: bool = False) -> Tensor:
+    """x W^T + b.   left: whether sums may be left in parts, [parts, tokens, out] float32"""
+    if not rows.are_exact:
+        return multiply_rows(rows, weight)
+    assert isinstance(weight, Fp8Map), "only such products take exact rows"
+    return multiply_exact_rows(rows, weight, left=left)
 
 
 def choose_tile(tokens: int, width: int, outs: int, weight: Weight) -> SplitTile:
@@ -165,15 +215,34 @@ def choose_parts(tokens: int, width: int, weight: Weight, most: int) -> SplitTil
     return tile
 
 
-def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
-    """x W^T + b.   x: [tokens, in] of 16 bits    weight: one of `prepare_packed`"""
-    (tokens, width), outs = x.shape, len(weight.tensor)
+def multiply_left(x: Tensor, weight: Weight, most: int, *, pdl: bool) -> Tensor | None:
+    """Terms whose sum is x W^T; None where whole sums are as fast.
+
+    x: [tokens, in] of 16 bits    weight: without a bias
+    most: tokens of such a product with a plain weight
+    returns: [parts, tokens, out] float32, or the product
+    """
     if is_quantized(x, weight):
-        return multiply_rows(quantize_rows(x), weight)
+        return multiply_quantized(quantize_rows(x, exact=is_exact(x)), weight, left=True)
+    if isinstance(weight, WordMap):
+        return multiply_words(x, weight, left=True) if 0 < len(x) <= MOST_TOKENS else None
+    tile = choose_parts(len(x), x.shape[1], weight, most)
+    return None if tile is None else multiply_in_parts(x, weight, tile, pdl=pdl)
+
+
+def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
+    """x W^T + b.   x: [tokens, in] of 16 bits    weight: one of `prepare_map`"""
+    (tokens, width), words = x.shape, weight if isinstance(weight, WordMap) else None
+    if is_quantized(x, weight):
+        return multiply_quantized(quantize_rows(x, exact=is_exact(x)), weight)
     if tokens > MOST_TOKENS:
-        return F.linear(x, unpack(weight, x.dtype), weight.bias)
+        plain = unpack(weight, x.dtype) if words is None else unpack_words(words, x.dtype)
+        return F.linear(x, plain, weight.bias)
+    outs = len(weight.tensor) if words is None else words.outs
     if not tokens:
         return x.new_empty(0, outs)
+    if words is not None:
+        return multiply_words(x, words)
     if tokens == 1 and is_by_row(weight):
         return small_linear(x, weight, pdl=pdl)
     return multiply_whole(x, weight, choose_tile(tokens, width, outs, weight), pdl=pdl)
@@ -182,8 +251,12 @@ def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
 def multiply_packed_gated(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
     """silu(x G^T + g) * (x U^T + u), for up to `MOST_TOKENS` tokens.
 
-    weight: one of `prepare_packed`, whose halves are gate and up
+    weight: one of `prepare_map`, whose halves are gate and up
     """
+    if isinstance(weight, WordMap):
+        return multiply_words(x, weight, gated=True)
+    if is_quantized(x, weight):
+        return fused_silu_and_mul(multiply_packed(x, weight), pdl=pdl)
     (tokens, width), outs = x.shape, len(weight.tensor) // 2
     if tokens == 1 and is_by_row(weight):
         return small_linear(x, weight, gated=True, pdl=pdl)

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+import triton.language as tl
 from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Weight, WeightFormat, WeightKind
 from headstock_triton.word_numbers import (
-    POWER_COLUMNS,
-    SLICE_COLUMNS,
-    UNIT_COLUMNS,
+    INTEGER_BITS,
+    LOST_EXPONENT,
+    find_powers,
+    list_constants,
     pack_words,
+    shorten_scales,
 )
+
+SLICE_COLUMNS, SLICES_OF_UNIT = 16, 8
+UNIT_COLUMNS = SLICE_COLUMNS * SLICES_OF_UNIT
+POWER_COLUMNS = UNIT_COLUMNS // 4
+"""Columns that share a power of two."""
+SLICE, UNIT = tl.constexpr(SLICE_COLUMNS), tl.constexpr(UNIT_COLUMNS)
 
 TILE_ROWS = 32
 """Rows that lie together: half of the left factor of Hopper's tensor cores, as gate and up share
 one.
 """
-_LOST_EXPONENT, _INTEGER_BITS = 0x7E80, 0x4300
-"""2^126 in bfloat16, by which the bits of FP4 make a number too small, and 128."""
 
 
 @frozen(kw_only=True, eq=False)
@@ -49,9 +56,11 @@ class WordExperts(Weight):
         return super().nbytes + self.extras.nbytes
 
     @property
-    def is_fp4(self) -> bool:
-        """Whether numbers are of FP4; else they are integers."""
-        return self.format is not None and self.format.kind is WeightKind.FP4_E2M1
+    def constants(self) -> dict[str, object]:
+        """What a kernel needs to know to read it."""
+        assert self.format is not None
+        words = list_constants(self.format.kind, self.extras.shape[3], self.groups)
+        return {"SHORT": self.is_short, **words}
 
 
 def can_pack(width: int, format: WeightFormat) -> bool:
@@ -78,21 +87,21 @@ def pack_experts(weight: Weight) -> WordExperts:
     _, outs, half = weight.tensor.shape
     is_fp4, columns = weight.format.kind is WeightKind.FP4_E2M1, weight.format.group[1]
     scales, size = weight.scales.float(), min(columns, UNIT_COLUMNS)
-    powers = _find_powers(scales) if is_fp4 and columns == POWER_COLUMNS else None
+    powers = find_powers(scales) if is_fp4 and columns == POWER_COLUMNS else None
     is_short = True
     if powers is not None:
         extras, factors, size = *powers, UNIT_COLUMNS
     else:
-        halves, factors, is_short = _shorten(scales)
-        lower = torch.full_like(halves, _LOST_EXPONENT if is_fp4 else _INTEGER_BITS + 8)
+        halves, factors, is_short = shorten_scales(scales)
+        lower = torch.full_like(halves, LOST_EXPONENT if is_fp4 else INTEGER_BITS + 8)
         if weight.zeros is not None:
-            lower = _INTEGER_BITS + weight.zeros.int()
+            lower = INTEGER_BITS + weight.zeros.int()
         place = torch.arange(0, 2 * half, size, device=halves.device) // columns
         extras = (halves << 16 | lower)[..., place]
     words = UNIT_COLUMNS // size
     extras = _pad(extras, TILE_ROWS, words).unflatten(-1, (-1, words))
     return WordExperts(
-        tensor=torch.stack([_pack_expert(each, is_fp4=is_fp4) for each in weight.tensor]),
+        tensor=torch.stack([_pack_expert(each, weight.format.kind) for each in weight.tensor]),
         scales=_pad(factors[..., None], TILE_ROWS, 1).view(len(factors), -1, TILE_ROWS),
         extras=extras.unflatten(1, (-1, TILE_ROWS)).permute(0, 1, 3, 4, 2).contiguous(),
         format=weight.format,
@@ -109,43 +118,7 @@ def _pad(rows: Tensor, outs: int, columns: int) -> Tensor:
     return F.pad(rows, (0, -rows.shape[-1] % columns, 0, -rows.shape[-2] % outs))
 
 
-def _pack_expert(numbers: Tensor, *, is_fp4: bool) -> Tensor:
+def _pack_expert(numbers: Tensor, kind: WeightKind) -> Tensor:
     """The words of an expert; one by one, as what is between takes several times the numbers."""
     codes = torch.stack((numbers & 15, numbers >> 4), -1).flatten(-2)
-    return pack_words(_pad(codes, TILE_ROWS, UNIT_COLUMNS), TILE_ROWS, is_fp4=is_fp4)
-
-
-def _find_powers(scales: Tensor) -> tuple[Tensor, Tensor] | None:
-    """Scales as exponents of bfloat16 beside the largest one of a row.
-
-    scales: [experts, outs, groups] float32
-    returns: [experts, outs, units] int32, four exponents in a word, and [experts, outs] float32;
-        None where scales are no powers of two
-    """
-    fractions, exponents = torch.frexp(scales)
-    if not bool((fractions == 0.5).all()):
-        return None
-    most = exponents.amax(-1, keepdim=True)
-    # Up to 2^126, as the bits of a number make it 2^126 times too small; what is below the least
-    # number is nothing beside the rest of its row.
-    codes = _pad((exponents - most + 126 + 127).clamp(min=1).int(), 1, 4).unflatten(-1, (-1, 4))
-    shifts = torch.arange(0, 32, 8, device=codes.device, dtype=torch.int32)
-    words = (codes << shifts).sum(-1, dtype=torch.int32)
-    return words, torch.ldexp(torch.ones_like(scales[..., 0]), most[..., 0] - 1)
-
-
-def _shorten(scales: Tensor) -> tuple[Tensor, Tensor, bool]:
-    """Scales as the bits of 16, what their rows are multiplied by, and whether it is bfloat16.
-
-    scales: [experts, outs, groups] float32. Those that no type has are rounded to float16 beside
-    the largest of their row, less than weights in bfloat16 are.
-    """
-    factors = torch.ones_like(scales[..., 0])
-    for dtype in (torch.bfloat16, torch.float16):
-        short = scales.to(dtype)
-        if torch.equal(short.float(), scales):
-            return short.view(torch.int16).int(), factors, dtype is torch.bfloat16
-    most = scales.abs().amax(-1)
-    factors = torch.where(most > 0, most, factors)
-    short = (scales / factors[..., None]).to(torch.float16)
-    return short.view(torch.int16).int(), factors, False
+    return pack_words(_pad(codes, TILE_ROWS, UNIT_COLUMNS), kind, TILE_ROWS, SLICE_COLUMNS)

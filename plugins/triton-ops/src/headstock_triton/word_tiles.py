@@ -14,17 +14,15 @@ from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate, apply_gate
 from headstock_triton.expert_tiles import locate_block
 from headstock_triton.pair_blocks import Blocks
 from headstock_triton.portable import add_product, round_to
-from headstock_triton.word_experts import TILE_ROWS, WordExperts
-from headstock_triton.word_numbers import (
+from headstock_triton.word_experts import (
     SLICE,
-    SLICES,
     SLICES_OF_UNIT,
+    TILE_ROWS,
     UNIT,
     UNIT_COLUMNS,
-    read_pairs,
-    read_scale,
-    unpack_unit,
+    WordExperts,
 )
+from headstock_triton.word_numbers import read_pairs, read_scale, unpack_unit
 
 
 @frozen(kw_only=True)
@@ -81,7 +79,11 @@ def _multiply_units(
     SPAN: tl.constexpr,
     EVEN: tl.constexpr,
     SHORT: tl.constexpr,
-    FP4: tl.constexpr,
+    KIND: tl.constexpr,
+    SLICES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CODE: tl.constexpr,
+    PLACES: tl.constexpr,
     STAGES: tl.constexpr,
 ):
     """The product of some units with a block's tokens, before whole rows are scaled.
@@ -96,8 +98,9 @@ def _multiply_units(
     for step in tl.range(0, COUNT, num_stages=STAGES):
         # Units past the end read the last one again, for tokens' numbers of 0.
         unit = tl.minimum(first + step, UNITS - 1)
-        pairs, scales = read_pairs(extras + unit * (WORDS * TILE), TILE, GROUPS)
-        numbers = unpack_unit(words + unit * (TILE * SLICE), pairs, FP4)
+        pairs, scales = read_pairs(extras + unit * (WORDS * TILE), TILE, WORDS, GROUPS)
+        source = words + unit * (TILE * SLICE)
+        numbers = unpack_unit(source, pairs, KIND, SLICES, SLICE, PAIRS, CODE, PLACES)
         product = sums
         if GROUPS > 0:
             product = tl.zeros_like(sums)
@@ -145,7 +148,11 @@ def gate_up_words_kernel(
     SPAN: tl.constexpr,
     EVEN: tl.constexpr,
     SHORT: tl.constexpr,
-    FP4: tl.constexpr,
+    KIND: tl.constexpr,
+    SLICES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CODE: tl.constexpr,
+    PLACES: tl.constexpr,
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -177,7 +184,11 @@ def gate_up_words_kernel(
             SPAN,
             EVEN,
             SHORT,
-            FP4,
+            KIND,
+            SLICES,
+            PAIRS,
+            CODE,
+            PLACES,
             STAGES,
         )
         sums *= tl.load(factors + expert * (TILES * TILE) + row)[:, None]
@@ -218,7 +229,11 @@ def down_words_kernel(
     SPAN: tl.constexpr,
     EVEN: tl.constexpr,
     SHORT: tl.constexpr,
-    FP4: tl.constexpr,
+    KIND: tl.constexpr,
+    SLICES: tl.constexpr,
+    PAIRS: tl.constexpr,
+    CODE: tl.constexpr,
+    PLACES: tl.constexpr,
     GROUP: tl.constexpr,
     STAGES: tl.constexpr,
 ):
@@ -250,7 +265,11 @@ def down_words_kernel(
             SPAN,
             EVEN,
             SHORT,
-            FP4,
+            KIND,
+            SLICES,
+            PAIRS,
+            CODE,
+            PLACES,
             STAGES,
         )
         sums *= tl.load(factors + expert * (TILES * TILE) + row)[:, None]
@@ -356,14 +375,11 @@ def _launch(
         TILE=TILE_ROWS,
         TILES=tiles,
         UNITS=units,
-        WORDS=weight.extras.shape[3],
-        GROUPS=weight.groups,
         SPAN=SLICES_OF_UNIT // max(weight.groups, 1),  # slices of a group
         EVEN=weight.width == units * UNIT_COLUMNS and units % parts == 0,
-        SHORT=weight.is_short,
-        FP4=weight.is_fp4,
         GROUP=tile.group,
         STAGES=tile.stages,
         num_warps=tile.warps,
+        **weight.constants,
         **constants,
     )

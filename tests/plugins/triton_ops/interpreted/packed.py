@@ -9,17 +9,15 @@ import pytest
 import torch
 from attrs import evolve
 from often import often
-from ops_cases import EPS, Shape
+from ops_cases import EPS
+from packed_cases import BLOCKS, BY_ROW, HOPPER, LAYER, configure, draw_format, make_ops, pack_rows
 from torch import Tensor
 
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import (
     Activation,
-    DeviceEnv,
     Experts,
-    Params,
     ParamSpec,
-    PartQuery,
     Role,
     Stream,
     Weight,
@@ -27,9 +25,8 @@ from headstock.spi import (
     WeightKind,
 )
 from headstock.weights import dequantize_
-from headstock_conformance.ops.cases import config_of, params_of
+from headstock_conformance.ops.cases import config_of
 from headstock_conformance.ops.checks import list_cases
-from headstock_conformance.ops.packed import pack_blocks
 from headstock_triton import packed
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.fp8_rows import Fp8Rows, quantize_rows
@@ -48,23 +45,6 @@ from headstock_triton.split_linear import (
 )
 
 TYPES = (torch.bfloat16, torch.float16)
-HOPPER = DeviceEnv(device="cuda", capability=(9, 0))
-BY_ROW = WeightFormat(kind=WeightKind.FP8_E4M3)
-BLOCKS = WeightFormat(kind=WeightKind.FP8_E4M3, group=(16, 16))
-
-
-def pack(weight: Tensor, *, bias: Tensor | None = None, by_row: bool = True) -> Weight:
-    """A map in FP8 with a scale for each row, or one, as loading hands it over."""
-    largest = weight.float().abs().amax(1, keepdim=True) if by_row else weight.float().abs().max()
-    scales = largest / 448
-    return Weight(
-        tensor=(weight.float() / scales).to(torch.float8_e4m3fn),
-        scales=scales.reshape(-1, 1) if by_row else scales.reshape(()),
-        format=WeightFormat(
-            kind=WeightKind.FP8_E4M3, group=(1, weight.shape[1]) if by_row else None
-        ),
-        bias=bias,
-    )
 
 
 def draw(outs: int, width: int, dtype: torch.dtype, *, bias: bool = False) -> tuple[Weight, Tensor]:
@@ -72,7 +52,7 @@ def draw(outs: int, width: int, dtype: torch.dtype, *, bias: bool = False) -> tu
     more = {"dtype": dtype, "device": "cpu"}
     plain = cases.noise(outs, width, seed=1, scale=width**-0.5, **more)
     term = cases.noise(outs, seed=2, **more) if bias else None
-    weight = pack(plain * torch.linspace(0.1, 3, outs, dtype=dtype)[:, None], bias=term)
+    weight = pack_rows(plain * torch.linspace(0.1, 3, outs, dtype=dtype)[:, None], bias=term)
     numbers = torch.empty(outs, width)
     dequantize_(weight, numbers)
     return packed.prepare_packed(weight), numbers.double()
@@ -146,37 +126,6 @@ def test_products_in_parts_and_of_gate_and_up() -> None:
         cases.within(cases.error(found, TorchOps().activate_and_mul(both, Activation.SILU)), dtype)
 
 
-def draw_format(outs: int, width: int, format: WeightFormat, **more: Any) -> tuple[Weight, Tensor]:
-    """Random numbers and scales in a format, as the kernels need them, and in float64."""
-    noise = torch.Generator().manual_seed(outs)
-
-    def integers(low: int, high: int, *shape: int) -> Tensor:
-        return torch.randint(low, high, shape, generator=noise)
-
-    rows, columns = format.group or (outs, width)
-    groups = (-(-outs // rows), -(-width // columns))
-    share = 2 if format.kind in (WeightKind.INT4, WeightKind.FP4_E2M1) else 1
-    numbers = integers(0, 256, outs, width // share).to(torch.uint8)
-    if format.kind is WeightKind.INT8:
-        numbers = numbers.view(torch.int8)
-    elif format.kind is WeightKind.FP8_E4M3:
-        numbers = integers(-400, 400, outs, width).to(torch.float8_e4m3fn)
-    scales = 2.0 ** integers(-4, 2, *groups).float() * width**-0.5
-    if share == 1:
-        scales /= 128
-    zeros = integers(0, 17 if share == 2 else 100, *groups).to(torch.int8)
-    weight = Weight(
-        tensor=numbers,
-        scales=scales if format.group else scales.reshape(()),
-        zeros=zeros if format.has_zeros else None,
-        format=format,
-        **more,
-    )
-    plain = torch.empty(outs, width)
-    dequantize_(weight, plain)
-    return packed.prepare_packed(weight), plain.double()
-
-
 FORMATS = (
     (WeightFormat(kind=WeightKind.INT4, group=(1, 32), has_zeros=True), torch.float16),
     (WeightFormat(kind=WeightKind.FP8_E4M3, group=(32, 32)), torch.bfloat16),
@@ -198,7 +147,8 @@ def test_every_format_is_multiplied_by_as_it_is_packed(
 ) -> None:
     outs, width, ops = 64, 64, TritonOps()
     bias = cases.noise(outs, dtype=dtype, device="cpu", seed=5)
-    weight, numbers = draw_format(outs, width, format)
+    stored, numbers = draw_format(outs, width, format)
+    weight = packed.prepare_packed(stored)
     torch.testing.assert_close(
         unpack(weight, torch.float32).double(), numbers, rtol=1e-6, atol=1e-6
     )
@@ -275,57 +225,7 @@ def test_nan_and_infinities_stay_in_their_row() -> None:
     assert unpack(weight, torch.bfloat16).isfinite().all()
 
 
-PACKED = TritonOptions(packed=True)
-
-
-def configure(ops: TritonOps, shape: Shape, dtype: str, env: DeviceEnv = HOPPER) -> TritonOps:
-    """The set, configured for such a model on the device."""
-    query = PartQuery(
-        model=config_of(shape),
-        dtype=dtype,
-        kv_dtype=dtype,
-        formats=(BY_ROW,),
-        contiguous=False,
-        max_rows=8,
-        max_batch_tokens=128,
-        max_seq_len=64,
-    )
-    ops.configure(query, env)
-    return ops
-
-
-def make_ops(
-    shape: Shape, dtype: torch.dtype, options: TritonOptions
-) -> tuple[TritonOps, Params, Params]:
-    """The set for a model on Hopper, its prepared parameters, and their plain numbers."""
-    ops = configure(TritonOps(options), shape, str(dtype).removeprefix("torch."))
-    params, plain = {}, {}
-    for key, weight in params_of(config_of(shape), dtype, "cpu").items():
-        is_map = key.endswith(("qkv", "attn_out", ".gate_up", ".down"))
-        is_mixed = "experts_" in key
-        role = Role.LINEAR if is_map else Role.EXPERTS if is_mixed else Role.RAW
-        spec = ParamSpec(shape=tuple(weight.tensor.shape), roles=frozenset({role}))
-        given = weight
-        if is_map:
-            given = pack(weight.tensor, bias=weight.bias)
-        elif is_mixed:
-            stack = [pack_blocks(each, BLOCKS) for each in weight.tensor]
-            scales = torch.stack([each.scales for each in stack if each.scales is not None])
-            numbers = torch.stack([each.tensor for each in stack])
-            given = Weight(tensor=numbers, scales=scales, format=BLOCKS)
-        if given.format is not None:
-            assert ops.takes_format(spec, given.format)
-        params[key], wide = ops.prepare(spec, given), weight.tensor.float()
-        if given.format is not None:
-            dequantize_(given, wide)
-        bias = None if weight.bias is None else weight.bias.float()
-        plain[key] = Weight(tensor=wide, bias=bias)
-    return ops, params, plain
-
-
-LAYER = Shape(
-    hidden=64, heads=2, kv_heads=1, head_dim=32, intermediate=96, vocab=48, layers=1, bias=True
-)
+PACKED = TritonOptions(packed="on")
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -344,7 +244,7 @@ def test_layers_are_those_of_the_dequantized_weights(
     )
     dtype = torch.bfloat16
     ops, params, plain = make_ops(
-        LAYER, dtype, TritonOptions(packed=True, fused_linear=0 if scaled else 16)
+        LAYER, dtype, TritonOptions(packed="on", fused_linear=0 if scaled else 16)
     )
     config = config_of(LAYER)
     for tokens in (7,) if scaled else (1, 5, 7):
@@ -373,7 +273,7 @@ def test_experts_stay_packed_in_layers_whose_kernels_take_them() -> None:
     assert not ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4))
     biased = evolve(shape, experts=evolve(experts, bias=True))
     assert not configure(TritonOps(PACKED), biased, "bfloat16").takes_format(spec, BLOCKS)
-    by_torch = TritonOps(TritonOptions(packed=True, fused_experts=False))
+    by_torch = TritonOps(TritonOptions(packed="on", fused_experts=False))
     assert not configure(by_torch, shape, "bfloat16").takes_format(spec, BLOCKS)
 
 

@@ -129,6 +129,8 @@ def pack_blocks(tensor: Tensor, format: WeightFormat) -> Weight:
     largest = 448.0 if format.kind is WeightKind.FP8_E4M3 else 6.0
     blocks = tensor.float().view(outs // rows, rows, width // columns, columns)
     scales = blocks.abs().amax((1, 3)).clamp(min=1e-6) / largest
+    if format.kind is WeightKind.FP4_E2M1:  # as MXFP4 has them
+        scales = scales.log2().ceil().exp2()
     numbers = (blocks / scales[:, None, :, None]).view(outs, width)
     if format.kind is WeightKind.FP8_E4M3:
         return Weight(tensor=numbers.to(torch.float8_e4m3fn), scales=scales, format=format)
