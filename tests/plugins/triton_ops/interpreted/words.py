@@ -52,7 +52,7 @@ def is_near(found: Tensor, expected: Tensor, *, off: float = 0.004) -> bool:
 @pytest.mark.parametrize("format", often(3, WORDS), ids=str)
 def test_words_stand_for_the_numbers_of_the_map(format: WeightFormat, factor: float) -> None:
     """factor: with it, bfloat16 has not all scales, or no type of 16 bits has."""
-    outs, width = 80, 512
+    outs, width = 96, 512
     stored, plain = draw_format(outs, width, format, bias=noise(outs, seed=5))
     assert stored.scales is not None
     stored, plain = evolve(stored, scales=stored.scales * factor), plain * factor
