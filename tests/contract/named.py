@@ -25,6 +25,7 @@ _TOOLS = "tests/plugins/tool_parsers/test_parsers.py::"
 _ROUTES = "tests/core/nn/test_routing.py::"
 _WRAPPERS = "tests/models/test_wrappers.py::"
 _ANY_DECODER = "tests/models/test_transformers_engine.py::"
+_DRAFT = "tests/plugins/test_draft_proposer.py::"
 _MTP = "tests/models/test_mtp.py::"
 _LAYERS = "tests/plugins/triton_ops/interpreted/layers.py::"
 
@@ -48,6 +49,31 @@ SHOWN: Mapping[str, str] = {
             "RowTables.read_tokens",
         ),
         _MTP + "test_guesses_are_those_of_transformers_layers",
+    ),
+    **dict.fromkeys(
+        (
+            "DraftModel.continue_rows",
+            "DraftModel.vocab",
+            "ProposerContext.draft_model",
+            "ProposerContext.open_model",
+            "ProposerContext.vocab",
+            "ProposerSpec.takes_model",
+            "Proposer.start",
+        ),
+        _DRAFT + "test_tokens_are_the_same_with_any_second_model",
+    ),
+    **dict.fromkeys(
+        ("DraftModel.close", "Proposer.close"),
+        _DRAFT + "test_the_second_model_ends_with_the_engine_and_with_a_start_that_fails",
+    ),
+    **dict.fromkeys(
+        (
+            "Proposer.end",
+            "ProposerContext.device",
+            "ProposerContext.max_len",
+            "ProposerContext.max_rows",
+        ),
+        _DRAFT + "test_a_proposer_is_told_of_the_engine_and_of_its_rows",
     ),
     "LayerConfig.has_own_values": "tests/models/test_families.py::"
     "test_log_probabilities_are_those_of_transformers",

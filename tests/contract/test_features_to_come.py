@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
@@ -30,7 +30,6 @@ from headstock.spi import (
     KVLayer,
     ParamSpec,
     Program,
-    Proposer,
     ReplayLimits,
     ReplaySizes,
     Role,
@@ -69,32 +68,6 @@ def test_each_feature_is_shown_or_sketched_and_said_to_be() -> None:
         assert bool(here) == shown.startswith("not shown"), f"{feature}: shown or not?"
     sketches = {name for name in globals() if name.startswith("test_a_sketch")}
     assert sketches == set(re.findall(r"\[(test_a_sketch\w+)\]", PAGE))
-
-
-class DraftModel(Proposer):
-    """Guesses what a small model says next."""
-
-    max_drafts = 3
-
-    def __init__(self, next_token: Callable[[Ints], int]) -> None:
-        self.next_token = next_token
-
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
-        """As many tokens of the small model as there is room for."""
-        drafts = []
-        for row, most in zip(tokens, room.tolist(), strict=True):
-            known = row
-            for _ in range(min(most, self.max_drafts)):
-                known = np.append(known, self.next_token(known)).astype(np.int32)
-            drafts.append(known[len(row) :])
-        counts = np.array([len(each) for each in drafts], np.int32)
-        return counts, np.concatenate([np.zeros(0, np.int32), *drafts]).astype(np.int32)
-
-
-def test_a_sketch_of_a_draft_model() -> None:
-    proposer = DraftModel(lambda known: int(known.sum()) % 7)
-    counts, drafts = proposer.propose([np.int32([1, 2]), np.int32([5])], np.int32([2, 9]))
-    assert (counts.tolist(), drafts.tolist()) == ([2, 3], [3, 6, 5, 3, 6])
 
 
 @frozen(kw_only=True, eq=False)

@@ -27,7 +27,9 @@ def guess(tokens: list[int], room: int, options: NgramOptions) -> list[int]:
     """The guesses at what follows one row."""
     row = np.array(tokens, np.int32)
     row.setflags(write=False)
-    counts, drafts = NgramProposer(options).propose([row], np.array([room], np.int32))
+    counts, drafts = NgramProposer(options).propose(
+        [row], np.array([room], np.int32), np.array([1])
+    )
     assert counts.tolist() == [len(drafts)] and drafts.dtype == np.int32
     return drafts.tolist()  # type: ignore[no-any-return]
 
@@ -62,7 +64,9 @@ def test_a_sequence_that_repeats_itself_goes_on_so() -> None:
 
 def test_rows_are_guessed_one_by_one() -> None:
     rows = [np.array(each, np.int32) for each in ([1, 2, 9, 1, 2], [1, 2, 3], [7, 7, 7, 7])]
-    counts, drafts = NgramProposer(NgramOptions()).propose(rows, np.array([2, 4, 1], np.int32))
+    counts, drafts = NgramProposer(NgramOptions()).propose(
+        rows, np.array([2, 4, 1], np.int32), np.arange(3)
+    )
     assert (counts.tolist(), drafts.tolist()) == ([2, 0, 1], [9, 1, 7])
 
 

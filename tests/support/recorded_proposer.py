@@ -65,7 +65,7 @@ class RecordedProposer(Proposer):
         """As the options say."""
         return self.options.drafts
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         """The tokens at the positions that follow, some of them one too high."""
         self.read()
         drafts = [

@@ -44,7 +44,7 @@ class ToyProposer(Proposer):
         """As the options say."""
         return self.options.drafts
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         """Guess the greedy tokens, some of them falsified."""
         drafts: list[list[int]] = []
         for row, most in zip(tokens, room.tolist(), strict=True):

@@ -233,8 +233,8 @@ def overspend(view: View, budget: Budget) -> ScheduleDecision:
 class RoomIgnored(NgramProposer):
     """Always gives as many drafts as it may give at most."""
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
-        return super().propose(tokens, np.full_like(room, self.max_drafts))
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
+        return super().propose(tokens, np.full_like(room, self.max_drafts), ids)
 
 
 class AnswerReused(Proposer):
@@ -245,7 +245,7 @@ class AnswerReused(Proposer):
     def __init__(self, options: NgramOptions) -> None:
         self.drafts = np.zeros(100, np.int32)
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         for at, row in enumerate(tokens):
             self.drafts[at] = row[-1]
         return np.ones(len(tokens), np.int32), self.drafts[: len(tokens)]
@@ -254,15 +254,15 @@ class AnswerReused(Proposer):
 class TokensWritten(NgramProposer):
     """Appends its guess to the row."""
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         tokens[0][-1] = 3
-        return super().propose(tokens, room)
+        return super().propose(tokens, room, ids)
 
 
 class BeyondVocabulary(NgramProposer):
     """Guesses the last id of a larger vocabulary."""
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         return np.ones_like(room), np.full_like(room, 1000)
 
 

@@ -23,8 +23,8 @@ ONE_DEVICE = "ranks share every layer (tp, --tp); this version has no other para
 EXPERTS = "ep (--ep) cuts experts by number over the ranks of tp (--tp), as many as these are"
 ADAPTERS = "LoRA adapters are not supported; merge one into its model"
 SPECULATION = (
-    "proposer (--proposer) ngram proposes the tokens that followed the latest ones earlier; draft "
-    "models are not supported"
+    "proposer (--proposer) ngram proposes the tokens that followed the latest ones earlier, draft "
+    "those of a second model, draft_model (--draft-model), mtp those of the checkpoint's own layers"
 )
 OVERLAP = "steps are scheduled ahead by default; overlap (--overlap) off turns that off"
 OWN_TOKENIZER = "the tokenizer is the one in the model's directory"

@@ -52,6 +52,13 @@ class PartSettings(ModelSettings):
     proposer: str = setting_field(
         "--proposer", NAME, "off", "speculative decoding method", group="parts"
     )
+    draft_model: str | None = setting_field(
+        "--draft-model",
+        Text(form="MODEL", word="off"),
+        None,
+        "small model whose next tokens the proposer 'draft' proposes",
+        group="parts",
+    )
     logits_processors: tuple[str, ...] = setting_field(
         "--logits-processors",
         Texts(item=NAME, spaced=True),

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import repeat
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 from attrs import define, field, frozen
@@ -93,6 +94,7 @@ class Drafting:
 
     name: of the proposer, for errors
     by_model: as in `ProposerSpec`
+    asked_ids: the admission ids that the proposer was asked about and that have not ended
     max_step_tokens: drafts never make a step of more tokens, with one for each running row
     """
 
@@ -104,6 +106,7 @@ class Drafting:
     tracker: OutputTracker
     by_model: bool = False
     counts: DraftCounts = field(factory=DraftCounts)
+    asked_ids: set[int] = field(factory=set)
 
     def track_admissions(self, new_rows: Mapping[int, RequestState | None]) -> None:
         """Begin the histories of requests that got a row."""
@@ -197,7 +200,8 @@ class Drafting:
             return {}, hold
         room = np.array([room for room in rooms if room > 0], np.int32)
         if made is None:
-            guesses = self._call_proposer([drafted for _, drafted in ready], room)
+            ids = admission_ids[[i for i, _ in ready]].astype(np.int64)
+            guesses = self._call_proposer([drafted for _, drafted in ready], room, ids)
         else:
             guesses = [made[i, :most] for (i, _), most in zip(ready, room.tolist(), strict=True)]
         drafts: dict[int, Ints] = {}
@@ -213,21 +217,40 @@ class Drafting:
                 drafted.count_hits(0)  # no draft was proposed, so holding it back was wasted
         return drafts, hold
 
-    def _call_proposer(self, rows: Sequence[DraftHistory], room: Ints) -> list[Ints]:
-        """Return the proposer's drafts for each of the rows.
+    def end_rows(self) -> None:
+        """Tell the proposer which rows are over.
 
-        room: [rows] int32
-        raises: PluginBroken, naming the proposer, when it raises or breaks a rule
+        raises: PluginBroken, naming the proposer, when it raises
         """
-        tokens = [drafted.tokens[: drafted.length] for drafted in rows]
-        for array in (*tokens, room):
-            array.setflags(write=False)
+        ended = [each for each in self.asked_ids if each not in self.tracker.by_admission_id]
+        if ended:
+            self.asked_ids.difference_update(ended)
+            self._blame(self.proposer.end, np.array(sorted(ended), np.int64))
+
+    def close(self) -> None:
+        """Free what the proposer has."""
+        self.proposer.close()
+
+    def _blame(self, call: Callable[..., object], *arguments: object) -> object:
+        """Call the proposer.   raises: PluginBroken, naming it, when it raises"""
         try:
-            answer = self.proposer.propose(tokens, room)
+            return call(*arguments)
         except (Exception, SystemExit) as error:
             raise PluginBroken(
                 f"the proposer {self.name!r} raised {describe_error(error)}; {_BLAME}"
             ) from error
+
+    def _call_proposer(self, rows: Sequence[DraftHistory], room: Ints, ids: Ints) -> list[Ints]:
+        """Return the proposer's drafts for each of the rows.
+
+        room: [rows] int32    ids: [rows] int64
+        raises: PluginBroken, naming the proposer, when it raises or breaks a rule
+        """
+        tokens = [drafted.tokens[: drafted.length] for drafted in rows]
+        for array in (*tokens, room, ids):
+            array.setflags(write=False)
+        self.asked_ids.update(ids.tolist())
+        answer: Any = self._blame(self.proposer.propose, tokens, room, ids)
         fault = find_proposal_fault(answer, room, self.vocab)
         if fault:
             raise PluginBroken(f"the proposer {self.name!r} returned {fault}; {_BLAME}")

@@ -8,14 +8,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from attrs import evolve
 
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
-from headstock.engine.drafting import make_drafting
+from headstock.engine.draft_model import EngineModel
+from headstock.engine.drafting import Drafting, make_drafting
 from headstock.engine.failure_texts import (
     LINE,
     drop_unknown_tokens,
@@ -91,7 +94,8 @@ class Engine:
             run_rank(start_ranks(config))
             raise SystemExit(0)
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            parts = build_engine(config, report, hooks, tracker)
+            open_model = partial(_open_draft_model, config)
+            parts = build_engine(config, report, hooks, tracker, open_model=open_model)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model
@@ -280,6 +284,7 @@ class Engine:
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
             self.drafting.track_admissions(self.new_rows)
+            self._end_drafted_rows(self.drafting)
         self._drop_arrived(arrived)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
@@ -291,6 +296,13 @@ class Engine:
         if stall is not None:
             raise self._explain(stall)
         return updates
+
+    def _end_drafted_rows(self, drafting: Drafting) -> None:
+        """Tell the proposer which rows are over.   raises: PluginBroken by it"""
+        try:
+            drafting.end_rows()
+        except PluginBroken as error:
+            raise self._explain(str(error)) from error
 
     def prepare_next(self) -> None:
         """Capture one graph, while there is no work."""
@@ -419,6 +431,26 @@ class Engine:
                 self.recorder.close()
             finally:
                 self.preparation.close()
+                if self.drafting is not None:
+                    self.drafting.close()
                 if not self.device_lost:
                     self.executor.close()
                     self.in_flight.clear()
+
+
+def _open_draft_model(config: EngineConfig, name: str, settings: Mapping[str, Any]) -> EngineModel:
+    """Serve a second model beside that of `config`.
+
+    settings: of its engine; the device, the rows and the length are those of `config`, others the
+        defaults
+    raises: as `Engine`
+    """
+    shared: dict[str, Any] = {
+        "model": name,
+        "device": config.device,
+        "max_running_requests": config.max_running_requests,
+        "max_seq_len": config.max_seq_len,
+        "max_seq_len_or_less": True,
+        "load_format": config.load_format,
+    }
+    return EngineModel(Engine(EngineConfig(**(shared | dict(settings)))))

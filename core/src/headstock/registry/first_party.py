@@ -17,6 +17,7 @@ FOLDERS: Mapping[str, tuple[str, Mapping[str, tuple[str, ...]]]] = MappingProxyT
         "plugins/llguidance-grammar": ("headstock-llguidance", {"grammar": ("llguidance",)}),
         "plugins/naive-cache": ("headstock-naive-cache", {"cache": ("naive",)}),
         "plugins/multiprocess": ("headstock-multiprocess", {"executor": ("multiprocess",)}),
+        "plugins/draft-proposer": ("headstock-draft-proposer", {"proposer": ("draft",)}),
         "plugins/mtp-proposer": ("headstock-mtp-proposer", {"proposer": ("mtp",)}),
         "plugins/ngram-proposer": ("headstock-ngram-proposer", {"proposer": ("ngram",)}),
         "plugins/openai-server": ("headstock-openai-server", {"command": ("serve",)}),

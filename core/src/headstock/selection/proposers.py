@@ -6,7 +6,7 @@ from attrs import frozen
 
 from headstock import registry
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun, PluginBroken, shorten
+from headstock.errors import CannotRun, PluginBroken, UsageError, shorten
 from headstock.scheduler.limits import MAX_DRAFTS
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.refusals import check_resolve
@@ -27,10 +27,24 @@ def find_own_proposer(config: EngineConfig) -> str:
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch
     """
-    if config.proposer == "off":
-        return ""
-    spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
-    return spec.name if spec.by_model else ""
+    spec = _load_spec(config)
+    return spec.name if spec is not None and spec.by_model else ""
+
+
+def _load_spec(config: EngineConfig) -> ProposerSpec | None:
+    """Load what the chosen proposer says of itself; None for `off`.
+
+    raises: UnknownPlugin, PluginBroken, SpiMismatch; UsageError for a second model without use
+    """
+    spec: ProposerSpec | None = None
+    if config.proposer != "off":
+        spec = registry.load_spec("proposer", config.proposer)
+    if config.draft_model is not None and (spec is None or not spec.takes_model):
+        raise UsageError(
+            f"draft_model (--draft-model) {shorten(config.draft_model)}: proposer (--proposer) "
+            f"{config.proposer} takes no second model; set it to draft, or leave the model out"
+        )
+    return spec
 
 
 def select_proposer(
@@ -40,15 +54,19 @@ def select_proposer(
 
     raises: UnknownPlugin, PluginBroken, SpiMismatch, CannotRun
     """
-    if config.proposer == "off":
+    spec = _load_spec(config)
+    if spec is None:
         return None
-    spec: ProposerSpec = registry.load_spec("proposer", config.proposer)
     registry.require_installed(spec)
     name = f"proposer (--proposer) {spec.name}"
     if not config.kv_cache:
         raise CannotRun(
             f"{name} needs the KV pool, and kv_cache (--kv-cache) off recomputes every token; "
             "leave out one of the two"
+        )
+    if spec.takes_model and config.draft_model is None:
+        raise UsageError(
+            f"{name} takes its drafts from a second model; name it by draft_model (--draft-model)"
         )
     check_resolve(spec, "proposer (--proposer)", query, env)
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)

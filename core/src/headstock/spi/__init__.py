@@ -78,7 +78,7 @@ from headstock.spi.ops import (
 )
 from headstock.spi.part_query import PartQuery
 from headstock.spi.plugin import PluginSpec, Rejection, Require
-from headstock.spi.proposer import Proposer, ProposerSpec
+from headstock.spi.proposer import DraftModel, Proposer, ProposerContext, ProposerSpec
 from headstock.spi.row_tables import PrefixInputs, RowTables, StepInputs
 from headstock.spi.runner import (
     CaptureProgress,
@@ -144,6 +144,7 @@ __all__ = [
     "DeltaRule",
     "DeviceEnv",
     "DeviceRange",
+    "DraftModel",
     "ExecutorSpec",
     "Experts",
     "Feature",
@@ -189,6 +190,7 @@ __all__ = [
     "Processing",
     "Program",
     "Proposer",
+    "ProposerContext",
     "ProposerSpec",
     "QkNorm",
     "QueryScale",

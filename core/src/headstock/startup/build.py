@@ -63,9 +63,10 @@ from headstock.startup.model_loading import (
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
 from headstock.startup.pool_memory import plan_device_memory, reserve_buffers
 from headstock.startup.profile_run import prove_readiness
+from headstock.startup.proposer_start import OpenModel, started_proposer
 from headstock.startup.ranks import start_ranks
 from headstock.startup.scheduler_limits import make_limits
-from headstock.startup.start_times import begin_start
+from headstock.startup.start_times import StartTimes, begin_start
 
 LOG = logging.getLogger(__name__)
 
@@ -118,10 +119,12 @@ def build_engine(
     hooks: PartHooks = NO_HOOKS,
     admitted: AdmittedRequests = NO_REQUESTS,
     ranks: Ranks | None = None,
+    open_model: OpenModel | None = None,
 ) -> EngineBuild:
     """Build the parts for `config`, wrapped by `hooks`, and load the weights.
 
     admitted: the engine's live requests, whose grammars the masks of a step read
+    open_model: as in `ProposerContext`; None where no proposer is asked
     ranks: as another rank than 0 sees them; rank 0 starts them here
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
@@ -132,7 +135,7 @@ def build_engine(
             ranks = start_ranks(config)
     try:
         with blame_plugins(names):
-            return _build_parts(config, on_progress, hooks, admitted, ranks)
+            return _build_parts(config, on_progress, hooks, admitted, ranks, open_model)
     except BaseException as error:
         reason = ranks.explain(error)
         ranks.close()
@@ -159,15 +162,30 @@ def _build_parts(
     hooks: PartHooks,
     admitted: AdmittedRequests,
     ranks: Ranks,
+    open_model: OpenModel | None,
 ) -> EngineBuild:
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # A program that uses headstock may have done anything before; a command has imported.
     times = begin_start(count_process=config.is_command)
     # Every refusal comes before the weights load, which can take minutes.
     decided = decide_parts(ranks, config)
+    times.end_part("plugins")
+    # A second model takes its memory before the rest is divided.
+    with started_proposer(decided, open_model):
+        return _build_decided(decided, on_progress, hooks, admitted, ranks, times)
+
+
+def _build_decided(
+    decided: DecidedParts,
+    on_progress: ProgressCallback | None,
+    hooks: PartHooks,
+    admitted: AdmittedRequests,
+    ranks: Ranks,
+    times: StartTimes,
+) -> EngineBuild:
+    """Build what was decided.   raises: as `build_engine`"""
     config, env, model, parts = decided.config, decided.env, decided.part, decided.parts
     notes, terms = list(decided.notes), decided.terms
-    times.end_part("plugins")
     device = torch.device(env.device)
     free = reclaim_free_bytes(device)
     if device.type == "cpu":

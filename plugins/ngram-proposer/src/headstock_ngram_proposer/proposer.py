@@ -25,7 +25,7 @@ class NgramProposer(Proposer):
         """Set the options."""
         return self.options.max_drafts
 
-    def propose(self, tokens: Sequence[Ints], room: Ints) -> tuple[Ints, Ints]:
+    def propose(self, tokens: Sequence[Ints], room: Ints, ids: Ints) -> tuple[Ints, Ints]:
         """Guess the next tokens of each row; none if the latest tokens have no earlier
         occurrence."""
         drafts = [

@@ -77,7 +77,9 @@ def propose(
     copies = [row.copy() for row in (*tokens, rooms)]
     for array in (*tokens, rooms):
         array.setflags(write=False)
-    answer = proposer.propose(tokens, rooms)
+    ids = np.arange(len(tokens))
+    ids.setflags(write=False)
+    answer = proposer.propose(tokens, rooms, ids)
     fault = find_proposal_fault(answer, rooms, VOCAB)
     assert not fault, f"propose returns {fault}"
     for array, copy in zip((*tokens, rooms), copies, strict=True):
