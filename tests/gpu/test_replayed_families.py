@@ -63,6 +63,7 @@ MODELS: dict[str, dict[str, Any]] = {
     | {
         "architectures": ["Qwen3_5ForCausalLM"],
         "model_type": "qwen3_5_text",
+        "mtp_num_hidden_layers": 1,
         "intermediate_size": 1024,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
@@ -260,7 +261,7 @@ def test_replayed_steps_say_what_float32_says(
 @pytest.mark.parametrize(
     ("name", "attn", "runner"), [case for case in CASES if case[0].startswith("qwen")]
 )
-@pytest.mark.parametrize("proposer", ["off", "ngram"])
+@pytest.mark.parametrize("proposer", ["off", "ngram", "mtp"])
 def test_states_are_taken_over_and_go_back(
     name: str,
     attn: str,

@@ -24,8 +24,16 @@ class ExpertShape:
 
 
 @frozen(kw_only=True)
+class DeltaShape:
+    """Gated delta rules in three of four layers: their heads, of 128 elements each."""
+
+    key_heads: int
+    value_heads: int
+
+
+@frozen(kw_only=True)
 class ModelShape:
-    """The sizes of a Qwen3 model, as in its config.json."""
+    """The sizes of a Qwen3 model, as in its config.json; of Qwen3.5 where it has delta rules."""
 
     hidden: int
     layers: int
@@ -34,6 +42,7 @@ class ModelShape:
     intermediate: int
     tied: bool
     experts: ExpertShape | None = None
+    delta: DeltaShape | None = None
     vocab: int = 151_936
     # entries of the tokenizer without special tokens; the rest of the vocabulary is padding
     words: int = 151_643
@@ -72,6 +81,29 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
             intermediate=6144,
             tied=False,
             experts=ExpertShape(count=128, per_token=8, width=768),
+        ),
+        "qwen3.5-27b": ModelShape(
+            hidden=5120,
+            layers=64,
+            heads=24,
+            kv_heads=4,
+            intermediate=17_408,
+            tied=False,
+            delta=DeltaShape(key_heads=16, value_heads=48),
+            vocab=248_320,
+            words=248_044,
+        ),
+        "qwen3.5-35b-a3b": ModelShape(
+            hidden=2048,
+            layers=40,
+            heads=16,
+            kv_heads=2,
+            intermediate=512,
+            tied=False,
+            experts=ExpertShape(count=256, per_token=8, width=512),
+            delta=DeltaShape(key_heads=16, value_heads=32),
+            vocab=248_320,
+            words=248_044,
         ),
     }
 )
@@ -112,6 +144,8 @@ def make_config(shape: ModelShape) -> dict[str, Any]:
         "transformers_version": "5.0.0",  # without it, the library warns of Mistral's tokenizers
         "vocab_size": shape.vocab,
     }
+    if shape.delta is not None:
+        return dense | _make_hybrid_fields(shape.delta, shape.experts)
     if shape.experts is None:
         return dense
     return dense | {
@@ -125,6 +159,32 @@ def make_config(shape: ModelShape) -> dict[str, Any]:
         "num_experts_per_tok": shape.experts.per_token,
         "output_router_logits": False,
         "router_aux_loss_coef": 0.001,
+    }
+
+
+def _make_hybrid_fields(delta: DeltaShape, experts: ExpertShape | None) -> dict[str, Any]:
+    """What Qwen3.5 has instead of the fields of Qwen3, or beside them."""
+    kind = "Qwen3_5ForCausalLM" if experts is None else "Qwen3_5MoeForCausalLM"
+    fields = {
+        "architectures": [kind],
+        "model_type": "qwen3_5_text" if experts is None else "qwen3_5_moe_text",
+        "head_dim": 256,
+        "full_attention_interval": 4,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": delta.key_heads,
+        "linear_num_value_heads": delta.value_heads,
+        "mtp_num_hidden_layers": 1,
+        "partial_rotary_factor": 0.25,
+    }
+    if experts is None:
+        return fields
+    return fields | {
+        "moe_intermediate_size": experts.width,
+        "shared_expert_intermediate_size": experts.width,
+        "num_experts": experts.count,
+        "num_experts_per_tok": experts.per_token,
     }
 
 
