@@ -158,14 +158,14 @@ def test_the_second_model_ends_with_the_engine_and_with_a_start_that_fails(
     folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models = [Recorded(), Recorded()]
-    monkeypatch.setattr("headstock.engine.engine._open_draft_model", lambda *_: models[0])
+    monkeypatch.setattr("headstock.engine.engine.open_draft_model", lambda *_: models[0])
     settings = {"model": str(folders["qwen"]), "proposer": "draft", "draft_model": "small"}
     engine = Engine(EngineConfig(**PAGES, **settings))
     assert not models[0].num_closed
     engine.close()
     assert models[0].num_closed == 1
 
-    monkeypatch.setattr("headstock.engine.engine._open_draft_model", lambda *_: models[1])
+    monkeypatch.setattr("headstock.engine.engine.open_draft_model", lambda *_: models[1])
     with pytest.raises(CannotRun, match="KV pool"):
         Engine(EngineConfig(**(PAGES | settings | {"num_pages": (1 << 31) - 1})))
     assert models[1].num_closed == 1
@@ -202,7 +202,7 @@ def test_a_proposer_is_told_of_the_engine_and_of_its_rows(
         return made[-1]
 
     monkeypatch.setattr("headstock_draft_proposer.proposer.DraftProposer", make)
-    monkeypatch.setattr("headstock.engine.engine._open_draft_model", lambda *_: Recorded())
+    monkeypatch.setattr("headstock.engine.engine.open_draft_model", lambda *_: Recorded())
     settings = {"page_size": 2, "num_pages": 24, "max_seq_len": 41, "max_batch_tokens": 11}
     _, stats = answer(folders["qwen"], proposer="draft", draft_model="small", **settings)
 

@@ -277,7 +277,7 @@ def test_a_proposer_that_breaks_a_rule_is_named(
 ) -> None:
     propose, wanted = BREACHES[breach]
     monkeypatch.setattr(
-        toy_proposer.ToyProposer, "propose", lambda self, tokens, room: propose(tokens, room)
+        toy_proposer.ToyProposer, "propose", lambda self, tokens, room, ids: propose(tokens, room)
     )
     engine = toys.engine(**SIZES, proposer="guess")
     with pytest.raises(PluginBroken, match=f"the proposer 'guess' .*{wanted}"):

@@ -2,20 +2,47 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from headstock.config import EngineConfig
+from headstock.outputs import Update
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler import Request
-from headstock.spi import DraftModel
+from headstock.spi import DraftModel, ModelConfig
 from headstock.spi.arrays import Ints
 
-if TYPE_CHECKING:
-    from headstock.engine.engine import Engine
-
 _GREEDY = SamplingParams(temperature=0.0)
+
+
+class SteppedEngine(Protocol):
+    """What is used of an `Engine`."""
+
+    model: ModelConfig
+
+    @property
+    def max_seq_len(self) -> int:
+        """The most tokens of a request."""
+        ...
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a step would have anything to do."""
+        ...
+
+    def submit(self, request: Request, *, stream_tokens: bool = True) -> None:
+        """Queue a request."""
+        ...
+
+    def step(self) -> tuple[Update, ...]:
+        """Run a step."""
+        ...
+
+    def close(self) -> None:
+        """Free the device."""
+        ...
 
 
 class EngineModel(DraftModel):
@@ -23,7 +50,7 @@ class EngineModel(DraftModel):
     from one call to the next.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: SteppedEngine) -> None:
         self._engine = engine
 
     @property
@@ -50,3 +77,26 @@ class EngineModel(DraftModel):
     def close(self) -> None:
         """Free the device."""
         self._engine.close()
+
+
+def open_draft_model(
+    make_engine: Callable[[EngineConfig], SteppedEngine],
+    config: EngineConfig,
+    name: str,
+    settings: Mapping[str, Any],
+) -> EngineModel:
+    """Serve a second model beside that of `config`.
+
+    settings: of its engine; the device, the rows and the length are those of `config`, others the
+        defaults
+    raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
+    """
+    shared: dict[str, Any] = {
+        "model": name,
+        "device": config.device,
+        "max_running_requests": config.max_running_requests,
+        "max_seq_len": config.max_seq_len,
+        "max_seq_len_or_less": True,
+        "load_format": config.load_format,
+    }
+    return EngineModel(make_engine(EngineConfig(**(shared | dict(settings)))))

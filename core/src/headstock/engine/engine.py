@@ -10,14 +10,13 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from attrs import evolve
 
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
-from headstock.engine.draft_model import EngineModel
+from headstock.engine.draft_model import open_draft_model
 from headstock.engine.drafting import Drafting, make_drafting
 from headstock.engine.failure_texts import (
     LINE,
@@ -94,7 +93,7 @@ class Engine:
             run_rank(start_ranks(config))
             raise SystemExit(0)
         with reserve_file(config.record, overwrite=config.record_overwrite):
-            open_model = partial(_open_draft_model, config)
+            open_model = partial(open_draft_model, Engine, config)
             parts = build_engine(config, report, hooks, tracker, open_model=open_model)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
@@ -436,21 +435,3 @@ class Engine:
                 if not self.device_lost:
                     self.executor.close()
                     self.in_flight.clear()
-
-
-def _open_draft_model(config: EngineConfig, name: str, settings: Mapping[str, Any]) -> EngineModel:
-    """Serve a second model beside that of `config`.
-
-    settings: of its engine; the device, the rows and the length are those of `config`, others the
-        defaults
-    raises: as `Engine`
-    """
-    shared: dict[str, Any] = {
-        "model": name,
-        "device": config.device,
-        "max_running_requests": config.max_running_requests,
-        "max_seq_len": config.max_seq_len,
-        "max_seq_len_or_less": True,
-        "load_format": config.load_format,
-    }
-    return EngineModel(Engine(EngineConfig(**(shared | dict(settings)))))
