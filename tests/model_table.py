@@ -150,8 +150,7 @@ MODELS: Mapping[str, tuple[str, str]] = {
     ),
     "GptOssForCausalLM": (
         "GPT-OSS",
-        "attention sinks (not yet run on a GPU), windows in every second layer, experts with "
-        "biases and a bounded gate",
+        "attention sinks, windows in every second layer, experts with biases and a bounded gate",
     ),
     "Lfm2ForCausalLM": ("LFM2", "short convolutions in most layers"),
     "Lfm2MoeForCausalLM": ("LFM2 with experts", "the same, and experts"),

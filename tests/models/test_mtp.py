@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, EngineDied
 from headstock.spi import Attend, Batch, Program
 from headstock.spi.arrays import Ints
 from headstock_conformance.model.parity import add_tensors, tokens, write
@@ -289,6 +289,14 @@ def test_tokens_are_the_same_however_many_guesses_are_right(
     assert found == wanted
     assert 0 < stats.accepted_draft_tokens < stats.draft_tokens
     assert bool(stats.replayed_verify_steps) == is_replayed
+
+
+def test_a_runner_without_the_drafts_that_it_claims_is_named(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrap_guesses(monkeypatch, lambda guess: lambda *_: None)  # type: ignore[arg-type,return-value]
+    with pytest.raises(EngineDied, match="the runner claims drafts and returned none"):
+        generate(checkpoint, **MTP)
 
 
 def test_two_ranks_make_the_same_guesses(checkpoint: Path) -> None:

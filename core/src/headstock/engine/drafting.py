@@ -132,6 +132,11 @@ class Drafting:
         made: [n, k] int32, the drafts that the model made; None without a proposer `by_model`
         raises: PluginBroken
         """
+        if self.by_model and made is None:
+            raise PluginBroken(
+                f"the runner claims drafts and returned none for the proposer {self.name!r}: "
+                "expected Sample.drafts; report it to its author, or set runner (--runner) to eager"
+            )
         asked: list[tuple[int, DraftHistory]] = []
         columns: tuple[Iterable[int], ...] = repeat(1), repeat(0)
         has_drafts = sampled.num_drafts is not None and bool(sampled.num_drafts.any())

@@ -12,7 +12,15 @@ from headstock import registry
 from headstock.engine.drafting import find_proposal_fault
 from headstock.scheduler.limits import MAX_DRAFTS
 from headstock.selection.refusals import check_resolve
-from headstock.spi import DeviceEnv, PartQuery, Proposer, ProposerSpec
+from headstock.spi import (
+    DeviceEnv,
+    DraftModel,
+    PartQuery,
+    Proposer,
+    ProposerContext,
+    ProposerSpec,
+)
+from headstock.spi.arrays import Ints
 from headstock_conformance.case import Case
 from headstock_conformance.ops.models import make_plain
 
@@ -49,7 +57,37 @@ def run_with(
     """
     check_resolve(spec, "--proposer", make_query(), env)
     options = () if spec.options is None else (registry.make_options(spec, opt),)
-    run(registry.make_part(spec, Proposer, *options))
+    proposer = registry.make_part(spec, Proposer, *options)
+    proposer.start(make_context(spec))
+    run(proposer)
+    proposer.end(np.arange(4))
+    proposer.close()
+
+
+class RepeatingModel(DraftModel):
+    """A second model, which says the last token of a row again."""
+
+    vocab = VOCAB
+
+    def continue_rows(self, tokens: Sequence[Ints], counts: Ints) -> list[Ints]:
+        """As many of it as are asked for."""
+        return [row[-1].repeat(count) for row, count in zip(tokens, counts.tolist(), strict=True)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def make_context(spec: ProposerSpec) -> ProposerContext:
+    """What the engine of that query tells a proposer."""
+    query = make_query()
+    return ProposerContext(
+        vocab=VOCAB,
+        max_rows=query.max_rows,
+        max_len=query.max_seq_len,
+        device="cpu",
+        draft_model="a-second-model" if spec.takes_model else "",
+        open_model=lambda name, settings: RepeatingModel(),
+    )
 
 
 def make_query() -> PartQuery:
