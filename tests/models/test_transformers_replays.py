@@ -28,7 +28,7 @@ from headstock_transformers.replays import find_obstacle
 EAGER = "phimoe"
 """Its rope copies a table to the device in every step."""
 REPLAYED = sorted(
-    SERVED.keys() - {EAGER}, key=lambda name: name not in ("gpt_oss", "gpt2", "mellum")
+    SERVED.keys() - {EAGER}, key=lambda name: (name not in ("gpt_oss", "gpt2", "mellum"), name)
 )
 FOUND = {"model_impl": "transformers"}
 
