@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
 from headstock.errors import CannotRun, EngineDied
+from headstock.nn import drafts, eager_step
 from headstock.spi import Attend, Batch, Program
 from headstock.spi.arrays import Ints
 from headstock_conformance.model.parity import add_tensors, tokens, write
@@ -147,10 +148,7 @@ def replayed(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 def wrap_guesses(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Guess], Guess]) -> None:
     """Put something around what makes the guesses, in steps with and without graphs."""
-    from headstock.nn import eager_step
-    from headstock_cuda_graph import draft_graphs
-
-    for module in (eager_step, draft_graphs):
+    for module in (eager_step, drafts):
         monkeypatch.setattr(module, "propose_drafts", wrap(module.propose_drafts))
 
 
@@ -197,8 +195,8 @@ def test_guesses_are_those_of_transformers_layers(
         ) -> Tensor:
             known = list_known(program, batch)
             found = guess(program, batch, attend, hidden, stops)
-            for sequence, drafts in zip(known, found.tolist(), strict=True):
-                seen[tuple(sequence)] = drafts
+            for sequence, guessed in zip(known, found.tolist(), strict=True):
+                seen[tuple(sequence)] = guessed
             return found
 
         return watched
@@ -336,8 +334,6 @@ def test_without_the_proposer_the_layers_are_left_out(checkpoint: Path) -> None:
 
 
 def test_the_last_right_token_of_a_row() -> None:
-    from headstock.nn.drafts import find_last_right
-
     rows = [[5, 6, 7], [1], [2, 9, 4, 4], [3, 8]]
     after = [[6, 7, 1], [2], [9, 1, 4, 3], [1, 1]]
     wanted = [2, 3, 5, 8]
@@ -345,4 +341,4 @@ def test_the_last_right_token_of_a_row() -> None:
     batch: Any = type("Rows", (), {})()
     batch.tokens, batch.query_start = torch.tensor([*chain(*rows)]), torch.tensor(lens)
 
-    assert find_last_right(batch, torch.tensor([*chain(*after)])).tolist() == wanted
+    assert drafts.find_last_right(batch, torch.tensor([*chain(*after)])).tolist() == wanted

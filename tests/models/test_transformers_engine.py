@@ -18,6 +18,7 @@ from headstock import LLM, SamplingParams
 from headstock.cli.main import main
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
+from headstock.nn.meta_batch import make_meta_batch
 from headstock.selection.model_needs import find_attention_needs
 from headstock.selection.select import select_plugins
 from headstock.spi import DeviceEnv, Shard, Weight
@@ -28,7 +29,6 @@ from headstock_transformers.family import make_family
 from headstock_transformers.module import build_decoder
 from headstock_transformers.options import TransformersOptions
 from headstock_transformers.probe import probe_decoder
-from headstock_transformers.replays import make_meta_batch
 
 CHUNKS = {"max_batch_tokens": 7, "max_running_requests": 5}
 FOUND = {"model_impl": "transformers"}
@@ -194,7 +194,7 @@ def test_heads_of_a_token_lie_together_as_backends_read_them(model_type: str) ->
 
     ops: Any = None
     with torch.inference_mode():
-        hidden = family.forward(params, config, make_meta_batch(config), attend, ops)
+        hidden = family.forward(params, config, make_meta_batch(config, 8), attend, ops)
     assert hidden.shape == (8, config.hidden)
     assert strides == [(config.head_dim, 1)] * len(config.layers)
 

@@ -10,7 +10,7 @@ import torch
 from attrs import evolve
 from torch import Tensor
 
-from headstock.spi import Attend, Batch, Program, StepInputs
+from headstock.spi import Attend, AttentionBackend, Batch, Program, StepInputs
 from headstock.spi.arrays import Ints
 
 
@@ -46,6 +46,30 @@ def propose_drafts(
         hidden = _run_layers(program, hidden, one_each, attend)
         drafts.append(_choose_tokens(program, hidden))
     return torch.stack(drafts, 1)
+
+
+def propose_row_drafts(
+    program: Program,
+    backend: AttentionBackend,
+    lines: Tensor,
+    tokens: Tensor,
+    hidden: Tensor,
+    query_len: int,
+) -> Tensor:
+    """The same behind rows of one length, in what a graph may capture.
+
+    backend: attends for rows of that length, planned from upper bounds
+    lines: [2, rows * query_len] int64, the row and the position of each token, row by row
+    tokens: [rows * query_len] int64, as they were before the samples were stored
+    """
+    tables, attention = program.row_tables, program.attention
+    row_ids, starts = lines[:, ::query_len].contiguous()
+    rows = StepInputs.of_rows(row_ids, starts, query_len)
+    longest = np.full(len(row_ids), attention.max_seq_len, np.int32)
+    plan = backend.capture_plan(tables.attention_step(rows, longest))
+    attend = _bind_layers(program, backend, plan)
+    batch = evolve(tables.batch(rows), tokens=tokens)
+    return propose_drafts(program, batch, attend, hidden, longest)
 
 
 def find_last_right(batch: Batch, follower: Tensor) -> Tensor:
@@ -85,20 +109,22 @@ def _plan_attention(program: Program, inputs: StepInputs, bounds: Ints) -> Atten
     attention = program.attention
     if attention.takes_bounds:
         step = program.row_tables.attention_step(inputs, bounds)
-        return _bind_layers(program, attention.backend.capture_plan(step))
+        return _bind_layers(program, attention.backend, attention.backend.capture_plan(step))
     # How many drafts were right is known on the device alone, and the backend plans on the host.
     lens = (inputs.starts + 1).to(torch.int32).cpu().numpy()
     step = program.row_tables.attention_step(inputs, lens)
-    return _bind_layers(program, attention.backend.plan(step))
+    return _bind_layers(program, attention.backend, attention.backend.plan(step))
 
 
-def _bind_layers(program: Program, plan: Any) -> Callable[[Tensor, int], Tensor]:
+def _bind_layers(
+    program: Program, backend: AttentionBackend, plan: Any
+) -> Callable[[Tensor, int], Tensor]:
     """The attention of a plan, by layer."""
-    attention = program.attention
+    layers = program.attention.layers
 
     def attend(q: Tensor, index: int) -> Tensor:
-        out = attention.layers[index].empty_output(q)
-        attention.backend.forward(q, attention.layers[index], plan, out)
+        out = layers[index].empty_output(q)
+        backend.forward(q, layers[index], plan, out)
         return out
 
     return attend

@@ -141,6 +141,10 @@ class Sample:
         """Return what was sampled at the first `count` logit positions."""
         return self if count == len(self.tokens) else _index_tensors(self, slice(count))
 
+    def with_drafts(self, drafts: Tensor) -> Sample:
+        """Return the sample with drafts of the model's own layers.   drafts: [rows, k] int64"""
+        return evolve(self, drafts=drafts)
+
     def replayed(self, order: np.ndarray | None = None) -> Sample:
         """Return the sample as one of a replay, with that `order`."""
         return evolve(self, order=order, is_replayed=True)

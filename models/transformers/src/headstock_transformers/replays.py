@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from headstock.spi import Batch, FullKV, ModelConfig
+from headstock.nn.meta_batch import make_meta_batch
+from headstock.spi import ModelConfig
 from headstock_transformers.attention import PAGED, PROBED, STEP, Step
 from headstock_transformers.module import Decoder, in_one_line
 
 _TOKENS = 8
-_PAGE_SIZE = 4
 
 _FROM_NUMBERS = (torch.tensor, torch.as_tensor, torch.asarray, Tensor.new_tensor)
 """What makes tensors of numbers that Python holds; each number goes to the device."""
@@ -41,7 +41,7 @@ def find_obstacle(decoder: Decoder, config: ModelConfig) -> str:
     names = {id(module): name for name, module in model.named_modules()}
     before = _list_attributes(model)
     model.set_attn_implementation(PAGED)
-    token = STEP.set(Step(make_meta_batch(config), config, _attend_nothing))
+    token = STEP.set(Step(make_meta_batch(config, _TOKENS), config, _attend_nothing))
     obstacles: list[str] = []
     try:
         # Without inference mode, in which operations hide those that they are made of.
@@ -61,32 +61,6 @@ def find_obstacle(decoder: Decoder, config: ModelConfig) -> str:
         return f"{type(model).__name__} {obstacles[0]}"
     changed = next(iter(_list_changes(before, _list_attributes(model), names)), None)
     return f"{changed}, which a replay would not" if changed else ""
-
-
-def make_meta_batch(config: ModelConfig) -> Batch:
-    """A step of one row on the meta device, over pages for the model's layers."""
-
-    def make_ids(*shape: int, dtype: torch.dtype = torch.int64) -> Tensor:
-        return torch.zeros(shape, dtype=dtype, device="meta")
-
-    pools = []
-    for layer in config.layers:
-        layout = config.kv_groups[layer.group].layout
-        assert isinstance(layout, FullKV), "the probe makes no other"
-        shape = (1, 2, _PAGE_SIZE, layout.kv_heads, layout.k_dim)
-        pools.append(torch.zeros(shape, device="meta"))
-    return Batch(
-        tokens=make_ids(_TOKENS),
-        positions=make_ids(_TOKENS),
-        token_rows=make_ids(_TOKENS),
-        row_ids=make_ids(1),
-        starts=make_ids(1),
-        query_start=make_ids(2, dtype=torch.int32),
-        max_query_len=_TOKENS,
-        slots=tuple(make_ids(_TOKENS) for _ in config.kv_groups),
-        pools=tuple(pools),
-        logit_indices=None,
-    )
 
 
 def _attend_nothing(q: Tensor, layer: int) -> Tensor:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import attrs
-import numpy as np
 from torch import Tensor
 
-from headstock.nn.drafts import propose_drafts
-from headstock.spi import AttentionBackend, Program, Sample, StepInputs
+from headstock.nn.drafts import propose_row_drafts
+from headstock.spi import Program, Sample
 from headstock_cuda_graph.capture import GraphCapturer
 from headstock_cuda_graph.sampling_graphs import Bucket, pad_lines
 
@@ -29,7 +27,15 @@ def capture_drafts(
         return bucket
     pad_lines(bucket.lines, program.row_tables.padding_row)
     graph = capturer(lambda: _draft(program, bucket, query_len), warm=False)
-    return attrs.evolve(bucket, drafts=graph)
+    return Bucket(
+        bucket.size,
+        bucket.lines,
+        bucket.plan,
+        bucket.forward,
+        bucket.shared,
+        bucket.samplers,
+        graph,
+    )
 
 
 def keep_tokens(program: Program, bucket: Bucket) -> None:
@@ -46,23 +52,12 @@ def add_drafts(sample: Sample, bucket: Bucket, num_rows: int) -> Sample:
     if bucket.drafts is None:
         return sample
     bucket.drafts.replay()
-    return attrs.evolve(sample, drafts=bucket.drafts.result[:num_rows])
+    return sample.with_drafts(bucket.drafts.result[:num_rows])
 
 
 def _draft(program: Program, bucket: Bucket, query_len: int) -> Tensor:
     """The drafts behind the rows of a bucket.   returns: [rows, k]   writes: the pools"""
-    tables, attention = program.row_tables, program.attention
-    backend = attention.backend if query_len == 1 else program.verify_attention
-    assert isinstance(backend, AttentionBackend), "can_draft was asked"
-    row_ids, starts = bucket.inputs[:, ::query_len].contiguous()
-    rows = StepInputs.of_rows(row_ids, starts, query_len)
-    longest = np.full(len(row_ids), attention.max_seq_len, np.int32)
-    plan = backend.capture_plan(tables.attention_step(rows, longest))
-
-    def attend(q: Tensor, index: int) -> Tensor:
-        out = attention.layers[index].empty_output(q)
-        backend.forward(q, attention.layers[index], plan, out)
-        return out
-
-    batch = attrs.evolve(tables.batch(rows), tokens=bucket.lines[2])
-    return propose_drafts(program, batch, attend, bucket.forward.result, longest)
+    backend = program.attention.backend if query_len == 1 else program.verify_attention
+    assert backend is not None, "can_draft was asked"
+    lines, hidden = bucket.lines, bucket.forward.result
+    return propose_row_drafts(program, backend, lines[:2], lines[2], hidden, query_len)
