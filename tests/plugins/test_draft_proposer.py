@@ -69,7 +69,7 @@ def answer(model: Path, **settings: Any) -> tuple[list[list[int]], Any]:
 @pytest.mark.parametrize(
     "settings",
     often(
-        2,
+        1,
         (
             {"max_batch_tokens": 11},
             {"page_size": 2, "num_pages": 40, "max_seq_len": 41, "max_batch_tokens": 11},

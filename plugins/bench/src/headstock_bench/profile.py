@@ -57,14 +57,17 @@ CLASSES = {
 _OWN_KERNELS = {
     "attention": "attend_kernel decode_kernel merge_kernel schedule_kernel",
     "experts": "route_kernel arrange_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
-    "down_rows_kernel down_tiles_kernel combine_kernel",
-    "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel unpack_kernel",
+    "down_rows_kernel down_tiles_kernel combine_kernel gate_up_words_kernel down_words_kernel",
+    "products": "rows_kernel tokens_kernel few_kernel split_kernel gated_kernel unpack_kernel "
+    "words_kernel unpack_words_kernel fp8_kernel",
     "sampling": "part_kernel join_kernel survey_kernel choose_kernel cut_kernel "
     "take_kernel scale_kernel",
     "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel "
     "quantize_kernel",
     "sums over ranks": "sum_ranks_kernel join_ranks_kernel add_norm_ranks_kernel",
     "convolution": "step_kernel convolve_kernel keep_kernel",
+    "delta rule": "learn_tokens_kernel prepare_chunks_kernel learn_chunks_kernel "
+    "normalize_chunks_kernel list_chunks_kernel",
 }
 OWN_KERNELS = {name: label for label, names in _OWN_KERNELS.items() for name in names.split()}
 """Name of one of this project's kernels -> its class, which the name's parts do not reveal."""
