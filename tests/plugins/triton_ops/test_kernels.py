@@ -9,18 +9,22 @@ from interpreted import run_interpreted
 
 FOLDER = Path(__file__).parent / "interpreted"
 PARTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "conftest")
-SAMPLING = {"sampling", "truncation"}
-"""The parts that take as long together as the others do."""
+GROUPS = {
+    "sampling": {"sampling", "truncation"},
+    "packed": {"delta", "expert_words", "packed", "words"},
+}
+"""Parts that run in one process; the others run in a third one, which takes about as long."""
 LATER = {"families"}
 """The parts whose tests are all `full`."""
 
 
 @pytest.mark.feature("V4")
 @pytest.mark.long
-@pytest.mark.parametrize("sampling", [False, True])
-def test_interpreted(sampling: bool) -> None:
-    parts = [part for part in PARTS if part not in LATER and (part in SAMPLING) is sampling]
-    run_interpreted(FOLDER / f"{part}.py" for part in parts)
+@pytest.mark.parametrize("group", [*GROUPS, "layers"])
+def test_interpreted(group: str) -> None:
+    others = set(PARTS) - LATER.union(*GROUPS.values())
+    parts = GROUPS.get(group, others)
+    run_interpreted(FOLDER / f"{part}.py" for part in sorted(parts))
 
 
 @pytest.mark.full
