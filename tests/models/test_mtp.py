@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 import replayed_sdpa
 import torch
+from attrs import evolve
 from engine_parity import PROMPTS, generate
+from models.test_qwen3_5_engine import HF as HYBRID
 from often import often
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -23,32 +25,12 @@ from transformers import AutoModelForCausalLM
 from headstock import LLM, SamplingParams
 from headstock.errors import CannotRun, EngineDied
 from headstock.nn import drafts, eager_step
-from headstock.spi import Attend, Batch, Program
+from headstock.spi import Attend, Batch, GraphSupport, Program
 from headstock.spi.arrays import Ints
 from headstock_conformance.model.parity import add_tensors, tokens, write
+from headstock_sdpa.plugin import spec as sdpa
 
-HF: dict[str, Any] = {
-    "model_type": "qwen3_5_text",
-    "architectures": ["Qwen3_5ForCausalLM"],
-    "vocab_size": 96,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "full_attention_interval": 3,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 6,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 12,
-    "rms_norm_eps": 1e-2,
-    "rope_theta": 300.0,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-    "mtp_num_hidden_layers": 1,
-    "pad_token_id": 0,
-}
+HF: dict[str, Any] = HYBRID | {"mtp_num_hidden_layers": 1}
 FULL_LAYER = 2
 """One with attention, as those have that guess."""
 MTP: dict[str, Any] = {"proposer": "mtp"}
@@ -323,6 +305,16 @@ def test_models_without_such_layers_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(HF | fields), encoding="utf-8")
     with pytest.raises(CannotRun, match=reason):
         LLM(str(tmp_path), load_format="dummy", attn="sdpa", proposer="mtp")
+
+
+def test_graphs_need_attention_that_is_planned_from_bounds(
+    checkpoint: Path, replayed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    claims = evolve(sdpa().capabilities, graph=GraphSupport.DECODE)
+    narrow = evolve(replayed_sdpa.spec(), capabilities=claims)
+    monkeypatch.setattr(replayed_sdpa, "spec", lambda: narrow)
+    with pytest.raises(CannotRun, match="'sdpa-replayed' plans from lengths of the host"):
+        LLM(str(checkpoint), **MTP, **replayed)
 
 
 def test_without_the_proposer_the_layers_are_left_out(checkpoint: Path) -> None:

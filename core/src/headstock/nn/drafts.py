@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 from attrs import evolve
 from torch import Tensor
 
+from headstock.nn.planned_attention import bind_plan
 from headstock.spi import Attend, AttentionBackend, Batch, Program, StepInputs
 from headstock.spi.arrays import Ints
 
@@ -67,7 +65,7 @@ def propose_row_drafts(
     rows = StepInputs.of_rows(row_ids, starts, query_len)
     longest = np.full(len(row_ids), attention.max_seq_len, np.int32)
     plan = backend.capture_plan(tables.attention_step(rows, longest))
-    attend = _bind_layers(program, backend, plan)
+    attend = bind_plan(program, backend, plan)
     batch = evolve(tables.batch(rows), tokens=tokens)
     return propose_drafts(program, batch, attend, hidden, longest)
 
@@ -109,22 +107,8 @@ def _plan_attention(program: Program, inputs: StepInputs, bounds: Ints) -> Atten
     attention = program.attention
     if attention.takes_bounds:
         step = program.row_tables.attention_step(inputs, bounds)
-        return _bind_layers(program, attention.backend, attention.backend.capture_plan(step))
+        return bind_plan(program, attention.backend, attention.backend.capture_plan(step))
     # How many drafts were right is known on the device alone, and the backend plans on the host.
     lens = (inputs.starts + 1).to(torch.int32).cpu().numpy()
     step = program.row_tables.attention_step(inputs, lens)
-    return _bind_layers(program, attention.backend, attention.backend.plan(step))
-
-
-def _bind_layers(
-    program: Program, backend: AttentionBackend, plan: Any
-) -> Callable[[Tensor, int], Tensor]:
-    """The attention of a plan, by layer."""
-    layers = program.attention.layers
-
-    def attend(q: Tensor, index: int) -> Tensor:
-        out = layers[index].empty_output(q)
-        backend.forward(q, layers[index], plan, out)
-        return out
-
-    return attend
+    return bind_plan(program, attention.backend, attention.backend.plan(step))

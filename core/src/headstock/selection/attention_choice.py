@@ -51,6 +51,11 @@ class JoinedCapabilities:
     planning: Planning
     features: frozenset[Feature]
 
+    @property
+    def takes_bounds(self) -> bool:
+        """Whether they plan rows from upper bounds of their lengths."""
+        return self.graph is GraphSupport.ALWAYS and self.planning is Planning.NONE
+
 
 def join_capabilities(backends: Iterable[SelectedBackend], phase: Phase) -> JoinedCapabilities:
     """Join the capabilities of the backends that serve the phase."""

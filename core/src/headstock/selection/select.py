@@ -142,9 +142,14 @@ class _Acceptor:
         return spec
 
     def accept_runner(
-        self, query: PartQuery, decode: JoinedCapabilities, ops_name: str, name: str
+        self,
+        query: PartQuery,
+        prompts: JoinedCapabilities,
+        decode: JoinedCapabilities,
+        ops_name: str,
+        name: str,
     ) -> RunnerSpec:
-        """Accept a runner over this decode backend and these operations.   raises: as any part"""
+        """Accept a runner over these backends and these operations.   raises: as any part"""
         spec: RunnerSpec = find_ready_spec("runner", name, self.env)
         if explain_device_mismatch(spec, self.env):
             raise CannotRun(f"runner (--runner) {name} cannot run on {self.env}; set it to eager")
@@ -165,6 +170,14 @@ class _Acceptor:
                 f"runner (--runner) {name} returns no drafts of the model's own layers, which "
                 f"proposer (--proposer) {self.config.proposer} asks for; set the runner to eager"
             )
+        if query.model.draft_layers and needs_graphs(spec):
+            planning = next((each for each in (prompts, decode) if not each.takes_bounds), None)
+            if planning is not None:
+                raise CannotRun(
+                    f"runner (--runner) {name} replays graphs, and {planning.names!r} plans from "
+                    "lengths of the host, while how many drafts are right is known on the device "
+                    "alone; set the runner to eager, or attn (--attn) to fa or triton"
+                )
         if not query.model.is_capturable and needs_graphs(spec):
             obstacle = query.model.capture_obstacle
             raise CannotRun(
@@ -256,11 +269,13 @@ def select_plugins(
         query, "scheduler", config.scheduler, "scheduler (--scheduler)"
     )
     query = note_part(query, "scheduler", scheduler.name)
-    decode = join_capabilities(attention, Phase.DECODE)
+    prompts, decode = (
+        join_capabilities(attention, phase) for phase in (Phase.PREFILL, Phase.DECODE)
+    )
     runner = select_first_accepted(
         resolve_runner_name(config, env),
         auto_choices.RUNNERS,
-        partial(acceptor.accept_runner, query, decode, ops_spec.name),
+        partial(acceptor.accept_runner, query, prompts, decode, ops_spec.name),
         "runner (--runner)",
     )
     return SelectedPlugins(

@@ -94,7 +94,7 @@ def assemble_executor(inputs: BuildInputs, buffers: Buffers, max_len: int) -> As
             max_seq_len=max_len,
             shares_prefixes=tracker is not None,
             shares_beside_prompts=tracker is not None,
-            takes_bounds=_takes_bounds(parts),
+            takes_bounds=parts.decode_capabilities.takes_bounds,
         ),
         # The memory plan counts scores of one position a row. Prompt log-probabilities score more,
         # which are therefore scored in parts.
@@ -138,12 +138,6 @@ def _find_verify_attention(parts: SelectedPlugins, router: PhaseRouter) -> Atten
         capabilities.graph >= GraphSupport.UNIFORM and capabilities.planning is Planning.NONE
     )
     return router.prefill if parts.max_drafts and is_capturable else None
-
-
-def _takes_bounds(parts: SelectedPlugins) -> bool:
-    """Whether the backend plans decode rows from upper bounds of their lengths."""
-    capabilities = parts.decode_capabilities
-    return capabilities.graph is GraphSupport.ALWAYS and capabilities.planning is Planning.NONE
 
 
 def _make_tracker(

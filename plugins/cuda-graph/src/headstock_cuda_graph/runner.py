@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from headstock.nn.eager_step import run_eager_step
+from headstock.nn.planned_attention import bind_plan
 from headstock.spi import (
     Batch,
     CaptureProgress,
@@ -83,8 +84,6 @@ class CudaGraphRunner(Runner):
 
     def replay(self, step: Step) -> Sample | None:
         """Sample the step by a replay; None if no bucket has room for it."""
-        if self.program.has_own_drafts and not can_draft(self.program):
-            return None
         if step.is_decode:
             return self.replay_rows(step)
         sample = None if step.num_drafts is None else self.replay_verification(step)
@@ -98,6 +97,9 @@ class CudaGraphRunner(Runner):
         rows, tokens = row_buckets(limits.max_rows), token_buckets(limits.max_tokens)
         if tokens and limits.full_tokens > tokens[0]:
             tokens = (limits.full_tokens, *tokens)
+        if self.program.has_own_drafts:
+            # Steps with prompts need all hidden states, of which a replay leaves the scored ones.
+            rows, tokens = (rows if can_draft(self.program) else ()), ()
         if not rows:
             self.drop_graphs()
             return ReplaySizes()
@@ -228,13 +230,8 @@ class CudaGraphRunner(Runner):
 
     def compute(self, batch: Batch, plan: Any) -> Tensor:
         """The hidden states of a batch of decode rows. [size, hidden]   writes: the pools"""
-        program, layers, backend = self.program, self.attention.layers, self.attention.backend
-
-        def attend(q: Tensor, index: int) -> Tensor:
-            out = layers[index].empty_output(q)
-            backend.forward(q, layers[index], plan, out)
-            return out
-
+        program = self.program
+        attend = bind_plan(program, self.attention.backend, plan)
         return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
     def replay_rows(self, step: Step) -> Sample | None:
@@ -285,8 +282,6 @@ class CudaGraphRunner(Runner):
 
     def replay_prompts(self, step: Step) -> Sample | None:
         """Sample a step with prompt tokens by a replay; None if no bucket has room."""
-        if self.program.has_own_drafts:
-            return None  # their layers need all hidden states, and the result has the scored ones
         # Both before the upload, which a capture of rows would overwrite.
         tokens = self.find_prompt_bucket(len(step.row_ids), step.num_tokens)
         bucket = None if tokens is None else self.find_scorer(int(step.num_logits.sum()))

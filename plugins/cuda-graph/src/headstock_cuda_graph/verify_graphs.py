@@ -6,6 +6,7 @@ import numpy as np
 from attrs import frozen
 from torch import Tensor
 
+from headstock.nn.planned_attention import bind_plan
 from headstock.spi import AttentionBackend, LayoutKind, Program, Step, StepInputs
 from headstock_cuda_graph.uploads import upload
 
@@ -32,18 +33,12 @@ def forward_verification(
     lines: [2, rows * verify_len] int64, the row and the position of each token, row by row
     writes: the pools
     """
-    tables, layers = program.row_tables, program.attention.layers
+    tables = program.row_tables
     row_ids, starts = lines[:, ::verify_len].contiguous()
     rows = StepInputs.of_rows(row_ids, starts, verify_len)
     longest = np.full(len(row_ids), program.attention.max_seq_len, np.int32)
     plan = backend.capture_plan(tables.attention_step(rows, longest))
-
-    def attend(q: Tensor, index: int) -> Tensor:
-        out = layers[index].empty_output(q)
-        backend.forward(q, layers[index], plan, out)
-        return out
-
-    batch = tables.batch(rows)
+    batch, attend = tables.batch(rows), bind_plan(program, backend, plan)
     return program.model.forward(program.params, program.config, batch, attend, program.ops)
 
 
