@@ -109,14 +109,16 @@ class Engine:
         self.executor = ThreadedExecutor(parts.executor) if needs_thread else parts.executor
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
+        self.drafting = make_drafting(parts, tracker)
         try:
             with blame_plugins(self.names):
                 self.state = initial_state(self.limits)
         except BaseException:
             self.executor.close()  # other ranks are processes, which nothing else would end
+            if self.drafting is not None:
+                self.drafting.close()
             raise
         self.output_tracker, self.preparation = tracker, make_preparation(parts)
-        self.drafting = make_drafting(parts, tracker)
         self.check_sampling = self.preparation.check
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
@@ -283,7 +285,9 @@ class Engine:
         self.output_tracker.track_admissions(next_plan, state, self.limits)
         if self.drafting is not None:
             self.drafting.track_admissions(self.new_rows)
-            self._end_drafted_rows(self.drafting)
+            # At no other time does an admission id lose its request.
+            if state.ended or self.new_rows:
+                self._end_drafted_rows(self.drafting)
         self._drop_arrived(arrived)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)

@@ -105,7 +105,7 @@ class Proposer(ABC):
         return
 
     def close(self) -> None:
-        """Free what `start` took; called once, also when the engine's start fails behind it."""
+        """Free what `start` took; a second call does nothing."""
         return
 
     # Rows whose token in flight is unknown are asked about as well, with what is known of them:
