@@ -78,6 +78,9 @@ class FlashInferBackend(AttentionBackend):
         self.pools = dict(context.pools)
         # A plan holds the pages of one group, and one window.
         self.reaches = tuple(dict.fromkeys(Reach.of(each) for each in context.layers.values()))
+        self.places = {
+            index: self.reaches.index(Reach.of(each)) for index, each in context.layers.items()
+        }
         self.page_size = context.page_size
         self.max_rows = query.max_rows
         self.columns = -(-query.max_seq_len // context.page_size)
@@ -215,7 +218,7 @@ class FlashInferBackend(AttentionBackend):
             without sinks
         raises: RuntimeError when later plans have overwritten this one
         """
-        number = self.reaches.index(Reach.of(layer))
+        number = self.places[layer.index]
         staged = plan.wrappers[number]
         if staged.turn != plan.turns[number]:
             raise RuntimeError(
