@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 import torch
 from attrs import evolve
+from delta_rule_cases import make_delta_batch
 from often import often
 from torch import Tensor
 from torch.nn.functional import silu
 
 from headstock.nn.short_conv import ConvInputs, convolve_
-from headstock.spi import Batch
 from headstock_triton.conv import BLOCK, MANY_TOKENS, convolve_gated_, convolve_silu_
 
 STEPS: Sequence[Sequence[tuple[int, int]]] = (
@@ -23,26 +23,7 @@ STEPS: Sequence[Sequence[tuple[int, int]]] = (
     [(6, 13), (5, 6), (0, 2)],
 )
 """Intervals of positions of three rows, step by step; the last one begins again."""
-
-
-def make_batch(spans: Sequence[tuple[int, int]], padding: int) -> Batch:
-    """A step of these rows, with so many tokens of no row behind them."""
-    counts = [stop - start for start, stop in spans]
-    positions = [at for span in spans for at in range(*span)] + [0] * padding
-    size = len(positions)
-    return Batch(
-        tokens=torch.zeros(size, dtype=torch.int64),
-        positions=torch.tensor(positions),
-        token_rows=torch.zeros(size, dtype=torch.int64),
-        row_ids=torch.arange(len(spans)),
-        starts=torch.tensor([start for start, _ in spans]),
-        query_start=torch.tensor([0, *torch.tensor(counts).cumsum(0).tolist()]).int(),
-        max_query_len=max(*counts, 1 + bool(padding)),
-        slots=(),
-        pools=(),
-        logit_indices=None,
-        state_pages=(torch.tensor([4, 2, 7]),),
-    )
+PAGES = (4, 2, 7)
 
 
 def written_out(
@@ -71,7 +52,7 @@ def test_states_and_results_are_torch_s(
     pool = torch.full((9, 2, taps - 1, width), math.nan, dtype=dtype)
     state, expected = pool[:, 1], pool[:, 1].clone()
     for step, spans in enumerate(STEPS):
-        batch = make_batch(spans, padding=2 * (step == 2))
+        batch = make_delta_batch(spans, 2 * (step == 2), PAGES)
         inputs = ConvInputs.of(batch, 0, taps)
         # Rows of one token each go another way.
         assert (inputs.sources is None) == (step == 1)
@@ -96,7 +77,7 @@ def test_states_and_results_are_torch_s(
 def test_prompts_beside_other_rows_and_alone(
     spans: Sequence[tuple[int, int]], padding: int
 ) -> None:
-    batch = make_batch(spans, padding)
+    batch = make_delta_batch(spans, padding, PAGES)
     batch = evolve(batch, state_pages=(torch.tensor([4, 2, 7][: len(spans)]),))
     generator = torch.Generator().manual_seed(0)
 
@@ -113,7 +94,7 @@ def test_prompts_beside_other_rows_and_alone(
 
 
 def test_a_step_without_tokens() -> None:
-    batch = make_batch([(0, 0)] * 3, 0)
+    batch = make_delta_batch([(0, 0)] * 3, 0, PAGES)
     nothing = torch.empty(0, 24)
 
     found = convolve_gated_(
