@@ -294,7 +294,11 @@ def test_two_ranks_make_the_same_guesses(checkpoint: Path) -> None:
         ({"mtp_num_hidden_layers": 0}, "mtp_num_hidden_layers in config.json is 0"),
         ({"mtp_use_dedicated_embeddings": True}, "mtp_use_dedicated_embeddings"),
         (
-            {"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]},
+            {
+                "model_type": "qwen3",
+                "architectures": ["Qwen3ForCausalLM"],
+                "layer_types": ["full_attention"] * 4,
+            },
             "its family computes no layers that guess further tokens; set it to ngram or off",
         ),
     ],
