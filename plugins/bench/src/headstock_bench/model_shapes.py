@@ -73,6 +73,10 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
         "qwen3-14b": ModelShape(
             hidden=5120, layers=40, heads=40, kv_heads=8, intermediate=17_408, tied=False
         ),
+        # The sizes of Llama 3 70B, in the form of Qwen3: norms of heads, its own tokenizer.
+        "dense-70b": ModelShape(
+            hidden=8192, layers=80, heads=64, kv_heads=8, intermediate=28_672, tied=False
+        ),
         "qwen3-30b-a3b": ModelShape(
             hidden=2048,
             layers=48,
