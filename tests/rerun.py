@@ -4,11 +4,12 @@ wrote before.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 import attrs
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from headstock.spi import (
     DeviceRange,
@@ -77,12 +78,30 @@ class RerunCapturer:
 
 def capture(work: Callable[[], T], *, warm: bool) -> CapturedGraph[T]:
     """Work whose result stays at its addresses, like that of a graph."""
-    result = work()
+    with _Captured():
+        result = work()
 
     def replay() -> None:
         write(result, work())
 
     return CapturedGraph(replay, result)
+
+
+class _Captured(TorchFunctionMode):
+    """Refuses what a CUDA graph cannot capture and a CPU computes all the same."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        if func is Tensor.__setitem__ and not isinstance(args[2], Tensor):
+            index = args[1] if isinstance(args[1], tuple) else (args[1],)
+            # On a GPU the number becomes a tensor of the host, which is copied.
+            assert not any(isinstance(each, Tensor) for each in index), "copies a number"
+        return func(*args, **(kwargs or {}))
 
 
 def write(old: object, new: object) -> None:

@@ -155,6 +155,13 @@ def swallow(x: Tensor) -> Tensor:
         return x
 
 
+def set_first(x: Tensor) -> Tensor:
+    """What stores a number where a tensor says."""
+    result = x.clone()
+    result[x[0, :, 0].long().clamp(0, 0)] = 0.0
+    return result
+
+
 HOST = torch.arange(4.0)
 OBSTACLES: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "item": (lambda x: x * x.sum().item(), "waits for the device (_local_scalar_dense)"),
@@ -163,6 +170,7 @@ OBSTACLES: dict[str, tuple[Callable[[Tensor], object], str]] = {
     "tolist": (lambda x: x.sum(-1).tolist(), "waits for the device (_to_copy)"),
     "nonzero": (lambda x: x.nonzero(), "waits for the device (nonzero)"),
     "where": (lambda x: torch.where(x > 0), "waits for the device (nonzero)"),
+    "a stored number": (set_first, "stores a number by an index"),
     "a mask": (lambda x: x[x > 0], "waits for the device (index by a mask)"),
     "a set mask": (lambda x: x.clone().index_put_((x > 0,), x.sum()), "index_put_ by a mask"),
     "unique": (lambda x: x.unique(), "waits for the device (_unique2)"),

@@ -79,7 +79,8 @@ def find_last_right(batch: Batch, follower: Tensor) -> Tensor:
     firsts, ends = batch.query_start[:-1].long(), batch.query_start[1:].long()
     is_wrong = torch.ones_like(follower, dtype=torch.bool)
     torch.ne(batch.tokens[1:], follower[:-1], out=is_wrong[1:])
-    is_wrong[firsts.clamp(max=len(is_wrong) - 1)] = False
+    # Not by an index: on a GPU, a capture cannot copy the number that would be stored.
+    is_wrong.index_fill_(0, firsts.clamp(max=len(is_wrong) - 1), False)
     # The count grows at each wrong one, so a row's first stretch ends where it does.
     count = is_wrong.cumsum(0)
     behind = torch.searchsorted(count, count[firsts.clamp(max=len(count) - 1)], right=True)

@@ -67,6 +67,7 @@ from headstock.startup.proposer_start import OpenModel, started_proposer
 from headstock.startup.ranks import start_ranks
 from headstock.startup.scheduler_limits import make_limits
 from headstock.startup.start_times import StartTimes, begin_start
+from headstock.startup.state_rows import cut_rows
 
 LOG = logging.getLogger(__name__)
 
@@ -193,8 +194,6 @@ def _build_decided(
     inputs = _load_model(decided, device, free, ranks.join(device), hooks, on_progress)
     times.end_part("weights")
     directory = decided.chosen.directory
-    grammars = make_grammar_rows(config, parts.grammar, directory, decided.chosen.model, admitted)
-    inputs = attrs.evolve(inputs, masks=ranks.connect_masks(grammars))
     shape = BufferShape(
         groups=model.kv_groups,
         device=device,
@@ -203,6 +202,10 @@ def _build_decided(
         page_size=terms.page_size or decided.max_len,
         rows=config.max_running_requests,
     )
+    inputs, shape = cut_rows(inputs, shape, free, notes, ranks)
+    config = inputs.config
+    grammars = make_grammar_rows(config, parts.grammar, directory, decided.chosen.model, admitted)
+    inputs = attrs.evolve(inputs, masks=ranks.connect_masks(grammars))
     # After the weights and before the pool, which may use all memory that remains.
     kept = find_kept_profile(inputs, env, directory, decided.max_len)
     memory = plan_device_memory(

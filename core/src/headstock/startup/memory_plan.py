@@ -342,6 +342,9 @@ def plan_memory(
     uses = f"weights ({format_bytes(weights)}) and activations ({format_bytes(other_use.total)})"
     if pages < 1:
         least = make_groups(1)
+        lower = "max_batch_tokens (--max-batch-tokens)"
+        if any(each.group.layout.kind is LayoutKind.STATE for each in least):
+            lower += " or max_running_requests (--max-running-requests)"
         smallest = (
             f"2 pages of {format_bytes(least[0].page_bytes)}"
             if len(least) == 1
@@ -349,8 +352,7 @@ def plan_memory(
         )
         raise CannotRun(
             f"{flag}: the KV pool needs at least {smallest}, and "
-            f"{format_bytes(max(budget_left, 0))} are left after {uses}; raise it or lower "
-            "max_batch_tokens (--max-batch-tokens)"
+            f"{format_bytes(max(budget_left, 0))} are left after {uses}; raise it or lower {lower}"
         )
     room = free - weights - other_use.total
     groups = make_groups(pages)

@@ -120,6 +120,13 @@ class _WatchedNumbers(TorchFunctionMode):
         if func in _INDEXING and any(isinstance(each, list) for each in _list_indices(args[1])):
             reason = "indexes by a list, which is copied to the device"
         result = func(*args, **kwargs)
+        # By slices it fills; by tensors it stores a tensor, which begins on the host.
+        if (
+            func is Tensor.__setitem__
+            and not isinstance(args[2], Tensor)
+            and any(isinstance(each, Tensor) for each in _list_indices(args[1]))
+        ):
+            reason = "stores a number by an index, which copies it to the device"
         if func in _FROM_NUMBERS and result.is_meta:
             data = args[-1] if args else next(iter(kwargs.values()))
             if not (isinstance(data, Tensor) and data.is_meta):
