@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import logging
 import os
+import queue
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import patience
 import pytest
 import torch
 from attrs import evolve
 
 from headstock.config import EngineConfig
 from headstock.execution.buffers import BufferShape
-from headstock.spi import DeviceEnv
+from headstock.spi import DeviceEnv, Ranks
 from headstock.startup import kept_profile, pool_memory
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import MemoryUse
@@ -219,42 +221,100 @@ def test_a_step_without_memory_has_the_next_start_measure_again(tmp_path: Path) 
     profile.note_failure(torch.OutOfMemoryError("again"))
 
 
-def test_a_start_measures_once_and_says_when(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls: list[object] = []
+class Planning:
+    """Plans memory with a profile run that only counts.   calls: its runs    notes: for the user"""
 
-    def measure(*inputs: object) -> MemoryUse:
-        calls.append(inputs)
+    def __init__(self) -> None:
+        self.calls: list[object] = []
+        self.notes: list[str] = []
+
+    def measure(self, *inputs: object) -> MemoryUse:
+        """The profile run."""
+        self.calls.append(inputs)
         return USE
 
-    monkeypatch.setattr(pool_memory, "profile_memory_use", measure)
-    # Of what the plan is made of, the bytes of steps alone.
+    def plan(self, profile: KeptProfile, ranks: Ranks) -> Any:
+        """The plan of a rank."""
+        inputs: Any = SimpleNamespace(
+            config=EngineConfig(),
+            model=None,
+            needs=SimpleNamespace(dtype="bfloat16"),
+            parts=SimpleNamespace(max_drafts=0),
+            params={},
+        )
+        shape = BufferShape(
+            groups=(), device=torch.device("cuda"), kv_dtype=torch.bfloat16, page_size=16, rows=4
+        )
+        return pool_memory.plan_device_memory(
+            inputs, shape, 64, 1 << 30, profile, self.notes, ranks, None
+        )
+
+
+@pytest.fixture
+def planning(monkeypatch: pytest.MonkeyPatch) -> Planning:
+    """Plans memory; of what the plan is made of, the bytes of steps alone."""
+    planning = Planning()
+    monkeypatch.setattr(pool_memory, "profile_memory_use", planning.measure)
     monkeypatch.setattr(
         pool_memory,
         "plan_memory",
         lambda *inputs, **uses: SimpleNamespace(use=uses["other_use"], kv_tokens=16),
     )
-    inputs: Any = SimpleNamespace(
-        config=EngineConfig(),
-        model=None,
-        needs=SimpleNamespace(dtype="bfloat16"),
-        parts=SimpleNamespace(max_drafts=0),
-        params={},
-    )
-    shape = BufferShape(
-        groups=(), device=torch.device("cuda"), kv_dtype=torch.bfloat16, page_size=16, rows=4
-    )
-    notes: list[str] = []
-    plans = [
-        pool_memory.plan_device_memory(
-            inputs, shape, 64, 1 << 30, Subject(tmp_path).find(), notes, OneRank(), None
-        )
-        for _ in range(2)
-    ]
-    assert [plan.use for plan in plans] == [USE, evolve(USE, is_kept=True)] and len(calls) == 1
-    (note,) = notes
+    return planning
+
+
+def test_a_start_measures_once_and_says_when(tmp_path: Path, planning: Planning) -> None:
+    plans = [planning.plan(Subject(tmp_path).find(), OneRank()) for _ in range(2)]
+
+    assert [plan.use for plan in plans] == [USE, evolve(USE, is_kept=True)]
+    assert len(planning.calls) == 1
+    (note,) = planning.notes
     assert "were measured on 2" in note and "memory_profiles (--memory-profiles) off" in note
+
+
+class OneOfTwoRanks(OneRank):
+    """A rank that a thread plays.   channel: what rank 0 has shared and rank 1 has not read yet"""
+
+    count = 2
+
+    def __init__(self, index: int, channel: queue.SimpleQueue[Any]) -> None:
+        self.index = index
+        self.channel = channel
+
+    def share(self, value: Any) -> Any:
+        if self.index:
+            return self.channel.get(timeout=patience.seconds)
+        self.channel.put(value)
+        return value
+
+
+@pytest.mark.feature("S19")
+@pytest.mark.parametrize(
+    ("kept", "runs"),
+    [((True, False), 0), ((True, True), 0), ((False, True), 2), ((False, False), 2)],
+    ids=["rank 0", "both", "rank 1", "none"],
+)
+def test_all_ranks_measure_or_none_as_rank_0_has_measured_before(
+    kept: tuple[bool, bool], runs: int, tmp_path: Path, planning: Planning
+) -> None:
+    channel: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    profiles = []
+    for index, has_measured in enumerate(kept):
+        folder = tmp_path / f"rank {index}"
+        folder.mkdir()
+        profiles.append(Subject(folder).find())
+        if has_measured:
+            # A rank's own figures are not those of rank 0.
+            profiles[-1].write(evolve(USE, graphs=(9 + index) << 20))
+
+    plans = [
+        planning.plan(profile, OneOfTwoRanks(index, channel))
+        for index, profile in enumerate(profiles)
+    ]
+
+    assert len(planning.calls) == runs
+    expected = USE if runs else evolve(USE, graphs=9 << 20, is_kept=True)
+    assert [plan.use for plan in plans] == [expected] * 2
 
 
 def test_kept_names_are_short_and_have_no_path_of_a_model(tmp_path: Path) -> None:
