@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -17,6 +16,7 @@ import faulty_ranks
 import patience
 import pytest
 from often import often
+from rank_imports import find_children
 
 from headstock import LLM, SamplingParams
 from headstock.errors import EngineDied, HeadstockError, PluginBroken
@@ -94,17 +94,6 @@ def faulty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., LLM
     return start
 
 
-def find_children() -> list[str]:
-    """The command lines of this process's children."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = path.read_text().rpartition(")")[2].split()[1]
-            if int(parent) == os.getpid():
-                found.append(path.with_name("cmdline").read_text())
-    return [line for line in found if "headstock_multiprocess" in line]
-
-
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("fault", "error", "text"),
@@ -120,7 +109,7 @@ def test_a_rank_that_fails_at_the_start_is_named_and_none_stays(
 ) -> None:
     with pytest.raises(error, match=text):
         faulty(fault, opt=(LATE,) if fault.endswith("hang") else ())
-    assert find_children() == []
+    assert find_children() == {}
 
 
 @pytest.mark.full
@@ -142,7 +131,7 @@ def test_a_rank_that_fails_in_a_step_ends_the_engine_and_is_named(
     with pytest.raises(EngineDied, match=text):
         llm.generate(["Once upon a time"] * 3, ENDLESS, use_tqdm=False)
     llm.close()
-    assert find_children() == []
+    assert find_children() == {}
 
 
 @pytest.mark.full
@@ -163,7 +152,7 @@ def test_a_start_that_is_refused_leaves_no_rank(tmp_path: Path) -> None:
     for settings in ({"record": str(record)}, {"tp": 3}, {"memory_ratio": 1e-4}):
         with pytest.raises(HeadstockError):
             LLM("demo", **{"tp": 2, "device": "cpu", **settings})
-        assert find_children() == []
+        assert find_children() == {}
 
 
 @pytest.mark.full

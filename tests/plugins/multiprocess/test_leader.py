@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 
 import patience
 import pytest
@@ -14,7 +16,7 @@ from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock_multiprocess.leader import Follower, Leader
 from headstock_multiprocess.link import Link
-from headstock_multiprocess.messages import FromRank, Numbers, Shared, ToRank
+from headstock_multiprocess.messages import Collected, FromRank, Shared, ToRank
 from headstock_multiprocess.options import MultiprocessOptions
 from headstock_multiprocess.processes import RankProcess
 from headstock_multiprocess.start import start_ranks
@@ -46,7 +48,7 @@ def test_all_ranks_take_the_least_number_of_any() -> None:
     answers: list[object] = []
 
     def answer(link: Link[ToRank], numbers: tuple[int, ...]) -> None:
-        link.send(Numbers(numbers))
+        link.send(Collected(numbers))
         answers.append(link.receive())
 
     threads = [
@@ -66,12 +68,18 @@ def test_all_ranks_take_the_least_number_of_any() -> None:
 
 
 @pytest.mark.feature("S19")
-def test_more_ranks_than_gpus_are_refused_before_any_starts(
+def test_more_ranks_than_gpus_are_refused_and_end(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     config = EngineConfig(model=str(tmp_path), tp=4, device="cuda")
 
+    ranks: Any = start_ranks(config, MultiprocessOptions())
     with pytest.raises(CannotRun, match=r"^tp \(--tp\) 4: expected as many GPUs, got 2; "):
-        start_ranks(config, MultiprocessOptions())
+        ranks.begin()
+    ranks.close()
+
+    # They were in their imports, which nothing waits for.
+    codes = [each.process.process.returncode for each in ranks.followers]
+    assert codes == [-signal.SIGKILL] * 3

@@ -38,6 +38,7 @@ from headstock.text.tokenizer import check_vocabulary
 
 if TYPE_CHECKING:
     from headstock.requests.session import EngineSession
+    from headstock.spi import Ranks
 
 EPILOG = """
 A line of FILE.jsonl is an object with "prompt", "prompt_token_ids" or "messages", and any sampling
@@ -84,6 +85,16 @@ def answer(args: Namespace) -> int:
         print_note(f"note: {line}")
     _check_flags(args, resolved)
     start_logs(resolved, quiet=args.quiet)
+    # deferred: a parser of flags needs no plugins
+    from headstock.startup.ranks import started_ranks
+
+    # Other ranks import torch while this process reads prompts and does so too.
+    with started_ranks(resolved.engine) as ranks:
+        return _answer_prompts(args, resolved, ranks)
+
+
+def _answer_prompts(args: Namespace, resolved: ResolvedConfig, ranks: Ranks) -> int:
+    """Answer the prompts and return the exit code.   raises: HeadstockError, KeyboardInterrupt"""
     options = read_chat_options(args.tools, args.chat_template_kwargs)
     inputs = _collect_prompts(args, options, is_chat=_is_chat(args, resolved))
     if inputs is None:
@@ -94,7 +105,9 @@ def answer(args: Namespace) -> int:
         _check_chat(resolved)
         _require_tokenizer(resolved)
         read = open_reader(history_path(args.history, os.environ))
-        with open_model(resolved, quiet=args.quiet, verbose=args.verbose, alone=True) as session:
+        with open_model(
+            resolved, ranks, quiet=args.quiet, verbose=args.verbose, alone=True
+        ) as session:
             return run_chat(
                 session,
                 session.default_chat_params.replace(resolved.sampling),
@@ -103,12 +116,13 @@ def answer(args: Namespace) -> int:
                 options,
             )
     with reserve_output(args.json) as output:
-        return _run_batch(args, resolved, inputs, output if args.json else None)
+        return _run_batch(args, resolved, ranks, inputs, output if args.json else None)
 
 
 def _run_batch(
     args: Namespace,
     resolved: ResolvedConfig,
+    ranks: Ranks,
     inputs: Sequence[PromptInput | InvalidPrompt],
     json_output: TextIO | None,
 ) -> int:
@@ -121,7 +135,7 @@ def _run_batch(
         for _, prompt_input in good
     ):
         _require_tokenizer(resolved)
-    with open_model(resolved, quiet=args.quiet, verbose=args.verbose) as session:
+    with open_model(resolved, ranks, quiet=args.quiet, verbose=args.verbose) as session:
         batch = PromptBatch(
             session=session,
             json_output=json_output,
@@ -293,7 +307,12 @@ def _select_valid(
 
 
 def open_model(
-    resolved: ResolvedConfig, *, quiet: bool, verbose: bool = False, alone: bool = False
+    resolved: ResolvedConfig,
+    ranks: Ranks | None = None,
+    *,
+    quiet: bool,
+    verbose: bool = False,
+    alone: bool = False,
 ) -> EngineSession:
     """Load the model and print its summary on standard error, with `verbose` all of it.
 
@@ -306,7 +325,8 @@ def open_model(
     if alone and resolved.origins["cuda_graph_max_bs"] == "default":
         config = evolve(config, cuda_graph_max_bs=1)
     with ProgressBars(shown=not quiet) as bars:
-        session = EngineSession(config, partial(start_engine, on_progress=bars.update))
+        start = partial(start_engine, on_progress=bars.update, ranks=ranks)
+        session = EngineSession(config, start)
     resume_collections()
     if not quiet:
         print_summary(session.list_summary(verbose=verbose))

@@ -59,6 +59,7 @@ from headstock.scheduler import (
     initial_state,
 )
 from headstock.scheduler.invariants import check_idle
+from headstock.spi import Ranks
 from headstock.startup.blame import PluginNames, blame_plugins
 from headstock.startup.build import build_engine, run_rank
 from headstock.startup.device import check_usable
@@ -77,6 +78,7 @@ class Engine:
 
     Any thread may call `submit`, `abort` and `memory_pressure`; one thread, a `Loop`'s, the rest.
     hooks: wraps parts as they are built, for tests
+    ranks: as in `build_engine`
 
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
@@ -86,15 +88,16 @@ class Engine:
         config: EngineConfig,
         report: ProgressCallback | None = None,
         hooks: PartHooks = NO_HOOKS,
+        ranks: Ranks | None = None,
     ) -> None:
         tracker = OutputTracker()
         if config.is_other_rank(os.environ):
             # Something else has started this program on each rank: rank 0 has the engine.
-            run_rank(start_ranks(config))
+            run_rank(ranks or start_ranks(config))
             raise SystemExit(0)
         with reserve_file(config.record, overwrite=config.record_overwrite):
             open_model = partial(open_draft_model, Engine, config)
-            parts = build_engine(config, report, hooks, tracker, open_model=open_model)
+            parts = build_engine(config, report, hooks, tracker, ranks, open_model)
         self.names = PluginNames.of(parts.parts, parts.model.architecture)
         self.config = parts.config
         self.model = parts.model

@@ -8,7 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import cached_property
 from types import TracebackType
 
@@ -32,7 +32,9 @@ from headstock.requests.prompt_request import PromptRequest
 from headstock.requests.scorer import Scorer
 from headstock.sampling_params import SamplingParams
 from headstock.selection.tool_parsers import select_tool_parser
+from headstock.spi import Ranks
 from headstock.startup.part_hooks import NO_HOOKS, PartHooks
+from headstock.startup.ranks import start_ranks
 from headstock.text.chat import read_template
 from headstock.text.prompt import PromptType
 from headstock.text.tokenizer import NoTokenizer, Tokenizer
@@ -45,14 +47,19 @@ def start_engine(
     on_progress: ProgressCallback | None = None,
     after_step: Callable[[], None] | None = None,
     hooks: PartHooks = NO_HOOKS,
+    ranks: Ranks | None = None,
 ) -> tuple[StartedEngine, EngineLoop]:
     """An engine for `config` in this process, and the loop that steps it on its own thread.
 
     `after_step` is called on that thread, as `headstock.engine.loop.Loop` says. `hooks` wraps the
-    engine's parts, for tests.
+    engine's parts, for tests. `ranks` are those of the engine, if they are started; they end where
+    this raises.
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
-    with hold_exit() as check_not_ending:
+    with hold_exit() as check_not_ending, ExitStack() as on_failure:
+        # Other processes than this one import torch at the same time as this one does.
+        ranks = ranks or start_ranks(config)
+        on_failure.callback(ranks.close)
         from headstock.engine.engine import Engine
         from headstock.engine.loop import Loop
 
@@ -63,12 +70,14 @@ def start_engine(
             if on_progress is not None:
                 on_progress(stage, completed, total)
 
-        engine = Engine(config, report, hooks)
+        engine = Engine(config, report, hooks, ranks)
         try:
-            return engine, Loop(engine, after_step)
+            loop = Loop(engine, after_step)
         except BaseException:  # Ctrl-C
             engine.close()
             raise
+        on_failure.pop_all()
+        return engine, loop
 
 
 class EngineSession:

@@ -23,6 +23,9 @@ class ExecutorSpec(PluginSpec):
     the options class if the spec names one. It starts `config.tp - 1` other ranks, returns the
     `Ranks` and raises CannotRun where it cannot. Where something else has started the ranks, it is
     called on each of them.
+
+    It is called before this process imports torch, which takes seconds: where `implementation`
+    imports none either, the processes that it starts do so at the same time.
     """
 
 
@@ -85,6 +88,13 @@ class Ranks(ABC):
     count: int
 
     @abstractmethod
+    def begin(self) -> None:
+        """Take what the others' start needs of torch; called once, before the other methods.
+
+        raises: CannotRun
+        """
+
+    @abstractmethod
     def share(self, value: Any) -> Any:
         """Rank 0's value, on every rank; what others pass does not matter.
 
@@ -97,7 +107,14 @@ class Ranks(ABC):
 
     @abstractmethod
     def join(self, device: torch.device) -> Collectives:
-        """Connect the devices of all ranks."""
+        """Connect the devices of all ranks, on a thread beside that which loads weights."""
+
+    @abstractmethod
+    def collect(self, value: Any) -> Sequence[Any]:
+        """On rank 0, the values of the other ranks in their order; elsewhere, nothing.
+
+        value: as JSON has it
+        """
 
     # Core's own types are not part of the contract: a plugin that carries them follows core's
     # versions. One that only starts processes can leave that to `headstock-multiprocess`.

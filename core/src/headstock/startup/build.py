@@ -31,7 +31,6 @@ from headstock.selection.select import (
     SelectedPlugins,
 )
 from headstock.spi import (
-    Collectives,
     DeviceEnv,
     GraphSupport,
     ModelConfig,
@@ -51,6 +50,7 @@ from headstock.startup.graph_captures import (
     LateCaptures,
     capture_runner_graphs,
 )
+from headstock.startup.joining import JoiningRanks
 from headstock.startup.kept_profile import KeptProfile, find_kept_profile
 from headstock.startup.memory_plan import (
     MemoryPlan,
@@ -91,6 +91,7 @@ class EngineBuild:
     late_captures: the graphs that are still to be captured
     kept_profile: where the profile run's figures are kept
     start: names and seconds of the start's parts, in order
+    other_starts: those of the other ranks, in their order
     """
 
     config: EngineConfig
@@ -112,6 +113,7 @@ class EngineBuild:
     late_captures: LateCaptures
     kept_profile: KeptProfile
     start: tuple[tuple[str, float], ...]
+    other_starts: tuple[tuple[tuple[str, float], ...], ...]
 
 
 def build_engine(
@@ -126,7 +128,7 @@ def build_engine(
 
     admitted: the engine's live requests, whose grammars the masks of a step read
     open_model: as in `ProposerContext`; None where no proposer is asked
-    ranks: as another rank than 0 sees them; rank 0 starts them here
+    ranks: those of the engine, if they are started; they end where this raises
     raises: UsageError, PluginBroken, SpiMismatch, CannotRun, ModelError
     """
     # Whatever a plugin raises in any of its functions, the error names it.
@@ -136,6 +138,7 @@ def build_engine(
             ranks = start_ranks(config)
     try:
         with blame_plugins(names):
+            ranks.begin()
             return _build_parts(config, on_progress, hooks, admitted, ranks, open_model)
     except BaseException as error:
         reason = ranks.explain(error)
@@ -167,9 +170,9 @@ def _build_parts(
 ) -> EngineBuild:
     """Build the parts; what plugins raise comes through.   raises: as `build_engine`"""
     # A program that uses headstock may have done anything before; a command has imported.
-    times = begin_start(count_process=config.is_command)
+    times = begin_start(count_process=config.is_command or ranks.index > 0)
     # Every refusal comes before the weights load, which can take minutes.
-    decided = decide_parts(ranks, config)
+    decided = decide_parts(ranks, config, times)
     times.end_part("plugins")
     # A second model takes its memory before the rest is divided.
     with started_proposer(decided, open_model):
@@ -191,8 +194,8 @@ def _build_decided(
     free = reclaim_free_bytes(device)
     if device.type == "cpu":
         free //= ranks.count  # they share the machine's memory
-    inputs = _load_model(decided, device, free, ranks.join(device), hooks, on_progress)
-    times.end_part("weights")
+    joining = JoiningRanks(ranks, device)
+    inputs = _load_model(decided, device, free, joining, hooks, on_progress, times)
     directory = decided.chosen.directory
     shape = BufferShape(
         groups=model.kv_groups,
@@ -231,9 +234,11 @@ def _build_decided(
     notes += [decided.graph_note] if decided.graph_note and graphs.sizes.rows else []
     if assembled.watch is not None:
         assembled.watch.is_on = True  # captures and the profile run are not watched
+    other_starts = ranks.collect(times.parts)
     executor = hooks.wrap_executor(ranks.connect(assembled.executor))
     if ranks.count > 1 and not ranks.index:
         prove_readiness(executor)
+        times.end_part("first step")
     return EngineBuild(
         config=config,
         env=env,
@@ -254,6 +259,7 @@ def _build_decided(
         late_captures=graphs.late,
         kept_profile=kept,
         start=tuple(times.parts),
+        other_starts=tuple(tuple((name, each) for name, each in parts) for parts in other_starts),
     )
 
 
@@ -268,9 +274,10 @@ def _load_model(
     decided: DecidedParts,
     device: torch.device,
     free: int,
-    collectives: Collectives,
+    joining: JoiningRanks,
     hooks: PartHooks,
     on_progress: ProgressCallback | None,
+    times: StartTimes,
 ) -> BuildInputs:
     """Load the weights onto the device and bind the operations to them.
 
@@ -296,9 +303,12 @@ def _load_model(
         operations,
         operations.prepare if plain is None else plain.prepare,
         free,
-        on_progress,
+        joining.watch(on_progress),
     )
-    operations.bind(params, decided.part, collectives)
+    times.end_part("weights")
+    operations.bind(params, decided.part, joining.wait())
+    if joining.ranks.count > 1:
+        times.end_part("ranks")
     check_parameters(chosen.read, params, decided.part)
     return BuildInputs(
         config=config,

@@ -50,6 +50,7 @@ from headstock.startup.model_loading import (
     untie_embeddings,
 )
 from headstock.startup.ranks import check_same
+from headstock.startup.start_times import StartTimes
 from headstock.startup.tuned_choices import TunedChoices, find_tuned_choices
 from headstock.startup.weight_notes import (
     check_quant,
@@ -205,8 +206,12 @@ class DecidedParts:
         }
 
 
-def decide_parts(ranks: Ranks, config: EngineConfig) -> DecidedParts:
-    """Decide as rank 0 does, whose choices hold for all ranks.   raises: as `build_engine`"""
+def decide_parts(ranks: Ranks, config: EngineConfig, times: StartTimes) -> DecidedParts:
+    """Decide as rank 0 does, whose choices hold for all ranks.
+
+    raises: as `build_engine`
+    writes: times, a part for which another rank waits for rank 0
+    """
     if ranks.count == 1:
         return _decide_alone(config, ranks)
     if ranks.index:
@@ -215,6 +220,7 @@ def decide_parts(ranks: Ranks, config: EngineConfig) -> DecidedParts:
             name: tuple(value) if isinstance(value, list) else value
             for name, value in ranks.share(None).items()
         }
+        times.end_part("waiting")
         decided = _decide_alone(EngineConfig(**values), ranks)
     else:
         decided = _decide_alone(config, ranks)

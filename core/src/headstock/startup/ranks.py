@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import torch
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from headstock import registry
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, shorten
 from headstock.selection.executors import select_executor
 from headstock.spi import ALONE, Collectives, Ranks
+
+if TYPE_CHECKING:
+    # Ranks are started before torch is imported.
+    import torch
 
 
 class OneRank(Ranks):
@@ -20,9 +23,16 @@ class OneRank(Ranks):
     index = 0
     count = 1
 
+    def begin(self) -> None:
+        """See `Ranks.begin`."""
+
     def share(self, value: Any) -> Any:
         """See `Ranks.share`."""
         return value
+
+    def collect(self, value: Any) -> Sequence[Any]:
+        """See `Ranks.collect`."""
+        return ()
 
     def take_least(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """See `Ranks.take_least`."""
@@ -62,6 +72,19 @@ def start_ranks(config: EngineConfig) -> Ranks:
     options = () if spec.options is None else (registry.make_options(spec, config.opt),)
     ranks: Ranks = registry.make_part(spec, Ranks, config, *options, expected=(CannotRun,))
     return ranks
+
+
+@contextmanager
+def started_ranks(config: EngineConfig) -> Iterator[Ranks]:
+    """Start the ranks of an engine that is made in this block, and end them after it.
+
+    raises: as `start_ranks`
+    """
+    ranks = start_ranks(config)
+    try:
+        yield ranks
+    finally:
+        ranks.close()
 
 
 def check_same(ranks: Ranks, mine: Mapping[str, str]) -> None:

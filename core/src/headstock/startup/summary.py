@@ -23,6 +23,7 @@ class EngineSummary:
     prompt_graphs: token counts of the steps with prompt tokens that graphs are planned for, largest
         first
     start: names and seconds of the start's parts, in order
+    other_starts: those of the other ranks, in their order
     """
 
     model: str
@@ -50,6 +51,7 @@ class EngineSummary:
     memory: tuple[str, ...]
     notes: tuple[str, ...]
     start: tuple[tuple[str, float], ...]
+    other_starts: tuple[tuple[tuple[str, float], ...], ...] = ()
     no_text: str = ""
     placeholders: tuple[tuple[int, str], ...] = ()
 
@@ -83,6 +85,10 @@ class EngineSummary:
             *(f"          {what:{wide}}  {text:{value}}  {who}" for what, text, who in self.table),
             *self.memory,
             f"start     {format_parts((*self.start, *later))}",
+            *(
+                f"{f'rank {rank}':9} {format_parts(parts)}"
+                for rank, parts in enumerate(self.other_starts, start=1)
+            ),
             *(f"note      {note}" for note in self.notes),
         ]
 
@@ -116,6 +122,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         memory=tuple(build.memory.lines()),
         notes=tuple(build.notes),
         start=build.start,
+        other_starts=build.other_starts,
         no_text=build.no_text,
         placeholders=build.model.placeholders,
     )

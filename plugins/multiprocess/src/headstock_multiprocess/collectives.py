@@ -123,6 +123,8 @@ def join_group(
     raises: CannotRun
     """
     index, count = ranks.index, ranks.count
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # of this thread
     if not dist.is_available():
         raise CannotRun(
             f"tp (--tp) {count}: torch {torch.__version__} is built without torch.distributed; "

@@ -1,8 +1,4 @@
-"""Another rank than 0: it builds its part of the model and runs the plans that it receives.
-
-Run as `python -m headstock_multiprocess.follower FD`. It ends when the other end of the socket
-closes, so that no rank outlives rank 0.
-"""
+"""Another rank than 0: it builds its part of the model and runs the plans that it receives."""
 
 from __future__ import annotations
 
@@ -11,9 +7,7 @@ import gc
 import logging
 import os
 import queue
-import signal
 import socket
-import sys
 import threading
 import time
 from collections import deque
@@ -35,11 +29,11 @@ from headstock_multiprocess.masks import ReceivingMasks
 from headstock_multiprocess.messages import (
     Alive,
     Close,
+    Collected,
     Execute,
     Failed,
     Finished,
     Message,
-    Numbers,
     PrepareNext,
     Shared,
     Start,
@@ -95,14 +89,29 @@ class FollowingRanks(Ranks):
             raise Unexpected(f"expected {kind.__name__}, got {type(message).__name__}")
         return message
 
+    def begin(self) -> None:
+        """See `Ranks.begin`."""
+        on_gpu, threads = self.share(None)
+        if on_gpu:
+            # The GPU of this rank among those of its machine.
+            own = 0 if self.one_gpu else int(os.environ.get("LOCAL_RANK", self.index))
+            torch.cuda.set_device(own)
+        if threads and "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(threads)
+
     def share(self, value: Any) -> Any:
         """See `Ranks.share`."""
         return self.expect(Shared).value
 
     def take_least(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """See `Ranks.take_least`."""
-        self.link.send(Numbers(tuple(map(int, numbers))))
+        self.collect(tuple(map(int, numbers)))
         return tuple(self.expect(Shared).value)
+
+    def collect(self, value: Any) -> Sequence[Any]:
+        """See `Ranks.collect`."""
+        self.link.send(Collected(value))
+        return ()
 
     def join(self, device: torch.device) -> Collectives:
         """See `Ranks.join`."""
@@ -130,6 +139,7 @@ class FollowingRanks(Ranks):
         """See `Ranks.follow`."""
         gc.collect()
         gc.freeze()
+        gc.enable()
         try:
             follow(self, executor)
         except OSError:  # rank 0 has gone
@@ -232,33 +242,22 @@ def follow(ranks: FollowingRanks, executor: abstract_executor.Executor) -> None:
 
 def connect_rank(place: Placement, patience: float) -> FollowingRanks:
     """Connect a rank that something else has started to rank 0.   raises: CannotRun"""
-    link: Link[ToRank] = Link(connect_to_leader(place, patience), ToRank)
+    return follow_connection(connect_to_leader(place, patience), place)
+
+
+def follow_connection(connection: socket.socket, place: Placement) -> FollowingRanks:
+    """The ranks as one sees them that is connected to rank 0.   raises: CannotRun"""
+    link: Link[ToRank] = Link(connection, ToRank)
     start = link.receive()
     if not isinstance(start, Start):
         raise CannotRun(f"rank 0 at {place.address} has ended; its log says why")
-    _choose_device(start)
     return FollowingRanks(start, link)
 
 
-def _choose_device(start: Start) -> None:
-    """Take the GPU of this rank among those of its machine."""
-    if start.on_gpu:
-        own = 0 if start.one_gpu else int(os.environ.get("LOCAL_RANK", start.index))
-        torch.cuda.set_device(own)
-
-
-def main(arguments: list[str]) -> int:
-    """Follow rank 0 on the socket with the file descriptor ARGUMENTS[0]; return the exit code."""
-    # Rank 0 decides when the others end. A terminal sends Ctrl-C to all.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    link: Link[ToRank] = Link(socket.socket(fileno=int(arguments[0])), ToRank)
-    start = link.receive()
-    if not isinstance(start, Start):
-        return EngineDied.exit_code
+def run_follower(start: Start, link: Link[ToRank]) -> int:
+    """Follow rank 0 to its end, and return the exit code of this process."""
     show_logs(start.log_level)
     show_library_logs()
-    _choose_device(start)
     try:
         build.run_rank(FollowingRanks(start, link))
     except HeadstockError as error:
@@ -269,7 +268,3 @@ def main(arguments: list[str]) -> int:
         LOG.error(log_event("a rank ended", rank=start.index), exc_info=error)
         return EngineDied.exit_code
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
-import torch
 
 from headstock.errors import (
     CannotRun,
@@ -24,23 +23,26 @@ from headstock.errors import (
     describe_error,
 )
 from headstock.spi import Collectives, Ranks
-from headstock_multiprocess.collectives import GroupCollectives, join_group
-from headstock_multiprocess.leading_executor import LeadingExecutor
 from headstock_multiprocess.link import Link
-from headstock_multiprocess.masks import SendingMasks
 from headstock_multiprocess.messages import (
     Alive,
     Close,
+    Collected,
     Failed,
     Finished,
     FromRank,
     Message,
-    Numbers,
     Shared,
 )
 from headstock_multiprocess.options import MultiprocessOptions
 from headstock_multiprocess.processes import RankProcess
 from headstock_multiprocess.step_checks import SKEW_SECONDS, StepChecks
+
+if TYPE_CHECKING:
+    # Ranks are started before torch is imported: what needs it is imported where it is used.
+    import torch
+
+    from headstock_multiprocess.collectives import GroupCollectives
 
 LOG = logging.getLogger("headstock.multiprocess")
 
@@ -62,7 +64,7 @@ class Follower:
         self.index = index
         self.process = process
         self.link = link
-        self.numbers: queue.SimpleQueue[tuple[int, ...] | None] = queue.SimpleQueue()
+        self.values: queue.SimpleQueue[Collected | None] = queue.SimpleQueue()
         self.heard_at: float | None = None
 
     def __str__(self) -> str:
@@ -70,7 +72,7 @@ class Follower:
 
 
 class Leader(Ranks):
-    """Rank 0 of several."""
+    """Rank 0 of several.   device: the setting, by which all ranks choose theirs"""
 
     index = 0
 
@@ -80,7 +82,9 @@ class Leader(Ranks):
         address: str,
         options: MultiprocessOptions,
         followers: Sequence[Follower],
+        device: str = "auto",
     ) -> None:
+        self.device = device
         self.count = count
         self.address = address
         self.options = options
@@ -88,7 +92,7 @@ class Leader(Ranks):
         self.failure: HeadstockError | None = None
         self.collectives: GroupCollectives | None = None
         self.ender: threading.Thread | None = None
-        self.closing = False
+        self.is_serving = self.closing = self.is_closed = False
         self.checks = StepChecks(count, options.patience, self._name_rank)
         # Held for `failure` and `checks`.
         self.news = threading.Condition()
@@ -98,6 +102,14 @@ class Leader(Ranks):
 
     # Ranks
 
+    def begin(self) -> None:
+        """See `Ranks.begin`."""
+        self.share([uses_gpus(self.device), self.count_threads()])
+
+    def count_threads(self) -> int:
+        """Count the threads that another rank computes with; 0 for as many as torch takes."""
+        return 0
+
     def share(self, value: Any) -> Any:
         """See `Ranks.share`."""
         self.send(Shared(value))
@@ -105,22 +117,29 @@ class Leader(Ranks):
 
     def take_least(self, numbers: Sequence[int]) -> tuple[int, ...]:
         """See `Ranks.take_least`."""
-        columns = [tuple(map(int, numbers))]
-        for follower in self.followers:
-            try:
-                values = follower.numbers.get(timeout=self.options.patience)
-            except queue.Empty:
-                values = None
-                self._give_up(follower)
-            if values is None:
-                raise self._find_failure()
-            columns.append(values)
+        columns = [tuple(map(int, numbers)), *self.collect(None)]
         least = tuple(map(min, zip(*columns, strict=True)))
         self.send(Shared(least))
         return least
 
+    def collect(self, value: Any) -> Sequence[Any]:
+        """See `Ranks.collect`."""
+        values = []
+        for follower in self.followers:
+            try:
+                message = follower.values.get(timeout=self.options.patience)
+            except queue.Empty:
+                message = None
+                self._give_up(follower)
+            if message is None:
+                raise self._find_failure()
+            values.append(message.value)
+        return values
+
     def join(self, device: torch.device) -> Collectives:
         """See `Ranks.join`."""
+        from headstock_multiprocess.collectives import join_group
+
         # On a thread that can be left: a group waits for all ranks, also for one that has ended.
         joined: queue.SimpleQueue[GroupCollectives | BaseException] = queue.SimpleQueue()
         join = partial(join_group, one_gpu=self.options.one_gpu)
@@ -141,10 +160,15 @@ class Leader(Ranks):
 
     def connect(self, executor: Any) -> Any:
         """See `Ranks.connect`."""
+        from headstock_multiprocess.leading_executor import LeadingExecutor
+
+        self.is_serving = True
         return LeadingExecutor(executor, self)
 
     def connect_masks(self, masks: Any) -> Any:
         """See `Ranks.connect_masks`."""
+        from headstock_multiprocess.masks import SendingMasks
+
         self.share(masks is not None)
         return None if masks is None else SendingMasks(masks, self.count, self.send, self.send_each)
 
@@ -161,21 +185,29 @@ class Leader(Ranks):
 
     def close(self) -> None:
         """See `Ranks.close`."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self.ask_to_end()
+        deadline = time.monotonic() + _CLOSE_SECONDS
+        for follower in self.followers:
+            follower.process.wait(max(0.0, deadline - time.monotonic()))
+            follower.link.close()
+
+    def ask_to_end(self) -> None:
+        """Have the other ranks free their devices and end; a second call does nothing."""
         if self.closing:
             return
         self.closing = True
-        deadline = time.monotonic() + _CLOSE_SECONDS
         # Before anything waits for the device. A thread that is in CUDA when the interpreter ends
         # takes the process down.
         if self.ender is not None:
             self.ender.join(_CLOSE_SECONDS)
         for follower in self.followers:
-            if self.failure is not None:
+            # One that starts would finish its imports, or the weights, before it looks.
+            if self.failure is not None or not self.is_serving:
                 follower.process.kill()
             send_or_drop(follower.link, Close())
-        for follower in self.followers:
-            follower.process.wait(max(0.0, deadline - time.monotonic()))
-            follower.link.close()
 
     # Steps
 
@@ -244,8 +276,8 @@ class Leader(Ranks):
             while (message := follower.link.receive()) is not None:
                 follower.heard_at = time.monotonic()
                 match message:
-                    case Numbers(values=values):
-                        follower.numbers.put(values)
+                    case Collected():
+                        follower.values.put(message)
                     case Finished(number=number, result=result, error=text):
                         self._report(follower.index, number, result, text)
                     case Failed(kind=kind, text=text):
@@ -260,7 +292,7 @@ class Leader(Ranks):
             end = f"sent what is no message: {describe_error(error)}"
         with self.news:
             self._fail(EngineDied(f"{follower} {end}"))
-        follower.numbers.put(None)
+        follower.values.put(None)
 
     def _watch(self) -> None:
         """End all ranks when one is silent, late or on its own, on a thread of its own.
@@ -310,6 +342,13 @@ class Leader(Ranks):
             self.news.wait_for(lambda: self.failure is not None, _NEWS_SECONDS)
         found = self.failure or EngineDied("the ranks are closed")
         return type(found)(*found.args)
+
+
+def uses_gpus(device: str) -> bool:
+    """Whether ranks compute on GPUs.   device: the setting"""
+    import torch
+
+    return device != "cpu" and torch.cuda.is_available()
 
 
 def _end_waits(collectives: GroupCollectives) -> None:

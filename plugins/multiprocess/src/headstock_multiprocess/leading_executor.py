@@ -27,6 +27,9 @@ class AskedRanks(Protocol):
     def judge_failure(self, number: int, error: BaseException) -> None:
         """Raise EngineDied unless a step failed on all ranks, which go on then."""
 
+    def ask_to_end(self) -> None:
+        """Have the other ranks free their devices and end."""
+
     def close(self) -> None:
         """End the other ranks."""
 
@@ -67,10 +70,12 @@ class LeadingExecutor(abstract_executor.Executor):
 
     def close(self) -> None:
         """See `Executor.close`."""
+        # All ranks free their devices at the same time.
+        self.ranks.ask_to_end()
         try:
-            self.ranks.close()
-        finally:
             self.inner.close()
+        finally:
+            self.ranks.close()
 
 
 class LedStep(abstract_executor.Pending):

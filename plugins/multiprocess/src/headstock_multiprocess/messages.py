@@ -32,7 +32,6 @@ class Start(Message, frozen=True):
     index: int
     count: int
     address: str
-    on_gpu: bool
     one_gpu: bool
     log_level: str
 
@@ -43,10 +42,10 @@ class Shared(Message, frozen=True):
     value: Any
 
 
-class Numbers(Message, frozen=True):
-    """A rank's numbers of `Ranks.take_least`."""
+class Collected(Message, frozen=True):
+    """A rank's value of `Ranks.collect`, or its numbers of `Ranks.take_least`."""
 
-    values: tuple[int, ...]
+    value: Any
 
 
 class Array(msgspec.Struct, array_like=True, frozen=True):
@@ -127,7 +126,7 @@ class Failed(Message, frozen=True):
 
 
 ToRank = Start | Shared | Execute | MaskedLogits | Masks | PrepareNext | Close
-FromRank = Numbers | Finished | Alive | Failed
+FromRank = Collected | Finished | Alive | Failed
 
 _OMITTED = frozenset({"prompt", "params", "processor_values", "extra_args"})
 """Fields of a request that travel in another form, or that no sampler reads."""

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-
-import torch
 
 from headstock_multiprocess.link import Link
 from headstock_multiprocess.messages import FromRank
@@ -88,17 +85,15 @@ class RemoteProcess(RankProcess):
         return "closed its connection"
 
 
-def start_process(count: int) -> tuple[LocalProcess, Link[FromRank]]:
-    """Start the process of one of `count` ranks on this machine, and connect to it."""
+def start_process() -> tuple[LocalProcess, Link[FromRank]]:
+    """Start the process of a rank on this machine, and connect to it."""
     ours, theirs = socket.socketpair()
-    threads = str(max(1, torch.get_num_threads() // count))
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-m", "headstock_multiprocess.follower", str(theirs.fileno())],
+            [sys.executable, "-m", "headstock_multiprocess.rank_process", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
             # What a plugin prints must not get between the lines of an answer.
             stdout=2,
-            env={"OMP_NUM_THREADS": threads} | os.environ,
         )
     return LocalProcess(process), Link(ours, FromRank)

@@ -20,11 +20,11 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun, shorten
-from headstock_multiprocess.leader import Follower
+from headstock_multiprocess.leader import Follower, uses_gpus
 from headstock_multiprocess.link import Link
 from headstock_multiprocess.messages import FromRank
 from headstock_multiprocess.rendezvous import Placement, accept_ranks, open_listener
-from headstock_multiprocess.start import begin_ranks, uses_gpus
+from headstock_multiprocess.start import number_ranks
 from headstock_ray.gpus import find_visible_gpu
 from headstock_ray.options import RayOptions
 from headstock_ray.rank_actor import RankActor, Seat
@@ -40,10 +40,10 @@ _SECRET_BYTES = 32
 def start_actors(config: EngineConfig, options: RayOptions) -> RayLeader:
     """Start an actor for each rank but the first, which is this process.   raises: CannotRun"""
     connect_cluster(options.address)
-    on_gpu = uses_gpus(config)
+    on_gpu = uses_gpus(config.device)
     group = ActorGroup(reserve_bundles(config.tp, options.wait, on_gpu=on_gpu))
     try:
-        return _start_actors(config.tp, options, group, on_gpu=on_gpu)
+        return _start_actors(config, options, group, on_gpu=on_gpu)
     except BaseException:
         group.release()
         raise
@@ -102,8 +102,11 @@ def reserve_bundles(count: int, wait: float, *, on_gpu: bool) -> Any:
     )
 
 
-def _start_actors(count: int, options: RayOptions, group: ActorGroup, *, on_gpu: bool) -> RayLeader:
+def _start_actors(
+    config: EngineConfig, options: RayOptions, group: ActorGroup, *, on_gpu: bool
+) -> RayLeader:
     """Start the actors of all ranks but the first, and connect to them.   raises: CannotRun"""
+    count = config.tp
     # Rank 0's own GPU is one that Ray gives away: an actor holds it.
     first = 0 if on_gpu else 1
     actors = {index: _make_actor(group, index, on_gpu=on_gpu) for index in range(first, count)}
@@ -138,8 +141,7 @@ def _start_actors(count: int, options: RayOptions, group: ActorGroup, *, on_gpu:
     followers = []
     for index, connection in sorted(connections.items()):
         followers.append(Follower(index, handles[index], Link[FromRank](connection, FromRank)))
-    leader = RayLeader(count, address, options, followers, group)
-    return begin_ranks(leader, on_gpu=on_gpu)
+    return number_ranks(RayLeader(count, address, options, followers, group, config.device))
 
 
 def _make_actor(group: ActorGroup, index: int, *, on_gpu: bool) -> Any:

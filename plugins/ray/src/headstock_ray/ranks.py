@@ -69,9 +69,10 @@ class RayLeader(Leader):
         options: MultiprocessOptions,
         followers: Sequence[Follower],
         group: ActorGroup,
+        device: str,
     ) -> None:
         self.group = group
-        super().__init__(count, address, options, followers)
+        super().__init__(count, address, options, followers, device)
 
     def close(self) -> None:
         """See `Ranks.close`."""
