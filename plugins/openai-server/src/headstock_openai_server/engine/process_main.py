@@ -20,7 +20,6 @@ from functools import partial
 from typing import Any
 
 from headstock import CapacityError, EngineConfig, EngineDied, HeadstockError, RequestError
-from headstock.engine import engine as core_engine
 from headstock.errors import describe_error
 from headstock.logs import log_event, show_library_logs, show_logs
 from headstock.outputs import Update
@@ -100,9 +99,13 @@ class StepReporter:
                 self.stats_due = now + STATS_SECONDS
                 counts = record_fields(self.engine.stats())
                 self.channel.send(Stats({name: int(count) for name, count in counts.items()}))
-            if self.wants_snapshot and isinstance(self.engine, core_engine.Engine):
-                self.wants_snapshot = False
-                self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
+            if self.wants_snapshot:
+                # Late: it imports torch, which the processes of other ranks do meanwhile.
+                from headstock.engine import engine as core_engine
+
+                if isinstance(self.engine, core_engine.Engine):
+                    self.wants_snapshot = False
+                    self.channel.send(take_snapshot(self.engine.state, self.engine.limits))
         except OSError:  # the server has exited, which the receiving thread sees too
             pass
 
