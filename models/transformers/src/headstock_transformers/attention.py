@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from contextvars import ContextVar
 from types import MappingProxyType
 from typing import Any
@@ -12,8 +13,9 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.moe import ExpertsInterface
 
-from headstock.nn.kv import kv_cells, store_kv_
+from headstock.nn.kv import divide_by_scales, kv_cells
 from headstock.spi import Attend, Batch, ModelConfig
+from headstock_transformers.operations import FineOperations
 
 PAGED = "headstock"
 """The name under which modules find attention over pages."""
@@ -21,6 +23,8 @@ PROBED = "headstock-probe"
 """The name under which modules find what only takes down how they call attention."""
 LOCAL = "headstock-local"
 """The name under which each token sees itself alone, without pages."""
+COMPARED = "headstock-compared"
+"""The name under which each token gets its own values, and what attention gets is noted."""
 
 _IGNORED = frozenset(
     "position_ids use_cache dropout output_attentions output_hidden_states past_key_values "
@@ -32,11 +36,16 @@ _IGNORED = frozenset(
 
 @frozen(eq=False)
 class Step:
-    """What attention over pages needs of the step that runs."""
+    """What attention over pages needs of the step that runs.
+
+    shared: what layers work out once for all, by a key of their own
+    """
 
     batch: Batch
     config: ModelConfig
     attend: Attend
+    operations: FineOperations
+    shared: dict[Hashable, Any] = field(factory=dict)
 
 
 @frozen(eq=False)
@@ -85,6 +94,23 @@ class CallList:
 # engines may step on two threads.
 STEP: ContextVar[Step] = ContextVar("headstock_transformers_step")
 CALLS: ContextVar[CallList] = ContextVar("headstock_transformers_calls")
+INPUTS: ContextVar[list[tuple[Tensor, ...]]] = ContextVar("headstock_transformers_inputs")
+
+
+def store_kv(step: Step, layer: int, kv: Tensor) -> None:
+    """Put a step's keys and values into its pages.
+
+    kv: [tokens, 2, kv_heads, head_dim]
+    writes: the layer's pool; step.shared
+    """
+    pool, spec = step.batch.pools[layer], step.config.layers[layer]
+    if spec.k_scale != 1 or spec.v_scale != 1:
+        kv = divide_by_scales(kv, spec.k_scale, spec.v_scale)
+    cells = step.shared.get(("cells", spec.group))
+    if cells is None:
+        cells = kv_cells(step.batch.slots[spec.group], pool.shape[2])
+        step.shared["cells", spec.group] = cells
+    step.operations.store_kv_(pool, cells, kv)
 
 
 def _attend_paged(
@@ -104,9 +130,8 @@ def _attend_paged(
     # Values that are narrower than keys are padded, and what comes of it is cut off again.
     if width < pool.shape[-1]:
         value = nn.functional.pad(value, (0, pool.shape[-1] - width))
-    slots = step.batch.slots[step.config.layers[layer].group]
     kv = torch.stack((key[0].transpose(0, 1), value[0].transpose(0, 1)), 1)
-    store_kv_(pool, kv_cells(slots, pool.shape[2]), kv)
+    store_kv(step, layer, kv)
     queries = query[0].transpose(0, 1)
     # Backends read a token's heads as they lie together, which they do not behind a partial rope.
     if queries.stride()[1:] != (queries.shape[2], 1):
@@ -129,6 +154,20 @@ def _attend_locally(
     weight = torch.tanh(query.float().mean(-1) + key.float().mean(-1))
     out = value * (1 + weight[..., None]).to(value.dtype)
     return out.transpose(1, 2).contiguous(), None
+
+
+def _take_inputs(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: object,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Note what attention gets; the result is each token's own values."""
+    INPUTS.get().append((query, key, value))
+    groups = query.shape[1] // key.shape[1]
+    return value.repeat_interleave(groups, 1).transpose(1, 2).contiguous(), None
 
 
 def _take_down(
@@ -186,7 +225,12 @@ def _keep_function(*args: Any, mask_function: Any, **kwargs: Any) -> MaskFunctio
 
 # No mask is registered for attention over pages, so that transformers makes none.
 for _name, _function in MappingProxyType(
-    {PAGED: _attend_paged, LOCAL: _attend_locally, PROBED: _take_down}
+    {
+        PAGED: _attend_paged,
+        LOCAL: _attend_locally,
+        COMPARED: _take_inputs,
+        PROBED: _take_down,
+    }
 ).items():
     AttentionInterface.register(_name, _function)
 AttentionMaskInterface.register(PROBED, _keep_function)

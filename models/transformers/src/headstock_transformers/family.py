@@ -26,6 +26,7 @@ from headstock.spi import (
 )
 from headstock_transformers.attention import LOCAL, PAGED, STEP, AttentionCall, Step
 from headstock_transformers.module import Decoder, build_decoder
+from headstock_transformers.operations import PLAIN, FineOperations, computing_with, find_operations
 from headstock_transformers.options import TransformersOptions
 from headstock_transformers.probe import probe_decoder
 from headstock_transformers.replays import find_obstacle
@@ -57,6 +58,7 @@ class _Family:
     sources: what checkpoints have, by the decoder's names
     sinks: the parameters that hold sinks, by layer
     bound: the parameters that the decoder's modules hold
+    operations: the fine ones of `ops`, the set that the engine gives
     """
 
     options: TransformersOptions
@@ -64,6 +66,8 @@ class _Family:
     sources: Mapping[str, ParamSpec] = field(factory=dict)
     sinks: Mapping[int, str] = field(factory=dict)
     bound: Params | None = None
+    ops: Ops | None = None
+    operations: FineOperations = PLAIN
 
     def config(self, hf: Mapping[str, Any]) -> ModelConfig:
         """Read config.json.   raises: ValueError with a reason"""
@@ -71,7 +75,7 @@ class _Family:
         model, text = decoder.model, decoder.text
         _check_architecture(hf, decoder)
         layers = probe_decoder(decoder)
-        self.sources = find_sources(model)
+        self.sources = _keep_wide(model, find_sources(model))
         if self.options.experts != "auto":
             model.set_experts_implementation(self.options.experts)
         call = layers[0][0]
@@ -109,7 +113,7 @@ class _Family:
             eos_ids=_read_eos(hf),
             features=frozenset(_list_features(layers)),
         )
-        obstacle = find_obstacle(decoder, found)
+        obstacle = find_obstacle(self.decoder, found)
         return evolve(found, is_capturable=not obstacle, capture_obstacle=obstacle)
 
     def params(self, config: ModelConfig) -> dict[str, ParamSpec]:
@@ -117,9 +121,7 @@ class _Family:
         decoder = self.decoder
         tied = decoder.tied if config.tied_embeddings else {}
         found = self.sources
-        words = getattr(decoder.model, "_keep_in_fp32_modules_strict", None) or ()
-        wide = {name for name in found if any(f".{word}." in f".{name}." for word in words)}
-        wide.update(self.sinks.values())
+        sinks = set(self.sinks.values())
         specs = {}
         for name, spec in found.items():
             if name in tied:
@@ -128,7 +130,7 @@ class _Family:
             specs[name] = evolve(
                 spec,
                 copies=(*spec.copies, *copies),
-                dtype="float32" if name in wide else None,
+                dtype="float32" if name in sinks else spec.dtype,
             )
         first = next(iter(specs))
         specs[first] = evolve(
@@ -143,16 +145,19 @@ class _Family:
     ) -> Tensor:
         """Hidden states [tokens, hidden]."""
         self._bind(params)
-        token = STEP.set(Step(batch, config, attend))
+        operations = self._find_operations(ops)
+        token = STEP.set(Step(batch, config, attend, operations))
         try:
-            return self.decoder.run_base(batch.tokens, batch.positions)
+            with computing_with(operations):
+                return self.decoder.run_base(batch.tokens, batch.positions)
         finally:
             STEP.reset(token)
 
     def logits(self, params: Params, config: ModelConfig, hidden: Tensor, ops: Ops) -> Tensor:
         """Scores by the head of transformers' module, with its scales and caps."""
         self._bind(params)
-        return self.decoder.run_head(hidden).float()
+        with computing_with(self._find_operations(ops)):
+            return self.decoder.run_head(hidden).float()
 
     def check(self, params: Params, config: ModelConfig) -> None:
         """Check that tokens meet in attention alone, and turn by their own positions.
@@ -163,7 +168,7 @@ class _Family:
         model = self.decoder.model
         model.set_attn_implementation(LOCAL)
         try:
-            with torch.inference_mode():
+            with torch.inference_mode(), computing_with(PLAIN):
                 distance = self._measure_neighbours(next(model.parameters()).device)
         finally:
             model.set_attn_implementation(PAGED)
@@ -191,6 +196,12 @@ class _Family:
         size = wanted.norm().clamp_min(1e-12)
         return max(float((each - wanted).norm() / size) for each in (alone, beside))
 
+    def _find_operations(self, ops: Ops) -> FineOperations:
+        """The fine operations of the set, looked for once.   writes: self"""
+        if self.ops is not ops:
+            self.ops, self.operations = ops, find_operations(ops)
+        return self.operations
+
     def _bind(self, params: Params) -> None:
         """Give the modules these parameters, unless they have them."""
         if self.bound is params:
@@ -211,6 +222,17 @@ class _Family:
             setattr(module, leaf, value)
         model.set_attn_implementation(PAGED)
         self.bound = params
+
+
+def _keep_wide(model: nn.Module, specs: Mapping[str, ParamSpec]) -> dict[str, ParamSpec]:
+    """The parameters, with the type of those that transformers keeps in float32."""
+    words = getattr(model, "_keep_in_fp32_modules_strict", None) or ()
+    return {
+        name: evolve(spec, dtype="float32")
+        if any(f".{word}." in f".{name}." for word in words)
+        else spec
+        for name, spec in specs.items()
+    }
 
 
 def _check_architecture(hf: Mapping[str, Any], decoder: Decoder) -> None:

@@ -15,6 +15,7 @@ from headstock.nn.meta_batch import make_meta_batch
 from headstock.spi import ModelConfig
 from headstock_transformers.attention import PAGED, PROBED, STEP, Step
 from headstock_transformers.module import Decoder, in_one_line
+from headstock_transformers.operations import PLAIN, computing_with
 
 _TOKENS = 8
 
@@ -41,13 +42,18 @@ def find_obstacle(decoder: Decoder, config: ModelConfig) -> str:
     names = {id(module): name for name, module in model.named_modules()}
     before = _list_attributes(model)
     model.set_attn_implementation(PAGED)
-    token = STEP.set(Step(make_meta_batch(config, _TOKENS), config, _attend_nothing))
+    step = Step(make_meta_batch(config, _TOKENS), config, _attend_nothing, PLAIN)
+    token = STEP.set(step)
     obstacles: list[str] = []
     try:
         # Without inference mode, in which operations hide those that they are made of.
-        with torch.no_grad(), _WatchedOperations(obstacles), _WatchedNumbers(obstacles):
-            batch = STEP.get().batch
-            decoder.run_head(decoder.run_base(batch.tokens, batch.positions))
+        with (
+            torch.no_grad(),
+            computing_with(PLAIN),
+            _WatchedOperations(obstacles),
+            _WatchedNumbers(obstacles),
+        ):
+            decoder.run_head(decoder.run_base(step.batch.tokens, step.batch.positions))
     except _Obstacle as obstacle:
         return f"{_find_module(obstacle.__traceback__, names)} {obstacle}"
     except Exception as error:
