@@ -159,7 +159,7 @@ def test_one_line_says_who_computes_and_what_it_costs(
     run = ["run", "--model", str(tmp_path), "--input", str(lines), "--max-tokens", "2"]
     settings = ["--attn", "sdpa", "--num-pages", "32", "--ignore-eos"]
     assert main([*run, *settings]) == 0
-    assert "since no family serves it: without fused" in " ".join(capsys.readouterr().err.split())
+    assert "since no family serves it: on one device" in " ".join(capsys.readouterr().err.split())
     assert main([*run, *settings, "--model-impl", "transformers"]) == 0
     assert "as model_impl (--model-impl) says" in " ".join(capsys.readouterr().err.split())
     assert main([*run, *settings, "--model-impl", "native"]) == 5

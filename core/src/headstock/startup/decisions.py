@@ -100,8 +100,8 @@ def _choose_model(config: EngineConfig) -> ChosenModel:
         why = "as model_impl (--model-impl) says" if asked else "since no family serves it"
         notes.insert(
             0,
-            f"transformers computes {model.architecture}, {why}: without fused operations and "
-            "several devices, so steps are slower than a family's",
+            f"transformers computes {model.architecture}, {why}: on one device and with few fused "
+            "operations, so steps are slower than a family's",
         )
     return ChosenModel(
         directory=directory,

@@ -25,6 +25,8 @@ from headstock.spi import (
     ParamSpec,
 )
 from headstock_transformers.attention import LOCAL, PAGED, STEP, AttentionCall, Step
+from headstock_transformers.exchange import exchange_modules
+from headstock_transformers.exchanged import OpsLinear, OpsNorm
 from headstock_transformers.module import Decoder, build_decoder
 from headstock_transformers.operations import PLAIN, FineOperations, computing_with, find_operations
 from headstock_transformers.options import TransformersOptions
@@ -113,6 +115,8 @@ class _Family:
             eos_ids=_read_eos(hf),
             features=frozenset(_list_features(layers)),
         )
+        if self.options.exchange:
+            self.decoder, self.sources = exchange_modules(decoder, self.sources, found)
         obstacle = find_obstacle(self.decoder, found)
         return evolve(found, is_capturable=not obstacle, capture_obstacle=obstacle)
 
@@ -220,6 +224,9 @@ class _Family:
             is_buffer = leaf in dict(module.named_buffers(recurse=False))
             value = tensor if is_buffer else nn.Parameter(tensor, requires_grad=False)
             setattr(module, leaf, value)
+        for module in model.modules():
+            if isinstance(module, OpsLinear | OpsNorm):
+                module.hold()
         model.set_attn_implementation(PAGED)
         self.bound = params
 

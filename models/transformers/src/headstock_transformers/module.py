@@ -132,7 +132,7 @@ def build_decoder(hf: Mapping[str, Any]) -> Decoder:
     tied = dict(getattr(model, "all_tied_weights_keys", None) or {})
     computed = {name: each.clone() for name, each in computed.items()}
     model.to("meta")
-    return Decoder(model=model, text=text, head=_replace_base(model), computed=computed, tied=tied)
+    return Decoder(model=model, text=text, head=replace_base(model), computed=computed, tied=tied)
 
 
 def _check_fields(text: PreTrainedConfig, name: str) -> None:
@@ -157,7 +157,7 @@ def _list_rope_kinds(fields: Mapping[str, Any]) -> Iterator[str]:
             yield value
 
 
-def _replace_base(model: PreTrainedModel) -> nn.Module:
+def replace_base(model: PreTrainedModel) -> nn.Module:
     """The same module, with all but its base model shared."""
     head: nn.Module = copy.copy(model)
     head._modules = dict(model._modules)
