@@ -14,6 +14,7 @@ from headstock_multiprocess.messages import Message
 _Received = TypeVar("_Received")
 
 _HEADER = struct.Struct(">I")
+_BUFFER_BYTES = 1 << 16
 _MOST_BYTES = 1 << 30
 """Of a frame; a longer length means that the stream is desynchronised."""
 
@@ -26,6 +27,7 @@ class Link(Generic[_Received]):
 
     def __init__(self, sock: socket.socket, kind: Any) -> None:
         self.socket = sock
+        self._arrived = bytearray()
         self._lock = threading.Lock()
         self._decoder: msgspec.msgpack.Decoder[_Received] = msgspec.msgpack.Decoder(kind)
 
@@ -52,16 +54,17 @@ class Link(Generic[_Received]):
         content = self._read(length)
         return None if content is None else self._decoder.decode(content)
 
-    def _read(self, size: int) -> bytearray | None:
+    def _read(self, size: int) -> bytes | None:
         """Read as many bytes; None where the stream ends before.   raises: OSError"""
-        data = bytearray(size)
-        view = memoryview(data)
-        while view:
-            count = self.socket.recv_into(view)
-            if not count:
+        # One call of the system reads a whole message as a rule, or several.
+        while len(self._arrived) < size:
+            data = self.socket.recv(_BUFFER_BYTES)
+            if not data:
                 return None
-            view = view[count:]
-        return data
+            self._arrived += data
+        content = bytes(self._arrived[:size])
+        del self._arrived[:size]
+        return content
 
     def describe_peer(self) -> str:
         """The address of the other end."""

@@ -175,8 +175,8 @@ def digest_sample(sample: Sample) -> int:
 
     sample: in host memory; the tokens of rows that failed do not count
     """
-    tokens = sample.tokens.numpy().astype(np.int64) * sample.healthy.numpy()
-    return zlib.crc32(tokens.tobytes())
+    tokens = np.multiply(sample.tokens.numpy(), sample.healthy.numpy(), dtype=np.int64)
+    return zlib.crc32(tokens)
 
 
 def read_execute(message: Execute) -> tuple[Plan, dict[int, RequestState]]:
