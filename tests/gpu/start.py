@@ -1,7 +1,8 @@
 """How long a process takes to its first token, and what its parts take.
 
     PYTHONPATH=tests:tests/support python -m gpu.start [--out FILE] [--shape qwen3-0.6b] [--attn fa]
-    PYTHONPATH=tests:tests/support python -m gpu.start --device cpu --attn auto --model demo
+    PYTHONPATH=tests:tests/support python -m gpu.start --shape qwen3-8b --tp 2
+    PYTHONPATH=tests:tests/support python -m gpu.start --device cpu --attn auto --model demo --tp 2
 
 Each start is `headstock run` in a bare process, timed from outside: from its launch to the first
 byte of its answer. Weights are random. Kernels and memory profiles are kept in a temporary folder,
@@ -9,6 +10,11 @@ so the first start is that of a machine that has compiled nothing ("cold"). Then
 further ones ("warm"), and some of each variant. On a GPU Triton counts the kernels that each loads
 and compiles. What importing torch takes, and the first use of the device, is measured beside that
 by processes of their own ("probe").
+
+With `--tp N` the same starts on one rank come between those on several ("one rank"), and "ratio" is
+that of the times to the first byte. "ranks" has the parts of the other ranks' starts: "waiting" is
+for rank 0's choices, "ranks" for devices to be connected once weights are loaded. "end_s" less
+"first_token_s" has the end of the process.
 
 On a GPU graphs that are captured late are checked too ("late"): every replay of decode steps
 against the same step computed at once, bit by bit; the tokens of single requests against those of
@@ -122,6 +128,7 @@ def parse_words(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--shape", default="qwen3-0.6b")
     parser.add_argument("--attn", default="fa")
     parser.add_argument("--device", default="cuda")
+    parser.add_argument("--tp", type=int, default=1, help="ranks")
     parser.add_argument("--model", help="in place of the shape with random weights")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--variant-turns", type=int, default=2)
@@ -139,7 +146,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
             write_model_directory(MODEL_SHAPES[asked.shape], Path(model))
         found = measure_starts(asked, model, Path(folder))
         write_findings(asked, found)  # what comes takes minutes, and may be cut off
-        if asked.device == "cuda":
+        if asked.device == "cuda" and asked.tp == 1:
             found["late"] = check_late_captures(asked, model)
             found["ok"] = found["ok"] and found["late"]["ok"]
     return found
@@ -161,19 +168,36 @@ def measure_starts(asked: argparse.Namespace, model: str, folder: Path) -> dict[
     ]
     if asked.model is None:
         words += ["--load-format", "dummy"]
-    found: dict[str, Any] = {"cold": start(words, environment)}
-    found["warm"] = [start(words, environment) for _ in range(asked.turns)]
-    for name, flags in VARIANTS.items() if asked.device == "cuda" else ():
+    alone, words = words, [*words, "--tp", str(asked.tp)]
+    found: dict[str, Any] = {"cold": start(words, environment), "warm": []}
+    if asked.tp > 1:
+        start(alone, environment)  # its own memory profile
+        found["one rank"] = []
+    for _ in range(asked.turns):
+        found["warm"].append(start(words, environment))
+        if asked.tp > 1:
+            found["one rank"].append(start(alone, environment))
+    has_variants = asked.device == "cuda" and asked.tp == 1
+    for name, flags in VARIANTS.items() if has_variants else ():
         # A variant has a memory profile of its own, so its first start is left out.
         turns = [start([*words, *flags], environment) for _ in range(asked.variant_turns + 1)]
         found[name] = turns[1:]
     probe = [sys.executable, "-c", f"DEVICE = {asked.device!r}\n{PROBE}"]
     found["probe"] = [run_probe(probe) for _ in range(2)]
-    found["first_token_s"] = statistics.median(each["first_token_s"] for each in found["warm"])
-    starts = [found["cold"], *found["warm"]]
+    found["first_token_s"] = find_median(found["warm"], "first_token_s")
+    if asked.tp > 1:
+        one = find_median(found["one rank"], "first_token_s")
+        found["ratio"] = round(found["first_token_s"] / one, 2)
+    starts = [found["cold"], *found["warm"], *found.get("one rank", ())]
     found["ok"] = all(each["code"] == 0 for each in starts)
     found["is_fast_enough"] = found["first_token_s"] <= WANTED_SECONDS
     return found
+
+
+def find_median(starts: list[dict[str, Any]], name: str) -> float:
+    """The median of the starts' values of that name; of those that gave one."""
+    values = [each[name] for each in starts if each[name] is not None]
+    return statistics.median(values) if values else float("nan")
 
 
 def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
@@ -194,10 +218,7 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
         said = process.stderr.read().decode()
         exit_code = process.wait(START_SECONDS)
     lines = said.splitlines()
-    parts = next((line for line in lines if line.startswith("start ")), "")
-    seconds = {
-        name: float(value) for name, value in re.findall(r"(\w+) (\d+\.\d+)(?= \+| =)", parts)
-    }
+    seconds = next((read_parts(line) for line in lines if line.startswith("start ")), {})
     compiled = next((line for line in lines if line.startswith("compiled ")), "compiled []")
     result = {
         "code": exit_code,
@@ -206,6 +227,7 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
         # Of what the start-up lines do not have: the first step with its captures, and the text.
         "after_start_s": round(first_token - sum(seconds.values()), 2),
         "parts": seconds,
+        "ranks": [read_parts(line) for line in lines if re.match(r"rank \d+ ", line)],
         "notes": [
             line
             for line in lines
@@ -218,6 +240,12 @@ def start(words: list[str], environment: dict[str, str]) -> dict[str, Any]:
     if exit_code:
         result["said"] = said[-3000:]
     return result
+
+
+def read_parts(line: str) -> dict[str, float]:
+    """The seconds of a start's parts, of a line of the summary."""
+    found = re.findall(r"([a-z][a-z ]*) (\d+\.\d+)", line[10:].partition("=")[0])
+    return {name: float(value) for name, value in found}
 
 
 def run_probe(command: list[str]) -> dict[str, float]:
