@@ -5,7 +5,9 @@ from __future__ import annotations
 import signal
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import patience
@@ -15,6 +17,7 @@ import torch
 from headstock.config import EngineConfig
 from headstock.errors import CannotRun
 from headstock_multiprocess.leader import Follower, Leader
+from headstock_multiprocess.leading_executor import LeadingExecutor
 from headstock_multiprocess.link import Link
 from headstock_multiprocess.messages import Collected, FromRank, Shared, ToRank
 from headstock_multiprocess.options import MultiprocessOptions
@@ -83,3 +86,20 @@ def test_more_ranks_than_gpus_are_refused_and_end(
     # They were in their imports, which nothing waits for.
     codes = [each.process.process.returncode for each in ranks.followers]
     assert codes == [-signal.SIGKILL] * 3
+
+
+class Events(list[str]):
+    """The order in which ranks and an executor are asked to end."""
+
+    def __getattr__(self, name: str) -> Callable[[], None]:
+        return lambda: self.append(name)
+
+
+def test_ranks_free_their_devices_at_the_same_time() -> None:
+    events = Events()
+    ranks: Any = SimpleNamespace(ask_to_end=events.ask_others, close=events.wait_for_others)
+    inner: Any = SimpleNamespace(close=events.free_own)
+
+    LeadingExecutor(inner, ranks).close()
+
+    assert events == ["ask_others", "free_own", "wait_for_others"]
