@@ -11,7 +11,9 @@ from headstock.nn.vocab_shard import find_own_tokens, gather_mask, needs_whole_r
 from headstock.ops.fine_tier import find_conv_inputs
 from headstock.spi import (
     ALONE,
+    Activation,
     Batch,
+    ClampedGate,
     Collectives,
     LayerConfig,
     ModelConfig,
@@ -188,6 +190,17 @@ class TritonOps(MixtureOps):
         if 0 < len(x) <= self.small_linear and x.dtype.itemsize == 2:
             return small_linear(x, weight, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
+
+    def activate_and_mul(
+        self, gate_up: Tensor, activation: Activation | ClampedGate = Activation.SILU
+    ) -> Tensor:
+        """The activation of the first half, times the second half; SiLU in one kernel.
+
+        gate_up: [tokens, 2 * n]    returns: [tokens, n]
+        """
+        if activation is Activation.SILU and gate_up.dim() == 2 and gate_up.is_contiguous():
+            return fused_silu_and_mul(gate_up, pdl=self.overlaps(gate_up))
+        return super().activate_and_mul(gate_up, activation)
 
     def embed(self, batch: Batch) -> Stream:
         """The stream at the batch's tokens, and its first layer's norm."""
