@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import attrs
 import pytest
 import torch
 from decoder_cases import SERVED, make_config
+from engine_parity import PROMPTS, answer_alone, assert_equal, generate
+from often import often
+from quantized_checkpoints import SCHEMES, write_quantized
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -17,6 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from headstock.nn.meta_batch import make_meta_batch
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Activation, Batch, ModelConfig, Params, ParamSpec, Weight
+from headstock_conformance.model.parity import write
 from headstock_transformers.exchange import exchange_modules
 from headstock_transformers.exchanged import GatedMlp, OpsLinear, OpsNorm, PagedAttention
 from headstock_transformers.family import make_family
@@ -370,3 +375,14 @@ def test_keys_and_values_are_divided_by_the_scales_of_a_checkpoint(exchange: boo
     scaled.run(attrs.evolve(scaled.config, layers=layers))
     for found, pool in zip(scaled.batch.pools, plain.batch.pools, strict=True):
         assert torch.equal(found[:, 0] * 2, pool[:, 0]) and torch.equal(found[:, 1] * 4, pool[:, 1])
+
+
+@pytest.mark.parametrize("scheme", often(2, ["gptq zeros", "fp8 tensor", "awq", "ct fp8 block"]))
+def test_merged_maps_of_packed_weights_are_made_plain(scheme: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 32, "num_hidden_layers": 2}
+    write(tmp_path, make_config("qwen3", {}, **sizes))
+    write_quantized(tmp_path, tmp_path / "packed", SCHEMES[scheme])
+    outputs, _ = generate(tmp_path / "packed", prompts=PROMPTS[2:5], model_impl="transformers")
+    answers = answer_alone(tmp_path, prompts=PROMPTS[2:5])
+    for number, (output, answer) in enumerate(zip(outputs, answers, strict=True)):
+        assert_equal(output, answer, number)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -138,9 +138,12 @@ class _Exchange:
         linears = [name for name, each in module.named_children() if type(each) is nn.Linear]
         others = [name for name in linears if name not in _QKV]
         calls = self.calls[id(module)]
-        if len(linears) != 4 or len(others) != 1 or len(calls) != 1 or not _is_plain(module):
+        if len(linears) != 4 or len(others) != 1 or len(calls) != 1:
             return
         (out_name,) = others
+        norms = [name for name in _NORMS if isinstance(getattr(module, name, None), nn.Module)]
+        if not _is_plain(module, (*linears, *norms)):
+            return
         call = _bind_call(module, *calls[0])
         layer = getattr(module, "layer_idx", None)
         if call is None or not isinstance(layer, int) or not hasattr(module, "config"):
@@ -148,7 +151,6 @@ class _Exchange:
         qkv = self.merge([f"{path}.{name}" for name in _QKV])
         if qkv is None:
             return
-        norms = [name for name in _NORMS if isinstance(getattr(module, name, None), nn.Module)]
         for form in self.list_forms(module, norms, call):
             out = module.get_submodule(out_name)
             assert isinstance(out, nn.Linear)
@@ -218,7 +220,11 @@ class _Exchange:
         """Put `GatedMlp` in the place of an equal module.   writes: self, the parent"""
         children = dict(module.named_children())
         linears = {name for name, each in children.items() if type(each) is nn.Linear}
-        if linears != {*_GATED} or not _is_plain(module) or not self.has_one_argument(module):
+        if (
+            linears != {*_GATED}
+            or not _is_plain(module, _GATED)
+            or not self.has_one_argument(module)
+        ):
             return
         gate_up = self.merge([f"{path}.{name}" for name in _GATED[:2]])
         if gate_up is None:
@@ -348,10 +354,11 @@ def _has_hooks(module: nn.Module) -> bool:
     return "forward" in vars(module) or bool(module._forward_hooks or module._forward_pre_hooks)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether the module has no parameters but those of its children, which have no hooks."""
-    has_own = bool(module._parameters or module._buffers)
-    return not has_own and not any(_has_hooks(each) for each in module.children())
+def _is_plain(module: nn.Module, used: Collection[str]) -> bool:
+    """Whether all tensors of the module are those of some children, and none has hooks."""
+    names = (*dict(module.named_parameters()), *dict(module.named_buffers()))
+    has_others = any(name.partition(".")[0] not in used for name in names)
+    return not has_others and not any(_has_hooks(each) for each in module.children())
 
 
 def _bind_call(
