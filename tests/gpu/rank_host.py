@@ -8,6 +8,8 @@ event of a GPU, and the other ranks are processes that read its plan and answer 
 "launch" is the processor time of the engine's thread to encode and send the plan, "end" that to
 compare the tokens once the step is over. "listeners" is that of the threads that hear the other
 ranks, which hold the interpreter's lock for a part of it. One rank alone takes less than one.
+"control" is what ten small products of numpy take after the same work: 10 to 15 us on an idle
+machine. Where other processes share its cores it is four times that, and so is the rest.
 """
 
 from __future__ import annotations
@@ -154,12 +156,20 @@ def measure(leader: Leader, rows: int, steps: int, iterations: int) -> dict[str,
         launches.append(time.thread_time() - began)
         pending.wait()
         ends.append(time.thread_time() - idle.step.ended)
+    listened = read_listeners() - heard
+    controls, factors = [], np.arange(rows)
+    for _ in range(steps):
+        idle.execute(plan, {}).wait()
+        for _ in range(10):
+            np.multiply(factors, factors)
+        controls.append(time.thread_time() - idle.step.ended)
     launch, end = 1e6 * median(launches), 1e6 * median(ends)
     return {
         "engine": round(launch + end, 1),
         "launch": round(launch, 1),
         "end": round(end, 1),
-        "listeners": round(1e6 * (read_listeners() - heard) / steps, 1),
+        "listeners": round(1e6 * listened / steps, 1),
+        "control": round(1e6 * median(controls), 1),
         "plan_bytes": len(plan.encode()),
     }
 
