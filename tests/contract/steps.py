@@ -413,4 +413,13 @@ CASES: dict[str, Case] = {
         convolve,
         {"max_query_len": 1},
     ),
+    **vary(
+        attrs.evolve(
+            STATE_STEP,
+            draft_tokens=torch.tensor([0]),
+            draft_pages=(torch.tensor([1]),),
+        ),
+        convolve,
+        {"draft_tokens": None, "draft_pages": (torch.tensor([3]),)},
+    ),
 }

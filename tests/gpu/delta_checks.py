@@ -11,6 +11,7 @@ from gpu.op_times import replayed
 from torch import Tensor
 
 from headstock.nn.delta_spans import CHUNK
+from headstock.nn.draft_pages import DraftPages
 from headstock.spi import Batch, DeltaRule
 from headstock_conformance.ops.cases import error
 from headstock_triton import delta_rule
@@ -60,7 +61,10 @@ def new_state(delta: DeltaRule, pages: int) -> Tensor:
 
 def run(delta: DeltaRule, step: Step, state: Tensor, pdl: bool = False) -> Tensor:
     """What the kernels compute.   writes: state"""
-    return delta_rule.apply_delta_rule_(step.inputs, delta, state, step.pages, step.steps, pdl=pdl)
+    drafts = DraftPages.of(step.batch, 0)
+    return delta_rule.apply_delta_rule_(
+        step.inputs, delta, state, step.pages, step.steps, drafts, pdl=pdl
+    )
 
 
 def check_steps() -> dict[str, float]:
@@ -113,13 +117,21 @@ def check_bits() -> dict[str, bool]:
         parts.append(out[17 + start :][: stop - start])
     cuts = torch.equal(torch.cat(parts), expected) and torch.equal(beside[2], alone[1])
     # Tokens that fill no chunk, one by one beside others.
-    state, single = new_state(delta, 2).fill_(0.01), new_state(delta, 4).fill_(0.01)
+    state, single = new_state(delta, 4).fill_(0.01), new_state(delta, 4).fill_(0.01)
     few = make_step(delta, [(CHUNK + 1, CHUNK + 41)])
+    tokens, pages = (torch.tensor(each, device=DEVICE) for each in ([0, 3, 5], [2, 3, 0]))
+    few = evolve(few, batch=evolve(few.batch, draft_tokens=tokens, draft_pages=(pages,)))
     prompt, same = run(delta, few, state), True
+    behind = []
     for at in range(40):
         row = cases.cut_inputs(few.inputs, at, at + 1)
         start = CHUNK + 1 + at
         step = make_step(delta, [(start, start + 1), (7, 8), (0, 1)][: 1 + at % 3])
         step = evolve(step, inputs=cases.join_inputs([row] * (1 + at % 3)))
         same &= torch.equal(run(delta, step, single, pdl=True)[0], prompt[at])
-    return {"cuts and neighbours": cuts, "decode": same and torch.equal(single[1], state[1])}
+        behind += [single[1].clone()] if at in (0, 3) else []
+    return {
+        "cuts and neighbours": cuts,
+        "decode": same and torch.equal(single[1], state[1]),
+        "drafts": torch.equal(torch.stack(behind), state[2:]),
+    }

@@ -260,6 +260,11 @@ class ToyOps(Ops):
         assert pages is not None
         found = torch.zeros_like(x.total)
         ends = batch.query_start.tolist()
+        drafts: dict[int, int] = {}
+        if batch.draft_tokens is not None:
+            draft_pages = batch.draft_pages[layer.group]
+            assert draft_pages is not None
+            drafts = dict(zip(batch.draft_tokens.tolist(), draft_pages.tolist(), strict=True))
         for start, page, first, last in zip(
             batch.starts.tolist(), pages.tolist(), ends, ends[1:], strict=False
         ):
@@ -269,6 +274,8 @@ class ToyOps(Ops):
                 # Not the row's own, or not up to date: a hash that is not right.
                 total = (total * 31 + int(batch.tokens[at]) + 7) % PRIME if count == start else 0.5
                 found[at] = total % VOCAB
+                if at in drafts:
+                    state[drafts[at], 0] = torch.tensor((total, start + at + 1.0 - first))
             # Rows that pad a batch attend to nothing that makes sense.
             is_sound = not page or bool(x.total[first:last].isfinite().all())
             state[page, 0, 0] = total if is_sound else np.nan

@@ -88,7 +88,7 @@ def test_two_thousand_prompts_through_a_small_pool_wait_no_longer_at_the_end() -
             drive.step()
             assert len(drive.plans) - came < 100, f"request {number} waits for ever"
         waits.append(len(drive.plans) - came)
-        check_state(drive.state, bounds)
+        check_state(drive.state, drive.limits)
     drive.drain(20)
 
     assert not np.count_nonzero(drive.state.refs[0])

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from headstock.nn.delta_rule import apply_delta_rule_, make_decay, normalize_gated
 from headstock.nn.delta_spans import CHUNK, TokenSpans
+from headstock.nn.draft_pages import DraftPages
 from headstock.spi import Batch
 from headstock_conformance.device_reads import forbid_device_reads
 
@@ -38,8 +39,12 @@ def run(
     state: Tensor,
     padding: int = 0,
     may_read: bool = True,
+    drafts: dict[int, int] | None = None,
 ) -> Any:
-    """What the rows read in one step; their pages are 1, 2, ..."""
+    """What the rows read in one step; their pages are 1, 2, ...
+
+    drafts: tokens of the step, each with the page for the state behind it
+    """
     counts = [len(row[0]) for row in rows]
     ends = torch.tensor([0, *counts]).cumsum(0)
     inputs = [
@@ -52,13 +57,38 @@ def run(
         ("query_start", ends),
         ("max_query_len", max(counts)),
         ("tokens", inputs[0]),
+        ("draft_tokens", None if drafts is None else torch.tensor(list(drafts))),
+        ("draft_pages", (torch.tensor(list(drafts.values())),) if drafts else ()),
     ):
         object.__setattr__(batch, name, value)
     pages = torch.arange(1, len(rows) + 1)
     with nullcontext() if may_read else forbid_device_reads():
         spans = TokenSpans.of(batch, may_read=may_read)
-        out = apply_delta_rule_(*inputs, state, pages, spans)
+        draft_pages = DraftPages.of(batch, 0)
+        out = apply_delta_rule_(*inputs, state, pages, spans, draft_pages)
     return [out[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+@pytest.mark.parametrize("start", [3, 62, 64])
+def test_states_behind_drafts_are_those_of_sequences_that_end_there(
+    start: int, may_read: bool
+) -> None:
+    row, prompt = make_inputs(1, 80), make_inputs(2, 140)
+    state, alone = new_state(7), [new_state(1) for _ in range(3)]
+    # A row that verifies two drafts, a long prompt, and a row of one token.
+    before = [take(row, 0, start), take(prompt, 0, 2), take(row, 0, 9)]
+    run(before, [0, 0, 0], state)
+    now = [take(row, start, start + 3), take(prompt, 2, 140), take(row, 9, 10)]
+    run(now, [start, 2, 9], state, 2, may_read, {0: 5, 1: 6, 141: 7, 2: 0})
+
+    for count, own in enumerate(alone, start=1):
+        run([take(row, 0, start)], [0], own)
+        run([take(row, start, start + count)], [start], own)
+    assert torch.equal(state[5], alone[0][1])
+    assert torch.equal(state[6], alone[1][1])
+    assert torch.equal(state[1], alone[2][1])
+    assert torch.equal(state[7], state[3]) and state[4].isnan().all()
 
 
 def new_state(rows: int) -> Tensor:

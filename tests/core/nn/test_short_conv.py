@@ -105,6 +105,29 @@ def test_steps_of_any_cut_compute_the_whole_sequences(
     assert state[0].isfinite().all()
 
 
+def test_states_behind_drafts_are_those_of_sequences_that_end_there() -> None:
+    weight, x = torch.randn(4, WIDTH), torch.randn(9, WIDTH)
+    state = torch.full((PAGES, 3, WIDTH), math.nan)
+    run(make_batch([(0, 2), (0, 3)], [3, 4]), x[:5], weight, None, state)
+    # Rows that verify two drafts and one, with less behind them than the state holds, and more.
+    batch = make_batch([(2, 5), (3, 5)], [3, 4], 1)
+    pages = (None, torch.tensor([5, 6, 7, 8]))
+    drafted = evolve(batch, draft_tokens=torch.tensor([0, 1, 3, 4]), draft_pages=pages)
+    before = state.clone()
+
+    out = run(drafted, x[:6], weight, None, state)
+
+    plain = before.clone()
+    assert torch.equal(out, run(batch, x[:6], weight, None, plain))
+    assert torch.equal(state[[3, 4]], plain[[3, 4]])
+    for page, own, start, first, count in ((5, 3, 2, 0, 1), (6, 3, 2, 0, 2), (7, 4, 3, 3, 1)):
+        alone = before.clone()
+        part = make_batch([(start, start + count)], [own])
+        run(part, x[first : first + count], weight, None, alone)
+        assert torch.equal(state[page], alone[own])
+    assert torch.equal(state[8], state[4])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_sums_are_in_float32_and_rounded_once(dtype: torch.dtype) -> None:
     x, weight = torch.randn(9, WIDTH).to(dtype), torch.randn(4, WIDTH).to(dtype)

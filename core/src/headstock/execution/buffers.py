@@ -63,6 +63,11 @@ class Buffers:
             table for group, table in enumerate(self.page_tables) if group not in self.state_pools
         )
 
+    @property
+    def num_draft_pages(self) -> int:
+        """How many pages for states behind drafts a row has in each group that keeps a state."""
+        return max((self.page_tables[group].shape[1] for group in self.state_pools), default=1) - 1
+
     def to_device(self, array: Ints | Tensor) -> Tensor:
         """Copy the array to the device, through pinned memory on a GPU."""
         if isinstance(array, Tensor):
@@ -320,6 +325,7 @@ class BufferShape:
     """What is known of a device's buffers before their memory is planned.
 
     kv_dtype: of keys and values    dtype: of states that name no type
+    state_pages: of a row, in each group that keeps a state
     """
 
     groups: tuple[KVGroup, ...]
@@ -328,6 +334,7 @@ class BufferShape:
     dtype: torch.dtype = torch.float32
     page_size: int
     rows: int
+    state_pages: int = 1
 
 
 def allocate_buffers(shape: BufferShape, num_pages: Sequence[int], max_len: int) -> Buffers:
@@ -357,9 +364,11 @@ def allocate_buffers(shape: BufferShape, num_pages: Sequence[int], max_len: int)
         pools=tuple(pools[layer] for layer in range(len(pools))),
         kv=tuple(kv[layer] for layer in range(len(kv))),
         page_tables=tuple(
-            # A state is one page.
             torch.zeros(
-                (rows + 1, 1 if group.layout.kind is LayoutKind.STATE else columns),
+                (
+                    rows + 1,
+                    shape.state_pages if group.layout.kind is LayoutKind.STATE else columns,
+                ),
                 dtype=torch.int32,
                 device=device,
             )

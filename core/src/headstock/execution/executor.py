@@ -94,10 +94,11 @@ def _find_sample_fault(sample: object, plan: Plan) -> str:
 def _restore_order(sample: Sample, order: Ints) -> Sample:
     """Return the sampled positions in this order, those that it leaves out dropped."""
     tensors = {name: getattr(sample, name) for name in fields_dict(Sample)}
+    by_row = {name: tensors.pop(name) for name in ("pooled", "drafts")}
     ordered: dict[str, Any] = {
         name: tensor[order] for name, tensor in tensors.items() if isinstance(tensor, Tensor)
     }
-    return Sample(**(ordered | {"pooled": sample.pooled, "drafts": sample.drafts}))
+    return Sample(**ordered, **by_row)
 
 
 class LocalExecutor(Executor):

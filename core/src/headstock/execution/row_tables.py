@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers, unpack
@@ -49,9 +50,11 @@ def make_batch(
     columns: RowColumns,
     by_numpy: bool,
     pooling: Pooling | None = None,
+    drafts: DraftPlaces | None = None,
 ) -> Batch:
     """Make the batch of these rows and tokens; what the arguments leave out is looked up.
 
+    drafts: tokens behind which states go to pages of their own
     by_numpy: look up by numpy, on a CPU alone; else by operations that a graph may capture
     """
     look_up = look_up_arrays if by_numpy else look_up_tensors
@@ -66,6 +69,8 @@ def make_batch(
         max_query_len=max_query_len,
         slots=slots,
         state_pages=look_up_state_pages(buffers, row_ids),
+        draft_tokens=None if drafts is None else drafts.tokens,
+        draft_pages=() if drafts is None else look_up_draft_pages(buffers, drafts),
         kv=buffers.kv,
         pools=buffers.pools,
         logit_indices=logit_indices,
@@ -124,6 +129,29 @@ def look_up_state_pages(buffers: Buffers, row_ids: Tensor) -> tuple[Tensor | Non
         return (None,) * len(buffers.page_tables)
     return tuple(
         table[row_ids, 0].long() if group in states else None
+        for group, table in enumerate(buffers.page_tables)
+    )
+
+
+@frozen
+class DraftPlaces:
+    """Tokens of rows that verify drafts, behind which the rows' states are kept.
+
+    tokens, rows, numbers: [m] int64, each token, its row, and which token of its row's step it is
+    """
+
+    tokens: Tensor
+    rows: Tensor
+    numbers: Tensor
+
+
+def look_up_draft_pages(buffers: Buffers, drafts: DraftPlaces) -> tuple[Tensor | None, ...]:
+    """Look up the pages for the states behind tokens, by group; None for groups without a state.
+
+    each result: [m] int64
+    """
+    return tuple(
+        table[drafts.rows, 1 + drafts.numbers].long() if group in buffers.state_pools else None
         for group, table in enumerate(buffers.page_tables)
     )
 
@@ -206,7 +234,19 @@ class DeviceTables(RowTables):
             logit_indices=None,
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
+            drafts=self._find_draft_places(inputs) if length > 1 else None,
         )
+
+    def _find_draft_places(self, inputs: StepInputs) -> DraftPlaces | None:
+        """Find the tokens of equally long rows behind which there are pages for states."""
+        if not self.buffers.state_pools:
+            return None
+        num_rows, length = len(inputs.row_ids), inputs.query_len
+        # None of them behind the last token: the row's own page is there.
+        numbers = self._count_from_zero(length)[:-1].long().repeat(num_rows)
+        firsts = self._query_start(inputs)[:-1].long().repeat_interleave(length - 1)
+        rows = inputs.row_ids.repeat_interleave(length - 1)
+        return DraftPlaces(firsts + numbers, rows, numbers)
 
     def read_tokens(self, token_rows: Tensor, positions: Tensor) -> Tensor:
         """Read the tokens at these positions of rows."""

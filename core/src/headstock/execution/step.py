@@ -13,7 +13,12 @@ from headstock.execution.buffers import Buffers
 from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.prefix_tracker import PrefixTracker, keep_prompts, sort_rows
-from headstock.execution.row_tables import flatten_tokens, make_attention_step, make_batch
+from headstock.execution.row_tables import (
+    DraftPlaces,
+    flatten_tokens,
+    make_attention_step,
+    make_batch,
+)
 from headstock.execution.sampling_inputs import SamplingTable
 from headstock.scheduler import Plan
 from headstock.scheduler.row_counters import read_only
@@ -99,7 +104,24 @@ class PlannedStep(Step):
             columns=self.maker.sampling.processors.row_columns,
             pooling=self.maker.pooling.make_pooling(self.plan, buffers),
             by_numpy=buffers.device.type == "cpu",
+            drafts=self._find_draft_places(),
         )
+
+    def _find_draft_places(self) -> DraftPlaces | None:
+        """Find the tokens behind which there are pages for states; None without drafts or states.
+
+        Those are a verifying row's tokens, and those of rows that have one token and sample.
+        """
+        plan, buffers = self.plan, self.maker.buffers
+        if not (len(plan.num_drafts) and buffers.state_pools):
+            return None
+        counts = self.stops - self.starts
+        # Nothing comes after the last possible draft, so that its state is the row's own.
+        kept = np.minimum(plan.num_drafts + 1, buffers.num_draft_pages)
+        kept = np.where((plan.num_drafts > 0) | plan.keeps_single, kept, 0)
+        rows, numbers = flatten_tokens(self.row_ids, np.zeros_like(counts), kept, kept.cumsum())
+        firsts = np.repeat(counts.cumsum() - counts, kept)
+        return DraftPlaces(*buffers.to_device_packed(firsts + numbers, rows, numbers))
 
     def attention(self) -> AttendInto:
         """Plan the step's attention on the host, and return the function that computes it."""

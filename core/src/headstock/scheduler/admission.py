@@ -108,8 +108,9 @@ def _place_in_row(
         share_prefix(state, row, prefix_hit)
     # Pages are appended after that: a prefix that is held can no longer be evicted to make room.
     for group in state.limits.state_groups:
-        if not state.spans[group, row]:
-            append_row_pages(state, group, row, 1)
+        missing = state.limits.state_pages - int(state.spans[group, row])
+        if missing:
+            append_row_pages(state, group, row, missing)
     if isinstance(prefix_hit, Match):
         mark_snapshots(state, row, prefix_hit)
     stop = min(len(request_state.tokens), cached + budget)
@@ -218,6 +219,8 @@ def can_reserve_pages(state: State, group: int, stop: int, below: int | None) ->
         staying &= counters[RowCounter.PRIORITY] >= below
     page_tokens = limits.page_tokens[group]
     stops = np.append(counters[RowCounter.LAST_POSITION][staying], stop)
+    if group in limits.state_groups:
+        return len(stops) * limits.state_pages <= limits.num_pages[group]
     pages = -(-stops // page_tokens)
     kept = np.minimum(pages, limits.max_kept_pages[group])
     # All rows share the chunk of a step; each may have a page of it that is not full.

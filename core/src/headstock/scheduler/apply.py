@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.scheduler.draft_states import choose_states
 from headstock.scheduler.events import (
     Aborted,
     Arrived,
@@ -20,7 +21,6 @@ from headstock.scheduler.limits import find_refusal
 from headstock.scheduler.page_pool import clear_index, recompute_rows
 from headstock.scheduler.prefix_insert import insert_last_pages
 from headstock.scheduler.request import Request, RequestState
-from headstock.scheduler.rewind import hold_backup, rewind_states
 from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
@@ -136,9 +136,8 @@ def _apply_any_samples(state: State, event: Sampled, live: Ints) -> None:
     picked = np.nonzero(in_range)
     state.tokens[rows[picked[0]], lengths[picked] - 1] = grid[picked]
     state.accepted.append((counters[RowCounter.ADMISSION_ID, rows], counts, grid[picked]))
-    num_computed = counters[RowCounter.NUM_COMPUTED, rows]
     _sync_counters(counters, rows, num_known + counts)
-    rewind_states(state, rows, num_computed)
+    choose_states(state, rows)
     if state.limits.recompute:
         recompute_rows(state, rows)
     if state.limits.max_drafts:
@@ -222,9 +221,8 @@ def _append_drafts(state: State, event: Sampled, live: Ints, finished: Ints) -> 
             f"row {row} got drafts while a token was in flight; it must wait for its sample"
         )
         num_known = int(counters[RowCounter.NUM_KNOWN, row])
-        # A state that went back takes in what was accepted first.
-        went_back = counters[RowCounter.NUM_COMPUTED, row] < num_known - 1
-        if state.limits.keeps_state and (went_back or not hold_backup(state, row)):
+        # There is a page behind each draft, and none behind tokens that come before them.
+        if state.limits.keeps_state and counters[RowCounter.NUM_COMPUTED, row] < num_known - 1:
             continue
         # The token after the last draft must still fit.
         count = min(

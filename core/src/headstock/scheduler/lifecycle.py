@@ -5,7 +5,6 @@ from __future__ import annotations
 from headstock.scheduler.events import Ended
 from headstock.scheduler.page_pool import free_row_pages, retain_region
 from headstock.scheduler.request import RequestState
-from headstock.scheduler.rewind import free_backup
 from headstock.scheduler.row_counters import RowCounter, is_special
 from headstock.scheduler.snapshots import settle_snapshots
 from headstock.scheduler.state import State
@@ -62,7 +61,6 @@ def _drop_names(state: State, request_state: RequestState) -> None:
 def vacate_row(state: State, row: int) -> None:
     """Free the row's pages and clear the row."""
     settle_snapshots(state, row)
-    free_backup(state, row)
     free_row_pages(state, row)
     # Table entries that no plan has carried yet name pages that others may hold from now on.
     state.writes = [

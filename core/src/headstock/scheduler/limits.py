@@ -48,9 +48,20 @@ def max_row_pages(group: KVGroup, num_tokens: int, page_tokens: int, max_batch_t
 
 
 def max_total_pages(
-    group: KVGroup, *, page_tokens: int, max_rows: int, max_batch_tokens: int, max_len: int
+    group: KVGroup,
+    *,
+    page_tokens: int,
+    max_rows: int,
+    max_batch_tokens: int,
+    max_len: int,
+    state_pages: int = 1,
 ) -> int:
-    """Return how many pages of the group all rows ever hold at once, without shared ones."""
+    """Return how many pages of the group all rows ever hold at once, without shared ones.
+
+    state_pages: those of a row where the group keeps a state
+    """
+    if group.layout.kind is LayoutKind.STATE:
+        return max_rows * state_pages
     longest = max_rows * -(-max_len // page_tokens)
     if group.window is None:
         return longest
@@ -79,6 +90,8 @@ class Limits:
     max_kept_pages: by KV group, the most pages that a row keeps between steps
     scarce_groups: the groups with fewer pages than the rows could hold together
     state_groups: the groups that keep a state
+    state_pages: pages of a row in each of these: its state, and those behind tokens whose drafts
+        may be rejected
     no_drafts: [max_rows] int32 zeros, of a step in which no row has drafts
     ones: [max_rows] int32, pages by row of a step in which rows lack one each
     """
@@ -107,6 +120,7 @@ class Limits:
     page_token_column: Ints = field(init=False, repr=False)
     scarce_groups: tuple[int, ...] = field(init=False)
     state_groups: tuple[int, ...] = field(init=False)
+    state_pages: int = field(init=False)
     no_drafts: Ints = field(init=False, repr=False)
     ones: Ints = field(init=False, repr=False)
 
@@ -141,6 +155,7 @@ class Limits:
                 max_rows=self.max_rows,
                 max_batch_tokens=self.max_batch_tokens,
                 max_len=self.max_len,
+                state_pages=1 + self.max_drafts,
             )
         )
 
@@ -151,6 +166,10 @@ class Limits:
             for number, group in enumerate(self.groups)
             if group.layout.kind is LayoutKind.STATE
         )
+
+    @state_pages.default
+    def _count_state_pages(self) -> int:
+        return 1 + self.max_drafts
 
     @no_drafts.default
     def _make_no_drafts(self) -> Ints:
@@ -176,6 +195,8 @@ class Limits:
 
     def max_pages(self, group: int, num_tokens: int) -> int:
         """Return how many pages of `group` a sequence of `num_tokens` ever holds at once."""
+        if group in self.state_groups:
+            return self.state_pages
         return max_row_pages(
             self.groups[group], num_tokens, self.page_tokens[group], self.max_batch_tokens
         )
@@ -184,8 +205,12 @@ class Limits:
         """Return how many pages of each group a sequence of `num_tokens` keeps, [groups] int64."""
         return np.array(
             [
-                count_kept_pages(group, num_tokens, page_tokens)
-                for group, page_tokens in zip(self.groups, self.page_tokens, strict=True)
+                self.state_pages
+                if number in self.state_groups
+                else count_kept_pages(group, num_tokens, page_tokens)
+                for number, (group, page_tokens) in enumerate(
+                    zip(self.groups, self.page_tokens, strict=True)
+                )
             ]
         )
 

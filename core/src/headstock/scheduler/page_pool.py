@@ -352,9 +352,6 @@ def _first_pages_in_window(state: State, group: int, rows: Ints) -> Ints:
     computed = np.minimum(
         counters[RowCounter.NUM_COMPUTED, rows], counters[RowCounter.NUM_KNOWN, rows]
     )
-    if state.backups:
-        backups = counters[RowCounter.BACKUP, rows]
-        computed = np.where(backups > 0, np.minimum(computed, backups), computed)
     first: Ints = np.maximum(computed - window + 1, 0) // state.limits.page_size
     return first
 

@@ -70,6 +70,12 @@ class Plan:
         return self.pooling.nonzero()[0]
 
     @property
+    def keeps_single(self) -> np.ndarray:
+        """Which of the plan's rows compute one token, and sample the next, [n] bool."""
+        is_single: np.ndarray = (self.samples > 0) & (self.stops - self.starts == 1)
+        return is_single
+
+    @property
     def draft_places(self) -> tuple[Ints, Ints]:
         """The row and the position of each draft, [sum of num_drafts] int64 each."""
         ends = np.cumsum(self.num_drafts)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from headstock.scheduler.draft_states import advance_states, mark_verified
 from headstock.scheduler.page_pool import expand_intervals
 from headstock.scheduler.plan import Plan
-from headstock.scheduler.rewind import back_up_states
 from headstock.scheduler.row_counters import (
     NONE,
     RowCounter,
@@ -32,13 +32,13 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
     num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
     if len(num_drafts):
-        back_up_states(state, rows[num_drafts > 0], starts[num_drafts > 0])
+        mark_verified(state, rows[num_drafts > 0], starts[num_drafts > 0])
     counters[RowCounter.LAST_STEP][rows] = state.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
         _flatten_writes(state) if len(rows) else (NONE, NONE, NONE, NONE)
     )
-    return Plan(
+    plan = Plan(
         number=state.num_steps,
         num_decode=num_decode,
         rows=rows.astype(np.int32),
@@ -57,6 +57,9 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
         new_row_ids=np.array(state.new_row_ids, np.int32) if state.new_row_ids else NONE,
         copies=_flatten_copies(state) if state.copies and len(rows) else NONE,
     )
+    if len(num_drafts):
+        advance_states(state, rows[plan.keeps_single])
+    return plan
 
 
 def _order_batch(state: State, num_scheduled: Ints) -> tuple[Ints, Ints, Ints, int]:

@@ -40,7 +40,7 @@ class RowCounter:
     NUM_SAVED = 22  # tokens behind which its state was last looked at for a snapshot
     BRANCH = 23  # tokens behind which another prefix parts from its prompt, 0 for none
     LAST_CUT = 24  # tokens of its prompt's last snapshot, 0 for none
-    BACKUP = 25  # tokens behind which its state was copied before the drafts that it verifies
+    VERIFIED_FROM = 25  # where the step began that verifies its drafts; 0 where it verifies none
 
 
 NUM_COUNTERS = 26

@@ -160,4 +160,4 @@ def list_copies(state: State, group: int) -> Ints:
     """Return the pages of a state group that rows hold beside their own states, [n] int64."""
     at = state.limits.state_groups.index(group)
     own = (snapshot.pages for snapshots in state.snapshots.values() for snapshot in snapshots)
-    return np.array([pages[at] for pages in (*own, *state.backups.values())], np.int64)
+    return np.array([pages[at] for pages in own], np.int64)

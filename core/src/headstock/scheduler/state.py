@@ -56,7 +56,6 @@ class State:
     copies: pages to copy that no plan has carried yet: by group and page that is written, the page
         whose content it gets; all are read before any is written
     snapshots: by row, copies of its state that the index has not got yet
-    backups: by row, pages for its state before drafts, in the order of `Limits.state_groups`
     num_special: running requests with wait_for_sample (which may have drafts), prompt_logprobs or
         pooling
     may_draft: some row has drafts to verify, or is held for them; False is certain
@@ -96,7 +95,6 @@ class State:
     writes: list[Write] = field(factory=list)
     copies: dict[tuple[int, int], int] = field(factory=dict)
     snapshots: dict[int, list[Snapshot]] = field(factory=dict)
-    backups: dict[int, tuple[int, ...]] = field(factory=dict)
     num_admitted: int = 0
     num_arrived: int = 0
     num_steps: int = 0
@@ -139,8 +137,9 @@ class State:
 
 def initial_state(limits: Limits) -> State:
     """Return a state in which nothing runs and every page is free."""
-    # A state group uses the first column alone; one array lets a step handle all groups at once.
-    rows, groups, columns = limits.max_rows, len(limits.groups), limits.pages_for(limits.max_len)
+    # A state group uses few columns; one array lets a step handle all groups at once.
+    rows, groups = limits.max_rows, len(limits.groups)
+    columns = max(limits.pages_for(limits.max_len), limits.state_pages * limits.keeps_state)
     return State(
         limits=limits,
         row_counters=np.zeros((NUM_COUNTERS, rows), np.int32),

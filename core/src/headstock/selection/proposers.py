@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from attrs import frozen
 
 from headstock import registry
@@ -10,7 +12,7 @@ from headstock.errors import CannotRun, PluginBroken, UsageError, shorten
 from headstock.scheduler.limits import MAX_DRAFTS
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.refusals import check_resolve
-from headstock.spi import DeviceEnv, PartQuery, Proposer, ProposerSpec
+from headstock.spi import DeviceEnv, KVGroup, PartQuery, Proposer, ProposerSpec, StateKV
 
 
 @frozen(kw_only=True)
@@ -47,6 +49,17 @@ def _load_spec(config: EngineConfig) -> ProposerSpec | None:
     return spec
 
 
+def find_state_obstacle(groups: Sequence[KVGroup]) -> str:
+    """Find why a model with these KV groups takes no drafts; empty when it does."""
+    for number, group in enumerate(groups):
+        if isinstance(group.layout, StateKV) and not group.layout.takes_drafts:
+            return (
+                f"KV group {number} keeps a state that cannot go back behind a rejected draft, as "
+                "its family does not claim StateKV.takes_drafts"
+            )
+    return ""
+
+
 def select_proposer(
     config: EngineConfig, needs: AttentionNeeds, query: PartQuery, env: DeviceEnv
 ) -> SelectedProposer | None:
@@ -64,6 +77,9 @@ def select_proposer(
             f"{name} needs the KV pool, and kv_cache (--kv-cache) off recomputes every token; "
             "leave out one of the two"
         )
+    obstacle = find_state_obstacle(needs.model.kv_groups)
+    if obstacle:
+        raise CannotRun(f"{name}: {obstacle}; set it to off")
     if spec.takes_model and config.draft_model is None:
         raise UsageError(
             f"{name} takes its drafts from a second model; name it by draft_model (--draft-model)"

@@ -66,11 +66,14 @@ class StateKV:
 
     alignment: a prompt may be cut at multiples of so many tokens, and its state be copied there,
         and no bit of its answer changes; None where none is promised: its prefixes are never reused
+    takes_drafts: operations also write the states behind single tokens (`Batch.draft_pages`), so
+        that a sequence can go back behind a rejected draft
     """
 
     kind: ClassVar[LayoutKind] = LayoutKind.STATE
     tensors: tuple[StateTensor, ...]
     alignment: int | None = None
+    takes_drafts: bool = False
 
 
 Layout = FullKV | LatentKV | StateKV

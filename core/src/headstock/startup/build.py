@@ -204,6 +204,7 @@ def _build_decided(
         dtype=getattr(torch, decided.dtype),
         page_size=terms.page_size or decided.max_len,
         rows=config.max_running_requests,
+        state_pages=1 + parts.max_drafts,
     )
     inputs, shape = cut_rows(inputs, shape, free, notes, ranks)
     config = inputs.config
@@ -356,7 +357,8 @@ def _watch_free_pages(
             )
         )
     # Graphs pad their batches, and padding rows write to the dummy page; so do the model's own
-    # drafts past a row's pages.
+    # drafts past a row's pages, and tokens beside drafts that have no page for a state.
     replays = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
-    padded = replays or inputs.parts.has_own_drafts
+    drafts_states = buffers.num_draft_pages > 0
+    padded = replays or inputs.parts.has_own_drafts or drafts_states
     return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)

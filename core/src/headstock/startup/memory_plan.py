@@ -219,7 +219,7 @@ def plan_groups(
     kv_dtype: torch.dtype,
     dtype: torch.dtype,
     snapshot_ratio: float = 0.0,
-    has_drafts: bool = False,
+    max_drafts: int = 0,
 ) -> tuple[GroupTerms, ...]:
     """Give each group the pages for a context of `num_pages * page_size` tokens.
 
@@ -228,7 +228,7 @@ def plan_groups(
 
     snapshot_ratio: the share of the other groups' pages and the snapshots' that these may take; 0
         for none
-    has_drafts: whether each row needs another page for its state before drafts
+    max_drafts: for so many states behind drafts each row has pages too
     """
     terms: list[GroupTerms] = []
     for group in groups:
@@ -239,15 +239,10 @@ def plan_groups(
             max_rows=config.max_running_requests,
             max_batch_tokens=config.max_batch_tokens,
             max_len=max_len,
+            state_pages=1 + max_drafts,
         )
         is_state = group.layout.kind is LayoutKind.STATE
-        bounded = (
-            most * (1 + has_drafts)
-            if is_state
-            else num_pages
-            if group.retains_all
-            else min(num_pages, most)
-        )
+        bounded = most if is_state else num_pages if group.retains_all else min(num_pages, most)
         terms.append(
             GroupTerms(
                 group=group,
@@ -291,7 +286,7 @@ def plan_memory(
     free: int,
     max_len: int,
     snapshot_ratio: float = 0.0,
-    has_drafts: bool = False,
+    max_drafts: int = 0,
 ) -> MemoryPlan:
     """Size the pool by the one setting that fixes its size, or else by the memory ratio.
 
@@ -311,7 +306,7 @@ def plan_memory(
             kv_dtype=kv_dtype,
             dtype=dtype,
             snapshot_ratio=snapshot_ratio,
-            has_drafts=has_drafts,
+            max_drafts=max_drafts,
         )
 
     def count_bytes(count: int) -> int:

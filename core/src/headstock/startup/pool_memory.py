@@ -84,7 +84,7 @@ def plan_device_memory(
         free=free,
         max_len=max_len,
         snapshot_ratio=snapshot_ratio,
-        has_drafts=inputs.parts.max_drafts > 0,
+        max_drafts=inputs.parts.max_drafts,
     )
     memory = plan(config)
     (least,) = ranks.take_least([memory.kv_tokens // shape.page_size])

@@ -26,8 +26,7 @@ def cut_rows(
     writes: notes, a line where there are fewer
     """
     config = inputs.config
-    # A row that verifies drafts keeps what it had before them too.
-    state = count_row_bytes(shape) * (1 + (inputs.parts.max_drafts > 0))
+    state = count_row_bytes(shape) * shape.state_pages
     if not state:
         return inputs, shape
     weights = sum(weight.nbytes for weight in inputs.params.values())
@@ -44,7 +43,7 @@ def cut_rows(
 
 
 def count_row_bytes(shape: BufferShape) -> int:
-    """Bytes of a row's states in all layers."""
+    """Bytes of a row's state in all layers."""
     return sum(
         count_page_bytes(group, 1, shape.kv_dtype, shape.dtype) * len(group.layers)
         for group in shape.groups

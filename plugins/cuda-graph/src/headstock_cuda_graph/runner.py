@@ -38,6 +38,7 @@ from headstock_cuda_graph.verify_graphs import (
     PaddedLogits,
     can_pad,
     forward_verification,
+    keeps_state,
     verify_rows,
     write_verification,
 )
@@ -87,7 +88,9 @@ class CudaGraphRunner(Runner):
         if step.is_decode:
             return self.replay_rows(step)
         sample = None if step.num_drafts is None else self.replay_verification(step)
-        return self.replay_prompts(step) if sample is None else sample
+        if sample is not None or (step.num_drafts is not None and keeps_state(self.program)):
+            return sample  # graphs of prompts keep no states behind drafts
+        return self.replay_prompts(step)
 
     def prepare(self, limits: ReplayLimits, report: CaptureProgress) -> ReplaySizes:
         """Capture steps up to these sizes, largest first; after an error nothing is replayed.

@@ -66,14 +66,21 @@ class PaddedLogits:
         )
 
 
+def keeps_state(program: Program) -> bool:
+    """Whether some layers keep a state."""
+    return any(group.layout.kind is LayoutKind.STATE for group in program.config.kv_groups)
+
+
 def can_pad(step: Step, program: Program) -> bool:
     """Whether each row of the step has one token and its drafts, and may be padded behind them."""
     # One token of a prompt that goes on: a replay would store its sample instead of the next.
     if not step.is_sampled.all() or (step.stops - step.starts != step.num_logits).any():
         return False
-    # A state would take in what a row is padded with.
-    keeps_state = any(group.layout.kind is LayoutKind.STATE for group in program.config.kv_groups)
-    if keeps_state and (step.num_logits != program.verify_len).any():
+    # A state takes in what a row is padded with. Behind a row's token and its drafts there are
+    # copies of it, and behind tokens of a prompt that are scored there are none.
+    if keeps_state(program) and (
+        step.num_drafts is None or (step.num_logits != step.num_drafts + 1).any()
+    ):
         return False
     # Padding must stay within the tables: an index past their end would stop the device. What it
     # writes is a row's own: places behind its tokens, which are written anew before they are read,

@@ -165,6 +165,7 @@ def keep_kernel(
     x,
     state,
     pages,
+    targets,
     kept,
     rows,
     width,
@@ -175,16 +176,16 @@ def keep_kernel(
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """One program per row and block of channels, which rewrites the row's state.
+    """One program per target page and block of channels, which writes a state to it.
 
-    The order is safe: each position of the state is computed from itself or later ones.
+    A row may rewrite its own: each position of the state is computed from itself or later ones.
     """
     begin_next(PDL)
     row = tl.program_id(0).to(tl.int64)
     at = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = at < width
     wait_for_previous(PDL)
-    line = state + tl.load(pages + row) * page_stride + at
+    line = state + tl.load(targets + row) * page_stride + at
     for tap in tl.static_range(TAPS - 1):
         source = tl.load(kept + row * (TAPS - 1) + tap)
         value = load_source(
@@ -206,7 +207,7 @@ def convolve_gated_(
 
     projected: [tokens, 3 * width], the gate before, the one after and what is between
     weight: [taps, width]    bias: [width] or None    returns: [tokens, width]
-    writes: state [pages, taps - 1, width], at the rows' pages
+    writes: state [pages, taps - 1, width], at the rows' pages and at those of drafts
     """
     return _launch_(projected, weight, bias, state, inputs, gated=True, pdl=pdl)
 
@@ -223,7 +224,7 @@ def convolve_silu_(
     """Same as `headstock.nn.short_conv.convolve_`, and then silu.
 
     x, result: [tokens, width]    weight: [taps, width]    bias: [width] or None
-    writes: state [pages, taps - 1, width], at the rows' pages
+    writes: state [pages, taps - 1, width], at the rows' pages and at those of drafts
     """
     return _launch_(x, weight, bias, state, inputs, gated=False, pdl=pdl)
 
@@ -260,8 +261,13 @@ def _launch_(
         x, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
         *strides, HAS_BIAS=bias is not None, TOKENS=count, **fixed | {"BLOCK": block},
     )  # fmt: skip
-    # A separate kernel: all tokens must have read the old states first.
+    # Separate kernels: all tokens, and the states behind drafts, must have read the old ones first.
+    if inputs.drafts is not None and len(inputs.drafts.pages):
+        keep_kernel[(len(inputs.drafts.pages), blocks)](
+            x, state, pages, inputs.drafts.pages, inputs.draft_kept, len(pages), width,
+            *strides, **fixed,
+        )  # fmt: skip
     keep_kernel[(len(pages), blocks)](
-        x, state, pages, inputs.kept, len(pages), width, *strides, **fixed
+        x, state, pages, pages, inputs.kept, len(pages), width, *strides, **fixed
     )
     return out

@@ -10,6 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.delta_spans import CHUNK
+from headstock.nn.draft_pages import DraftPages
 from headstock.spi import Batch, DeltaRule, Stream
 from headstock_triton.delta_chunks import (
     learn_chunks_kernel,
@@ -64,7 +65,7 @@ class DeltaSteps:
         """Those of a step. A graph may capture it: it never reads the device."""
         starts, query_start = batch.starts, batch.query_start
         rows, tokens = len(starts), len(batch.tokens)
-        is_decode = batch.max_query_len == 1 and rows == tokens
+        is_decode = batch.max_query_len == 1 and rows == tokens and batch.draft_tokens is None
         most = 0 if is_decode else tokens // CHUNK
         chunk_tokens = torch.empty(most, dtype=torch.int32, device=starts.device)
         chunk_rows = torch.empty_like(chunk_tokens)
@@ -133,6 +134,7 @@ def apply_delta_rule_(
     state: Tensor,
     pages: Tensor,
     steps: DeltaSteps,
+    drafts: DraftPages | None = None,
     *,
     tiles: DeltaTiles | None = None,
     pdl: bool = False,
@@ -142,9 +144,10 @@ def apply_delta_rule_(
     Products of chunks have factors in the type of `mixed`, and sums in float32 as memories are.
     As there, neither neighbours nor cuts at multiples of `CHUNK` change a bit.
 
-    pages: [rows] int64
+    pages: [rows] int64    drafts: of rows with fewer tokens than a chunk
     returns: [tokens, value_heads * value_dim], zeros for tokens of no row
-    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages
+    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages and at those
+        of drafts
     """
     mixed, gates, outer_gate = inputs.mixed, inputs.gates, inputs.outer_gate
     tokens, heads = len(mixed), delta.value_heads
@@ -167,9 +170,11 @@ def apply_delta_rule_(
 
     def take_tokens(count: int, after_chunks: int) -> None:
         learn_tokens_kernel[(heads, count)](
-            mixed, gates, inputs.rates, inputs.biases, outer_gate, inputs.weight, state, *rows, out,
+            mixed, gates, inputs.rates, inputs.biases, outer_gate, inputs.weight, state, *rows,
+            pages if drafts is None else drafts.by_token, out,
             inputs.eps, state.stride(0), after_chunks,
-            **sizes, GROUPS=tiles.warps, num_warps=tiles.warps, **overlap,
+            **sizes, GROUPS=tiles.warps, DRAFTS=drafts is not None, num_warps=tiles.warps,
+            **overlap,
         )  # fmt: skip
 
     take_tokens(len(pages), 0)

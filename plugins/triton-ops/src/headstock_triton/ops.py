@@ -305,7 +305,9 @@ class TritonOps(MixtureOps):
             weight=params[f"{prefix}delta_norm"].tensor,
             eps=self.config.norm_eps,
         )
-        read = apply_delta_rule_(inputs, delta, state["delta"], conv.pages, steps, pdl=pdl)
+        read = apply_delta_rule_(
+            inputs, delta, state["delta"], conv.pages, steps, conv.drafts, pdl=pdl
+        )
         return self.add_product(x, read, params[f"{prefix}delta_out"], batch)
 
     def mlp(self, x: Stream, layer: LayerConfig, batch: Batch) -> Stream:

@@ -93,6 +93,26 @@ def test_prompts_beside_other_rows_and_alone(
     assert torch.equal(state, expected)
 
 
+def test_states_behind_drafts_are_torch_s() -> None:
+    batch = make_delta_batch([(2, 5), (0, 2), (9, 10)], 1, PAGES)
+    batch = evolve(
+        batch,
+        draft_tokens=torch.tensor([0, 1, 3, 5]),
+        draft_pages=(torch.tensor([1, 3, 5, 6]),),
+    )
+    generator = torch.Generator().manual_seed(0)
+    x, weight, state = (
+        torch.randn(shape, generator=generator) for shape in ((7, 24), (4, 24), (9, 3, 24))
+    )
+    expected, inputs = state.clone(), ConvInputs.of(batch, 0, 4)
+
+    found = convolve_silu_(x, weight, None, state, inputs)
+
+    torch.testing.assert_close(found, silu(convolve_(x, weight, None, expected, inputs)))
+    assert torch.equal(state, expected) and torch.equal(state[6], state[7])
+    assert torch.equal(state[[0, 8]], expected[[0, 8]])
+
+
 def test_a_step_without_tokens() -> None:
     batch = make_delta_batch([(0, 0)] * 3, 0, PAGES)
     nothing = torch.empty(0, 24)

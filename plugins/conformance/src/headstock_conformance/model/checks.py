@@ -3,7 +3,6 @@ transformers."""
 
 from __future__ import annotations
 
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -15,75 +14,29 @@ from typing import Any
 
 import torch
 import transformers
-from attrs import frozen
-from torch import Tensor
 
 from headstock import registry
-from headstock.errors import CannotRun, describe_error, shorten
-from headstock.ops.torch_ops import TorchOps
-from headstock.spi import DeviceEnv, Model, ModelSpec, StateKV
-from headstock.startup.model_loading import untie_embeddings
-from headstock.weights import load_weights, read_config
+from headstock.errors import CannotRun, shorten
+from headstock.spi import DeviceEnv, Model, ModelSpec
+from headstock.weights import read_config
 from headstock_conformance.case import Case
 from headstock_conformance.model.alone import Lone, list_lone_cases, make_lone
 from headstock_conformance.model.config_fields import check_eos, check_sizes
-from headstock_conformance.model.paged import Paged
 from headstock_conformance.model.parity import (
     expected,
     round_norms,
     silence_transformers,
     tokens,
-    write,
 )
-
-LENGTH = 40
-"""Tokens of the prompt: longer than the tested windows."""
-TOLERANCE = 1e-4
-"""Tolerance of a log-probability, in float32."""
-
-SMALL: Mapping[str, Any] = MappingProxyType(
-    {
-        "vocab_size": 96,
-        "hidden_size": 64,
-        "intermediate_size": 48,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.2,
-        "pad_token_id": 0,
-        "num_experts": 6,
-        "num_local_experts": 6,
-        "moe_num_experts": 6,
-        "n_routed_experts": 6,
-        "num_experts_per_tok": 2,
-        "moe_k": 2,
-        "top_k_experts": 2,
-        "vocab_size_per_layer_input": 96,
-        "hidden_size_per_layer_input": 0,
-        "moe_intermediate_size": 20,
-        "shared_expert_intermediate_size": 28,
-        "n_group": 1,
-        "topk_group": 1,
-        "first_k_dense_replace": 1,
-        "kv_lora_rank": 24,
-        "q_lora_rank": 20,
-        "qk_nope_head_dim": 12,
-        "qk_rope_head_dim": 8,
-        "v_head_dim": 10,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 8,
-        "linear_value_head_dim": 12,
-    }
+from headstock_conformance.model.state_checks import list_state_cases
+from headstock_conformance.model.subject import (
+    LENGTH,
+    SMALL,
+    Subject,
+    compare,
+    load,
+    make_checkpoint,
 )
-"""Sizes by their names in config.json; a family gets those that its transformers class has."""
-
-STATES: Mapping[str, str] = MappingProxyType(
-    {"conv_L_cache": "conv", "linear_conv_kernel_dim": "linear_attention"}
-)
-"""What layers that keep a state are called, by a field of the classes that have some."""
 
 VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -106,83 +59,6 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 """Changes of config.json; a family gets those that its transformers class has."""
-
-
-SMALL_TOWER: Mapping[str, Any] = MappingProxyType(
-    {
-        "hidden_size": 16,
-        "embed_dim": 16,
-        "intermediate_size": 16,
-        "out_hidden_size": SMALL["hidden_size"],
-        "num_hidden_layers": 1,
-        "depth": 1,
-        "num_attention_heads": 2,
-        "num_heads": 2,
-        "image_size": 28,
-        "patch_size": 14,
-        "num_position_embeddings": 16,
-        "fullatt_block_indexes": [0],
-        "deepstack_visual_indexes": [0],
-    }
-)
-"""Sizes of a part for images; it gets those that its transformers class has."""
-
-
-@frozen(kw_only=True)
-class Subject:
-    """A model family, and the fields of its transformers class with their defaults.
-
-    fields: those of the decoder
-    whole: those around it, in a model that takes more than text; None in one of text
-    has_sections: whether sections of a head have positions of their own
-    """
-
-    spec: ModelSpec
-    family: Model
-    model_type: str
-    fields: Mapping[str, Any]
-    whole: Mapping[str, Any] | None = None
-    has_sections: bool = False
-
-    def make_config(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """config.json of a small model, with those changes that its class has."""
-        kind = {"model_type": self.model_type, "architectures": [self.spec.name]}
-        decoder = self._make_decoder(changes)
-        if self.whole is None:
-            return {**kind, **decoder}
-        values = {name: value for name, value in changes.items() if name in self.whole}
-        text = {"model_type": self.fields["model_type"], **decoder}
-        tower = self.whole["vision_config"]
-        if tower is None:  # some classes make no tower by default
-            return {**kind, **values, "text_config": text}
-        small = {name: value for name, value in SMALL_TOWER.items() if name in tower}
-        vision = {"model_type": tower["model_type"], **small}
-        return {**kind, **values, "text_config": text, "vision_config": vision}
-
-    def _make_decoder(self, changes: Mapping[str, Any]) -> dict[str, Any]:
-        """The decoder's fields of a small model."""
-        small = {name: value for name, value in SMALL.items() if name in self.fields}
-        if self.fields.get("layer_types", ()) is None:
-            # Some classes have no default of their own.
-            small["layer_types"] = ["full_attention"] * small["num_hidden_layers"]
-        for name, kind in STATES.items():
-            if name in self.fields:
-                # Those of the class are of a larger model, or all of one kind.
-                small["layer_types"] = [kind, "full_attention", kind]
-        if "linear_conv_kernel_dim" in self.fields:
-            # A norm of what memories give makes small numbers large, and the rounding of chunks.
-            small["rms_norm_eps"] = 0.3
-        if "kv_lora_rank" in self.fields:
-            # one latent vector serves all heads
-            small.pop("head_dim", None)
-            small["num_key_value_heads"] = small["num_attention_heads"]
-        values = {name: value for name, value in changes.items() if name in self.fields}
-        if self.has_sections:
-            # Those of the class do not fit the small heads.
-            table = values.get("rope_parameters", {"rope_type": "default", "rope_theta": 1e4})
-            dim = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
-            values["rope_parameters"] = {**table, "mrope_section": [dim // 4, dim // 8, dim // 8]}
-        return {**small, **values}
 
 
 def list_cases(spec: ModelSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
@@ -247,8 +123,7 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
     yield "a small model", partial(check_whole, subject, {})
     yield "in chunks", partial(check_chunks, subject)
     yield "two sequences in a step", partial(check_two, subject)
-    if cut := find_alignment(subject.family, hf):
-        yield "a copied state", partial(check_copy, subject, cut)
+    yield from list_state_cases(subject, hf)
     for name, changes in VARIANTS.items():
         heads = {"num_key_value_heads", "head_dim"} & changes.keys()
         if changes.keys() & subject.fields.keys() and not (
@@ -283,52 +158,6 @@ def check_variant(subject: Subject, changes: Mapping[str, Any]) -> None:
     except ValueError as error:
         raise CannotRun(f"the family refuses it: {shorten(error, 200)}") from error
     check_whole(subject, changes)
-
-
-def make_checkpoint(subject: Subject, changes: Mapping[str, Any], directory: Path) -> None:
-    """A small checkpoint.   raises: CannotRun when transformers cannot make one"""
-    try:
-        write(directory, subject.make_config(changes))
-    except Exception as error:
-        raise CannotRun(
-            f"transformers {transformers.__version__} cannot make it: {describe_error(error)}"
-        ) from error
-
-
-def load(subject: Subject, directory: Path, page_size: int, length: int = LENGTH) -> Paged:
-    """The model over pages for two sequences, in float32."""
-    config = subject.family.config(read_config(directory))
-    config = untie_embeddings(directory, subject.family, config)
-    params = load_weights(
-        directory,
-        subject.family.params(config),
-        config,
-        dtype=torch.float32,
-        device=torch.device("cpu"),
-        max_seq_len=length,
-    )
-    return Paged.new(
-        subject.family,
-        config,
-        params,
-        TorchOps(),
-        page_size=page_size,
-        sequences=2,
-        length=length,
-    )
-
-
-def compare(actual: Tensor, expected_scores: Tensor, text: str) -> None:
-    """Raise AssertionError unless the log-probabilities are those of transformers."""
-    assert actual.shape == expected_scores.shape, (
-        f"scores: expected {tuple(expected_scores.shape)}, got {tuple(actual.shape)}"
-    )
-    off = (actual.log_softmax(-1) - expected_scores).abs().amax(-1)
-    wrong = ~(off <= TOLERANCE)
-    assert not bool(wrong.any()), (
-        f"{text}log-probabilities are off by up to {float(off.max()):.2g} from those of "
-        f"transformers, first at token {int(wrong.nonzero()[0])}"
-    )
 
 
 def check_whole(subject: Subject, changes: Mapping[str, Any]) -> None:
@@ -367,32 +196,3 @@ def check_two(subject: Subject) -> None:
         )
         for number, (scores, right) in enumerate(zip(actual, expected_scores, strict=True)):
             compare(scores, right, f"sequence {number + 1} of 2: ")
-
-
-def find_alignment(family: Model, hf: Mapping[str, Any]) -> int:
-    """Where the states of a family may be copied: at multiples of this; 0 where none may."""
-    try:
-        groups = family.config(hf).kv_groups
-    except Exception:  # the cases say what is wrong with it
-        return 0
-    found = [group.layout.alignment for group in groups if isinstance(group.layout, StateKV)]
-    return math.lcm(*(each or 0 for each in found)) if found else 0
-
-
-def check_copy(subject: Subject, alignment: int) -> None:
-    """A sequence goes on from a copy of another one's state, which went on otherwise."""
-    cut = -(-9 // alignment) * alignment
-    common, length = tokens(cut, seed=4), cut + 20
-    prompts = [common + tokens(20, seed=seed) for seed in (5, 6)]
-    with tempfile.TemporaryDirectory() as folder:
-        make_checkpoint(subject, {"max_position_embeddings": 4 * length}, Path(folder))
-        paged = load(subject, Path(folder), 4, length)
-        first = paged.step({0: common})
-        paged.fork(0, 1)
-        for number, prompt in enumerate(prompts):
-            rest = paged.step({number: prompt[cut:]})
-            compare(
-                torch.cat((first, rest)),
-                expected(Path(folder), prompt),
-                f"behind {cut} tokens, sequence {number + 1} of 2: ",
-            )

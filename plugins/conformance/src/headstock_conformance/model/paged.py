@@ -5,10 +5,12 @@ driver around it.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attrs import field, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor
 
 from headstock.execution.kv_pools import count_page_bytes, page_shape, view_layer
@@ -112,8 +114,16 @@ class Paged:
             self.live[number] = Seated(0, tuple(taken.roll(group) for group in range(groups)))
         return self.live[number]
 
-    def step(self, work: Mapping[int, Sequence[int]]) -> Tensor:
-        """Scores after each of the new tokens, sequence by sequence.   returns: [tokens, vocab]"""
+    def step(
+        self,
+        work: Mapping[int, Sequence[int]],
+        kept: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
+    ) -> Tensor:
+        """Scores after each of the new tokens, sequence by sequence.   returns: [tokens, vocab]
+
+        kept: by sequence and token of it, the other sequence that goes on behind that token. All of
+            them write to the same places of the pages that are no states, as in `fork`
+        """
         rows = [(self.sequence(number), list(tokens)) for number, tokens in work.items()]
         spans = [torch.arange(row.computed, row.computed + len(tokens)) for row, tokens in rows]
         slots = tuple(
@@ -145,6 +155,8 @@ class Paged:
             ),
             logit_indices=None,
         )
+        if kept:
+            batch = evolve(batch, **self.keep(batch, list(work), kept))
 
         def attend(q: Tensor, index: int) -> Tensor:
             layer = self.config.layers[index]
@@ -166,7 +178,38 @@ class Paged:
             )
         for number, (row, tokens) in zip(work, rows, strict=True):
             self.live[number] = Seated(row.computed + len(tokens), row.pages)
+            for token, other in kept.get(number, {}).items():
+                self.seat_behind(row, token, other)
         return scores
+
+    def keep(
+        self, batch: Batch, numbers: Sequence[int], kept: Mapping[int, Mapping[int, int]]
+    ) -> dict[str, Any]:
+        """The batch's fields for states behind tokens; `kept` as in `step`."""
+        firsts = dict(zip(numbers, batch.query_start.tolist(), strict=False))
+        pairs = [
+            (firsts[number] + token, other)
+            for number, others in kept.items()
+            for token, other in others.items()
+        ]
+        return {
+            "draft_tokens": torch.tensor([token for token, _ in pairs]),
+            "draft_pages": tuple(
+                torch.stack([self.sequence(other).pages[number][0] for _, other in pairs])
+                if group.layout.kind is LayoutKind.STATE
+                else None
+                for number, group in enumerate(self.config.kv_groups)
+            ),
+        }
+
+    def seat_behind(self, row: Seated, token: int, other: int) -> None:
+        """Let another sequence be where the row is behind a token: its pages, but for states."""
+        own = self.sequence(other)
+        pages = tuple(
+            mine if group.layout.kind is LayoutKind.STATE else its
+            for group, its, mine in zip(self.config.kv_groups, row.pages, own.pages, strict=True)
+        )
+        self.live[other] = Seated(row.computed + token + 1, pages)
 
     def fork(self, number: int, other: int) -> None:
         """Let another sequence go on from where this one is: its pages, and a copy of its states.

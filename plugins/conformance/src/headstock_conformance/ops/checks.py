@@ -167,6 +167,8 @@ def list_named(subject: Subject) -> Iterator[tuple[str, Callable[[], object]]]:
         if kind in claims.layouts:
             yield f"{name}, in chunks", partial(check_chunks, subject, config, length)
             yield f"{name}, many sequences", partial(check_sequences, subject, config)
+        if kind is LayoutKind.STATE and kind in claims.layouts:
+            yield f"{name}, behind drafts", partial(check_drafts, subject, config)
     if "float32" in claims.dtypes:
         yield (
             "sampling: scores and samples in one call",
@@ -358,6 +360,33 @@ def check_sequences(subject: Subject, config: ModelConfig) -> None:
         f"scores of {NUM_SEQUENCES} sequences are off by {worst:.1e} of the largest, {most:.1e} "
         "is allowed"
     )
+
+
+def check_drafts(subject: Subject, config: ModelConfig) -> None:
+    """Sequences go on from the states behind tokens of a step, of which some were rejected.
+
+    raises: CannotRun on a GPU: its driver runs on the CPU
+    """
+    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
+        raise CannotRun("it is checked on a CPU and in float32 alone")
+    weights = draw_weights(config, torch.float32, "cpu")
+    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+    prompt, drafts, rest = [(7 * at + 3) % config.vocab for at in range(20)], [5, 9, 2], [4, 6]
+    ours, *theirs = (
+        Paged.new(model, config, weights.prepare(ops), ops, sequences=3, length=28)
+        for ops in (subject.make(config, "float32"), TorchOps(), TorchOps())
+    )
+    ours.step({0: prompt})
+    ours.step({0: drafts}, kept={0: {0: 1, 1: 2}})
+    # The longer one first: both write to the same places of other pages.
+    for number, alone in zip((2, 1), theirs, strict=True):
+        alone.step({0: prompt + drafts[:number]})
+        worst = share_off(ours.step({number: rest}), alone.step({0: rest}))
+        most = ROUNDING[torch.float32] + subject.loss
+        assert worst <= most, (
+            f"scores behind draft {number} are off by {worst:.1e} of the largest, {most:.1e} is "
+            "allowed; operations write the states behind Batch.draft_tokens to Batch.draft_pages"
+        )
 
 
 def run_check(subject: Subject, vocab: int, check: Callable[[Ops, str], object]) -> None:

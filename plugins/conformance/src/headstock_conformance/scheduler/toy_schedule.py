@@ -107,7 +107,7 @@ class ToyDevice:
     pooled_event: Pooled | None = None
 
     def __attrs_post_init__(self) -> None:
-        columns = self.limits.pages_for(self.limits.max_len) + 1
+        columns = self.limits.pages_for(self.limits.max_len) + self.limits.state_pages
         self.tables = [
             np.zeros((self.limits.max_rows, columns), np.int32) for _ in self.limits.groups
         ]
@@ -129,7 +129,8 @@ class ToyDevice:
                 int(plan.stops[i]),
                 int(plan.num_logits[i]),
             )
-            self.store(row, np.arange(start, stop))
+            kept = self.count_kept(plan, i)
+            self.store(row, np.arange(start, stop), kept)
             if len(plan.pooling) and plan.pooling[i]:
                 assert not num_logits and not plan.samples[i], f"row {row} is scored, yet pools"
                 self.pool(row, start, stop, int(plan.admission_ids[i]))
@@ -144,6 +145,8 @@ class ToyDevice:
             rows.append(i)
             counts.append(len(accepted))
             tokens += accepted
+            num_tokens = stop - start
+            self.pad_states(row, kept if kept == num_tokens else 0)
         arrays = [np.array(part, np.int32) for part in (counts, tokens)]
         if not self.limits.max_drafts:
             return Sampled(plan.rows[rows], plan.admission_ids[rows], None, arrays[1])
@@ -183,24 +186,55 @@ class ToyDevice:
         for row, stop, count in zip(plan.rows, plan.stops, plan.num_drafts, strict=False):
             self.tokens[row, stop - count : stop], drafts = drafts[:count], drafts[count:]
 
-    def store(self, row: int, positions: np.ndarray) -> None:
-        """Write the row's tokens to their slots in every group."""
+    def count_kept(self, plan: Plan, number: int) -> int:
+        """Return behind how many tokens of a plan's row states are kept, from its first one on.
+
+        These are rows of one token and those that verify drafts, in a step with drafts.
+        """
+        if not len(plan.num_drafts):
+            return 0
+        count, drafts = int(plan.stops[number] - plan.starts[number]), int(plan.num_drafts[number])
+        if not plan.samples[number] or count != drafts + 1:
+            assert not drafts, "a row verifies drafts behind tokens whose states are not kept"
+            return 0
+        return min(count, self.limits.max_drafts)
+
+    def pad_states(self, row: int, kept: int) -> None:
+        """Spoil a row's own states where its last one is kept too, as padding behind it would."""
+        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+            if is_state(group) and kept:
+                pool[table[row, 0], 0] = -1, -1
+
+    def store(self, row: int, positions: np.ndarray, kept: int) -> None:
+        """Write the row's tokens to their slots in every group.
+
+        kept: behind how many of them states are kept
+        """
         size = self.limits.page_size
         for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
             if is_state(group):
-                self.update_state(pool, row, int(table[row, 0]), positions)
+                self.update_state(pool, row, table[row, : kept + 1].tolist(), positions)
                 continue
             pages = table[row, positions // size]
             assert (pages > 0).all(), f"row {row} writes to the dummy page"
             pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
 
-    def update_state(self, pool: np.ndarray, row: int, page: int, positions: np.ndarray) -> None:
-        """Add the row's tokens to its state; a row that starts at 0 does not read it."""
+    def update_state(
+        self, pool: np.ndarray, row: int, pages: list[int], positions: np.ndarray
+    ) -> None:
+        """Add the row's tokens to its state; a row that starts at 0 does not read it.
+
+        pages: of the state, and of those behind tokens from the first one on
+        """
+        page, *kept = pages
+        assert all(pages) and len({*pages}) == len(pages), f"row {row} lacks pages for states"
         assert page > 0, f"row {row} keeps its state in the dummy page"
         state, count = pool[page, 0].tolist() if positions[0] else (0, 0)
         assert count == positions[0], f"row {row} reads a state that is not its own"
-        for token in self.tokens[row, positions].tolist():
+        for number, token in enumerate(self.tokens[row, positions].tolist()):
             state = (state * 31 + token + 7) % PRIME
+            if number < len(kept):
+                pool[kept[number], 0] = state, positions[number] + 1
         pool[page, 0] = state, positions[-1] + 1
 
     def history(self, row: int, length: int, stop: int | None = None) -> np.ndarray:
@@ -274,7 +308,12 @@ class Drive:
 
     def __attrs_post_init__(self) -> None:
         if self.rng is not None and not self.limits.max_drafts:
-            self.limits = evolve(self.limits, max_drafts=3)
+            # As many rows have pages for their states as before.
+            pages = (
+                count * 4 if is_state(group) else count
+                for count, group in zip(self.limits.num_pages, self.limits.groups, strict=True)
+            )
+            self.limits = evolve(self.limits, max_drafts=3, num_pages=tuple(pages))
         if self.picks_victims:
             schedule = partial(self.schedule, self.limits.schedule)
             self.limits = evolve(self.limits, schedule=schedule)

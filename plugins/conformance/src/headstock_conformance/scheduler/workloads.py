@@ -228,8 +228,8 @@ def simulate(
         assert plan.num_tokens <= bounds.max_batch_tokens, f"seed {seed}: a step is too large"
         assert len(drive.plans) < 10_000, f"seed {seed} is still busy"
         if len(drive.plans) % 16 == 0:
-            check_state(drive.state, bounds)
-    check_state(drive.state, bounds)
+            check_state(drive.state, drive.limits)
+    check_state(drive.state, drive.limits)
     wanted = {one.id: alone(one) for one in requests} | {"never": []}
     assert drive.outputs == wanted, f"seed {seed}: wrong tokens"
     assert {name for name, reason in drive.reasons.items() if reason not in ("stop", "length")} == {

@@ -1,0 +1,32 @@
+"""Where the states behind tokens go whose followers may be rejected."""
+
+from __future__ import annotations
+
+from attrs import frozen
+from torch import Tensor
+
+from headstock.spi import Batch
+
+
+@frozen(eq=False)
+class DraftPages:
+    """The pages of one KV group for states behind tokens of a step.
+
+    tokens, pages: [m] int64, as `Batch.draft_tokens` and `Batch.draft_pages`
+    by_token: [tokens + 1] int64, the page of each token; 0 for none, and for nobody's token
+    """
+
+    tokens: Tensor
+    pages: Tensor
+    by_token: Tensor
+
+    @classmethod
+    def of(cls, batch: Batch, group: int) -> DraftPages | None:
+        """Those of a step; None without drafts."""
+        tokens = batch.draft_tokens
+        if tokens is None:
+            return None
+        pages = batch.draft_pages[group]
+        assert pages is not None, "the layers of a group with a state keep one"
+        by_token = pages.new_zeros(len(batch.tokens) + 1).scatter_(0, tokens, pages)
+        return cls(tokens, pages, by_token)
