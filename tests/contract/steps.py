@@ -416,10 +416,10 @@ CASES: dict[str, Case] = {
     **vary(
         attrs.evolve(
             STATE_STEP,
-            draft_tokens=torch.tensor([0]),
-            draft_pages=(torch.tensor([1]),),
+            saved_tokens=torch.tensor([0]),
+            saved_pages=(torch.tensor([1]),),
         ),
         convolve,
-        {"draft_tokens": None, "draft_pages": (torch.tensor([3]),)},
+        {"saved_tokens": None, "saved_pages": (torch.tensor([3]),)},
     ),
 }

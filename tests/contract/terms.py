@@ -17,7 +17,6 @@ from headstock.registry.contract_checks import explain_mismatch
 from headstock.selection.capabilities import explain_device_mismatch, find_rejections
 from headstock.selection.model_needs import AttentionNeeds
 from headstock.selection.negotiate import negotiate_terms
-from headstock.selection.proposers import find_state_obstacle
 from headstock.selection.select import check_layouts
 from headstock.spi import (
     AttentionCapabilities,
@@ -293,11 +292,6 @@ CASES: dict[str, Case] = {
         StateKV(tensors=(StateTensor("a", (2,)),)),
         lambda layout: terms_of(RADIX, state=layout),
         {"alignment": 8},
-    ),
-    **vary(
-        StateKV(tensors=(StateTensor("a", (2,)),)),
-        lambda layout: find_state_obstacle([KVGroup(layers=(0,), layout=layout)]),
-        {"takes_drafts": True},
     ),
     **vary(
         StateTensor("a", (64,)),

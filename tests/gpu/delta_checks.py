@@ -11,7 +11,7 @@ from gpu.op_times import replayed
 from torch import Tensor
 
 from headstock.nn.delta_spans import CHUNK
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import Batch, DeltaRule
 from headstock_conformance.ops.cases import error
 from headstock_triton import delta_rule
@@ -61,7 +61,7 @@ def new_state(delta: DeltaRule, pages: int) -> Tensor:
 
 def run(delta: DeltaRule, step: Step, state: Tensor, pdl: bool = False) -> Tensor:
     """What the kernels compute.   writes: state"""
-    drafts = DraftPages.of(step.batch, 0)
+    drafts = SavedStates.of(step.batch, 0)
     return delta_rule.apply_delta_rule_(
         step.inputs, delta, state, step.pages, step.steps, drafts, pdl=pdl
     )
@@ -120,7 +120,7 @@ def check_bits() -> dict[str, bool]:
     state, single = new_state(delta, 4).fill_(0.01), new_state(delta, 4).fill_(0.01)
     few = make_step(delta, [(CHUNK + 1, CHUNK + 41)])
     tokens, pages = (torch.tensor(each, device=DEVICE) for each in ([0, 3, 5], [2, 3, 0]))
-    few = evolve(few, batch=evolve(few.batch, draft_tokens=tokens, draft_pages=(pages,)))
+    few = evolve(few, batch=evolve(few.batch, saved_tokens=tokens, saved_pages=(pages,)))
     prompt, same = run(delta, few, state), True
     behind = []
     for at in range(40):

@@ -15,7 +15,7 @@ from headstock.nn.delta_rule import (
     split_heads,
 )
 from headstock.nn.delta_spans import TokenSpans
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import Batch, DeltaRule
 from headstock_triton.delta_rule import DeltaInputs
 
@@ -55,9 +55,9 @@ def move_batch(batch: Batch, device: str) -> Batch:
     }
     pages, drafts = (
         tuple(each.to(device) for each in pages if each is not None)
-        for pages in (batch.state_pages, batch.draft_pages)
+        for pages in (batch.state_pages, batch.saved_pages)
     )
-    return evolve(batch, **moved, state_pages=pages, draft_pages=drafts)
+    return evolve(batch, **moved, state_pages=pages, saved_pages=drafts)
 
 
 def make_delta_inputs(
@@ -110,7 +110,7 @@ def compute_in_float32(
         state,
         pages,
         TokenSpans.of(batch, may_read=True),
-        DraftPages.of(batch, 0),
+        SavedStates.of(batch, 0),
     )
     gate = inputs.outer_gate.float().view(out.shape)
     return normalize_gated(out, gate, inputs.weight.float(), inputs.eps).flatten(1)

@@ -261,10 +261,10 @@ class ToyOps(Ops):
         found = torch.zeros_like(x.total)
         ends = batch.query_start.tolist()
         drafts: dict[int, int] = {}
-        if batch.draft_tokens is not None:
-            draft_pages = batch.draft_pages[layer.group]
-            assert draft_pages is not None
-            drafts = dict(zip(batch.draft_tokens.tolist(), draft_pages.tolist(), strict=True))
+        if batch.saved_tokens is not None:
+            saved_pages = batch.saved_pages[layer.group]
+            assert saved_pages is not None
+            drafts = dict(zip(batch.saved_tokens.tolist(), saved_pages.tolist(), strict=True))
         for start, page, first, last in zip(
             batch.starts.tolist(), pages.tolist(), ends, ends[1:], strict=False
         ):

@@ -123,7 +123,7 @@ def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     caplog.set_level(logging.CRITICAL)
-    faults = tuple(f"nan@{step}:{row}" for step, row in ((4, 1), (9, 3), (15, 0), (30, 2)))
+    faults = tuple(f"nan@{step}:{row}" for step, row in ((4, 1), (9, 3), (15, 0), (28, 2)))
     sizes = {"num_pages": 60, "max_running_requests": 5, "max_batch_tokens": 23}
     engine = toys.engine(
         state=True, faults=faults, runner=runner, overlap=overlap, debug_canary=True, **sizes
@@ -142,6 +142,26 @@ def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     assert Counter(harness.reasons.values())["error"] == len(left) == 4
     assert any(left), "no state was NaN, so nothing was put to the test"
     engine.close()
+
+
+def test_a_step_that_saves_states_is_not_replayed(toys: Toys) -> None:
+    """A graph is given rows and positions, and no pages for states amid prompts."""
+    prompt, said = np.arange(70) % 40, []
+    for runner in ("eager", "rerun"):
+        engine = toys.engine(state=True, runner=runner, snapshot_tokens=32, page_size=16)
+        for name in "ab":
+            before = engine.stats()
+            harness = EngineHarness(engine).run([request(name, prompt, 6)])
+            said.append(harness.outputs[name])
+            stats = engine.stats()
+            # The first prompt is a step that saves two states; the other one's rest saves none.
+            replayed = stats.replayed_steps - before.replayed_steps
+            executed = stats.executed_steps - before.executed_steps
+            assert replayed == (0 if runner == "eager" else executed - (name == "a"))
+        assert stats.cached_tokens == 64
+        engine.close()
+
+    assert said == [said[0]] * 4
 
 
 @pytest.mark.parametrize(

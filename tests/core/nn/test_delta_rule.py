@@ -15,7 +15,7 @@ from torch import Tensor
 
 from headstock.nn.delta_rule import apply_delta_rule_, make_decay, normalize_gated
 from headstock.nn.delta_spans import CHUNK, TokenSpans
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import Batch
 from headstock_conformance.device_reads import forbid_device_reads
 
@@ -57,15 +57,15 @@ def run(
         ("query_start", ends),
         ("max_query_len", max(counts)),
         ("tokens", inputs[0]),
-        ("draft_tokens", None if drafts is None else torch.tensor(list(drafts))),
-        ("draft_pages", (torch.tensor(list(drafts.values())),) if drafts else ()),
+        ("saved_tokens", None if drafts is None else torch.tensor(list(drafts))),
+        ("saved_pages", (torch.tensor(list(drafts.values())),) if drafts else ()),
     ):
         object.__setattr__(batch, name, value)
     pages = torch.arange(1, len(rows) + 1)
     with nullcontext() if may_read else forbid_device_reads():
         spans = TokenSpans.of(batch, may_read=may_read)
-        draft_pages = DraftPages.of(batch, 0)
-        out = apply_delta_rule_(*inputs, state, pages, spans, draft_pages)
+        saved_pages = SavedStates.of(batch, 0)
+        out = apply_delta_rule_(*inputs, state, pages, spans, saved_pages)
     return [out[a:b] for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
 
 
@@ -89,6 +89,22 @@ def test_states_behind_drafts_are_those_of_sequences_that_end_there(
     assert torch.equal(state[6], alone[1][1])
     assert torch.equal(state[1], alone[2][1])
     assert torch.equal(state[7], state[3]) and state[4].isnan().all()
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+def test_states_amid_a_prompt_are_those_of_prompts_that_end_there(may_read: bool) -> None:
+    row, other = make_inputs(1, 300), make_inputs(2, 90)
+    state, alone = new_state(5), new_state(1)
+    run([take(row, 0, 70), take(other, 0, 5)], [0, 0], state)
+
+    # The first one's heads end at 128, and a chunk at 192; the second's heads end at 64.
+    saves = {57: 3, 121: 4, 230 + 58: 5}
+    run([take(row, 70, 300), take(other, 5, 90)], [70, 5], state, 3, may_read, saves)
+
+    for page, inputs, stop in ((3, row, 128), (4, row, 192), (5, other, 64)):
+        for start, end in ((0, 70), (70, stop)) if inputs is row else ((0, 5), (5, stop)):
+            run([take(inputs, start, end)], [start], alone)
+        assert torch.equal(state[page], alone[1])
 
 
 def new_state(rows: int) -> Tensor:

@@ -112,7 +112,7 @@ def test_states_behind_drafts_are_those_of_sequences_that_end_there() -> None:
     # Rows that verify two drafts and one, with less behind them than the state holds, and more.
     batch = make_batch([(2, 5), (3, 5)], [3, 4], 1)
     pages = (None, torch.tensor([5, 6, 7, 8]))
-    drafted = evolve(batch, draft_tokens=torch.tensor([0, 1, 3, 4]), draft_pages=pages)
+    drafted = evolve(batch, saved_tokens=torch.tensor([0, 1, 3, 4]), saved_pages=pages)
     before = state.clone()
 
     out = run(drafted, x[:6], weight, None, state)

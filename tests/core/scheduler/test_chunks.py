@@ -10,7 +10,7 @@ from toy_workloads import FULL, STATE, limits, prompt, request
 
 from headstock.scheduler import Limits, Plan, RowCounter
 from headstock.spi import Budget, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, run
+from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
 from headstock_radix_cache.policy import RadixCache
 
 
@@ -39,13 +39,21 @@ def test_chunks_end_at_multiples_and_the_last_one_at_the_prompts_end() -> None:
     assert list_spans(drive.plans) == [(0, 24), (24, 48), (48, 61), (61, 62), (62, 63)]
 
 
-def test_chunks_end_where_snapshots_are_made() -> None:
+def test_states_are_saved_amid_steps_which_they_do_not_cut() -> None:
     rng = np.random.default_rng(0)
     bounds = make(snapshots=True, snapshot_tokens=40, max_batch_tokens=64)
-    drive = run(Drive(bounds), request("a", prompt(rng, 150), 1))
+    first = prompt(rng, 150)
+    drive = run(Drive(bounds), request("a", first, 1))
 
-    # The last multiple before the prompt's end is 144, too near to 120 for a cut of its own.
-    assert list_spans(drive.plans) == [(0, 40), (40, 80), (80, 120), (120, 150)]
+    # The last multiple before the prompt's end is 144, too near to 120 for a state of its own.
+    assert list_spans(drive.plans) == [(0, 64), (64, 128), (128, 150)]
+    saved = [[count for _, _, count, _ in plan.saves.tolist()] for plan in drive.plans[:3]]
+    assert saved == [[40], [80, 120], []]
+    # Another prompt goes on behind the longest of them that it begins with.
+    other = np.concatenate((first[:100], prompt(rng, 20)))
+    drive = run(drive, request("b", other, 1))
+    assert list_spans(drive.plans)[3:] == [(80, 120)]
+    assert drive.outputs["b"] == alone(request("b", other, 1))
 
 
 def test_an_answer_is_computed_again_without_a_whole_block_in_a_chunk() -> None:

@@ -5,11 +5,12 @@ Core constructs these records here and nowhere else.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import frozen
+from attrs import field, frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers, unpack
@@ -50,11 +51,11 @@ def make_batch(
     columns: RowColumns,
     by_numpy: bool,
     pooling: Pooling | None = None,
-    drafts: DraftPlaces | None = None,
+    saved: SavedPlaces | None = None,
 ) -> Batch:
     """Make the batch of these rows and tokens; what the arguments leave out is looked up.
 
-    drafts: tokens behind which states go to pages of their own
+    saved: tokens behind which states go to pages of their own
     by_numpy: look up by numpy, on a CPU alone; else by operations that a graph may capture
     """
     look_up = look_up_arrays if by_numpy else look_up_tensors
@@ -69,8 +70,8 @@ def make_batch(
         max_query_len=max_query_len,
         slots=slots,
         state_pages=look_up_state_pages(buffers, row_ids),
-        draft_tokens=None if drafts is None else drafts.tokens,
-        draft_pages=() if drafts is None else look_up_draft_pages(buffers, drafts),
+        saved_tokens=None if saved is None else saved.tokens,
+        saved_pages=() if saved is None else look_up_saved_pages(buffers, saved),
         kv=buffers.kv,
         pools=buffers.pools,
         logit_indices=logit_indices,
@@ -134,26 +135,31 @@ def look_up_state_pages(buffers: Buffers, row_ids: Tensor) -> tuple[Tensor | Non
 
 
 @frozen
-class DraftPlaces:
-    """Tokens of rows that verify drafts, behind which the rows' states are kept.
+class SavedPlaces:
+    """Tokens behind which states go to pages of their own: those of rows that verify drafts, which
+    are in page tables, and then those of snapshots.
 
-    tokens, rows, numbers: [m] int64, each token, its row, and which token of its row's step it is
+    tokens: [n + m] int64
+    rows, numbers: [n] int64, the row of each of the former, and which token of its step it is
+    pages: by group, [m] int64, of the latter; empty where there are none
     """
 
     tokens: Tensor
     rows: Tensor
     numbers: Tensor
+    pages: Mapping[int, Tensor] = field(factory=dict)
 
 
-def look_up_draft_pages(buffers: Buffers, drafts: DraftPlaces) -> tuple[Tensor | None, ...]:
+def look_up_saved_pages(buffers: Buffers, saved: SavedPlaces) -> tuple[Tensor | None, ...]:
     """Look up the pages for the states behind tokens, by group; None for groups without a state.
 
-    each result: [m] int64
+    each result: as long as `saved.tokens`, int64
     """
-    return tuple(
-        table[drafts.rows, 1 + drafts.numbers].long() if group in buffers.state_pools else None
-        for group, table in enumerate(buffers.page_tables)
-    )
+    found: list[Tensor | None] = [None] * len(buffers.page_tables)
+    for group in buffers.state_pools:
+        behind = buffers.page_tables[group][saved.rows, 1 + saved.numbers].long()
+        found[group] = torch.cat((behind, saved.pages[group])) if saved.pages else behind
+    return tuple(found)
 
 
 def make_attention_step(
@@ -234,10 +240,10 @@ class DeviceTables(RowTables):
             logit_indices=None,
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
-            drafts=self._find_draft_places(inputs) if length > 1 else None,
+            saved=self._find_saved_places(inputs) if length > 1 else None,
         )
 
-    def _find_draft_places(self, inputs: StepInputs) -> DraftPlaces | None:
+    def _find_saved_places(self, inputs: StepInputs) -> SavedPlaces | None:
         """Find the tokens of equally long rows behind which there are pages for states."""
         if not self.buffers.state_pools:
             return None
@@ -246,7 +252,7 @@ class DeviceTables(RowTables):
         numbers = self._count_from_zero(length)[:-1].long().repeat(num_rows)
         firsts = self._query_start(inputs)[:-1].long().repeat_interleave(length - 1)
         rows = inputs.row_ids.repeat_interleave(length - 1)
-        return DraftPlaces(firsts + numbers, rows, numbers)
+        return SavedPlaces(firsts + numbers, rows, numbers)
 
     def read_tokens(self, token_rows: Tensor, positions: Tensor) -> Tensor:
         """Read the tokens at these positions of rows."""

@@ -14,7 +14,7 @@ from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.prefix_tracker import PrefixTracker, keep_prompts, sort_rows
 from headstock.execution.row_tables import (
-    DraftPlaces,
+    SavedPlaces,
     flatten_tokens,
     make_attention_step,
     make_batch,
@@ -57,6 +57,7 @@ class StepMaker:
             num_logits=num_logits,
             num_drafts=read_only(plan.num_drafts.view()) if len(plan.num_drafts) else None,
             is_sampled=is_sampled,
+            saves_states=len(plan.saves) > 0,
             plan=plan,
             maker=self,
         )
@@ -104,24 +105,38 @@ class PlannedStep(Step):
             columns=self.maker.sampling.processors.row_columns,
             pooling=self.maker.pooling.make_pooling(self.plan, buffers),
             by_numpy=buffers.device.type == "cpu",
-            drafts=self._find_draft_places(),
+            saved=self._find_saved_places(),
         )
 
-    def _find_draft_places(self) -> DraftPlaces | None:
-        """Find the tokens behind which there are pages for states; None without drafts or states.
+    def _find_saved_places(self) -> SavedPlaces | None:
+        """Find the tokens behind which there are pages for states; None where there are none.
 
-        Those are a verifying row's tokens, and those of rows that have one token and sample.
+        Those are a verifying row's tokens, those of rows that have one token and sample, beside
+        drafts, and those of snapshots.
         """
         plan, buffers = self.plan, self.maker.buffers
-        if not (len(plan.num_drafts) and buffers.state_pools):
+        if not (buffers.state_pools and (len(plan.num_drafts) or len(plan.saves))):
             return None
         counts = self.stops - self.starts
-        # Nothing comes after the last possible draft, so that its state is the row's own.
-        kept = np.minimum(plan.num_drafts + 1, buffers.num_draft_pages)
-        kept = np.where((plan.num_drafts > 0) | plan.keeps_single, kept, 0)
+        firsts, kept = counts.cumsum() - counts, np.zeros_like(counts)
+        if len(plan.num_drafts):
+            # Nothing comes after the last possible draft, so that its state is the row's own.
+            kept = np.minimum(plan.num_drafts + 1, buffers.num_draft_pages)
+            kept = np.where((plan.num_drafts > 0) | plan.keeps_single, kept, 0)
         rows, numbers = flatten_tokens(self.row_ids, np.zeros_like(counts), kept, kept.cumsum())
-        firsts = np.repeat(counts.cumsum() - counts, kept)
-        return DraftPlaces(*buffers.to_device_packed(firsts + numbers, rows, numbers))
+        tokens = np.repeat(firsts, kept) + numbers
+        if not len(plan.saves):
+            return SavedPlaces(*buffers.to_device_packed(tokens, rows, numbers))
+        # A snapshot has a page in each group with a state, and they come in one order.
+        groups = sorted(buffers.state_pools)
+        saves = [plan.saves[plan.saves[:, 0] == group].astype(np.int64) for group in groups]
+        places = {row: at for at, row in enumerate(self.row_ids.tolist())}
+        at = np.array([places[row] for row in saves[0][:, 1].tolist()])
+        tokens = np.concatenate((tokens, firsts[at] + saves[0][:, 2] - 1 - self.starts[at]))
+        tokens, rows, numbers, *pages = buffers.to_device_packed(
+            tokens, rows, numbers, *(np.ascontiguousarray(each[:, 3]) for each in saves)
+        )
+        return SavedPlaces(tokens, rows, numbers, dict(zip(groups, pages, strict=True)))
 
     def attention(self) -> AttendInto:
         """Plan the step's attention on the host, and return the function that computes it."""

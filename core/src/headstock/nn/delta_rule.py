@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from headstock.nn.delta_spans import TokenSpans
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import DeltaRule
 
 SMALLEST_NORM = 1e-6
@@ -47,7 +47,7 @@ def apply_delta_rule_(
     state: Tensor,
     pages: Tensor,
     spans: TokenSpans,
-    drafts: DraftPages | None = None,
+    saved: SavedStates | None = None,
 ) -> Tensor:
     """What a step's queries read from the memories of their sequences, after each token's update.
 
@@ -58,9 +58,9 @@ def apply_delta_rule_(
     q, k: [tokens, key_heads, key_dim]    v, result: [tokens, value_heads, value_dim]
     decay: [tokens, value_heads] float32, of which the memory is multiplied by the exponential
     beta: [tokens, value_heads] float32, how much of a value is written
-    pages: [rows] int64    drafts: of rows with fewer tokens than a chunk
-    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages and at those
-        of drafts
+    pages: [rows] int64    saved: at multiples of a chunk, or in rows with fewer tokens
+    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages and where
+        states are saved
     """
     q, k = _normalize(q) * q.shape[-1] ** -0.5, _normalize(k)
     tokens = DeltaTokens(q, k, v.float(), decay, beta)
@@ -83,8 +83,10 @@ def apply_delta_rule_(
             own = memory[update.rows]
             out[update.targets] = learn(own, tokens.take(update.sources))
             memory[update.rows] = own
-            if drafts is not None and learn is _learn_tokens_:
-                state[drafts.by_token[update.targets]] = own
+            if saved is not None:
+                # Of a chunk, at its end. Page 0 keeps what it has.
+                to = saved.by_token[update.targets[-len(own) :]]
+                state[to] = torch.where((to > 0)[:, None, None, None], own, state[0])
     state[pages] = memory[:-1]
     return out[:-1].to(v.dtype)
 

@@ -55,7 +55,7 @@ class TokenSpans:
         """
         num_rows, num_tokens = len(batch.starts), len(batch.tokens)
         is_first = batch.starts == 0
-        if batch.max_query_len == 1 and num_rows == num_tokens and batch.draft_tokens is None:
+        if batch.max_query_len == 1 and num_rows == num_tokens and batch.saved_tokens is None:
             return cls(is_first, is_decode=True)
         firsts, counts = batch.query_start[:-1].long(), batch.query_start.diff().long()
         heads = torch.minimum(counts, -batch.starts % CHUNK)

@@ -8,7 +8,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import Batch
 
 
@@ -23,16 +23,16 @@ class ConvInputs:
     is_first: [n, 1, 1] bool, rows whose state is another sequence's
     sources: [taps, tokens] int64, of each token's inputs, the oldest first; or None
     kept: [n, taps - 1] int64, of what becomes each row's state; or None
-    drafts: where states behind single tokens go; None for a step without drafts
-    draft_kept: [m, taps - 1] int64, of what becomes these states
+    saved: where states behind single tokens go; None where none does
+    saved_inputs: [m, taps - 1] int64, of what becomes these states
     """
 
     pages: Tensor
     is_first: Tensor
     sources: Tensor | None
     kept: Tensor | None
-    drafts: DraftPages | None = None
-    draft_kept: Tensor | None = None
+    saved: SavedStates | None = None
+    saved_inputs: Tensor | None = None
 
     @classmethod
     def of(cls, batch: Batch, group: int, taps: int) -> ConvInputs:
@@ -44,8 +44,8 @@ class ConvInputs:
         assert pages is not None, "the layers of a group with a state keep one"
         is_first = (batch.starts == 0)[:, None, None]
         num_rows, num_tokens = len(pages), len(batch.tokens)
-        drafts = DraftPages.of(batch, group)
-        if batch.max_query_len == 1 and num_rows == num_tokens and drafts is None:
+        saved = SavedStates.of(batch, group)
+        if batch.max_query_len == 1 and num_rows == num_tokens and saved is None:
             return cls(pages, is_first, None, None)
         device, size, ends = pages.device, taps - 1, batch.query_start[1:].long()
         at = torch.arange(num_tokens, device=device)
@@ -63,11 +63,11 @@ class ConvInputs:
         kept = torch.where(
             counts >= back, first_token + ends[:, None] - back, state_ends[:, None] + counts - back
         ).masked_fill_(batch.starts[:, None] + counts < back, 0)
-        if drafts is None:
+        if saved is None:
             return cls(pages, is_first, sources, kept)
         # A token's state is its own input and the ones before it, but for the oldest.
-        draft_kept = sources[1:].t()[drafts.tokens]
-        return cls(pages, is_first, sources, kept, drafts, draft_kept)
+        saved_inputs = sources[1:].t()[saved.tokens]
+        return cls(pages, is_first, sources, kept, saved, saved_inputs)
 
 
 def convolve_(
@@ -79,7 +79,7 @@ def convolve_(
     begins does not read what its page holds.
 
     x, result: [tokens, width]    weight: [taps, width]    bias: [width] or None
-    writes: state [pages, taps - 1, width], at the rows' pages and at those of drafts
+    writes: state [pages, taps - 1, width], at the rows' pages and where states are saved
     """
     old, rows = state[inputs.pages], weight.float()
     if inputs.sources is None or inputs.kept is None:
@@ -90,8 +90,8 @@ def convolve_(
     else:
         known = torch.cat((x.new_zeros(1, x.shape[1]), old.flatten(0, 1), x))
         state[inputs.pages] = known[inputs.kept]
-        if inputs.drafts is not None:
-            state[inputs.drafts.pages] = known[inputs.draft_kept]
+        if inputs.saved is not None:
+            state[inputs.saved.pages] = known[inputs.saved_inputs]
         # One after the other, each in place of what was gathered: for a long prompt the copies
         # are the largest tensors of the layer.
         products = (

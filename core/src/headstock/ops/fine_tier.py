@@ -280,7 +280,7 @@ class FineTierOps(Ops):
             state["delta"],
             inputs.pages,
             find_spans(x, batch),
-            inputs.drafts,
+            inputs.saved,
         )
         weight = params[f"{prefix}delta_norm"].tensor
         read = normalize_gated(out, gate.view(out.shape), weight, self.config.norm_eps)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from headstock.scheduler.row_counters import RowCounter, any_set, indices
-from headstock.scheduler.snapshots import find_next_cut
 from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 
 def align_chunks(state: State, num_scheduled: Ints, tokens: int) -> Ints:
-    """Let chunks end at multiples of the alignment, and where snapshots are made.
+    """Let chunks end at multiples of the alignment.
 
     A row whose chunk would be empty then gets the shortest one, while the budget lasts.
 
@@ -17,7 +16,7 @@ def align_chunks(state: State, num_scheduled: Ints, tokens: int) -> Ints:
     num_scheduled, returns: [rows] int32; the same array where nothing changes
     """
     limits, counters = state.limits, state.row_counters
-    if limits.recompute or (limits.alignment == 1 and not limits.snapshot_tokens):
+    if limits.recompute or limits.alignment == 1:
         return num_scheduled
     num_computed, num_prompt = counters[RowCounter.NUM_COMPUTED], counters[RowCounter.NUM_PROMPT]
     rows = indices((num_scheduled > 0) & ((num_computed < num_prompt) | (num_scheduled > 1)))
@@ -53,7 +52,4 @@ def end_chunk(state: State, row: int, start: int, stop: int) -> int:
             # at once what fills a whole block.
             return min(stop, -(-start // size) * size + size - 1)
         stop = min(stop, num_prompt)
-    cut = find_next_cut(state, row, start)
-    if start < cut <= min(stop, num_prompt):
-        return cut
     return stop if size == 1 or stop == num_prompt else max(stop // size * size, start)

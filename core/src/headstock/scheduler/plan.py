@@ -34,6 +34,8 @@ class Plan:
     new_row_ids: rows that got a request in this step
     copies: [m, 3] pages to copy before the step (group, source, destination): states that rows
         begin with, or leave to others. All sources are read before any destination is written.
+    saves: [m, 4] pages to which the step also writes a row's state behind some of its tokens
+        (group, row, number of the sequence's tokens, page), in one order in each group
     """
 
     number: int
@@ -53,6 +55,7 @@ class Plan:
     page_numbers: Ints = NONE
     new_row_ids: Ints = NONE
     copies: Ints = NONE
+    saves: Ints = NONE
 
     @property
     def num_tokens(self) -> int:
@@ -111,9 +114,8 @@ class Plan:
             raise ValueError(f"{len(data)} bytes are not an encoded plan")
         body = np.frombuffer(data[head_len:], np.int32)
         parts = dict(zip(_ARRAYS, np.split(body, np.cumsum(sizes)[:-1]), strict=True))
-        parts["copies"] = (
-            parts["copies"].reshape(-1, 3) if len(parts["copies"]) else parts["copies"]
-        )
+        for name, width in (("copies", 3), ("saves", 4)):
+            parts[name] = parts[name].reshape(-1, width) if len(parts[name]) else parts[name]
         return cls(number=int(head[0]), num_decode=int(head[1]), **parts)
 
 

@@ -15,6 +15,7 @@ from headstock.scheduler.row_counters import (
     count_drafts,
     indices,
 )
+from headstock.scheduler.snapshots import save_states
 from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
@@ -31,6 +32,7 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
     counters[RowCounter.NUM_COMPUTED] += num_scheduled
     num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
+    saves = save_states(state, rows, starts, starts + counts)
     if len(num_drafts):
         mark_verified(state, rows[num_drafts > 0], starts[num_drafts > 0])
     counters[RowCounter.LAST_STEP][rows] = state.num_steps
@@ -56,6 +58,7 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
         page_numbers=numbers,
         new_row_ids=np.array(state.new_row_ids, np.int32) if state.new_row_ids else NONE,
         copies=_flatten_copies(state) if state.copies and len(rows) else NONE,
+        saves=saves,
     )
     if len(num_drafts):
         advance_states(state, rows[plan.keeps_single])

@@ -1,8 +1,9 @@
 """Snapshots: copies of rows' states, which other rows go on from (docs/decisions/0052).
 
 A state has taken in every token of its sequence and cannot go back, so a prefix is reused only
-where a copy was made when the row was there. The plan carries the copies, and the device makes them
-before the plan's step.
+where a copy was made when the row was there. A step that computes a prompt writes the states amid
+it to pages that its plan names. Of an answer the state is copied before the next step, as graphs of
+decode steps are given no such pages.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import numpy as np
 
 from headstock.scheduler.page_pool import copy_page, count_available_pages, free_page, take_page
 from headstock.scheduler.policy_answers import check_snapshot
-from headstock.scheduler.row_counters import RowCounter, indices
+from headstock.scheduler.row_counters import NONE, RowCounter, indices
 from headstock.scheduler.state import Snapshot, State
 from headstock.spi.arrays import Ints
 from headstock.spi.cache import Match
 
 LEAST_GAIN = 64
-"""Tokens that the last snapshot of a prompt must be behind the one before: it costs a step."""
+"""Tokens that the last snapshot of a prompt must be behind the one before."""
 
 
 def mark_snapshots(state: State, row: int, match: Match) -> None:
@@ -53,10 +54,36 @@ def find_next_cut(state: State, row: int, start: int) -> int:
     return min((cut for cut in (regular, *known) if cut > start), default=0)
 
 
-def take_snapshots(state: State) -> None:
-    """Let the next plan copy the states of rows that have come to where they are kept.
+def save_states(state: State, rows: Ints, starts: Ints, stops: Ints) -> Ints:
+    """Let this plan's step save the states amid prompts at the cuts of `find_next_cut`.
 
-    In a prompt that is at the cuts of `find_next_cut`. Of an answer the latest one stays.
+    rows, starts, stops: [n], the interval of positions that each row computes
+    returns: [m, 4] int32, as `Plan.saves`
+    writes: row counters, snapshots
+    """
+    limits, counters = state.limits, state.row_counters
+    if not limits.snapshot_tokens or limits.policy is None:
+        return NONE
+    saves: list[tuple[int, int, int, int]] = []
+    num_prompt = counters[RowCounter.NUM_PROMPT].take(rows)
+    for at in indices(starts < num_prompt - 1).tolist():
+        row, cut = int(rows[at]), int(starts[at])
+        while (cut := find_next_cut(state, row, cut)) and cut <= stops[at] and cut < num_prompt[at]:
+            counters[RowCounter.NUM_SAVED, row] = cut
+            pages = _take_pages(state, is_answer=False)
+            if pages is not None:
+                state.snapshots.setdefault(row, []).append(Snapshot(cut, pages))
+                saves += [
+                    (group, row, cut, page)
+                    for group, page in zip(limits.state_groups, pages, strict=True)
+                ]
+    return np.array(saves, np.int32) if saves else NONE
+
+
+def take_snapshots(state: State) -> None:
+    """Let the next plan copy the states of rows whose answers have come to a multiple.
+
+    The latest one of an answer stays.
     writes: copies, snapshots
     """
     limits, counters = state.limits, state.row_counters
@@ -67,15 +94,10 @@ def take_snapshots(state: State) -> None:
     there = (computed > counters[RowCounter.NUM_SAVED]) & (
         computed <= counters[RowCounter.NUM_KNOWN]
     )
-    there &= computed % limits.snapshot_step == 0
+    there &= (computed % limits.snapshot_step == 0) & (computed >= counters[RowCounter.NUM_PROMPT])
     for row in indices(there).tolist():
-        num_tokens = int(computed[row])
-        # The cut that it came to, if any, is the next one of the token before.
-        is_cut = find_next_cut(state, row, num_tokens - 1) == num_tokens
-        if num_tokens < counters[RowCounter.NUM_PROMPT, row] and not is_cut:
-            continue
-        counters[RowCounter.NUM_SAVED, row] = num_tokens
-        _take_snapshot(state, row, num_tokens)
+        counters[RowCounter.NUM_SAVED, row] = computed[row]
+        _take_snapshot(state, row, int(computed[row]))
 
 
 def _take_snapshot(state: State, row: int, num_tokens: int) -> None:
@@ -83,15 +105,21 @@ def _take_snapshot(state: State, row: int, num_tokens: int) -> None:
     limits, own = state.limits, state.snapshots.setdefault(row, [])
     num_prompt = state.row_counters[RowCounter.NUM_PROMPT, row]
     is_answer = num_tokens >= num_prompt
-    if is_answer and own and own[-1].num_tokens >= num_prompt:
-        pages = own.pop().pages
-    elif all(_has_page(state, group, is_answer=is_answer) for group in limits.state_groups):
-        pages = tuple(take_page(state, group) for group in limits.state_groups)
-    else:
+    has_one = is_answer and own and own[-1].num_tokens >= num_prompt
+    pages = own.pop().pages if has_one else _take_pages(state, is_answer=is_answer)
+    if pages is None:
         return
     for group, page in zip(limits.state_groups, pages, strict=True):
         copy_page(state, group, int(state.table[group, row, 0]), page)
     own.append(Snapshot(num_tokens, pages))
+
+
+def _take_pages(state: State, *, is_answer: bool) -> tuple[int, ...] | None:
+    """Return a page of each group with a state for a copy; None where one has none to spare."""
+    groups = state.limits.state_groups
+    if not all(_has_page(state, group, is_answer=is_answer) for group in groups):
+        return None
+    return tuple(take_page(state, group) for group in groups)
 
 
 def _has_page(state: State, group: int, *, is_answer: bool) -> bool:

@@ -52,10 +52,10 @@ def _load_spec(config: EngineConfig) -> ProposerSpec | None:
 def find_state_obstacle(groups: Sequence[KVGroup]) -> str:
     """Find why a model with these KV groups takes no drafts; empty when it does."""
     for number, group in enumerate(groups):
-        if isinstance(group.layout, StateKV) and not group.layout.takes_drafts:
+        if isinstance(group.layout, StateKV) and group.layout.alignment is None:
             return (
                 f"KV group {number} keeps a state that cannot go back behind a rejected draft, as "
-                "its family does not claim StateKV.takes_drafts"
+                "its family names no alignment (StateKV.alignment)"
             )
     return ""
 

@@ -232,9 +232,10 @@ class Batch:
         (page * page_size + offset); for a group with a state the page of the token's row
     state_pages: one a KV group, [n] int64, the page with each row's state; None for other groups.
         A row that starts at 0 has no state yet: what its page holds is another sequence's
-    draft_tokens: [m] int64, tokens behind which a row's state also goes to a page of its own,
-        because what follows may be rejected; None for a step without drafts
-    draft_pages: one a KV group, [m] int64, these pages; None for groups without a state. Several
+    saved_tokens: [m] int64, tokens behind which a row's state also goes to a page of its own, where
+        another sequence may go on, or this one when what follows is rejected; None for none. They
+        are at multiples of `StateKV.alignment`, or among 16 tokens of a row
+    saved_pages: one a KV group, [m] int64, these pages; None for groups without a state. Several
         entries may name page 0, which nobody reads. None of them is in `state_pages`
     kv: one a layer, the pages by their parts
     pools: one a layer, the same pages as they lie in memory; for full KV
@@ -258,8 +259,8 @@ class Batch:
     pools: tuple[Tensor, ...]
     logit_indices: Tensor | None
     state_pages: tuple[Tensor | None, ...] = ()
-    draft_tokens: Tensor | None = None
-    draft_pages: tuple[Tensor | None, ...] = ()
+    saved_tokens: Tensor | None = None
+    saved_pages: tuple[Tensor | None, ...] = ()
     kv: tuple[KVLayer, ...] = ()
     pooling: Pooling | None = None
     columns: RowColumns = RowColumns()

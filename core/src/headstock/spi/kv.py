@@ -64,16 +64,15 @@ class StateKV:
 
     Operations read and write them (`Batch.state_pages`); attention backends see none.
 
-    alignment: a prompt may be cut at multiples of so many tokens, and its state be copied there,
-        and no bit of its answer changes; None where none is promised: its prefixes are never reused
-    takes_drafts: operations also write the states behind single tokens (`Batch.draft_pages`), so
-        that a sequence can go back behind a rejected draft
+    alignment: a prompt may be cut at multiples of so many tokens, and no bit of its answer changes.
+        Operations also write the states at such multiples, and behind any token of a row with few
+        of them, to pages that they are given (`Batch.saved_pages`). None where that is not
+        promised: its prefixes are never reused, and it takes no drafts
     """
 
     kind: ClassVar[LayoutKind] = LayoutKind.STATE
     tensors: tuple[StateTensor, ...]
     alignment: int | None = None
-    takes_drafts: bool = False
 
 
 Layout = FullKV | LatentKV | StateKV

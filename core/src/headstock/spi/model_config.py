@@ -180,11 +180,7 @@ class ShortConv:
     def layout(self) -> StateKV:
         """What its layer keeps: `conv`, the inputs of the latest tokens, the newest last."""
         # One sum for each token, whatever came with it.
-        return StateKV(
-            tensors=(StateTensor("conv", (self.taps - 1, self.width)),),
-            alignment=1,
-            takes_drafts=True,
-        )
+        return StateKV(tensors=(StateTensor("conv", (self.taps - 1, self.width)),), alignment=1)
 
 
 @frozen(kw_only=True)
@@ -226,7 +222,6 @@ class DeltaRule:
                 StateTensor("delta", memory, "float32"),
             ),
             alignment=self.chunk,
-            takes_drafts=True,
         )
 
 

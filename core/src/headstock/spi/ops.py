@@ -198,7 +198,7 @@ class Ops(ABC):
         Sets without it serve no model that asks for it.
 
         writes: the states of the batch's rows, in batch.kv[layer.index] at
-            batch.state_pages[layer.group], and behind batch.draft_tokens at batch.draft_pages
+            batch.state_pages[layer.group], and behind batch.saved_tokens at batch.saved_pages
         """
         raise NotImplementedError(f"{type(self).__name__} has no short_conv")
 

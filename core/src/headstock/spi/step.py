@@ -36,6 +36,8 @@ class Step(ABC):
     num_drafts: [n] int32, how many of each row's last tokens are drafts; None where no row has any
     is_sampled: [n] bool; False where no token follows the row's last one: its prompt goes on after
         this step, or it pools
+    saves_states: whether a prompt's states amid the step go to pages that `batch` looks up, which
+        no row and position tells
     groups: the rows at the front that share leading pages, where `grouped` found that reading these
         once is worth it; a runner that ignores them gives the same answer
     order: [logits] int64, which of this step's logits each one that core planned is; None for the
@@ -52,6 +54,7 @@ class Step(ABC):
     num_logits: np.ndarray
     is_sampled: np.ndarray
     num_drafts: np.ndarray | None = None
+    saves_states: bool = False
     groups: PrefixGroups | None = None
     order: np.ndarray | None = None
 
@@ -116,9 +119,11 @@ class Step(ABC):
 
     @property
     def is_plain(self) -> bool:
-        """Whether each row is scored at its last token and at its drafts: none pools, and no token
-        of a prompt is scored but its last.
+        """Whether each row is scored at its last token and at its drafts: none pools, no token of a
+        prompt is scored but its last, and no state amid the step is saved.
         """
+        if self.saves_states:
+            return False
         wanted = 1 if self.num_drafts is None else self.num_drafts + 1
         return bool((self.num_logits == wanted).all())
 

@@ -357,8 +357,7 @@ def _watch_free_pages(
             )
         )
     # Graphs pad their batches, and padding rows write to the dummy page; so do the model's own
-    # drafts past a row's pages, and tokens beside drafts that have no page for a state.
+    # drafts past a row's pages.
     replays = inputs.parts.runner.capabilities.needs_graph > GraphSupport.NEVER
-    drafts_states = buffers.num_draft_pages > 0
-    padded = replays or inputs.parts.has_own_drafts or drafts_states
+    padded = replays or inputs.parts.has_own_drafts
     return Canary(executor, buffers, inputs.model.kv_groups, padded=padded)

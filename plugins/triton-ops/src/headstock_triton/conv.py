@@ -207,7 +207,7 @@ def convolve_gated_(
 
     projected: [tokens, 3 * width], the gate before, the one after and what is between
     weight: [taps, width]    bias: [width] or None    returns: [tokens, width]
-    writes: state [pages, taps - 1, width], at the rows' pages and at those of drafts
+    writes: state [pages, taps - 1, width], at the rows' pages and where states are saved
     """
     return _launch_(projected, weight, bias, state, inputs, gated=True, pdl=pdl)
 
@@ -224,7 +224,7 @@ def convolve_silu_(
     """Same as `headstock.nn.short_conv.convolve_`, and then silu.
 
     x, result: [tokens, width]    weight: [taps, width]    bias: [width] or None
-    writes: state [pages, taps - 1, width], at the rows' pages and at those of drafts
+    writes: state [pages, taps - 1, width], at the rows' pages and where states are saved
     """
     return _launch_(x, weight, bias, state, inputs, gated=False, pdl=pdl)
 
@@ -261,10 +261,10 @@ def _launch_(
         x, weight, term, state, pages, inputs.sources, out, tokens, len(pages), width,
         *strides, HAS_BIAS=bias is not None, TOKENS=count, **fixed | {"BLOCK": block},
     )  # fmt: skip
-    # Separate kernels: all tokens, and the states behind drafts, must have read the old ones first.
-    if inputs.drafts is not None and len(inputs.drafts.pages):
-        keep_kernel[(len(inputs.drafts.pages), blocks)](
-            x, state, pages, inputs.drafts.pages, inputs.draft_kept, len(pages), width,
+    # Separate kernels: all tokens, and saved states, must have read the old ones first.
+    if inputs.saved is not None and len(inputs.saved.pages):
+        keep_kernel[(len(inputs.saved.pages), blocks)](
+            x, state, pages, inputs.saved.pages, inputs.saved_inputs, len(pages), width,
             *strides, **fixed,
         )  # fmt: skip
     keep_kernel[(len(pages), blocks)](

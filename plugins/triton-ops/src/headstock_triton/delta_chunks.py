@@ -142,7 +142,7 @@ def prepare_chunks_kernel(
 
 @triton.jit(
     do_not_specialize=("tokens",),
-    do_not_specialize_on_alignment=("pages", "starts", "query_start"),
+    do_not_specialize_on_alignment=("pages", "starts", "query_start", "saved_pages"),
 )
 def learn_chunks_kernel(
     mixed,
@@ -154,6 +154,7 @@ def learn_chunks_kernel(
     starts,
     query_start,
     chunk_rows,
+    saved_pages,
     out,
     tokens,
     page_stride,
@@ -163,9 +164,13 @@ def learn_chunks_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK: tl.constexpr,
     STAGES: tl.constexpr,
+    SAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per `BLOCK` values of a head and row with chunks, which goes through these.
+
+    SAVED: the memory behind a chunk is also stored at the page of its last token in `saved_pages`,
+    but for page 0.
 
     writes: out [tokens, VALUE_HEADS, VALUE_DIM], what queries read; state
     """
@@ -213,6 +218,10 @@ def learn_chunks_kernel(
             )
             left = round_to(learned * at_end[:, None], dtype)
             memory = memory * kept + multiply(tl.trans(k), left)
+            if SAVED:
+                target = tl.load(saved_pages + start + (CHUNK - 1))
+                to = state + target * page_stride + own + keys[:, None] * VALUE_DIM
+                tl.store(to, memory, target > 0)
         tl.store(place, memory)
 
 

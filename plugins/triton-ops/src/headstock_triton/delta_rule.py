@@ -10,7 +10,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.nn.delta_spans import CHUNK
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import Batch, DeltaRule, Stream
 from headstock_triton.delta_chunks import (
     learn_chunks_kernel,
@@ -65,7 +65,7 @@ class DeltaSteps:
         """Those of a step. A graph may capture it: it never reads the device."""
         starts, query_start = batch.starts, batch.query_start
         rows, tokens = len(starts), len(batch.tokens)
-        is_decode = batch.max_query_len == 1 and rows == tokens and batch.draft_tokens is None
+        is_decode = batch.max_query_len == 1 and rows == tokens and batch.saved_tokens is None
         most = 0 if is_decode else tokens // CHUNK
         chunk_tokens = torch.empty(most, dtype=torch.int32, device=starts.device)
         chunk_rows = torch.empty_like(chunk_tokens)
@@ -134,7 +134,7 @@ def apply_delta_rule_(
     state: Tensor,
     pages: Tensor,
     steps: DeltaSteps,
-    drafts: DraftPages | None = None,
+    saved: SavedStates | None = None,
     *,
     tiles: DeltaTiles | None = None,
     pdl: bool = False,
@@ -144,10 +144,10 @@ def apply_delta_rule_(
     Products of chunks have factors in the type of `mixed`, and sums in float32 as memories are.
     As there, neither neighbours nor cuts at multiples of `CHUNK` change a bit.
 
-    pages: [rows] int64    drafts: of rows with fewer tokens than a chunk
+    pages: [rows] int64    saved: at multiples of a chunk, or in rows with fewer tokens
     returns: [tokens, value_heads * value_dim], zeros for tokens of no row
-    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages and at those
-        of drafts
+    writes: state [pages, value_heads, key_dim, value_dim] float32, at the rows' pages and where
+        states are saved
     """
     mixed, gates, outer_gate = inputs.mixed, inputs.gates, inputs.outer_gate
     tokens, heads = len(mixed), delta.value_heads
@@ -166,14 +166,16 @@ def apply_delta_rule_(
     }
     tiles = tiles or DeltaTiles.of(delta, mixed.device)
     overlap, most = launch_options(pdl), len(steps.chunk_tokens)
+    # Without saved states, pass a pointer that is never read.
+    by_token = pages if saved is None else saved.by_token
     rows = (pages, steps.starts, steps.query_start, steps.chunk_rows)
 
     def take_tokens(count: int, after_chunks: int) -> None:
         learn_tokens_kernel[(heads, count)](
             mixed, gates, inputs.rates, inputs.biases, outer_gate, inputs.weight, state, *rows,
-            pages if drafts is None else drafts.by_token, out,
+            by_token, out,
             inputs.eps, state.stride(0), after_chunks,
-            **sizes, GROUPS=tiles.warps, DRAFTS=drafts is not None, num_warps=tiles.warps,
+            **sizes, GROUPS=tiles.warps, SAVED=saved is not None, num_warps=tiles.warps,
             **overlap,
         )  # fmt: skip
 
@@ -188,8 +190,9 @@ def apply_delta_rule_(
         )  # fmt: skip
         blocks = delta.value_dim // tiles.block
         learn_chunks_kernel[(heads * blocks, len(steps.chunk_rows))](
-            mixed, updates, shares, factors, state, *rows, out, tokens, state.stride(0),
-            **sizes, BLOCK=tiles.block, STAGES=tiles.stages, num_warps=4, **overlap,
+            mixed, updates, shares, factors, state, *rows, by_token, out, tokens, state.stride(0),
+            **sizes, BLOCK=tiles.block, STAGES=tiles.stages, SAVED=saved is not None, num_warps=4,
+            **overlap,
         )  # fmt: skip
         normalize_chunks_kernel[(heads, most)](
             out, outer_gate, inputs.weight, steps.chunk_tokens, inputs.eps,

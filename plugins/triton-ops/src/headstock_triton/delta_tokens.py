@@ -93,7 +93,7 @@ def sum_keys(x):
 # their bits are the same.
 @triton.jit(
     do_not_specialize=("after_chunks",),
-    do_not_specialize_on_alignment=("pages", "starts", "query_start", "draft_pages"),
+    do_not_specialize_on_alignment=("pages", "starts", "query_start", "saved_pages"),
 )
 def learn_tokens_kernel(
     mixed,
@@ -107,7 +107,7 @@ def learn_tokens_kernel(
     starts,
     query_start,
     chunk_rows,
-    draft_pages,
+    saved_pages,
     out,
     eps,
     page_stride,
@@ -117,7 +117,7 @@ def learn_tokens_kernel(
     KEY_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     GROUPS: tl.constexpr,
-    DRAFTS: tl.constexpr,
+    SAVED: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One program per value head and row, whose memory it keeps in registers.
@@ -125,7 +125,7 @@ def learn_tokens_kernel(
     The first pass takes a row's tokens before its first chunk, or all if it has no chunk. The
     second one, `after_chunks`, takes those that are left of rows in `chunk_rows`.
 
-    DRAFTS: the memory behind a token is also stored at its page of `draft_pages`, but for page 0.
+    SAVED: the memory behind a token is also stored at its page of `saved_pages`, but for page 0.
 
     A memory is [words of values, lanes, GROUPS, words of keys, keys of a word, values of a word].
     Each of `GROUPS` warps has values of its own; a thread has one word of these, at some of the
@@ -208,9 +208,9 @@ def learn_tokens_kernel(
             mean = tl.sum(tl.sum(tl.sum(read * read, 2), 1), 0) / VALUE_DIM
             result = scale_read(read, mean, gate, gain, eps, dtype)
             tl.store(out + (token * VALUE_HEADS + head) * VALUE_DIM + values, result)
-            if DRAFTS:
-                draft = tl.load(draft_pages + token)
-                tl.store(state + draft * page_stride + own, memory, draft > 0)
+            if SAVED:
+                target = tl.load(saved_pages + token)
+                tl.store(state + target * page_stride + own, memory, target > 0)
 
             all_q, all_k, v, gate = next_q, next_k, next_v, next_gate
             decay, beta = next_decay, next_beta

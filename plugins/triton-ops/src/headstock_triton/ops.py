@@ -306,7 +306,7 @@ class TritonOps(MixtureOps):
             eps=self.config.norm_eps,
         )
         read = apply_delta_rule_(
-            inputs, delta, state["delta"], conv.pages, steps, conv.drafts, pdl=pdl
+            inputs, delta, state["delta"], conv.pages, steps, conv.saved, pdl=pdl
         )
         return self.add_product(x, read, params[f"{prefix}delta_out"], batch)
 

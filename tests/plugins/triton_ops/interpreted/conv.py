@@ -97,8 +97,8 @@ def test_states_behind_drafts_are_torch_s() -> None:
     batch = make_delta_batch([(2, 5), (0, 2), (9, 10)], 1, PAGES)
     batch = evolve(
         batch,
-        draft_tokens=torch.tensor([0, 1, 3, 5]),
-        draft_pages=(torch.tensor([1, 3, 5, 6]),),
+        saved_tokens=torch.tensor([0, 1, 3, 5]),
+        saved_pages=(torch.tensor([1, 3, 5, 6]),),
     )
     generator = torch.Generator().manual_seed(0)
     x, weight, state = (

@@ -15,7 +15,7 @@ from often import often
 from torch import Tensor
 
 from headstock.nn.delta_spans import CHUNK
-from headstock.nn.draft_pages import DraftPages
+from headstock.nn.saved_states import SavedStates
 from headstock.spi import DeltaRule
 from headstock_conformance.model.parity import expected, tokens, write
 from headstock_conformance.ops.cases import error
@@ -77,12 +77,13 @@ def test_results_and_memories_are_those_of_core(dtype: torch.dtype) -> None:
 
 
 def test_memories_behind_drafts_are_those_of_sequences_that_end_there() -> None:
-    batch = cases.make_delta_batch([(62, 65), (3, 80), (9, 10)], 1, [1, 2, 3])
-    drafts = {0: 5, 1: 6, 2: 0, 80: 7}
+    batch = cases.make_delta_batch([(62, 65), (3, 200), (9, 10)], 1, [1, 2, 3])
+    # Amid the prompt: where its heads end, and where its last chunk does.
+    drafts = {0: 5, 1: 6, 2: 0, 200: 7, 3 + 60: 4, 3 + 188: 8}
     batch = evolve(
         batch,
-        draft_tokens=torch.tensor(list(drafts)),
-        draft_pages=(torch.tensor(list(drafts.values())),),
+        saved_tokens=torch.tensor(list(drafts)),
+        saved_pages=(torch.tensor(list(drafts.values())),),
     )
     inputs = cases.make_delta_inputs(DELTA, len(batch.tokens), torch.bfloat16, 1)
     state = new_state(9)
@@ -91,10 +92,11 @@ def test_memories_behind_drafts_are_those_of_sequences_that_end_there() -> None:
     (pages,) = batch.state_pages
     assert pages is not None
 
-    apply_delta_rule_(inputs, DELTA, state, pages, DeltaSteps.of(batch), DraftPages.of(batch, 0))
+    apply_delta_rule_(inputs, DELTA, state, pages, DeltaSteps.of(batch), SavedStates.of(batch, 0))
 
     for page, own, start, first, count in (
-        (5, 1, 62, 0, 1), (6, 1, 62, 0, 2), (1, 1, 62, 0, 3), (7, 3, 9, 80, 1)
+        (5, 1, 62, 0, 1), (6, 1, 62, 0, 2), (1, 1, 62, 0, 3), (7, 3, 9, 200, 1),
+        (4, 2, 3, 3, 61), (8, 2, 3, 3, 189),
     ):  # fmt: skip
         alone = before.clone()
         run(
@@ -104,7 +106,7 @@ def test_memories_behind_drafts_are_those_of_sequences_that_end_there() -> None:
             pages=[own],
         )
         assert torch.equal(state[page], alone[own])
-    assert torch.equal(state[7], state[3]) and state[[0, 4, 8]].isnan().all()
+    assert torch.equal(state[7], state[3]) and state[0].isnan().all()
 
 
 def test_neither_cuts_at_multiples_of_the_chunk_nor_neighbours_change_a_bit() -> None:

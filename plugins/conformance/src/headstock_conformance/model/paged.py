@@ -117,12 +117,12 @@ class Paged:
     def step(
         self,
         work: Mapping[int, Sequence[int]],
-        kept: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
+        saved: Mapping[int, Mapping[int, int]] = MappingProxyType({}),
     ) -> Tensor:
         """Scores after each of the new tokens, sequence by sequence.   returns: [tokens, vocab]
 
-        kept: by sequence and token of it, the other sequence that goes on behind that token. All of
-            them write to the same places of the pages that are no states, as in `fork`
+        saved: by sequence and token of it, the other sequence that goes on behind that token. All
+            of them write to the same places of the pages that are no states, as in `fork`
         """
         rows = [(self.sequence(number), list(tokens)) for number, tokens in work.items()]
         spans = [torch.arange(row.computed, row.computed + len(tokens)) for row, tokens in rows]
@@ -155,8 +155,8 @@ class Paged:
             ),
             logit_indices=None,
         )
-        if kept:
-            batch = evolve(batch, **self.keep(batch, list(work), kept))
+        if saved:
+            batch = evolve(batch, **self.find_saved(batch, list(work), saved))
 
         def attend(q: Tensor, index: int) -> Tensor:
             layer = self.config.layers[index]
@@ -178,23 +178,23 @@ class Paged:
             )
         for number, (row, tokens) in zip(work, rows, strict=True):
             self.live[number] = Seated(row.computed + len(tokens), row.pages)
-            for token, other in kept.get(number, {}).items():
+            for token, other in saved.get(number, {}).items():
                 self.seat_behind(row, token, other)
         return scores
 
-    def keep(
-        self, batch: Batch, numbers: Sequence[int], kept: Mapping[int, Mapping[int, int]]
+    def find_saved(
+        self, batch: Batch, numbers: Sequence[int], saved: Mapping[int, Mapping[int, int]]
     ) -> dict[str, Any]:
-        """The batch's fields for states behind tokens; `kept` as in `step`."""
+        """The batch's fields for states behind tokens; `saved` as in `step`."""
         firsts = dict(zip(numbers, batch.query_start.tolist(), strict=False))
         pairs = [
             (firsts[number] + token, other)
-            for number, others in kept.items()
+            for number, others in saved.items()
             for token, other in others.items()
         ]
         return {
-            "draft_tokens": torch.tensor([token for token, _ in pairs]),
-            "draft_pages": tuple(
+            "saved_tokens": torch.tensor([token for token, _ in pairs]),
+            "saved_pages": tuple(
                 torch.stack([self.sequence(other).pages[number][0] for _, other in pairs])
                 if group.layout.kind is LayoutKind.STATE
                 else None

@@ -28,7 +28,7 @@ def list_state_cases(
     alignment = math.lcm(*(each.alignment or 0 for each in layouts)) if layouts else 0
     if alignment:
         yield "a copied state", partial(check_copy, subject, alignment)
-    if layouts and all(each.takes_drafts for each in layouts):
+        yield "a state amid a prompt", partial(check_amid, subject, alignment)
         yield "states behind drafts", partial(check_drafts, subject)
 
 
@@ -51,6 +51,24 @@ def check_copy(subject: Subject, alignment: int) -> None:
             )
 
 
+def check_amid(subject: Subject, alignment: int) -> None:
+    """A sequence goes on from a state that a step saved amid another one's prompt."""
+    cut = -(-9 // alignment) * alignment
+    common, length = tokens(cut, seed=4), 2 * cut + 20
+    first, second = (common + tokens(cut + 20, seed=seed) for seed in (5, 6))
+    with tempfile.TemporaryDirectory() as folder:
+        make_checkpoint(subject, {"max_position_embeddings": 4 * length}, Path(folder))
+        paged = load(subject, Path(folder), 4, length)
+        scores = paged.step({0: first}, saved={0: {cut - 1: 1}})
+        compare(scores, expected(Path(folder), first), "a prompt whose state is saved: ")
+        rest = paged.step({1: second[cut:]})
+        compare(
+            torch.cat((scores[:cut], rest)),
+            expected(Path(folder), second),
+            f"behind {cut} tokens of another prompt: ",
+        )
+
+
 def check_drafts(subject: Subject) -> None:
     """A sequence goes on from the state behind the middle one of three tokens of a step."""
     common, length = tokens(9, seed=4), 32
@@ -59,6 +77,6 @@ def check_drafts(subject: Subject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         make_checkpoint(subject, {"max_position_embeddings": 4 * length}, Path(folder))
         paged = load(subject, Path(folder), 4, length)
-        first = torch.cat((paged.step({0: common}), paged.step({0: drafts}, kept={0: {1: 1}})[:2]))
+        first = torch.cat((paged.step({0: common}), paged.step({0: drafts}, saved={0: {1: 1}})[:2]))
         rest = paged.step({1: others})
         compare(torch.cat((first, rest)), expected(Path(folder), prompt), "behind a draft: ")

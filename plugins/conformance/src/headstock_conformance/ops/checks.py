@@ -377,7 +377,7 @@ def check_drafts(subject: Subject, config: ModelConfig) -> None:
         for ops in (subject.make(config, "float32"), TorchOps(), TorchOps())
     )
     ours.step({0: prompt})
-    ours.step({0: drafts}, kept={0: {0: 1, 1: 2}})
+    ours.step({0: drafts}, saved={0: {0: 1, 1: 2}})
     # The longer one first: both write to the same places of other pages.
     for number, alone in zip((2, 1), theirs, strict=True):
         alone.step({0: prompt + drafts[:number]})
@@ -385,7 +385,7 @@ def check_drafts(subject: Subject, config: ModelConfig) -> None:
         most = ROUNDING[torch.float32] + subject.loss
         assert worst <= most, (
             f"scores behind draft {number} are off by {worst:.1e} of the largest, {most:.1e} is "
-            "allowed; operations write the states behind Batch.draft_tokens to Batch.draft_pages"
+            "allowed; operations write the states behind Batch.saved_tokens to Batch.saved_pages"
         )
 
 

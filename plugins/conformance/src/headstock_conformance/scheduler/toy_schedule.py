@@ -5,7 +5,7 @@ Any mistake of the scheduler shows as a wrong token, which can be computed by ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -56,6 +56,15 @@ def hash_tokens(history: Sequence[int] | np.ndarray) -> int:
 def is_state(group: KVGroup) -> bool:
     """Whether the group keeps a state."""
     return group.layout.kind is LayoutKind.STATE
+
+
+def list_saves(plan: Plan, row: int) -> dict[int, dict[int, int]]:
+    """By group and number of tokens, the pages to which a plan saves a row's states."""
+    found: dict[int, dict[int, int]] = {}
+    for group, whose, count, page in plan.saves.reshape(-1, 4).tolist():
+        if whose == row:
+            found.setdefault(group, {})[count] = page
+    return found
 
 
 def hash_prefixes(tokens: Sequence[int] | np.ndarray) -> list[int]:
@@ -130,7 +139,7 @@ class ToyDevice:
                 int(plan.num_logits[i]),
             )
             kept = self.count_kept(plan, i)
-            self.store(row, np.arange(start, stop), kept)
+            self.store(row, np.arange(start, stop), kept, list_saves(plan, row))
             if len(plan.pooling) and plan.pooling[i]:
                 assert not num_logits and not plan.samples[i], f"row {row} is scored, yet pools"
                 self.pool(row, start, stop, int(plan.admission_ids[i]))
@@ -205,27 +214,43 @@ class ToyDevice:
             if is_state(group) and kept:
                 pool[table[row, 0], 0] = -1, -1
 
-    def store(self, row: int, positions: np.ndarray, kept: int) -> None:
+    def store(
+        self,
+        row: int,
+        positions: np.ndarray,
+        kept: int,
+        saves: Mapping[int, Mapping[int, int]],
+    ) -> None:
         """Write the row's tokens to their slots in every group.
 
         kept: behind how many of them states are kept
+        saves: as `list_saves` gives it
         """
         size = self.limits.page_size
-        for table, pool, group in zip(self.tables, self.pools, self.limits.groups, strict=True):
+        groups = zip(self.tables, self.pools, self.limits.groups, strict=True)
+        for number, (table, pool, group) in enumerate(groups):
             if is_state(group):
-                self.update_state(pool, row, table[row, : kept + 1].tolist(), positions)
+                pages = table[row, : kept + 1].tolist()
+                self.update_state(pool, row, pages, positions, saves.get(number, {}))
                 continue
             pages = table[row, positions // size]
             assert (pages > 0).all(), f"row {row} writes to the dummy page"
             pool[pages, positions % size] = np.stack([self.tokens[row, positions], positions], 1)
 
     def update_state(
-        self, pool: np.ndarray, row: int, pages: list[int], positions: np.ndarray
+        self,
+        pool: np.ndarray,
+        row: int,
+        pages: list[int],
+        positions: np.ndarray,
+        saves: Mapping[int, int],
     ) -> None:
         """Add the row's tokens to its state; a row that starts at 0 does not read it.
 
         pages: of the state, and of those behind tokens from the first one on
+        saves: by number of tokens, the page to which the state behind them is saved
         """
+        assert all(positions[0] < count <= positions[-1] + 1 for count in saves)
         page, *kept = pages
         assert all(pages) and len({*pages}) == len(pages), f"row {row} lacks pages for states"
         assert page > 0, f"row {row} keeps its state in the dummy page"
@@ -233,8 +258,12 @@ class ToyDevice:
         assert count == positions[0], f"row {row} reads a state that is not its own"
         for number, token in enumerate(self.tokens[row, positions].tolist()):
             state = (state * 31 + token + 7) % PRIME
+            count = int(positions[number]) + 1
             if number < len(kept):
-                pool[kept[number], 0] = state, positions[number] + 1
+                pool[kept[number], 0] = state, count
+            if count in saves:
+                assert saves[count] > 0, "a state is saved to the dummy page"
+                pool[saves[count], 0] = state, count
         pool[page, 0] = state, positions[-1] + 1
 
     def history(self, row: int, length: int, stop: int | None = None) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Where the states behind tokens go whose followers may be rejected."""
+"""Where states behind single tokens go, from which sequences go on later."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from headstock.spi import Batch
 
 
 @frozen(eq=False)
-class DraftPages:
+class SavedStates:
     """The pages of one KV group for states behind tokens of a step.
 
-    tokens, pages: [m] int64, as `Batch.draft_tokens` and `Batch.draft_pages`
+    tokens, pages: [m] int64, as `Batch.saved_tokens` and `Batch.saved_pages`
     by_token: [tokens + 1] int64, the page of each token; 0 for none, and for nobody's token
     """
 
@@ -21,12 +21,12 @@ class DraftPages:
     by_token: Tensor
 
     @classmethod
-    def of(cls, batch: Batch, group: int) -> DraftPages | None:
-        """Those of a step; None without drafts."""
-        tokens = batch.draft_tokens
+    def of(cls, batch: Batch, group: int) -> SavedStates | None:
+        """Those of a step; None where it saves none."""
+        tokens = batch.saved_tokens
         if tokens is None:
             return None
-        pages = batch.draft_pages[group]
+        pages = batch.saved_pages[group]
         assert pages is not None, "the layers of a group with a state keep one"
         by_token = pages.new_zeros(len(batch.tokens) + 1).scatter_(0, tokens, pages)
         return cls(tokens, pages, by_token)
