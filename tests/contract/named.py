@@ -301,8 +301,10 @@ SHOWN: Mapping[str, str] = {
     ),
     "Scoring.SOFTMAX": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
     "Scoring.SIGMOID": _ROUTES + "test_weights_and_experts_are_those_of_each_token_by_itself",
-    "Step.saves_states": "tests/core/engine/test_states.py::"
-    "test_a_step_that_saves_states_is_not_replayed",
+    **dict.fromkeys(
+        ("Step.saved", "StepInputs.saved"),
+        "tests/core/engine/test_states.py::test_a_step_that_saves_states_is_replayed",
+    ),
     **dict.fromkeys(
         ("Batch.kv", "KVLayer.state"),
         "tests/models/test_lfm2_engine.py::test_preempted_rows_compute_their_states_again",

@@ -264,7 +264,8 @@ class ToyOps(Ops):
         if batch.saved_tokens is not None:
             saved_pages = batch.saved_pages[layer.group]
             assert saved_pages is not None
-            drafts = dict(zip(batch.saved_tokens.tolist(), saved_pages.tolist(), strict=True))
+            pairs = zip(batch.saved_tokens.tolist(), saved_pages.tolist(), strict=True)
+            drafts = {token: page for token, page in pairs if page}
         for start, page, first, last in zip(
             batch.starts.tolist(), pages.tolist(), ends, ends[1:], strict=False
         ):

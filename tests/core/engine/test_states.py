@@ -30,6 +30,7 @@ from headstock.debug.canary import PATTERN
 from headstock.errors import CannotRun, EngineDied
 from headstock.execution.buffers import Buffers
 from headstock.spi import LayoutKind
+from headstock.spi.step import MOST_SAVED
 
 
 @pytest.fixture
@@ -144,21 +145,24 @@ def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     engine.close()
 
 
-def test_a_step_that_saves_states_is_not_replayed(toys: Toys) -> None:
-    """A graph is given rows and positions, and no pages for states amid prompts."""
-    prompt, said = np.arange(70) % 40, []
+@pytest.mark.parametrize(("prompt_len", "most"), [(70, 2), (1190, 37)])
+def test_a_step_that_saves_states_is_replayed(toys: Toys, prompt_len: int, most: int) -> None:
+    """Unless it saves more than a graph has places for."""
+    prompt, said = np.arange(prompt_len) % 40, []
+    sizes = {"snapshot_tokens": 32, "page_size": 16, "max_batch_tokens": 1200, "num_pages": 400}
     for runner in ("eager", "rerun"):
-        engine = toys.engine(state=True, runner=runner, snapshot_tokens=32, page_size=16)
+        engine = toys.engine(state=True, runner=runner, max_seq_len=1300, **sizes)
         for name in "ab":
             before = engine.stats()
             harness = EngineHarness(engine).run([request(name, prompt, 6)])
             said.append(harness.outputs[name])
             stats = engine.stats()
-            # The first prompt is a step that saves two states; the other one's rest saves none.
             replayed = stats.replayed_steps - before.replayed_steps
             executed = stats.executed_steps - before.executed_steps
-            assert replayed == (0 if runner == "eager" else executed - (name == "a"))
-        assert stats.cached_tokens == 64
+            is_too_much = name == "a" and most > MOST_SAVED
+            assert replayed == (0 if runner == "eager" else executed - is_too_much)
+        # The other prompt goes on behind the last state that the first one saved.
+        assert stats.cached_tokens == prompt_len // 32 * 32
         engine.close()
 
     assert said == [said[0]] * 4

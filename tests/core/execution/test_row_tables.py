@@ -277,6 +277,7 @@ def test_inputs_keep_their_addresses_and_begin_where_kernels_like_it() -> None:
     tensors = attrs.asdict(inputs, filter=lambda field, _: field.type == "Tensor | None")
     tensors |= {"row_ids": inputs.row_ids, "starts": inputs.starts}
     memory = tensors.pop("memory")
+    assert tensors.pop("saved") is None, "no group keeps a state"
     before = {name: tensor.data_ptr() for name, tensor in tensors.items()}
     assert len(before) == 6
     assert (tensors["token_rows"] == ROWS).all()

@@ -5,12 +5,11 @@ Core constructs these records here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from attrs import field, frozen
 from torch import Tensor
 
 from headstock.execution.buffers import Buffers, unpack
@@ -30,6 +29,7 @@ from headstock.spi import (
     StepInputs,
 )
 from headstock.spi.arrays import Ints
+from headstock.spi.step import MOST_SAVED
 
 if TYPE_CHECKING:
     from headstock.execution.sampling_inputs import SamplingTable
@@ -51,11 +51,11 @@ def make_batch(
     columns: RowColumns,
     by_numpy: bool,
     pooling: Pooling | None = None,
-    saved: SavedPlaces | None = None,
+    saved: tuple[Tensor, tuple[Tensor | None, ...]] | None = None,
 ) -> Batch:
     """Make the batch of these rows and tokens; what the arguments leave out is looked up.
 
-    saved: tokens behind which states go to pages of their own
+    saved: tokens behind which states go to pages of their own, and by group these pages
     by_numpy: look up by numpy, on a CPU alone; else by operations that a graph may capture
     """
     look_up = look_up_arrays if by_numpy else look_up_tensors
@@ -70,8 +70,8 @@ def make_batch(
         max_query_len=max_query_len,
         slots=slots,
         state_pages=look_up_state_pages(buffers, row_ids),
-        saved_tokens=None if saved is None else saved.tokens,
-        saved_pages=() if saved is None else look_up_saved_pages(buffers, saved),
+        saved_tokens=None if saved is None else saved[0],
+        saved_pages=() if saved is None else saved[1],
         kv=buffers.kv,
         pools=buffers.pools,
         logit_indices=logit_indices,
@@ -134,32 +134,17 @@ def look_up_state_pages(buffers: Buffers, row_ids: Tensor) -> tuple[Tensor | Non
     )
 
 
-@frozen
-class SavedPlaces:
-    """Tokens behind which states go to pages of their own: those of rows that verify drafts, which
-    are in page tables, and then those of snapshots.
+def look_up_draft_pages(
+    buffers: Buffers, rows: Tensor, numbers: Tensor
+) -> tuple[Tensor | None, ...]:
+    """Look up the pages for states behind drafts, by group; None for groups without a state.
 
-    tokens: [n + m] int64
-    rows, numbers: [n] int64, the row of each of the former, and which token of its step it is
-    pages: by group, [m] int64, of the latter; empty where there are none
+    rows, numbers, each result: [m] int64, a row, and which token of its step it is
     """
-
-    tokens: Tensor
-    rows: Tensor
-    numbers: Tensor
-    pages: Mapping[int, Tensor] = field(factory=dict)
-
-
-def look_up_saved_pages(buffers: Buffers, saved: SavedPlaces) -> tuple[Tensor | None, ...]:
-    """Look up the pages for the states behind tokens, by group; None for groups without a state.
-
-    each result: as long as `saved.tokens`, int64
-    """
-    found: list[Tensor | None] = [None] * len(buffers.page_tables)
-    for group in buffers.state_pools:
-        behind = buffers.page_tables[group][saved.rows, 1 + saved.numbers].long()
-        found[group] = torch.cat((behind, saved.pages[group])) if saved.pages else behind
-    return tuple(found)
+    return tuple(
+        table[rows, 1 + numbers].long() if group in buffers.state_pools else None
+        for group, table in enumerate(buffers.page_tables)
+    )
 
 
 def make_attention_step(
@@ -240,19 +225,24 @@ class DeviceTables(RowTables):
             logit_indices=None,
             columns=self.sampling_table.processors.row_columns,
             by_numpy=False,
-            saved=self._find_saved_places(inputs) if length > 1 else None,
+            saved=self._find_saved(inputs),
         )
 
-    def _find_saved_places(self, inputs: StepInputs) -> SavedPlaces | None:
-        """Find the tokens of equally long rows behind which there are pages for states."""
-        if not self.buffers.state_pools:
+    def _find_saved(self, inputs: StepInputs) -> tuple[Tensor, tuple[Tensor | None, ...]] | None:
+        """Find the tokens behind which states are saved, and their pages by group."""
+        buffers, length = self.buffers, inputs.query_len
+        if inputs.saved is not None:
+            tokens, *pages = inputs.saved
+            return tokens, tuple(
+                each if group in buffers.state_pools else None for group, each in enumerate(pages)
+            )
+        if length < 2 or not buffers.num_draft_pages:
             return None
-        num_rows, length = len(inputs.row_ids), inputs.query_len
-        # None of them behind the last token: the row's own page is there.
-        numbers = self._count_from_zero(length)[:-1].long().repeat(num_rows)
+        # None of them behind the last token of equally long rows: the row's own page is there.
+        numbers = self._count_from_zero(length)[:-1].long().repeat(len(inputs.row_ids))
         firsts = self._query_start(inputs)[:-1].long().repeat_interleave(length - 1)
         rows = inputs.row_ids.repeat_interleave(length - 1)
-        return SavedPlaces(firsts + numbers, rows, numbers)
+        return firsts + numbers, look_up_draft_pages(buffers, rows, numbers)
 
     def read_tokens(self, token_rows: Tensor, positions: Tensor) -> Tensor:
         """Read the tokens at these positions of rows."""
@@ -315,6 +305,11 @@ class DeviceTables(RowTables):
         rows = step.row_ids, step.starts, step.stops
         num_rows, num_tokens = len(inputs.row_ids), len(inputs.token_rows)
         _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        if inputs.saved is not None:
+            saved = host.numpy()[-inputs.saved.numel() :].reshape(inputs.saved.shape)
+            saved[:] = 0
+            if step.saved is not None:
+                saved[:, : step.saved.shape[1]] = step.saved
         memory.copy_(host, non_blocking=True)
 
     def _query_start(self, inputs: StepInputs) -> Tensor:
@@ -358,13 +353,20 @@ class DeviceTables(RowTables):
 
     def step_inputs(self, num_rows: int, num_tokens: int) -> StepInputs:
         """Allocate the inputs of steps of at most this size; all of them is padding."""
-        host = torch.empty(_count_words(num_rows, num_tokens), dtype=torch.int64)
+        shape = (1 + len(self.buffers.page_tables), MOST_SAVED)
+        num_saved = math.prod(shape) if self.buffers.state_pools else 0
+        num_words = _count_words(num_rows, num_tokens)
+        host = torch.zeros(num_words + num_saved, dtype=torch.int64)
         # One token of the padding row: captured work takes hidden states at the end of each row.
         nothing = np.zeros(1, np.int64)
         rows = nothing + self.padding_row, nothing, nothing + 1
         _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
         memory = host.to(self.device)
-        return StepInputs(memory=memory, **_split_words(memory, torch.int32, num_rows, num_tokens))
+        return StepInputs(
+            memory=memory,
+            saved=memory[num_words:].view(shape) if num_saved else None,
+            **_split_words(memory, torch.int32, num_rows, num_tokens),
+        )
 
 
 def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:

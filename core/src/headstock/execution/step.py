@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cached_property
 
 import numpy as np
+import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
@@ -14,8 +15,8 @@ from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.prefix_tracker import PrefixTracker, keep_prompts, sort_rows
 from headstock.execution.row_tables import (
-    SavedPlaces,
     flatten_tokens,
+    look_up_draft_pages,
     make_attention_step,
     make_batch,
 )
@@ -57,7 +58,7 @@ class StepMaker:
             num_logits=num_logits,
             num_drafts=read_only(plan.num_drafts.view()) if len(plan.num_drafts) else None,
             is_sampled=is_sampled,
-            saves_states=len(plan.saves) > 0,
+            saved=list_saved(plan, len(self.buffers.page_tables)),
             plan=plan,
             maker=self,
         )
@@ -105,38 +106,33 @@ class PlannedStep(Step):
             columns=self.maker.sampling.processors.row_columns,
             pooling=self.maker.pooling.make_pooling(self.plan, buffers),
             by_numpy=buffers.device.type == "cpu",
-            saved=self._find_saved_places(),
+            saved=self._find_saved(),
         )
 
-    def _find_saved_places(self) -> SavedPlaces | None:
-        """Find the tokens behind which there are pages for states; None where there are none.
+    def _find_saved(self) -> tuple[Tensor, tuple[Tensor | None, ...]] | None:
+        """Find the tokens behind which states are saved, and their pages by group.
 
         Those are a verifying row's tokens, those of rows that have one token and sample, beside
-        drafts, and those of snapshots.
+        drafts, and those amid prompts.
         """
-        plan, buffers = self.plan, self.maker.buffers
-        if not (buffers.state_pools and (len(plan.num_drafts) or len(plan.saves))):
+        plan, buffers, saved = self.plan, self.maker.buffers, self.saved
+        if not buffers.state_pools or (saved is None and not len(plan.num_drafts)):
             return None
         counts = self.stops - self.starts
-        firsts, kept = counts.cumsum() - counts, np.zeros_like(counts)
+        kept = np.zeros_like(counts)
         if len(plan.num_drafts):
             # Nothing comes after the last possible draft, so that its state is the row's own.
             kept = np.minimum(plan.num_drafts + 1, buffers.num_draft_pages)
             kept = np.where((plan.num_drafts > 0) | plan.keeps_single, kept, 0)
         rows, numbers = flatten_tokens(self.row_ids, np.zeros_like(counts), kept, kept.cumsum())
-        tokens = np.repeat(firsts, kept) + numbers
-        if not len(plan.saves):
-            return SavedPlaces(*buffers.to_device_packed(tokens, rows, numbers))
-        # A snapshot has a page in each group with a state, and they come in one order.
-        groups = sorted(buffers.state_pools)
-        saves = [plan.saves[plan.saves[:, 0] == group].astype(np.int64) for group in groups]
-        places = {row: at for at, row in enumerate(self.row_ids.tolist())}
-        at = np.array([places[row] for row in saves[0][:, 1].tolist()])
-        tokens = np.concatenate((tokens, firsts[at] + saves[0][:, 2] - 1 - self.starts[at]))
-        tokens, rows, numbers, *pages = buffers.to_device_packed(
-            tokens, rows, numbers, *(np.ascontiguousarray(each[:, 3]) for each in saves)
+        tokens = np.repeat(counts.cumsum() - counts, kept) + numbers
+        if saved is None:
+            saved = np.zeros((1 + len(buffers.page_tables), 0), np.int64)
+        drafts, *places, amid = buffers.to_device_packed(tokens, rows, numbers, saved)
+        return torch.cat((drafts, amid[0])), tuple(
+            None if pages is None else torch.cat((pages, amid[1 + group]))
+            for group, pages in enumerate(look_up_draft_pages(buffers, *places))
         )
-        return SavedPlaces(tokens, rows, numbers, dict(zip(groups, pages, strict=True)))
 
     def attention(self) -> AttendInto:
         """Plan the step's attention on the host, and return the function that computes it."""
@@ -217,6 +213,24 @@ def _upload_rows(
         plan.rows[part].astype(np.int64), ends, stops, *more
     )
     return UploadedRows(row_ids, query_start, lens), others
+
+
+def list_saved(plan: Plan, num_groups: int) -> Ints | None:
+    """List the states amid prompts that a plan saves, as `Step.saved`; None for none."""
+    if not len(plan.saves):
+        return None
+    counts = (plan.stops - plan.starts).astype(np.int64)
+    firsts = counts.cumsum() - counts - plan.starts
+    places = {row: at for at, row in enumerate(plan.rows.tolist())}
+    groups = np.unique(plan.saves[:, 0]).tolist()
+    # A state has a page in each group that keeps one, and they come in one order.
+    first = plan.saves[plan.saves[:, 0] == groups[0]]
+    at = np.array([places[row] for row in first[:, 1].tolist()])
+    saved = np.zeros((1 + num_groups, len(first)), np.int64)
+    saved[0] = firsts[at] + first[:, 2] - 1
+    for group in groups:
+        saved[1 + group] = plan.saves[plan.saves[:, 0] == group, 3]
+    return read_only(saved)
 
 
 def _make_attention_steps(

@@ -28,5 +28,7 @@ class SavedStates:
             return None
         pages = batch.saved_pages[group]
         assert pages is not None, "the layers of a group with a state keep one"
-        by_token = pages.new_zeros(len(batch.tokens) + 1).scatter_(0, tokens, pages)
+        # The largest, as entries for nobody name page 0 and any token.
+        by_token = pages.new_zeros(len(batch.tokens) + 1)
+        by_token.scatter_reduce_(0, tokens, pages, "amax")
         return cls(tokens, pages, by_token)

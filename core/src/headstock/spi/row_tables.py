@@ -31,6 +31,8 @@ class StepInputs:
     query_start: [rows + 1] int32, where each row's tokens begin, and where the last row's end
     context_lens: [rows] int32, this step's tokens included; 1 for padding
     token_rows, positions: [tokens] int64, each token's row and its position in that row
+    saved: [1 + KV groups, MOST_SAVED] int64, as `Step.saved`; token 0 and page 0 for none. None for
+        a model without states, and for rows of one length
     """
 
     row_ids: Tensor
@@ -41,6 +43,7 @@ class StepInputs:
     context_lens: Tensor | None = None
     token_rows: Tensor | None = None
     positions: Tensor | None = None
+    saved: Tensor | None = None
 
     @classmethod
     def of_rows(cls, row_ids: Tensor, starts: Tensor, query_len: int) -> StepInputs:

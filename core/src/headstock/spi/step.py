@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from headstock.spi.attention import PrefixGroups
     from headstock.spi.batch import Batch, Sampling
 
+MOST_SAVED = 32
+"""States amid prompts that `StepInputs.saved` has room for."""
 AttendInto = Callable[["Tensor", int, "Tensor"], None]
 """`attend(q, layer, out)`: writes attention of a step's queries to `out`, both
 [tokens, heads, head_dim].
@@ -36,8 +38,8 @@ class Step(ABC):
     num_drafts: [n] int32, how many of each row's last tokens are drafts; None where no row has any
     is_sampled: [n] bool; False where no token follows the row's last one: its prompt goes on after
         this step, or it pools
-    saves_states: whether a prompt's states amid the step go to pages that `batch` looks up, which
-        no row and position tells
+    saved: [1 + KV groups, m] int64, tokens behind which states amid prompts are saved, by their
+        index in the step, and the pages of each group; None for none
     groups: the rows at the front that share leading pages, where `grouped` found that reading these
         once is worth it; a runner that ignores them gives the same answer
     order: [logits] int64, which of this step's logits each one that core planned is; None for the
@@ -54,7 +56,7 @@ class Step(ABC):
     num_logits: np.ndarray
     is_sampled: np.ndarray
     num_drafts: np.ndarray | None = None
-    saves_states: bool = False
+    saved: np.ndarray | None = None
     groups: PrefixGroups | None = None
     order: np.ndarray | None = None
 
@@ -120,9 +122,9 @@ class Step(ABC):
     @property
     def is_plain(self) -> bool:
         """Whether each row is scored at its last token and at its drafts: none pools, no token of a
-        prompt is scored but its last, and no state amid the step is saved.
+        prompt is scored but its last, and at most `MOST_SAVED` states amid prompts are saved.
         """
-        if self.saves_states:
+        if self.saved is not None and self.saved.shape[1] > MOST_SAVED:
             return False
         wanted = 1 if self.num_drafts is None else self.num_drafts + 1
         return bool((self.num_logits == wanted).all())
