@@ -278,7 +278,7 @@ class _Step:
 CASES = ("qwen3", "gemma2", "olmo2", "smollm3", "phi", "qwen2_moe", "helium", "starcoder2")
 
 
-@pytest.mark.parametrize("model_type", CASES)
+@pytest.mark.parametrize("model_type", often(5, CASES))
 def test_scores_and_pages_are_those_of_the_modules(model_type: str) -> None:
     plain, exchanged = (
         _Step(model_type, exchange=each, dtype=torch.float32) for each in (False, True)
@@ -289,7 +289,7 @@ def test_scores_and_pages_are_those_of_the_modules(model_type: str) -> None:
         assert torch.allclose(found, pool, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("model_type", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("model_type", often(1, ["qwen3", "gemma2"]))
 def test_scores_in_bfloat16_are_as_near_to_float32_as_those_of_the_modules(
     model_type: str,
 ) -> None:
@@ -367,7 +367,7 @@ def test_a_module_with_a_hook_or_in_two_places_stays() -> None:
     assert isinstance(second.self_attn, PagedAttention)
 
 
-@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("exchange", often(1, [True, False]))
 def test_keys_and_values_are_divided_by_the_scales_of_a_checkpoint(exchange: bool) -> None:
     plain, scaled = (_Step("qwen3", exchange=exchange, dtype=torch.float32) for _ in range(2))
     layers = tuple(attrs.evolve(each, k_scale=2.0, v_scale=4.0) for each in scaled.config.layers)
