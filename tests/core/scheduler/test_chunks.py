@@ -97,6 +97,21 @@ def test_a_row_that_is_preempted_goes_on_from_the_copy_of_its_answers_state(over
     assert again.starts.tolist() == [40]
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+def test_copies_leave_the_pages_of_drafts_to_requests_that_may_come(overlap: bool) -> None:
+    rng = np.random.default_rng(0)
+    # Room for the states of three rows with three drafts each, and for two copies.
+    sizes = {"max_rows": 3, "max_batch_tokens": 200, "num_pages": (120, 14), "max_drafts": 3}
+    drive = Drive(make(snapshots=True, snapshot_tokens=8, overlap=overlap, **sizes))
+    requests = [request("a", prompt(rng, 120), 9)]
+    requests += [request(name, prompt(rng, 60), 9) for name in "bc"]
+    drive.submit(requests[0])
+    drive.step()
+    run(drive, *requests[1:])
+
+    assert drive.outputs == {one.id: alone(one) for one in requests}
+
+
 def test_copies_leave_a_page_to_each_request_that_may_come() -> None:
     rng = np.random.default_rng(5)
     drive = Drive(make(snapshots=True, max_rows=2, num_pages=(60, 2)))

@@ -9,28 +9,23 @@ two entries.
 from __future__ import annotations
 
 from headstock.scheduler.page_pool import write_page_table
+from headstock.scheduler.plan import Plan
 from headstock.scheduler.row_counters import RowCounter, any_set
 from headstock.scheduler.state import State
 from headstock.spi.arrays import Ints
 
 
-def mark_verified(state: State, rows: Ints, starts: Ints) -> None:
-    """Note where rows begin to verify drafts.
+def follow_drafts(state: State, plan: Plan) -> None:
+    """Note where rows of a plan with drafts verify some, and let the others go on.
 
-    rows, starts: [n], the rows and where they are
-    writes: row counters
+    A row of one token goes on from the state behind it: its own page may have taken in padding.
+    writes: row counters; the page tables, for the plan after this one
     """
-    state.row_counters[RowCounter.VERIFIED_FROM, rows] = starts
-
-
-def advance_states(state: State, rows: Ints) -> None:
-    """Let rows of one token in a step with drafts go on from the state behind it.
-
-    Their own page may have taken in padding.
-
-    rows: [n]    writes: the page tables, for the plan after this step's
-    """
-    for row in rows.tolist():
+    if not state.limits.keeps_state:
+        return
+    verify = plan.num_drafts > 0
+    state.row_counters[RowCounter.VERIFIED_FROM, plan.rows[verify]] = plan.starts[verify]
+    for row in plan.rows[plan.keeps_single].tolist():
         _exchange(state, row, 0)
 
 

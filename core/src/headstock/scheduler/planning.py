@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.scheduler.draft_states import advance_states, mark_verified
+from headstock.scheduler.draft_states import follow_drafts
 from headstock.scheduler.page_pool import expand_intervals
 from headstock.scheduler.plan import Plan
 from headstock.scheduler.row_counters import (
@@ -33,8 +33,6 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
     num_logits, samples, pooling = mark_logits(state, num_scheduled)
     num_drafts, drafts = _list_drafts(state, rows) if state.may_draft else (NONE, NONE)
     saves = save_states(state, rows, starts, starts + counts)
-    if len(num_drafts):
-        mark_verified(state, rows[num_drafts > 0], starts[num_drafts > 0])
     counters[RowCounter.LAST_STEP][rows] = state.num_steps
     # A plan without rows is not carried out, so what it would write waits for the next one.
     groups, page_rows, page_columns, numbers = (
@@ -61,7 +59,7 @@ def make_plan(state: State, num_scheduled: Ints) -> Plan:
         saves=saves,
     )
     if len(num_drafts):
-        advance_states(state, rows[plan.keeps_single])
+        follow_drafts(state, plan)
     return plan
 
 

@@ -126,10 +126,10 @@ def _has_page(state: State, group: int, *, is_answer: bool) -> bool:
     """Return whether a row may take a page of a group for a copy."""
     limits = state.limits
     # Requests that may come need pages for their states.
-    reserve = limits.max_rows - state.num_running
+    reserve = (limits.max_rows - state.num_running) * limits.state_pages
     if is_answer:
         # A row holds this page until it ends. With all of them held, no prompt could leave any.
-        reserve += (limits.num_pages[group] - limits.max_rows) // 2
+        reserve += (limits.num_pages[group] - limits.max_rows * limits.state_pages) // 2
     return count_available_pages(state, group) > reserve
 
 

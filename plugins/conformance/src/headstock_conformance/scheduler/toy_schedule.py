@@ -337,9 +337,9 @@ class Drive:
 
     def __attrs_post_init__(self) -> None:
         if self.rng is not None and not self.limits.max_drafts:
-            # As many rows have pages for their states as before.
+            # As many rows have pages for their states as before, and there is as much for copies.
             pages = (
-                count * 4 if is_state(group) else count
+                count + 3 * min(count, self.limits.max_rows) if is_state(group) else count
                 for count, group in zip(self.limits.num_pages, self.limits.groups, strict=True)
             )
             self.limits = evolve(self.limits, max_drafts=3, num_pages=tuple(pages))
