@@ -6,7 +6,7 @@ Core constructs these records here and nowhere else.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from headstock.execution.buffers import Buffers, unpack
 from headstock.execution.prefix_step import bound_prefixes, pad_groups, split_step
+from headstock.execution.step_words import count_words, split_words, write_rows
 from headstock.spi import (
     AttentionStep,
     Batch,
@@ -304,7 +305,7 @@ class DeviceTables(RowTables):
         host = torch.empty(memory.shape, dtype=torch.int64, pin_memory=memory.is_cuda)
         rows = step.row_ids, step.starts, step.stops
         num_rows, num_tokens = len(inputs.row_ids), len(inputs.token_rows)
-        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
         if inputs.saved is not None:
             saved = host.numpy()[-inputs.saved.numel() :].reshape(inputs.saved.shape)
             saved[:] = 0
@@ -355,85 +356,15 @@ class DeviceTables(RowTables):
         """Allocate the inputs of steps of at most this size; all of them is padding."""
         shape = (1 + len(self.buffers.page_tables), MOST_SAVED)
         num_saved = math.prod(shape) if self.buffers.state_pools else 0
-        num_words = _count_words(num_rows, num_tokens)
+        num_words = count_words(num_rows, num_tokens)
         host = torch.zeros(num_words + num_saved, dtype=torch.int64)
         # One token of the padding row: captured work takes hidden states at the end of each row.
         nothing = np.zeros(1, np.int64)
         rows = nothing + self.padding_row, nothing, nothing + 1
-        _write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
+        write_rows(host.numpy(), rows, num_rows, num_tokens, self.padding_row)
         memory = host.to(self.device)
         return StepInputs(
             memory=memory,
             saved=memory[num_words:].view(shape) if num_saved else None,
-            **_split_words(memory, torch.int32, num_rows, num_tokens),
+            **split_words(memory, torch.int32, num_rows, num_tokens),
         )
-
-
-def flatten_tokens(rows: Ints, starts: Ints, counts: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Compute the row and the position of each token of some rows.
-
-    rows, starts: [rows] int64    counts: [rows] tokens of each    ends: [rows] their sums
-    returns: [tokens] int64, twice
-    """
-    return np.repeat(rows, counts), np.arange(ends[-1]) + np.repeat(
-        starts - (ends - counts), counts
-    )
-
-
-def _split_words(words: Any, int32: Any, num_rows: int, num_tokens: int) -> dict[str, Any]:
-    """Split packed words into the parts of `StepInputs`, each at a multiple of 16 bytes.
-
-    Kernels like such addresses.
-
-    words: [n] int64, an array or a tensor, whose type of 32 bits is `int32`; its parts are views
-    """
-    rows, tokens = _round_up(num_rows, 2), _round_up(num_tokens, 2)
-    ints = words[2 * (tokens + rows) :].view(int32)
-    width = _round_up(num_rows + 1, 4)
-    return {
-        "token_rows": words[:num_tokens],
-        "positions": words[tokens : tokens + num_tokens],
-        "row_ids": words[2 * tokens : 2 * tokens + num_rows],
-        "starts": words[2 * tokens + rows : 2 * tokens + rows + num_rows],
-        "query_start": ints[: num_rows + 1],
-        "context_lens": ints[width : width + num_rows],
-    }
-
-
-def _count_words(num_rows: int, num_tokens: int) -> int:
-    """Count the words that `_split_words` splits."""
-    ints = _round_up(num_rows + 1, 4) + _round_up(num_rows, 4)
-    return 2 * (_round_up(num_tokens, 2) + _round_up(num_rows, 2)) + ints // 2
-
-
-def _round_up(count: int, multiple: int) -> int:
-    """The least multiple that is not below the count."""
-    return -(-count // multiple) * multiple
-
-
-def _write_rows(
-    words: Ints, rows: tuple[Ints, Ints, Ints], num_rows: int, num_tokens: int, padding_row: int
-) -> None:
-    """Write rows and their tokens, and padding behind them.
-
-    rows: row ids, starts and stops, each [n] int64
-    writes: words
-    """
-    row_ids, starts, stops = rows
-    count, counts = len(row_ids), stops - starts
-    ends = counts.cumsum()
-    total = int(ends[-1])
-    token_rows, positions = flatten_tokens(row_ids, starts, counts, ends)
-    parts = _split_words(words, np.int32, num_rows, num_tokens)
-    for name, values, filler in (
-        ("token_rows", token_rows, padding_row),
-        ("positions", positions, 0),
-        ("row_ids", row_ids, padding_row),
-        ("starts", starts, 0),
-        ("context_lens", stops, 1),
-    ):
-        part = parts[name]
-        part[: len(values)] = values
-        part[len(values) :] = filler
-    query_start = parts["query_start"]
-    query_start[0], query_start[1 : count + 1], query_start[count + 1 :] = 0, ends, total

@@ -15,12 +15,12 @@ from headstock.execution.pooling import PoolingTable
 from headstock.execution.prefix_step import share_prefixes
 from headstock.execution.prefix_tracker import PrefixTracker, keep_prompts, sort_rows
 from headstock.execution.row_tables import (
-    flatten_tokens,
     look_up_draft_pages,
     make_attention_step,
     make_batch,
 )
 from headstock.execution.sampling_inputs import SamplingTable
+from headstock.execution.step_words import flatten_tokens
 from headstock.scheduler import Plan
 from headstock.scheduler.row_counters import read_only
 from headstock.spi import AttendInto, AttentionStep, Batch, Phase, PrefixGroups, Sampling, Step
