@@ -300,12 +300,8 @@ def check_reads(subject: Subject, dtype_name: str) -> None:
                     bound.lm_head_sample(hidden, sampling)
 
 
-def check_chunks(subject: Subject, config: ModelConfig, length: int) -> None:
-    """A model over pages, its prompt in chunks and with another sequence, agrees with torch's.
-
-    Torch's goes token by token, so that a state that depends on chunks shows.
-
-    length: the prompts' tokens
+def make_paged(subject: Subject, config: ModelConfig) -> Callable[[Ops, int, int], Paged]:
+    """Makes a model over pages, of operations, so many sequences and their tokens.
 
     raises: CannotRun on a GPU: its driver runs on the CPU
     """
@@ -313,9 +309,25 @@ def check_chunks(subject: Subject, config: ModelConfig, length: int) -> None:
         raise CannotRun("it is checked on a CPU and in float32 alone")
     weights = draw_weights(config, torch.float32, "cpu")
     model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
+
+    def make(ops: Ops, sequences: int, length: int) -> Paged:
+        params = weights.prepare(ops)
+        return Paged.new(model, config, params, ops, sequences=sequences, length=length)
+
+    return make
+
+
+def check_chunks(subject: Subject, config: ModelConfig, length: int) -> None:
+    """A model over pages, its prompt in chunks and with another sequence, agrees with torch's.
+
+    Torch's goes token by token, so that a state that depends on chunks shows.
+
+    length: the prompts' tokens
+    raises: as `make_paged`
+    """
+    make = make_paged(subject, config)
     ours, theirs = (
-        Paged.new(model, config, weights.prepare(ops), ops, sequences=2, length=length + 4)
-        for ops in (subject.make(config, "float32"), TorchOps())
+        make(ops, 2, length + 4) for ops in (subject.make(config, "float32"), TorchOps())
     )
     prompts = [[(7 * at + start) % config.vocab for at in range(length)] for start in (3, 5)]
     cut = length * 9 // 20
@@ -338,20 +350,15 @@ def check_chunks(subject: Subject, config: ModelConfig, length: int) -> None:
 def check_sequences(subject: Subject, config: ModelConfig) -> None:
     """Steps of many rows, of any lengths, agree with torch's.
 
-    raises: CannotRun on a GPU: its driver runs on the CPU
+    raises: as `make_paged`
     """
-    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
-        raise CannotRun("it is checked on a CPU and in float32 alone")
-    weights = draw_weights(config, torch.float32, "cpu")
-    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
     prompts = {
         row: [(11 * at + row) % config.vocab for at in range(1 + 5 * row % 7)]
         for row in range(NUM_SEQUENCES)
     }
-    scores = []
+    scores, make = [], make_paged(subject, config)
     for ops in (subject.make(config, "float32"), TorchOps()):
-        params = weights.prepare(ops)
-        paged = Paged.new(model, config, params, ops, sequences=NUM_SEQUENCES, length=12)
+        paged = make(ops, NUM_SEQUENCES, 12)
         last = {row: [row % config.vocab] for row in reversed(prompts)}
         scores.append(torch.cat([paged.step(prompts), paged.step(last)]))
     worst = share_off(*scores)
@@ -365,17 +372,12 @@ def check_sequences(subject: Subject, config: ModelConfig) -> None:
 def check_drafts(subject: Subject, config: ModelConfig) -> None:
     """Sequences go on from the states behind tokens of a step, of which some were rejected.
 
-    raises: CannotRun on a GPU: its driver runs on the CPU
+    raises: as `make_paged`
     """
-    if subject.device != "cpu" or "float32" not in subject.spec.capabilities.dtypes:
-        raise CannotRun("it is checked on a CPU and in float32 alone")
-    weights = draw_weights(config, torch.float32, "cpu")
-    model = Model(config=lambda hf: config, params=lambda config: weights.specs, forward=forward)
     prompt, drafts, rest = [(7 * at + 3) % config.vocab for at in range(20)], [5, 9, 2], [4, 6]
-    ours, *theirs = (
-        Paged.new(model, config, weights.prepare(ops), ops, sequences=3, length=28)
-        for ops in (subject.make(config, "float32"), TorchOps(), TorchOps())
-    )
+    make = make_paged(subject, config)
+    ours = make(subject.make(config, "float32"), 3, 28)
+    theirs = make(TorchOps(), 1, 28), make(TorchOps(), 1, 28)
     ours.step({0: prompt})
     ours.step({0: drafts}, saved={0: {0: 1, 1: 2}})
     # The longer one first: both write to the same places of other pages.
