@@ -12,7 +12,7 @@ from gpu.sweep import find_falls, limit_step
 from toy_engine import Toys, installed
 
 from headstock_bench.model_shapes import MODEL_SHAPES
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from toy_workloads import limits, prompt, random_requests, request
 
 from headstock.builtin import mixed
 from headstock.spi import Budget, ScheduleDecision, ScheduleFunction, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 FAIR, SHORTEST = "headstock_fair_share", "headstock_shortest_job"
 PATIENCE_MS, TOKENS_PER_SECOND = 2_000, 50

@@ -21,7 +21,7 @@ from headstock.engine.engine import Engine
 from headstock.errors import CapacityError
 from headstock.scheduler import PoolingKind, Request, RowCounter
 from headstock.scheduler.invariants import check_state
-from headstock_conformance.scheduler.toy_schedule import VOCAB, hash_prefixes, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, hash_prefixes, next_token
 from headstock_conformance.scheduler.transitions import TransitionChecker
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -21,7 +21,7 @@ from headstock.spi import (
 )
 from headstock.spi.arrays import Ints
 from headstock.structured_outputs import ReasoningTokens
-from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, next_token
 
 END = VOCAB - 1
 """The token that ends an answer."""

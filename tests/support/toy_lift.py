@@ -23,7 +23,7 @@ from headstock.spi import (
     Stream,
 )
 from headstock.spi.arrays import Ints
-from headstock_conformance.scheduler.toy_schedule import next_token
+from headstock_conformance.scheduler.toy_device import next_token
 
 
 @frozen

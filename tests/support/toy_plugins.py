@@ -54,7 +54,7 @@ from headstock.spi import (
     SpiRange,
     Stream,
 )
-from headstock_conformance.scheduler.toy_schedule import POWERS, PRIME, VOCAB
+from headstock_conformance.scheduler.toy_device import POWERS, PRIME, VOCAB
 
 CPU = (DeviceRange("cpu"),)
 ENTRY_POINTS = """[headstock.attention]

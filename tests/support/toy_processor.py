@@ -11,7 +11,7 @@ from torch import Tensor
 from headstock.scheduler import Request
 from headstock.spi import LogitColumn, LogitsProcessor, LogitsSpec, SpiRange
 from headstock.spi.arrays import Ints
-from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, next_token
 
 
 def shift_spec() -> LogitsSpec:

@@ -9,7 +9,7 @@ from attrs import frozen
 
 from headstock.spi import Proposer, ProposerSpec, SpiRange
 from headstock.spi.arrays import Ints
-from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, next_token
 
 
 @frozen(kw_only=True)

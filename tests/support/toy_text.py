@@ -13,7 +13,7 @@ from fault_injection import start_with_faults
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from headstock import LLM
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 EOS = 0
 """The token that ends an answer."""

@@ -32,7 +32,7 @@ from headstock.errors import CannotRun, PluginBroken, UsageError
 from headstock.record.file import read_recording
 from headstock.scheduler import Plan, Request, Sampled
 from headstock.spi.arrays import Ints
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 SIZES = {"max_running_requests": 8, "max_batch_tokens": 40, "num_pages": 60}
 RIGHT = ("guess.right=1.0", "guess.asked=1.0")

@@ -19,7 +19,7 @@ from toy_engine import EngineHarness, Toys, installed, random_requests, request
 
 from headstock import SamplingParams
 from headstock.spi import ModelConfig, Ops, Params
-from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, next_token
 
 DRAWS = 300
 

@@ -26,7 +26,7 @@ from headstock.engine.pacing import (
 from headstock.engine.step_clock import StepClock
 from headstock.record import read_recording, replay_recording, restore_limits
 from headstock.scheduler import Paced, Plan, State
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

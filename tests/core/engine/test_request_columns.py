@@ -25,7 +25,7 @@ from headstock.record.file import read_recording
 from headstock.scheduler import Arrived, Request
 from headstock.selection.processors import SelectedProcessor, digest_forward_values
 from headstock.spi import LogitColumn, Runner, StepInputs
-from headstock_conformance.scheduler.toy_schedule import hash_prefixes
+from headstock_conformance.scheduler.toy_device import hash_prefixes
 
 __all__ = ["crash_reports", "toys"]
 

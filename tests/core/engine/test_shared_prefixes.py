@@ -15,7 +15,7 @@ from toy_engine import EngineHarness, Toys, request
 
 from headstock import SamplingParams
 from headstock.scheduler import Request
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

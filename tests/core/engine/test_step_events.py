@@ -17,7 +17,7 @@ from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.step_events import make_step_events
 from headstock.scheduler import Failed, Plan, Pooled, Sampled
 from headstock.spi import Sample
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 TOKENS = st.integers(0, 2)
 """So few that drafts are often right."""

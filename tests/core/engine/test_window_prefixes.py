@@ -13,7 +13,7 @@ from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock.cli.main import main
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 __all__ = ["crash_reports", "toys"]
 

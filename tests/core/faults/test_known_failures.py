@@ -25,7 +25,8 @@ from headstock.engine.engine import Engine
 from headstock.outputs import Update
 from headstock.scheduler import Request
 from headstock.scheduler.invariants import check_state
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 SEED = 17
 RNG = np.random.default_rng(SEED)

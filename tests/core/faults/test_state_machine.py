@@ -22,7 +22,7 @@ from toy_engine import LONGEST, SCHEDULERS, EngineHarness, contiguous, installed
 
 from headstock.errors import CapacityError
 from headstock.scheduler import Request, find_refusal
-from headstock_conformance.scheduler.toy_schedule import VOCAB
+from headstock_conformance.scheduler.toy_device import VOCAB
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 FAULTS = st.lists(

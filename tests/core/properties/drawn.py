@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from toy_workloads import FULL, SCHEDULERS, STATE, limits, request, window
 
 from headstock.scheduler import Limits, Request, State
-from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive
+from headstock_conformance.scheduler.toy_device import VOCAB
+from headstock_conformance.scheduler.toy_schedule import Drive
 from headstock_radix_cache.policy import RadixCache
 
 EXAMPLES = settings(max_examples=settings().max_examples * 2 // 5)

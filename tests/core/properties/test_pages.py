@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from toy_workloads import limits, request
 
 from headstock.scheduler import Aborted, Event, Failed, Limits, Request, RowCounter, State
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 Sizes = dict[int, tuple[int, int]]
 """Computed tokens and held pages of requests, by admission id."""

@@ -21,7 +21,8 @@ from headstock.errors import CapacityError, RequestError
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.scheduler import Arrived, Limits, Plan, Request, initial_state, step
 from headstock.spi import Sample
-from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
+from headstock_conformance.scheduler.toy_device import VOCAB, alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 FIFO = st.sampled_from(["mixed", "prefill-first", "decode-first"])
 

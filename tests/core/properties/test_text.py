@@ -14,7 +14,7 @@ from toy_text import EOS
 
 from headstock import LLM, SamplingParams
 from headstock.outputs import CompletionOutput
-from headstock_conformance.scheduler.toy_schedule import VOCAB, next_token
+from headstock_conformance.scheduler.toy_device import VOCAB, next_token
 
 PROMPTS = st.lists(st.integers(1, VOCAB - 1), min_size=1, max_size=8)
 TEXTS = st.text("ab 日😀é", min_size=1, max_size=16)

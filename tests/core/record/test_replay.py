@@ -44,7 +44,8 @@ from headstock.scheduler import (
     Sampled,
     step,
 )
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(11)
 

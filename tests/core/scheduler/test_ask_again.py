@@ -18,7 +18,8 @@ from headstock.errors import PluginBroken
 from headstock.scheduler.selection import MAX_ASK_AGAIN_MS
 from headstock.spi import Budget, ScheduleDecision, View
 from headstock.spi.scheduler import no_rows
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 
 def make_requests(count: int, **changes: Any) -> list[Any]:

@@ -10,7 +10,8 @@ from toy_workloads import FULL, STATE, limits, prompt, request
 
 from headstock.scheduler import Limits, Plan, RowCounter
 from headstock.spi import Budget, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 from headstock_radix_cache.policy import RadixCache
 
 

@@ -10,7 +10,8 @@ from toy_workloads import limits, prompt, random_limits, random_requests, reques
 
 from headstock.scheduler import Cleared, initial_state, step
 from headstock.scheduler.invariants import check_state
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 
 def test_an_idle_engine_has_every_page_free_afterwards() -> None:

@@ -18,7 +18,8 @@ from headstock.scheduler import Aborted, Arrived, Clock, RowCounter, initial_sta
 from headstock.scheduler.name_table import NameTable
 from headstock.scheduler.row_counters import NUM_COUNTERS, count_waits, wrap_milliseconds
 from headstock.spi import Budget, RequestColumns, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(11)
 

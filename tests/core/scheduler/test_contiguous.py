@@ -12,7 +12,8 @@ from toy_workloads import FULL, limits, prompt, request, window
 
 from headstock.scheduler import Aborted, Cleared, Failed, Limits
 from headstock.scheduler.invariants import check_idle, check_state
-from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
+from headstock_conformance.scheduler.toy_device import VOCAB, alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(41)
 

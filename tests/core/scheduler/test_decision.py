@@ -8,7 +8,8 @@ from toy_workloads import SCHEDULERS, limits, prompt, request
 
 from headstock.errors import PluginBroken
 from headstock.spi import Budget, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

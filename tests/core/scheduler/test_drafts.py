@@ -12,7 +12,8 @@ from toy_workloads import FULL, limits, prompt, request
 from headstock.scheduler import Plan, RowCounter, Sampled
 from headstock.scheduler.page_pool import count_held_pages
 from headstock.spi import Budget, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, next_token, run
+from headstock_conformance.scheduler.toy_device import alone, next_token
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 RNG = np.random.default_rng(5)
 

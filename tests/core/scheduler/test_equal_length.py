@@ -12,7 +12,8 @@ from toy_workloads import limits, prompt, request
 
 from headstock.builtin.equal_length import TURN, schedule
 from headstock.spi import Budget, RequestColumns, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(11)
 

@@ -8,7 +8,8 @@ from toy_workloads import limits, prompt, request
 
 from headstock.scheduler import Aborted, Failed, find_refusal
 from headstock.scheduler.invariants import check_state
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

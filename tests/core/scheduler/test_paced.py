@@ -13,7 +13,8 @@ from often import count_examples
 from toy_workloads import limits, prompt, random_limits, random_requests, request
 
 from headstock.scheduler import Paced, RowCounter
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 
 def prompt_tokens(drive: Drive) -> list[tuple[int, int]]:

@@ -12,7 +12,8 @@ from toy_workloads import FULL, STATE, limits, prompt, request, window
 from headstock.scheduler import Failed, Limits, find_refusal
 from headstock.scheduler.limits import max_total_pages
 from headstock.spi import KVGroup
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 RNG = np.random.default_rng(5)
 

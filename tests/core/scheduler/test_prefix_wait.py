@@ -7,7 +7,8 @@ import pytest
 from toy_workloads import SCHEDULERS, limits, prompt, request
 
 from headstock.scheduler import Aborted, Failed
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(21)
 

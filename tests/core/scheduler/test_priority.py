@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 from toy_workloads import limits, prompt, request
 
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 RNG = np.random.default_rng(31)
 

@@ -7,7 +7,8 @@ import pytest
 from toy_workloads import limits, prompt, request
 
 from headstock.scheduler import Arrived, Failed, initial_state, step
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

@@ -32,7 +32,8 @@ from toy_workloads import (
 
 from headstock.scheduler import Aborted, Failed, PoolingKind, find_refusal
 from headstock.spi import Budget, KVGroup, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
+from headstock_conformance.scheduler.toy_device import VOCAB, alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 TOKENS = st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=50)
 

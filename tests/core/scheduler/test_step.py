@@ -11,7 +11,8 @@ from headstock.builtin import mixed
 from headstock.scheduler import Outcome, Plan, initial_state, step
 from headstock.scheduler.invariants import check_state
 from headstock.spi import Budget, ScheduleDecision, View
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, next_token, run
+from headstock_conformance.scheduler.toy_device import alone, next_token
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 
 SEED = 7
 RNG = np.random.default_rng(SEED)

@@ -10,7 +10,8 @@ from toy_workloads import FULL, fewest_pages, limits, prompt, request, window
 from headstock.errors import PluginBroken
 from headstock.scheduler import Request
 from headstock.spi import KVGroup, Match
-from headstock_conformance.scheduler.toy_schedule import Drive, alone, run
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive, run
 from headstock_radix_cache.policy import RadixCache
 
 BOTH = (FULL, window(9))

@@ -18,7 +18,8 @@ from headstock.spi import (
     View,
 )
 from headstock_conformance.case import Case
-from headstock_conformance.scheduler.toy_schedule import Drive, alone
+from headstock_conformance.scheduler.toy_device import alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 from headstock_conformance.scheduler.workloads import (
     LONGEST,
     make_limits,

@@ -22,7 +22,8 @@ from headstock.spi import (
     StateTensor,
     View,
 )
-from headstock_conformance.scheduler.toy_schedule import VOCAB, Drive, alone
+from headstock_conformance.scheduler.toy_device import VOCAB, alone
+from headstock_conformance.scheduler.toy_schedule import Drive
 
 PolicyMaker = Callable[[int, tuple[KVGroup, ...]], CachePolicy]
 """Makes a cache policy for this page size and these groups."""
