@@ -1,13 +1,13 @@
 """What drafts of a model's own layers gain, when a set share of them is right.
 
     PYTHONPATH=tests:tests/support python -m gpu.own_drafts --out own-drafts.jsonl \\
-        [--shape qwen3.5-27b] [--rows 1 32] [--right 0.7] [--turns 3] [--memory 0.5]
+        [--shape qwen3.5-27b] [--rows 1 32] [--right 0.7] [--turns 3]
 
-With random weights no draft is right. So the layers and the head make drafts in every step, as they
-do in service, and what reaches the scheduler is the tokens that were recorded of the same engine,
-some of them falsified by their position alone. A run is recorded again until it repeats itself, as
-steps of several tokens round otherwise than steps of one. The engine without drafts takes turns
-with it.
+With random weights no draft is right, and steps of several tokens round otherwise than steps of
+one, so that answers part. So the layers and the head make drafts in every step, as they do in
+service, and what reaches the scheduler is the next tokens, some of them falsified at random; and
+embedding and head are replaced by such of which each token is followed by the next id, whatever the
+layers add. The engine without drafts comes afterwards, and says the same.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,25 +33,24 @@ from headstock.llm import get_session
 from headstock.spi.arrays import Ints
 from headstock_bench.model_shapes import MODEL_SHAPES, write_model_directory
 
-ROUNDS = 6
-"""Most recordings until a run repeats itself."""
+LOUDNESS = 500.0
+"""Length of a number of the embedding, beside which what all layers add is small."""
 SIZES = {1: (128, 512), 32: (512, 256)}
 """Rows -> tokens in and out, those of `single` and `batch32`."""
 FEW = 90
 """Ids of prompts are below this, so that small vocabularies have them."""
 BEGINNING = 8
-"""Tokens by which a row's recording is found."""
+"""Tokens by which a row's answer is found."""
 
 
 @attrs.define(eq=False)
-class RecordedDrafting(Drafting):
-    """Replaces drafts by recorded tokens, of which a share is falsified.
+class FalsifiedDrafting(Drafting):
+    """Replaces drafts by the next tokens, of which a share is falsified.
 
-    recordings: by the first tokens, whole sequences; a row without one keeps its drafts
+    sequences: by the first tokens, all tokens as they are guessed
     """
 
-    right: float = 1.0
-    recordings: dict[tuple[int, ...], Ints] = attrs.field(factory=dict)
+    sequences: dict[tuple[int, ...], Ints] = attrs.field(factory=dict)
 
     def _propose(
         self, asked: Any, admission_ids: Ints, busy: set[int], num_rows: int, made: Ints | None
@@ -60,88 +58,81 @@ class RecordedDrafting(Drafting):
         assert made is not None, "a proposer of the model's own"
         made = made.copy()
         for number, drafted in asked:
-            sequence = self.recordings.get(tuple(drafted.tokens[:BEGINNING].tolist()))
-            if sequence is not None:
-                guesses = self.falsify(sequence, drafted.length)[: made.shape[1]]
-                made[number, : len(guesses)] = guesses
+            sequence = self.sequences[tuple(drafted.tokens[:BEGINNING].tolist())]
+            guesses = sequence[drafted.length : drafted.length + made.shape[1]]
+            made[number, : len(guesses)] = guesses
         return super()._propose(asked, admission_ids, busy, num_rows, made)
 
-    def falsify(self, sequence: Ints, start: int) -> Ints:
-        """The tokens from a position on, some of them one off."""
-        positions = np.arange(start, len(sequence))
-        # A hash of the position: 0 to 1, and as good as random.
-        is_wrong = (positions * 2654435761 % 2**32) / 2**32 >= self.right
-        right = sequence[start:]
-        return np.where(is_wrong, np.maximum(right - 1, 0) + (right == 0), right)
 
-
-def replace_drafts(llm: LLM, right: float) -> RecordedDrafting:
-    """Let the engine verify recorded tokens.   writes: the engine"""
+def replace_drafts(llm: LLM) -> FalsifiedDrafting:
+    """Let the engine verify what its `sequences` will say.   writes: the engine"""
     engine: Any = get_session(llm).engine
     own = engine.drafting
     values = {each.name: getattr(own, each.name) for each in attrs.fields(Drafting)}
-    engine.drafting = RecordedDrafting(**values, right=right)
-    found: RecordedDrafting = engine.drafting
+    engine.drafting = FalsifiedDrafting(**values)
+    found: FalsifiedDrafting = engine.drafting
     return found
+
+
+def replace_ends(llm: LLM) -> None:
+    """Let each token be followed by the next id.   writes: the model's embedding and head"""
+    engine: Any = get_session(llm).engine
+    executor = getattr(engine.executor, "inner", engine.executor)
+    params = executor.runner.program.params
+    embed, head = params["embed"].tensor, params["lm_head"].tensor
+    assert embed.data_ptr() != head.data_ptr(), "a tied head cannot differ from the embedding"
+    embed.mul_(LOUDNESS / embed.float().std())
+    # Twins of the embedding's rows: their products with a hidden state find the row that it is.
+    head.copy_(embed.roll(1, 0) / LOUDNESS)
 
 
 def measure(
     settings: dict[str, Any], rows: Sequence[int], right: float, turns: int, sizes: Any
-) -> list[dict[str, Any]]:
-    """Tokens a second of both engines, and their ratio, by number of rows."""
-    found = []
-    with ExitStack() as stack:
-        share = settings.pop("memory_ratio")
-        plain = stack.enter_context(LLM(**settings, memory_ratio=share))
-        drafting = stack.enter_context(LLM(**settings, memory_ratio=0.9, proposer="mtp"))
-        recorded = replace_drafts(drafting, right)
-        engines = {"off": plain, "mtp": drafting}
-        for count in rows:
-            length, tokens = sizes[count]
-            rng = np.random.default_rng(count)
-            prompts = [[row, *rng.integers(5, FEW, length - 1).tolist()] for row in range(count)]
-            recordings = record(drafting, recorded, prompts, tokens)
-            seconds: dict[str, list[float]] = {name: [] for name in engines}
-            lines = {}
-            gc.collect()
-            gc.freeze()
-            for _ in range(turns):
-                for name, llm in engines.items():
-                    before = llm._session.engine.stats()
-                    seconds[name].append(generate(llm, prompts, tokens)[1])
-                    stats = llm._session.engine.stats().since(before)
-                    lines[name] = stats.draft_line
-            gc.unfreeze()
-            rates = {
-                name: round(count * tokens / statistics.median(times), 1)
-                for name, times in seconds.items()
-            }
-            found.append(
-                {
-                    "rows": count,
-                    "right": right,
-                    "recordings": recordings,
-                    "out_tok_s": rates,
-                    "ratio": round(rates["mtp"] / rates["off"], 3),
-                    "seconds": seconds,
-                    "drafts": lines["mtp"],
-                }
-            )
+) -> Iterator[dict[str, Any]]:
+    """Tokens a second by number of rows, with drafts and then without them."""
+    rates = {}
+    for proposer in ("mtp", "off"):
+        with LLM(**settings, proposer=proposer) as llm:
+            falsified = replace_drafts(llm) if proposer == "mtp" else None
+            replace_ends(llm)
+            for count in rows:
+                length, tokens = sizes[count]
+                rng = np.random.default_rng(count)
+                prompts = [
+                    [row, *rng.integers(5, FEW, length - 1).tolist()] for row in range(count)
+                ]
+                answers = [[each[-1] + 1 + at for at in range(tokens)] for each in prompts]
+                if falsified is not None:
+                    falsified.sequences = falsify(prompts, answers, right)
+                said, _ = generate(llm, prompts, tokens)
+                assert said == answers, "the layers are louder than the embedding"
+                gc.collect()
+                gc.freeze()
+                before = get_session(llm).engine.stats()
+                seconds = [generate(llm, prompts, tokens)[1] for _ in range(turns)]
+                stats = get_session(llm).engine.stats().since(before)
+                gc.unfreeze()
+                rate = rates[proposer, count] = count * tokens / statistics.median(seconds)
+                line = {"proposer": proposer, "rows": count, "out_tok_s": round(rate, 1)}
+                line |= {"seconds": seconds, "steps": stats.executed_steps}
+                if falsified is not None:
+                    line |= {"right": right, "drafts": stats.draft_line}
+                else:
+                    line["ratio"] = round(rates["mtp", count] / rate, 3)
+                yield line
+
+
+def falsify(
+    prompts: Sequence[list[int]], answers: Sequence[list[int]], right: float
+) -> dict[tuple[int, ...], Ints]:
+    """Whole sequences by their first tokens, with a share of the tokens right at random."""
+    found = {}
+    for row, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
+        sequence = np.array([*prompt, *answer], np.int32)
+        # One more than right, which no vocabulary of ours ends at.
+        sequence += np.random.default_rng(row).random(len(sequence)) >= right
+        found[tuple(prompt[:BEGINNING])] = sequence
     return found
-
-
-def record(llm: LLM, recorded: RecordedDrafting, prompts: list[list[int]], tokens: int) -> int:
-    """Record the run until it repeats itself; how many recordings that took, -1 for too many."""
-    recorded.recordings.clear()
-    said, _ = generate(llm, prompts, tokens)
-    for number in range(1, ROUNDS + 1):
-        for prompt, answer in zip(prompts, said, strict=True):
-            recorded.recordings[tuple(prompt[:BEGINNING])] = np.array(prompt + answer, np.int32)
-        again, _ = generate(llm, prompts, tokens)
-        if again == said:
-            return number
-        said = again
-    return -1
 
 
 def generate(llm: LLM, prompts: list[list[int]], tokens: int) -> tuple[list[list[int]], float]:
@@ -162,7 +153,6 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 32])
     parser.add_argument("--right", type=float, default=0.7)
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--memory", type=float, default=0.5)
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
@@ -173,7 +163,6 @@ def main() -> None:
         "attn": "fa" if is_gpu else "auto",
         "max_running_requests": 32,
         "max_seq_len": 2048 if is_gpu else 128,
-        "memory_ratio": asked.memory,
     }
     with tempfile.TemporaryDirectory() as place:
         if asked.model is None:
