@@ -24,7 +24,7 @@ from headstock.nn import sampler as torch_sampler
 from headstock.nn.decoder import forward
 from headstock.nn.noise import gumbel
 from headstock.spi import Sampling
-from headstock_triton import linear, split_linear
+from headstock_triton import few_linear, linear, split_linear
 from headstock_triton.gated_linear import GatedTile
 from headstock_triton.ops import TritonOps
 from headstock_triton.sampling import sampler
@@ -168,6 +168,8 @@ def right_cases() -> dict[str, Callable[[], Any]]:
             put(f"distribution, {name}", distribution_case, settings)
     for label, (outs, width) in products().items():
         for tokens in LINEAR_TOKENS:
+            if not linear.can_add(tokens, width, torch.device(DEVICE)):
+                continue
             for dtype in (torch.bfloat16, torch.float16):
                 case = f"linear, {label}, {tokens} tokens, {dtype}"
                 put(case, cases.linear_case, tokens, outs, width, dtype, DEVICE, tokens % 2 == 0)
@@ -184,6 +186,11 @@ def right_cases() -> dict[str, Callable[[], Any]]:
                     **change,
                 )
     for label, (outs, width) in products().items():
+        for tokens in (2, 8, 11):
+            few = few_linear.is_few(torch.empty(tokens, width, dtype=torch.bfloat16), outs)
+            for pdl in (False, True) if few else ():
+                case, where = f"few, {label}, {tokens} tokens", (torch.bfloat16, DEVICE)
+                put(case, cases.few_case, tokens, outs, width, *where, bias=pdl, pdl=pdl)
         for tokens in (17, 32, 50, 100):
             tile = split_linear.choose_split_tile(tokens, width, outs)
             gated = split_linear.choose_gated_tile(tokens, width, outs // 2)

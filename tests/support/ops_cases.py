@@ -28,11 +28,12 @@ from headstock_conformance.ops.cases import (
     run_model,
     within,
 )
-from headstock_triton import gated_linear, linear, norm, split_linear
+from headstock_triton import few_linear, gated_linear, linear, norm, split_linear
 from headstock_triton.gated_linear import GatedTile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.ops import TritonOps
 from headstock_triton.split_linear import SplitTile
+from headstock_triton.split_sums import PartTile
 
 __all__ = [
     "EPS",
@@ -43,6 +44,7 @@ __all__ = [
     "config_of",
     "embed_case",
     "error",
+    "few_case",
     "fused_linear_case",
     "gated_case",
     "heads_case",
@@ -106,6 +108,31 @@ def linear_case(
     return within(
         error(linear.small_linear(x, Weight(tensor=weight, bias=term)), expected.to(dtype)), dtype
     )
+
+
+def few_case(
+    tokens: int,
+    outs: int,
+    width: int,
+    dtype: torch.dtype,
+    device: str,
+    tile: PartTile | None = None,
+    *,
+    bias: bool = False,
+    pdl: bool = False,
+) -> float:
+    """A product of a few tokens whose depth programs share, twice by the same counters."""
+    x = noise(tokens, width, dtype=dtype, device=device)
+    weight = noise(outs, width, dtype=dtype, device=device, seed=1, scale=width**-0.5)
+    term = noise(outs, dtype=dtype, device=device, seed=2) if bias else None
+    counters = torch.zeros(few_linear.count_tiles(outs), dtype=torch.int32, device=device)
+    expected = x.double() @ weight.double().T + (0 if term is None else term)
+    found, again = (
+        few_linear.multiply_few(x, Weight(tensor=weight, bias=term), counters, tile=tile, pdl=pdl)
+        for _ in range(2)
+    )
+    assert torch.equal(found, again) and not counters.any(), "a counter was not set back"
+    return within(error(found, expected.to(dtype)), dtype)
 
 
 def split_case(

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
         ("nvjet_tst_128x256_64x4_h_bz_TNT", "products"),
         ("aten::mm", "products"),
         ("aten::fbgemm_linear_fp16_weight_fp32_activation", "products"),
-        ("few_kernel", "products"),
+        ("few_tokens_kernel", "products"),
         ("gated_kernel", "products"),
         ("combine_kernel", "experts"),
         ("part_kernel", "sampling"),

@@ -38,6 +38,7 @@ from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mu
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles, apply_delta_rule_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
+from headstock_triton.few_linear import multiply_few
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
@@ -152,7 +153,6 @@ def test_products_of_weights_in_fp8(compiled: Compiled, tmp_path: Path) -> None:
     multiply_packed(tensor(1, 1024), weight(4096, 1024))
     multiply_packed_gated(tensor(1, 1024), weight(4096, 1024))
     small_linear(tensor(5, 1024), weight(2048, 1024), norm=tensor(1024), eps=1e-6, gated=True)
-    small_linear(tensor(9, 7168), weight(2048, 7168))
     multiply_packed(tensor(65, 1024), weight(4096, 1024))
     multiply_packed(tensor(33, 1024), weight(4096, 1024))
 
@@ -163,7 +163,6 @@ def test_products_of_weights_in_fp8(compiled: Compiled, tmp_path: Path) -> None:
     assert compiled == [
         *["rows_kernel"] * 2,
         "tokens_kernel",
-        "few_kernel",
         "unpack_kernel",
         "quantize_kernel",
         "fp8_kernel",
@@ -349,11 +348,16 @@ def test_memories_of_delta_rules_stay_in_registers(compiled: Compiled, tmp_path:
     assert_in_registers(compiled, "learn_tokens_kernel", tmp_path)
 
 
-def test_products_of_a_few_tokens(compiled: Compiled) -> None:
+def test_products_of_a_few_tokens(compiled: Compiled, tmp_path: Path) -> None:
     for tokens in (1, 16):
         small_linear(tensor(tokens, 1024), Weight(tensor=tensor(4096, 1024), bias=tensor(4096)))
+    few = Weight(tensor=tensor(4096, 4096), bias=tensor(4096))
+    multiply_few(tensor(5, 4096), few, tensor(64, dtype=torch.int32), pdl=True)
 
-    assert compiled == ["rows_kernel", "tokens_kernel"]
+    assert compiled == ["rows_kernel", "tokens_kernel", "few_tokens_kernel"]
+    text = compiled.texts["few_tokens_kernel"]
+    assert "mma.sync" in text and "cp.async" in text and text.count("griddepcontrol.wait") == 1
+    assert_in_registers(compiled, "few_tokens_kernel", tmp_path)
 
 
 def test_products_of_tens_of_tokens(compiled: Compiled) -> None:

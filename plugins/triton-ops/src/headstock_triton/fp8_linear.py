@@ -141,7 +141,9 @@ def multiply_exact_rows(
     _, tokens, width = rows.values.shape
     outs = len(weight.tensor)
     if tile is None:
-        tile = choose_part_tile(tokens, outs, width // DEPTH, MOST_PROGRAMS, LEAST_TOKENS)
+        tile = choose_part_tile(
+            tokens, outs, width // DEPTH, MOST_PROGRAMS, least_tokens=LEAST_TOKENS
+        )
     assert not (left and weight.bias is not None), "each part would have it"
     out, parts = make_sums(rows.scales, outs, outs, tile, left=left)
     fp8_kernel[(triton.cdiv(outs, tile.rows), tile.parts)](

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from headstock.spi import Weight
 from headstock_triton import packed
+from headstock_triton.few_linear import choose_few_gated_tile, is_few
 from headstock_triton.gated_linear import (
     choose_large_tile,
     count_processors,
@@ -32,6 +33,8 @@ def multiply_gate(
         return None
     inters = len(weight.tensor) // 2
     if tokens <= most_split:
+        if is_few(x, 2 * inters):
+            return multiply_gated(x, weight, choose_few_gated_tile(tokens), pdl=pdl)
         small = choose_gated_tile(tokens, width, inters)
         if small is not None:
             return multiply_gated(x, weight, small, pdl=pdl)

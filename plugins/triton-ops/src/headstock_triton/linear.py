@@ -238,47 +238,6 @@ def tokens_kernel(
     tl.store(out + place, result, there)
 
 
-@triton.jit
-def few_kernel(
-    x,
-    weight,
-    scales,
-    bias,
-    out,
-    tokens,
-    outs,
-    WIDTH: tl.constexpr,
-    SCALED: tl.constexpr,
-    BIAS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    MOST: tl.constexpr,
-    PDL: tl.constexpr,
-):
-    """Some rows of a weight of any width with all tokens, in tensor cores."""
-    begin_next(PDL)
-    wait_for_previous(PDL)
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    token = tl.arange(0, MOST)[:, None]
-    source = weight + row.to(tl.int64)[None, :] * WIDTH
-    sums = tl.zeros((MOST, ROWS), tl.float32)
-    for start in range(0, WIDTH, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        lhs = tl.load(
-            x + token * WIDTH + at[None, :], (token < tokens) & (at < WIDTH)[None, :], other=0.0
-        )
-        rhs = tl.load(
-            source + at[:, None], (row < outs)[None, :] & (at < WIDTH)[:, None], other=0.0
-        )
-        sums = add_product(lhs, widen_to(rhs, lhs.dtype), sums)
-    if SCALED:
-        sums *= tl.load(scales + row, row < outs, other=0.0)[None, :]
-    if BIAS:
-        sums += tl.load(bias + row, row < outs, other=0.0).to(tl.float32)[None, :]
-    there = (token < tokens) & (row < outs)[None, :]
-    tl.store(out + token * outs + row[None, :], round_to(sums, out.dtype.element_ty), there)
-
-
 @cache
 def _has_room(device: torch.device) -> bool:
     """Whether the programs of `tokens_kernel` fit on the device."""
@@ -296,7 +255,7 @@ def can_fuse(tokens: int, width: int, device: torch.device) -> bool:
 
 
 def can_add(tokens: int, width: int, device: torch.device) -> bool:
-    """Whether a product of tokens of this width can be added to a stream in its kernel."""
+    """Whether tokens of this width are multiplied here, and added to a stream if asked."""
     return tokens == 1 or (tokens <= MOST_TOKENS and width <= MOST_PART_WIDTH and _has_room(device))
 
 
@@ -311,7 +270,7 @@ def small_linear(
     tile: ProductTile | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """x W^T + b, summed in float32, for up to `MOST_TOKENS` tokens.
+    """x W^T + b, summed in float32, for tokens that `can_add` takes.
 
     norm: [in], the tokens are normalized and multiplied with it first
     gated: the weight's two halves are gate and up; returns silu(gate) * up
@@ -327,28 +286,7 @@ def small_linear(
     # A pointer that this variant of the kernel does not read.
     bias_or_weight = numbers if bias is None else bias
     scales_or_weight = numbers if scales is None else scales
-    if tokens > 1 and not can_add(tokens, width, x.device):
-        assert norm is None and not gated and total is None, "see can_fuse and can_add"
-        rows = 16 if outs >= 2048 else 8
-        few_kernel[(triton.cdiv(outs, rows),)](
-            x,
-            numbers,
-            scales_or_weight,
-            bias_or_weight,
-            out,
-            tokens,
-            outs,
-            WIDTH=width,
-            SCALED=scales is not None,
-            BIAS=bias is not None,
-            ROWS=rows,
-            BLOCK=256,
-            MOST=MOST_TOKENS,
-            num_warps=1 if rows == 8 else 2,
-            num_stages=4,
-            **launch_options(pdl),
-        )
-        return out
+    assert can_add(tokens, width, x.device), "see can_add"
     tile = tile or choose_product_tile(tokens, width, gated=gated)
     norm_or_weight = numbers if norm is None else norm
     pointers = (x, numbers, scales_or_weight, bias_or_weight, norm_or_weight, out, out)

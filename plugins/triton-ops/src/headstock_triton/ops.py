@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from headstock.nn.moe import number_own_experts
@@ -28,6 +29,7 @@ from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mu
 from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, apply_delta_rule_, find_delta_steps
 from headstock_triton.experts import mix_experts
+from headstock_triton.few_linear import MOST_WIDE_OUTS, count_tiles, is_few, multiply_few
 from headstock_triton.fp8_rows import Fp8Rows, quantize_rows
 from headstock_triton.gate import multiply_gate
 from headstock_triton.gated_linear import LEAST_TOKENS
@@ -67,6 +69,8 @@ class TritonOps(MixtureOps):
     def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
         super().bind(params, config, connect_by_push(collectives, self.push_bytes))
+        device = next((weight.tensor.device for weight in params.values()), None)
+        self.counters = torch.zeros(count_tiles(MOST_WIDE_OUTS), dtype=torch.int32, device=device)
 
     def overlaps(self, x: Tensor) -> bool:
         """Whether the kernels of a step of `len(x)` tokens begin while the ones before them end."""
@@ -187,8 +191,12 @@ class TritonOps(MixtureOps):
         """x W^T + b.   x: [tokens, in]    weight: [out, in]    returns: [tokens, out]"""
         if weight.format is not None:
             return multiply_packed(x, weight, pdl=self.overlaps(x))
-        if 0 < len(x) <= self.small_linear and x.dtype.itemsize == 2:
+        tokens, width = x.shape
+        is_small = 0 < tokens <= self.small_linear and x.dtype.itemsize == 2
+        if is_small and can_add(tokens, width, x.device):
             return small_linear(x, weight, pdl=self.overlaps(x))
+        if tokens <= self.split_linear and is_few(x, len(weight.tensor)):
+            return multiply_few(x, weight, self.counters, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
 
     def activate_and_mul(

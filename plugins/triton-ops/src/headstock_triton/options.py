@@ -26,11 +26,12 @@ def _check_size(options: object, attribute: Attribute[int], size: int) -> None:
 class TritonOptions:
     """Which products this plugin's kernels compute, and how kernels overlap.
 
-    `small_linear`: those of up to this number of tokens; 0: none.
+    `small_linear`: those of up to this number of tokens, not all of them of any width; 0: none.
     `fused_linear`: steps of up to this number of tokens have norms, activations and sums inside
     their products, where that is faster: one token of any model, several of narrow ones; 0: none.
     `split_linear`: products of up to this number of tokens, and more than `fused_linear`, are cut
-    into parts if they are narrow, and include the activation where that is faster; 0: none.
+    into parts if they are narrow, or wide and of few tokens, and include the activation where that
+    is faster; 0: none.
     `large_linear`: products of many tokens include activations and sums.
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.

@@ -27,15 +27,15 @@ class PartTile:
 
 
 def choose_part_tile(
-    tokens: int, outs: int, steps: int, most: int, least_tokens: int = 8
+    tokens: int, outs: int, steps: int, most: int, *, least_tokens: int = 8, stages: int = 4
 ) -> PartTile:
     """The tile of a product of up to 64 tokens.
 
     steps: of a program without parts, which these divide
-    most: programs of up to 32 tokens    least_tokens: of a tile
+    most: programs of up to 32 tokens    least_tokens: of a tile    stages: up to 32 tokens
     """
     # Measured on the 132 processors of an H200.
-    rows, warps, stages, most_parts = 64, 4, 4, 8
+    rows, warps, most_parts = 64, 4, 8
     if tokens > 32:
         rows, warps, stages, most_parts, most = 128, 8, 3, 4, 200
     tiles = triton.cdiv(outs, rows)
@@ -50,7 +50,13 @@ def choose_part_tile(
 
 
 def make_sums(
-    x: Tensor, outs: int, rows: int, tile: PartTile, *, left: bool
+    x: Tensor,
+    outs: int,
+    rows: int,
+    tile: PartTile,
+    *,
+    left: bool,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[Tensor, Tensor]:
     """The result of a product, [tokens, outs], and what its parts are written to.
 
@@ -58,10 +64,10 @@ def make_sums(
     """
     tokens = x.shape[-2]
     if tile.parts == 1:
-        out = x.new_empty(tokens, outs, dtype=torch.bfloat16)
+        out = x.new_empty(tokens, outs, dtype=dtype)
         return out, out
     parts = x.new_empty(tile.parts, tokens, rows, dtype=torch.float32)
-    return parts if left else x.new_empty(tokens, outs, dtype=torch.bfloat16), parts
+    return parts if left else x.new_empty(tokens, outs, dtype=dtype), parts
 
 
 @device_function

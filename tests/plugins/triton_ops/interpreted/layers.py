@@ -15,12 +15,20 @@ from ops_cases import Shape
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Collectives, Experts, Stream, Weight
 from headstock_conformance.ops.models import make_unequal_config
+from headstock_triton.few_linear import (
+    choose_few_gated_tile,
+    choose_few_tile,
+    count_tiles,
+    is_few,
+    multiply_few,
+)
 from headstock_triton.gated_linear import LEAST_TOKENS, GatedTile, choose_large_tile
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import MOST_FUSED_WIDTH, MOST_PART_WIDTH
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
 from headstock_triton.split_linear import SplitTile
+from headstock_triton.split_sums import PartTile
 
 TYPES = (torch.bfloat16, torch.float16, torch.float32)
 SMALL = Shape(hidden=48, heads=4, kv_heads=2, head_dim=64, intermediate=40, vocab=96)
@@ -172,8 +180,45 @@ def test_sums_of_many_tokens_are_made_by_their_product() -> None:
         assert cases.error(found.settle(), expected) < cases.LIMITS[torch.bfloat16]
 
 
-def test_rows_too_long_for_shared_memory_are_summed_step_by_step() -> None:
-    cases.linear_case(2, 9, MOST_PART_WIDTH + 40, torch.bfloat16, "cpu", bias=True)
+@pytest.mark.parametrize("dtype", TYPES[:2])
+def test_products_of_few_tokens_whose_depth_programs_share(dtype: torch.dtype) -> None:
+    for tokens, outs, width, parts in ((2, 96, 512, 4), (9, 130, 256, 1), (16, 64, 384, 3)):
+        seats = 8 if tokens <= 8 else 16
+        tile = PartTile(rows=64, tokens=seats, parts=parts, warps=4, stages=3)
+        cases.few_case(tokens, outs, width, dtype, "cpu", tile, bias=parts == 3)
+        cases.gated_case(tokens, outs, width, dtype, "cpu", choose_few_gated_tile(tokens))
+
+
+def test_few_tokens_and_wide_maps_are_multiplied_in_shared_parts() -> None:
+    def is_own(tokens: int, outs: int, width: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+        return is_few(torch.empty(tokens, width, dtype=dtype), outs)
+
+    assert is_own(2, 4096, 4096) and is_own(16, 34_816, 5120)
+    assert not is_own(1, 4096, 4096) and not is_own(17, 4096, 4096)
+    assert not is_own(8, 2048, 4096) and not is_own(8, 151_936, 4096)
+    assert not is_own(8, 4096, 1024) and not is_own(8, 4096, 4096 + 64)
+    assert not is_own(8, 4096, 4096, torch.float32)
+    for outs, width in ((4096, 4096), (3072, 4096), (4096, 6144), (24_576, 4096), (5120, 17_408)):
+        tile = choose_few_tile(8, width, outs)
+        assert width % (tile.parts * 128) == 0 and tile.parts * count_tiles(outs) <= 384
+
+
+def test_a_bound_layer_multiplies_few_tokens_in_shared_parts() -> None:
+    width, hidden = 2048, 2112
+    weight = Weight(
+        tensor=cases.noise(hidden, width, dtype=torch.bfloat16, device="cpu", scale=width**-0.5)
+    )
+    x = cases.noise(3, width, dtype=torch.bfloat16, device="cpu", seed=1)
+    ops, config = TritonOps(), cast("Any", SimpleNamespace(norm_eps=1e-6))
+    ops.bind({"any": weight}, config, Collectives())
+
+    found = ops.linear(x, weight, None)
+
+    assert torch.equal(found, multiply_few(x, weight, ops.counters))
+    assert not ops.counters.any()
+    cases.within(cases.error(found, TorchOps().linear(x, weight, None)), torch.bfloat16)
+    by_torch = TritonOps(TritonOptions(split_linear=0)).linear(x, weight, None)
+    assert torch.equal(by_torch, TorchOps().linear(x, weight, None))
 
 
 def test_a_step_is_fused_where_options_tokens_types_and_widths_allow_it() -> None:

@@ -150,7 +150,7 @@ def test_parts_fill_the_device_and_divide_the_columns() -> None:
     assert (few, many) == ([4, 8, 1, 8], [4, 4, 1, 4])
     assert choose_part_tile(1, 4096, 7, 528).parts == 7
     assert choose_part_tile(1, 4096, 11, 528).parts == 1
-    assert choose_part_tile(1, 4096, 16, 528, 16).tokens == 16
+    assert choose_part_tile(1, 4096, 16, 528, least_tokens=16).tokens == 16
 
 
 WIDE = evolve(LAYER, hidden=256, heads=4, head_dim=64, intermediate=256)
