@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from headstock import LLM, SamplingParams
+from headstock.errors import CannotRun
 from headstock_conformance.model.parity import write
 
 DEVICE = os.environ.get("HEADSTOCK_FAMILIES_DEVICE", "cuda")
@@ -233,6 +234,9 @@ CASES = [
     for runner in (("cudagraph", "eager") if DEVICE == "cuda" else ("eager",))
 ]
 
+UNKNOWN_LENGTHS = ("mtp", "fi", "cudagraph")
+"""Graphs in which drafts of the model's own are verified are refused to what plans on the host."""
+
 
 @pytest.mark.feature("V4")
 @pytest.mark.parametrize(("name", "attn", "runner"), CASES)
@@ -257,16 +261,30 @@ def test_replayed_steps_say_what_float32_says(
         assert stats.replayed_steps > MAX_TOKENS
 
 
+@pytest.mark.skipif(DEVICE != "cuda", reason="FlashInfer needs an NVIDIA GPU")
+def test_own_drafts_are_refused_to_backends_that_plan_on_the_host(
+    folders: dict[str, Path],
+) -> None:
+    proposer, attn, runner = UNKNOWN_LENGTHS
+    with pytest.raises(CannotRun, match="lengths of the host"):
+        generate(folders["qwen3.5"], attn=attn, runner=runner, proposer=proposer)
+
+
 @pytest.mark.feature("V4", "V11")
 @pytest.mark.parametrize(
-    ("name", "attn", "runner"), [case for case in CASES if case[0].startswith("qwen")]
+    ("proposer", "name", "attn", "runner"),
+    [
+        (proposer, *case)
+        for proposer in ("off", "ngram", "mtp")
+        for case in CASES
+        if case[0].startswith("qwen") and (proposer, *case[1:]) != UNKNOWN_LENGTHS
+    ],
 )
-@pytest.mark.parametrize("proposer", ["off", "ngram", "mtp"])
 def test_states_are_taken_over_and_go_back(
+    proposer: str,
     name: str,
     attn: str,
     runner: str,
-    proposer: str,
     folders: dict[str, Path],
     references: References,
 ) -> None:
