@@ -17,8 +17,8 @@ from headstock_openai_server.http.document_page import write_document
 LIBRARIES = ("marked.umd.js", "purify.min.js")
 """Scripts of others, as published."""
 SCRIPTS = (
-    *("turns.js", "markdown.js", "store.js", "transfer.js", "conversations.js", "samplers.js"),
-    *("chat.js", "drawings.js", "live.js", "main.js"),
+    *("turns.js", "versions.js", "markdown.js", "store.js", "transfer.js", "conversations.js"),
+    *("samplers.js", "progress.js", "chat.js", "drawings.js", "live.js", "main.js"),
 )
 """The parts of the script, in order."""
 

@@ -5,8 +5,10 @@ let running = null; // { controller, conversation, turn } of the answer that com
 // The fields of a request for what comes after `turns`.
 function makeBody({ system, turns }) {
   const messages = system.trim() ? [{ role: "system", content: system.trim() }] : [];
-  for (const turn of turns) messages.push(makeMessage(turn));
-  const options = { include_usage: true, include_timings: true };
+  // Templates refuse two questions in a row, so one without an answer is left out.
+  const isAnswered = ({ role }, index) => role !== "user" || turns[index + 1]?.role !== "user";
+  messages.push(...turns.filter(isAnswered).map(makeMessage));
+  const options = { include_usage: true, include_timings: true, continuous_usage_stats: true };
   return { messages, ...readSettings(), stream: true, stream_options: options };
 }
 
@@ -50,61 +52,51 @@ function addDelta(turn, delta) {
   }
 }
 
-// Shows a turn that grows, at most once for each picture on the screen. Text that is slow to show is
-// shown less often, so that the page stays awake.
-function makePainter(turn) {
-  let isPlanned = false;
-  let delay = 0;
-  const paint = () => {
-    const begin = performance.now();
-    followEnd(() => views.get(turn)?.());
-    delay = 4 * (performance.now() - begin);
-    isPlanned = false;
-  };
-  return () => {
-    if (isPlanned) return;
-    isPlanned = true;
-    if (delay < 50) requestAnimationFrame(paint);
-    else setTimeout(paint, Math.min(delay, 4000));
-  };
-}
-
-// Asks for what comes after the turns of a conversation; true if an answer came.
-async function answer(of) {
+// Asks for what comes after the turns of a conversation, in place of the turns in `others`. True if
+// an answer came.
+async function answer(of, others = undefined) {
   const turn = { role: "assistant", content: "", reasoning: "", tool_calls: [], facts: "" };
-  const controller = new AbortController();
-  let usage = null;
-  let timings = null;
+  if (others) turn.others = others;
+  const figures = { usage: null, timings: null, begin: performance.now(), first: null, last: null };
   let reason = "";
   let failure = "";
-  running = { controller, conversation: of, turn };
+  running = { controller: new AbortController(), conversation: of, turn, figures };
   setRunning(true);
   const node = addTurn(turn);
   const paint = makePainter(turn);
+  const clock = setInterval(() => {
+    paint();
+    keepPart();
+  }, 1000);
   try {
     const response = await ask("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(makeBody(of)),
-      signal: controller.signal,
+      signal: running.controller.signal,
     });
     await readEvents(response.body, (event) => {
       if (event.error) throw new Error(event.error.message);
-      usage = event.usage || usage;
-      timings = event.timings || timings;
+      figures.usage = event.usage || figures.usage;
+      figures.timings = event.timings || figures.timings;
       for (const choice of event.choices) {
         addDelta(turn, choice.delta);
         reason = choice.finish_reason || reason;
+        figures.last = performance.now();
+        figures.first ??= figures.last;
       }
       paint();
     });
+    if (!reason) failure = "the connection ended before the answer did";
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
     else failure = error.message;
   }
+  if (failure) showModel();
+  clearInterval(clock);
   running = null;
   setRunning(false);
-  turn.facts = listFacts(usage, timings, reason);
+  turn.facts = listFacts(figures, reason || (turn.content ? "broken off" : ""));
   const hasEnded = reason && reason !== "stopped";
   const isKept = Boolean(turn.content || turn.tool_calls.length || hasEnded);
   if (isKept) of.turns.push(turn);
@@ -112,21 +104,6 @@ async function answer(of) {
   followEnd(() => views.get(turn)?.());
   if (failure && of === conversation) showError(failure);
   return isKept;
-}
-
-function listFacts(usage, timings, reason) {
-  const parts = [];
-  if (timings?.ttft) parts.push(`first token ${milliseconds(timings.ttft)}`);
-  if (usage) {
-    parts.push(`${usage.completion_tokens} tokens`);
-    // The server's times: what came in one piece took no time here.
-    const seconds = timings?.total - timings?.ttft;
-    if (seconds > 0) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(0)} tokens/s`);
-    const cached = usage.prompt_tokens_details?.cached_tokens;
-    parts.push(`${usage.prompt_tokens} in the prompt${cached ? `, ${cached} cached` : ""}`);
-  }
-  if (reason) parts.push(reason);
-  return parts.join(" · ");
 }
 
 function setRunning(isRunning) {
@@ -146,8 +123,10 @@ function findOpenCall({ turns }) {
 function showHint() {
   const call = findOpenCall(conversation);
   element("prompt").placeholder = call
-    ? `Result of ${call.name} (Enter sends it)`
-    : "Message (Enter sends, Shift+Enter breaks the line, Esc stops)";
+    ? `Result of ${call.name}`
+    : hasKeyboard()
+      ? "Message (Enter sends, Shift+Enter breaks the line, Esc stops)"
+      : "Message";
 }
 
 async function send() {
@@ -158,7 +137,7 @@ async function send() {
   const turn = call
     ? { role: "tool", content: text, tool_call_id: call.id }
     : { role: "user", content: text };
-  element("prompt").value = "";
+  setPrompt("");
   of.turns.push(turn);
   if (!conversations.includes(of)) conversations.push(of);
   const node = addTurn(turn);
@@ -182,23 +161,26 @@ function finish(of) {
 // A question without an answer stays to be seen, and is no part of what is sent later: templates
 // refuse two questions in a row. Enter asks it again.
 function takeBack(of, turn, node) {
+  // In a conversation that is not shown it stays, so that it is seen there.
+  if (of !== conversation) return;
   of.turns.splice(of.turns.indexOf(turn), 1);
   node.classList.add("unanswered");
-  if (of === conversation && !element("prompt").value) element("prompt").value = turn.content;
+  if (!element("prompt").value) setPrompt(turn.content);
 }
 
-// Another answer: to a question, or in place of an answer. What came after it goes.
+// Another answer: to a question, or in place of an answer. What it replaces stays as a version.
 async function askAgain(turn, content = turn.content) {
   if (running) return;
   const of = conversation;
-  const before = turn.content;
-  const rest = of.turns.splice(of.turns.indexOf(turn) + (turn.role === "assistant" ? 0 : 1));
-  turn.content = content;
+  const old = of.turns.splice(of.turns.indexOf(turn));
+  const others = old.length > 1 || turn.role === "assistant" ? joinVersions(old) : turn.others;
+  if (turn.role !== "assistant") of.turns.push({ ...turn, content, others });
   openConversation(of);
-  if (!findOpenCall(of) && !(await answer(of))) {
+  const isAnswer = turn.role === "assistant";
+  if (!findOpenCall(of) && !(await answer(of, isAnswer ? others : undefined))) {
     // Without an answer, what there was stays; the error is shown below it.
-    turn.content = before;
-    of.turns.push(...rest);
+    if (!isAnswer) of.turns.pop();
+    of.turns.push(...old);
     const errors = [...document.querySelectorAll(".turn.error")];
     if (of === conversation) openConversation(of);
     errors.forEach(addNode);

@@ -11,8 +11,11 @@ function nameConversation({ title, turns }) {
 
 async function loadConversations() {
   conversations = await readConversations();
-  const last = conversations.find(({ id }) => id === sessionStorage.getItem(CONVERSATION));
-  openConversation(last ?? conversation);
+  const id = sessionStorage.getItem(CONVERSATION);
+  // One without a turn is not kept, but what was written there is.
+  if (id && conversation.id !== id && !conversation.turns.length) conversation.id = id;
+  openConversation(conversations.find((each) => each.id === id) ?? conversation);
+  if (!element("prompt").value) showDraft();
 }
 
 // What another tab has kept since; not during an answer, whose turns are here.
@@ -53,7 +56,9 @@ function makeItem(each) {
   rename.setAttribute("aria-label", `Rename ${name}`);
   const remove = makeButton("✕", () => removeConversation(each));
   remove.setAttribute("aria-label", `Delete ${name}`);
-  item.append(opener, rename, remove);
+  const tools = make("span", "tools");
+  tools.append(rename, remove);
+  item.append(opener, tools);
   return item;
 }
 
@@ -85,22 +90,28 @@ async function removeConversation(each) {
   if (!confirm(`Delete "${nameConversation(each)}"?`)) return;
   if (running?.conversation === each) stop();
   conversations = conversations.filter((other) => other !== each);
+  sessionStorage.removeItem(DRAFT + each.id);
   await forgetConversation(each);
   if (each === conversation) startConversation();
   showList();
 }
 
-function openConversation(each) {
+// Shows a conversation, at its end or at its turn number `at`.
+function openConversation(each, at = each.turns.length) {
+  const isOther = each.id !== conversation.id;
   conversation = each;
   sessionStorage.setItem(CONVERSATION, each.id);
+  if (isOther) showDraft();
   element("system").value = each.system;
   views.clear();
   // At once: the page is laid out anew for each turn that comes alone.
   element("log").replaceChildren(...each.turns.map(makeTurn));
   element("log").scrollTop = element("log").scrollHeight;
+  element("log").children[at]?.scrollIntoView({ block: "nearest" });
   if (running?.conversation === each && !each.turns.includes(running.turn)) addTurn(running.turn);
   showHint();
   showList();
+  showWayToEnd();
 }
 
 // Another one begins; an answer that still comes is kept with its own.

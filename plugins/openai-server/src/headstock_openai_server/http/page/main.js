@@ -4,8 +4,6 @@ const KEY = "headstock-key";
 const THEME = "headstock-theme";
 const VIEWS = ["chat", "live"];
 const ASIDES = ["sidebar", "panel"];
-// A proxy may show the server under a path of its own.
-const BASE = location.pathname.replace(/\/$/, "");
 
 function element(id) {
   return document.getElementById(id);
@@ -29,6 +27,8 @@ async function ask(path, options = {}) {
     response = await fetch(BASE + path, { ...options, headers });
   } catch (error) {
     if (error.name === "AbortError") throw error;
+    showStatus("the server cannot be reached", true);
+    retryLater();
     throw new Error("the server cannot be reached");
   }
   if (response.ok) return response;
@@ -45,7 +45,16 @@ async function ask(path, options = {}) {
   throw new Error(text);
 }
 
+let retry = null; // the timer of the next attempt to reach the server
+
+function retryLater() {
+  retry ??= setTimeout(showModel, 2000);
+}
+
+// The model's name, and whether the server serves; asks again until it does.
 async function showModel() {
+  clearTimeout(retry);
+  retry = null;
   try {
     const models = (await (await ask("/v1/models")).json()).data;
     element("model").textContent = models.map((model) => model.id).join(", ");
@@ -53,7 +62,7 @@ async function showModel() {
     showStatus("serving");
   } catch (error) {
     showStatus(error.message, true);
-    if (element("login").hidden) setTimeout(showModel, 2000);
+    if (element("login").hidden) retryLater();
   }
 }
 
@@ -67,6 +76,11 @@ function showView(name, takesFocus = false) {
   }
   if (name === "chat" && !takesFocus) element("prompt").focus();
   draw();
+}
+
+// Without one, Enter is the only key that breaks a line, and a button sends.
+function hasKeyboard() {
+  return !matchMedia("(hover: none) and (pointer: coarse)").matches;
 }
 
 function isNarrow() {
@@ -103,6 +117,7 @@ function takeKey(event) {
     stop();
     if (isNarrow()) ASIDES.forEach((name) => showAside(name, false));
   } else if (event.target === element("prompt") && event.key === "Enter" && !event.shiftKey) {
+    if (!hasKeyboard()) return;
     // Enter that ends a composition (Japanese, Chinese) sends nothing.
     if (event.isComposing) return;
     event.preventDefault();
@@ -155,8 +170,19 @@ function start() {
     sessionStorage.setItem(KEY, element("key").value.trim());
     showModel();
   });
+  element("prompt").addEventListener("input", () => {
+    fitPrompt();
+    keepDraft();
+  });
+  element("log").addEventListener("scroll", showWayToEnd);
+  element("to-end").addEventListener("click", () => {
+    element("log").scrollTop = element("log").scrollHeight;
+    element("prompt").focus();
+  });
   document.addEventListener("keydown", takeKey);
+  window.addEventListener("pagehide", keepPart);
   document.addEventListener("visibilitychange", refreshConversations);
+  channel.addEventListener("message", refreshConversations);
   window.addEventListener("resize", draw);
   showSettings();
   loadConversations();

@@ -3,8 +3,12 @@
 // A conversation: { id, title, system, created, updated, turns }. A turn: { role, content } of a
 // user; with { reasoning, tool_calls, facts } of the assistant; with { tool_call_id } of a tool.
 
+// A proxy may show the server under a path of its own.
+const BASE = location.pathname.replace(/\/$/, "");
 const STORE = "conversations";
 let database = null;
+// Tells other tabs of a change.
+const channel = new BroadcastChannel(`headstock${BASE}`);
 
 function wait(request) {
   return new Promise((resolve, reject) => {
@@ -43,6 +47,7 @@ async function write(change) {
   if (!database) return;
   try {
     await wait(change(open("readwrite")));
+    channel.postMessage("kept");
   } catch (error) {
     showStatus(`conversations are not kept: ${error.message}`, true);
   }

@@ -47,11 +47,28 @@ function readConversation(value, place) {
     conversation.updated = Math.min(value.updated, conversation.updated);
   conversation.title = readText(value, "title", place).slice(0, 200);
   if (!Array.isArray(value.turns)) throw new Error(`import: ${place}.turns must be a list`);
-  conversation.turns = value.turns.map((turn, index) => readTurn(turn, `${place}.turns[${index}]`));
+  conversation.turns = readTurns(value.turns, `${place}.turns`);
   return conversation;
 }
 
-function readTurn(value, place) {
+function readTurns(value, place, nesting = 0) {
+  if (nesting > MAX_NESTING)
+    throw new Error(`import: ${place} has more than ${MAX_NESTING} versions within versions`);
+  return value.map((turn, index) => readTurn(turn, `${place}[${index}]`, nesting));
+}
+
+// The versions of a turn, each a list of turns.
+function readVersions(value, place, nesting) {
+  const read = (name) => {
+    const versions = isObject(value) ? value[name] : undefined;
+    if (!Array.isArray(versions) || !versions.every((each) => Array.isArray(each) && each.length))
+      throw new Error(`import: ${place}.${name} must be a list of lists of turns`);
+    return versions.map((each, index) => readTurns(each, `${place}.${name}[${index}]`, nesting + 1));
+  };
+  return { before: read("before"), after: read("after") };
+}
+
+function readTurn(value, place, nesting) {
   const isTurn = isObject(value) && typeof value.role === "string";
   if (!isTurn || !Object.hasOwn(TURN_FIELDS, value.role))
     throw new Error(`import: ${place}.role must be user, assistant or tool`);
@@ -67,6 +84,8 @@ function readTurn(value, place) {
       return Object.fromEntries(names.map((name) => [name, readText(call, name, where)]));
     });
   }
+  if (Object.hasOwn(value, "others"))
+    turn.others = readVersions(value.others, `${place}.others`, nesting);
   return turn;
 }
 

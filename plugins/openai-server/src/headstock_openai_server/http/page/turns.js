@@ -46,6 +46,12 @@ function followEnd(change) {
   const isAtEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   change();
   if (isAtEnd) log.scrollTop = log.scrollHeight;
+  showWayToEnd();
+}
+
+function showWayToEnd() {
+  const log = element("log");
+  element("to-end").hidden = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
 }
 
 function addNode(node) {
@@ -73,11 +79,15 @@ function fillQuestion(node, turn) {
   if (turn.role === "tool") node.append(make("div", "facts", `Result of ${findCallName(turn)}`));
   // Never as HTML or Markdown: as it was written.
   const text = make("div", "text", turn.content);
+  // A long one scrolls in its own place, by keys too.
+  if (turn.content.length > 1000) text.tabIndex = 0;
   const actions = make("div", "actions");
-  actions.append(
-    makeCopyButton("Copy question", () => turn.content),
-    makeButton("Edit", () => openEditor(text, turn, "Ask again", askAgain)),
-  );
+  const edit = makeButton("Edit", () => openEditor(text, turn, "Ask again", askAgain));
+  edit.classList.add("edit"); // hidden where the question was taken back
+  const regenerate = makeButton("Ask again", () => askAgain(turn));
+  regenerate.classList.add("regenerate"); // shown at the last turn
+  const copy = makeCopyButton("Copy question", () => turn.content);
+  actions.append(...makeVersionButtons(turn), copy, edit, regenerate);
   node.append(text, actions);
 }
 
@@ -93,22 +103,28 @@ function fillAnswer(node, turn) {
   const text = make("div", "text");
   const calls = make("div", "calls");
   const facts = make("span", "facts");
+  const progress = make("div", "progress");
+  progress.setAttribute("aria-live", "off");
   const actions = make("div", "actions");
   actions.append(
+    ...makeVersionButtons(turn),
     makeCopyButton("Copy answer", () => turn.content),
     makeButton("Edit", () => openEditor(text, turn, "Keep", keepEdit)),
   );
   const regenerate = makeButton("Regenerate", () => askAgain(turn));
   regenerate.classList.add("regenerate"); // shown at the last answer
   actions.append(regenerate, facts);
-  node.append(thought, text, calls, actions);
+  node.append(thought, text, calls, progress, actions);
   const show = () => {
     thought.hidden = !turn.reasoning;
     reasoning.textContent = turn.reasoning;
     showMarkdown(text, turn.content);
     calls.replaceChildren(...turn.tool_calls.map(makeCall));
     facts.textContent = turn.facts;
-    actions.hidden = running?.turn === turn;
+    const isRunning = running?.turn === turn;
+    progress.hidden = !isRunning;
+    if (isRunning) progress.textContent = describeProgress(running.figures);
+    actions.hidden = isRunning;
   };
   views.set(turn, show);
   show();
