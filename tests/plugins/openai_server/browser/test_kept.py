@@ -6,8 +6,8 @@ import json
 import re
 from typing import Any
 
-from page_browser import answer_with, ask, await_end, open_page
-from playwright.sync_api import Browser, Page, expect
+from page_browser import answer_with, ask, await_end, fill_setting, open_page
+from playwright.sync_api import Browser, FilePayload, Page, expect
 from served import Served, serve
 
 TEXTS = ".turn > .text"
@@ -157,3 +157,79 @@ def test_a_chat_of_two_tabs_is_one(browser: Browser, server: Served) -> None:
         ask(other, "Second")
         # At once, in windows beside each other.
         expect(page.locator(TEXTS)).to_have_text(["First", "One.", "Second", "Two."])
+
+
+def test_a_cut_answer_goes_on(browser: Browser, server: Served) -> None:
+    with open_page(browser, server) as page:
+        fill_setting(page, "Temperature", "0")
+        fill_setting(page, "Max tokens", "40")
+        ask(page, "Tell a story of a girl and a dog.")
+        await_end(page)
+        whole = page.locator(".turn.assistant > .text").inner_text()
+        fill_setting(page, "Max tokens", "15")
+        page.get_by_role("button", name="Regenerate").locator("visible=true").click()
+        expect(page.locator(".facts")).to_contain_text("15 tokens")
+        fill_setting(page, "Max tokens", "25")
+        with page.expect_request("**/v1/chat/completions") as request:
+            page.get_by_role("button", name="Continue").locator("visible=true").click()
+        assert request.value.post_data_json["continue_final_message"] is True
+        expect(page.locator(".facts")).to_contain_text("25 tokens")
+        await_end(page)
+        expect(page.locator(".turn.assistant > .text")).to_have_text(whole)
+        # An answer that ended of itself has no rest.
+        answer_with(page, {"content": " The end."})
+        page.get_by_role("button", name="Continue").locator("visible=true").click()
+        await_end(page)
+        expect(page.get_by_role("button", name="Continue")).to_have_count(0)
+        page.reload()
+        expect(page.locator(".turn.assistant > .text")).to_have_text(f"{whole} The end.")
+        expect(page.locator(".version")).to_have_text("2 of 2")
+
+
+def test_chats_are_found_by_their_words(browser: Browser, server: Served) -> None:
+    def make(title: str, text: str) -> dict[str, object]:
+        return {"title": title, "turns": [{"role": "assistant", "content": text}]}
+
+    with open_page(browser, server) as page:
+        import_chats(page, make("Bread", "Flour and salt"), make("Soup", "Water and Salt"))
+        names = page.locator("#conversations .name")
+        for words, found in (("salt", 2), ("SALT water", 1), ("soup", 1), ("sugar", 0), ("", 2)):
+            page.get_by_label("Search in all chats").fill(words)
+            expect(names).to_have_count(found)
+        page.get_by_role("textbox", name="Message").focus()
+        page.keyboard.press("Control+k")
+        page.keyboard.type("soup")
+        expect(names).to_have_text(["Soup"])
+        page.keyboard.press("Control+Shift+O")
+        expect(page.locator(".turn")).to_have_count(0)
+        expect(page.get_by_role("textbox", name="Message")).to_be_focused()
+
+
+def test_text_files_are_added_to_a_message(browser: Browser, server: Served) -> None:
+    def make(name: str, content: bytes) -> FilePayload:
+        return {"name": name, "mimeType": "", "buffer": content}
+
+    message = "See\na.py:\n```\nprint(1)\n```\nb.md:\n````\n```x\n````\n"
+    with open_page(browser, server) as page:
+        field = page.get_by_role("textbox", name="Message")
+        field.fill("See")
+        files = [make("a.py", b"print(1)\n"), make("b.md", b"```x"), make("c.png", b"\x89PNG\xff")]
+        page.locator("#files").set_input_files([*files, make("d.txt", b"x" * 2_000_000)])
+        expect(page.locator(".turn.error")).to_have_text(
+            [re.compile("c.png: no text in UTF-8"), re.compile("d.txt: .* more than 1 MB")]
+        )
+        expect(field).to_have_value(message)
+        bodies = answer_with(page, {"content": "Yes."})
+        field.press("Enter")
+        await_end(page)
+        assert bodies[0]["messages"] == [{"role": "user", "content": message.strip()}]
+        # A file that is dropped does not take the place of the page.
+        page.evaluate(
+            """() => {
+                const data = new DataTransfer();
+                data.items.add(new File(["dropped"], "e.txt"));
+                const options = { dataTransfer: data, bubbles: true, cancelable: true };
+                document.querySelector("#log").dispatchEvent(new DragEvent("drop", options));
+            }"""
+        )
+        expect(field).to_have_value("e.txt:\n```\ndropped\n```\n")

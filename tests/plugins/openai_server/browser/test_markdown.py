@@ -83,6 +83,11 @@ HOSTILE = (
     "| <script>hit()</script> | [x](javascript:hit()) |\n|-|-|\n| <img src=x onerror=hit()> | y |",
     "# <script>hit()</script> [x](javascript:hit())\n\n> <img src=x onerror=hit()>",
     "- <svg onload=hit()>\n  <script>hit()</script>\n- [ ] <input type=image src=x onerror=hit()>",
+    "$\\href{javascript:hit()}{x}$ $\\class{turn}{x}$ $\\id{prompt}{x}$ $\\label{prompt}x$",
+    "$\\includegraphics{https://a.example/x.png}$ $\\url{https://a.example}$ $\\style{x}{y}$",
+    "$\\text{<img src=x onerror=hit()>}$ $\\color{url(https://a.example)}x$ $\\data{x=y}{x}$",
+    "$$\n<script>hit()</script>\n$$\n\n$\\def\\x{\\x\\x}\\x$ \\(" + "{" * 4000 + "\\)",
+    "```js\nhit(`</code><script>hit()</script>`) // <img src=x onerror=hit()>\n```",
     "$$\\href{javascript:hit()}{x}$$ {{constructor.constructor('hit()')()}}",
     "&lt;script&gt;hit()&lt;/script&gt; \\<script>hit()\\</script>",
     "[a](https://a.example/`<script>hit()</script>`) **<b onclick=hit()>** _<i onclick=hit()>_",
@@ -100,16 +105,42 @@ INSPECT = """() => {
     return Object.fromEntries(Object.entries(found).map(
         ([name, value]) => [name, value instanceof Set ? [...value] : value]));
 }"""
+MATH_TAGS = set(
+    "math mrow mi mn mo ms mtext mspace mfrac msqrt mroot msup msub msubsup munder mover munderover"
+    " mmultiscripts mprescripts none mtable mtr mtd mstyle mpadded mphantom".split()
+)
+MATH_ATTRIBUTES = set(
+    "display displaystyle scriptlevel mathvariant stretchy fence separator form lspace rspace"
+    " minsize maxsize largeop movablelimits symmetric accent accentunder width linethickness"
+    " height depth voffset columnspan rowspan mathcolor style".split()
+)
 TAGS = {
+    *MATH_TAGS,
     *("div", "span", "button", "details", "summary"),  # the page's own
     *("h1", "h2", "h3", "h4", "h5", "h6", "p", "br", "hr", "blockquote", "ul", "ol", "li"),
     *("pre", "code", "em", "strong", "del", "a", "table", "thead", "tbody", "tr", "th", "td"),
 }
 ATTRIBUTES = {
+    *(f"{tag} {name}" for tag in MATH_TAGS for name in MATH_ATTRIBUTES),
+    *("span data-math", "span tabindex", "div hidden", "div aria-live"),
     *("a href", "a target", "a rel", "th align", "td align", "ol start", "code data-language"),
     *("div class", "span class", "details class", "details open", "details hidden"),
     *("button type", "button class", "button aria-label", "pre tabindex", "div tabindex"),
 }
+
+
+FORMULAS = r"""Money: $5 and $6, or $7. `$x$` \$y\$
+
+Inline $O(n \log n)$ and \(\sqrt{2}\), no formula: $\nothing{x}$.
+
+A block:
+$$
+a
+- b
+= \frac{1}{2}
+$$
+\[ \begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix} \tag{1} \]
+"""
 
 
 def import_answers(page: Page, *turns: dict[str, Any]) -> None:
@@ -153,6 +184,26 @@ def test_an_answer_is_shown_as_markdown_while_it_comes(browser: Browser, server:
         expect(page.get_by_role("button", name="Copy code")).to_have_text("Copied")
         copied = page.evaluate("navigator.clipboard.readText()")
         assert copied == "def f(x):\n    return x < 2 & 1"
+
+
+def test_formulas_and_code_are_shown_as_such(browser: Browser, server: Served) -> None:
+    code = "```python\ndef f(x):\n    return 'a' < x  # why\n```\n\n```strange\nreturn\n```"
+    text = f"{FORMULAS}\n{code}\n"
+    with open_page(browser, server) as page:
+        answer_with(page, *({"content": text[at : at + 7]} for at in range(0, len(text), 7)))
+        ask(page, "Show it")
+        await_end(page)
+        answer = page.locator(".turn.assistant > .text")
+        expect(answer.locator("p").first).to_have_text("Money: $5 and $6, or $7. $x$ $y$")
+        expect(answer.locator("math")).to_have_count(4)
+        expect(answer.locator("[data-math=block] math")).to_have_count(2)
+        expect(answer.locator("msqrt")).to_have_text("2")
+        expect(answer.locator("mfrac")).to_have_text("12")
+        expect(answer).to_contain_text(r"no formula: $\nothing{x}$.")
+        expect(answer.locator(".hljs-keyword")).to_have_text(["def", "return"])
+        expect(answer.locator(".hljs-string")).to_have_text("'a'")
+        expect(answer.locator(".hljs-comment")).to_have_text("# why")
+        expect(answer.locator("pre").last).to_have_text("return")
 
 
 @pytest.mark.feature("W13")

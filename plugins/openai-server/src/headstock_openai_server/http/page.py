@@ -14,11 +14,12 @@ from starlette.responses import Response
 
 from headstock_openai_server.http.document_page import write_document
 
-LIBRARIES = ("marked.umd.js", "purify.min.js")
+LIBRARIES = ("marked.umd.js", "purify.min.js", "highlight.min.js", "temml.min.js")
 """Scripts of others, as published."""
 SCRIPTS = (
-    *("turns.js", "versions.js", "markdown.js", "store.js", "transfer.js", "conversations.js"),
-    *("samplers.js", "progress.js", "chat.js", "drawings.js", "live.js", "main.js"),
+    *("turns.js", "versions.js", "math.js", "markdown.js", "store.js", "transfer.js"),
+    *("conversations.js", "samplers.js", "progress.js", "chat.js", "files.js", "drawings.js"),
+    *("live.js", "main.js"),
 )
 """The parts of the script, in order."""
 

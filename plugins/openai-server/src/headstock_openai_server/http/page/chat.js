@@ -2,14 +2,17 @@
 
 let running = null; // { controller, conversation, turn } of the answer that comes
 
-// The fields of a request for what comes after `turns`.
-function makeBody({ system, turns }) {
+// The fields of a request for what comes after `turns`, or for the rest of the answer `begun`.
+function makeBody({ system, turns }, begun) {
   const messages = system.trim() ? [{ role: "system", content: system.trim() }] : [];
   // Templates refuse two questions in a row, so one without an answer is left out.
   const isAnswered = ({ role }, index) => role !== "user" || turns[index + 1]?.role !== "user";
   messages.push(...turns.filter(isAnswered).map(makeMessage));
   const options = { include_usage: true, include_timings: true, continuous_usage_stats: true };
-  return { messages, ...readSettings(), stream: true, stream_options: options };
+  const fields = { messages, ...readSettings(), stream: true, stream_options: options };
+  if (!begun) return fields;
+  messages.push(makeMessage(begun));
+  return { ...fields, add_generation_prompt: false, continue_final_message: true };
 }
 
 function makeMessage({ role, content, reasoning, tool_calls, tool_call_id }) {
@@ -52,11 +55,15 @@ function addDelta(turn, delta) {
   }
 }
 
-// Asks for what comes after the turns of a conversation, in place of the turns in `others`. True if
-// an answer came.
-async function answer(of, others = undefined) {
+function makeAnswer(others) {
   const turn = { role: "assistant", content: "", reasoning: "", tool_calls: [], facts: "" };
-  if (others) turn.others = others;
+  return others ? { ...turn, others } : turn;
+}
+
+// Asks for what comes after the turns of a conversation: `turn`, a new one or the rest of one that
+// has begun. True if an answer came.
+async function answer(of, turn = makeAnswer()) {
+  const begun = turn.content ? { ...turn } : undefined;
   const figures = { usage: null, timings: null, begin: performance.now(), first: null, last: null };
   let reason = "";
   let failure = "";
@@ -72,7 +79,7 @@ async function answer(of, others = undefined) {
     const response = await ask("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
-      body: JSON.stringify(makeBody(of)),
+      body: JSON.stringify(makeBody(of, begun)),
       signal: running.controller.signal,
     });
     await readEvents(response.body, (event) => {
@@ -106,9 +113,12 @@ async function answer(of, others = undefined) {
   return isKept;
 }
 
+// One of the two buttons is shown, in one place; the keyboard stays there.
 function setRunning(isRunning) {
+  const hasFocus = ["send", "stop"].includes(document.activeElement.id);
   element("send").disabled = isRunning;
   element("stop").disabled = !isRunning;
+  if (hasFocus) element(isRunning ? "stop" : "send").focus();
   element("log").setAttribute("aria-busy", String(isRunning));
 }
 
@@ -177,7 +187,7 @@ async function askAgain(turn, content = turn.content) {
   if (turn.role !== "assistant") of.turns.push({ ...turn, content, others });
   openConversation(of);
   const isAnswer = turn.role === "assistant";
-  if (!findOpenCall(of) && !(await answer(of, isAnswer ? others : undefined))) {
+  if (!findOpenCall(of) && !(await answer(of, makeAnswer(isAnswer ? others : undefined)))) {
     // Without an answer, what there was stays; the error is shown below it.
     if (!isAnswer) of.turns.pop();
     of.turns.push(...old);
@@ -185,6 +195,22 @@ async function askAgain(turn, content = turn.content) {
     if (of === conversation) openConversation(of);
     errors.forEach(addNode);
   }
+  finish(of);
+}
+
+// An answer that was cut. One that reasoned or called tools would go on in no way that templates know.
+function isUnfinished({ content, reasoning, tool_calls, facts }) {
+  const isCut = /(?:^| · )(?:stopped|broken off|length)$/.test(facts);
+  return Boolean(isCut && content && !reasoning && !tool_calls.length);
+}
+
+// The rest of the last answer, in its place.
+async function continueAnswer(turn) {
+  if (running) return;
+  const of = conversation;
+  of.turns.pop();
+  openConversation(of);
+  await answer(of, turn);
   finish(of);
 }
 

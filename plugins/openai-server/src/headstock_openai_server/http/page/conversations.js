@@ -36,10 +36,17 @@ function touchConversation(each) {
   showList();
 }
 
-// The latest first.
+// The latest first; those with all words of the search in their names or turns.
 function showList() {
   conversations.sort((a, b) => b.updated - a.updated);
-  element("conversations").replaceChildren(...conversations.map(makeItem));
+  const words = element("search").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const found = words.length ? conversations.filter((each) => hasWords(each, words)) : conversations;
+  element("conversations").replaceChildren(...found.map(makeItem));
+}
+
+function hasWords({ title, turns }, words) {
+  const text = [title, ...turns.map(({ content }) => content)].join("\n").toLowerCase();
+  return words.every((word) => text.includes(word));
 }
 
 function makeItem(each) {

@@ -111,7 +111,25 @@ function switchTheme() {
   showTheme(theme);
 }
 
+// Keys that work in the field of messages too.   returns: whether it was one of them
+function takeShortcut(event) {
+  if (!event.ctrlKey && !event.metaKey) return false;
+  if (event.key.toLowerCase() === "o" && event.shiftKey) {
+    showView("chat");
+    startConversation();
+  } else if (event.key.toLowerCase() === "k" && !event.shiftKey) {
+    showView("chat");
+    showAside("sidebar", true);
+    element("search").select();
+  } else {
+    return false;
+  }
+  event.preventDefault();
+  return true;
+}
+
 function takeKey(event) {
+  if (takeShortcut(event)) return;
   const isTyping = ["INPUT", "TEXTAREA"].includes(event.target.tagName);
   if (event.key === "Escape") {
     stop();
@@ -152,6 +170,8 @@ function start() {
   element("import").addEventListener("click", () => element("import-file").click());
   element("import-file").addEventListener("change", importFile);
   element("system").addEventListener("input", keepSystem);
+  element("search").addEventListener("input", showList);
+  addFileInputs();
   element("reset").addEventListener("click", resetSettings);
   for (const name of ASIDES) {
     element(`show-${name}`).addEventListener("click", () => switchAside(name));

@@ -3,9 +3,10 @@
 
 const ALLOWED_TAGS = [
   ..."h1 h2 h3 h4 h5 h6 p br hr blockquote ul ol li pre code em strong del a".split(" "),
-  ..."table thead tbody tr th td div #text".split(" "),
+  ..."table thead tbody tr th td div span #text".split(" "),
 ];
-const PLAIN_ATTRIBUTES = ["align", "start", "data-language"];
+const PLAIN_ATTRIBUTES = ["align", "start", "data-language", "data-math", "data-tex"];
+const MAX_COLOURED = 20000; // characters of code; more is shown in one colour
 const PURIFY_OPTIONS = {
   ALLOWED_TAGS,
   ALLOWED_ATTR: ["href", ...PLAIN_ATTRIBUTES],
@@ -31,7 +32,7 @@ const renderer = {
     return `<pre>${code.outerHTML}</pre>`;
   },
 };
-const markdown = new marked.Marked({ gfm: true, renderer });
+const markdown = new marked.Marked({ gfm: true, renderer, extensions: mathExtensions });
 
 // The elements of blocks, one for each. All at once, since each call of DOMPurify is slow.
 function makeBlocks(tokens) {
@@ -42,6 +43,7 @@ function makeBlocks(tokens) {
     link.rel = "noopener noreferrer";
     if (!link.hasAttribute("href")) link.replaceWith(...link.childNodes); // DOMPurify took it
   }
+  for (const formula of fragment.querySelectorAll("[data-tex]")) showMath(formula);
   for (const block of fragment.querySelectorAll("pre")) addCopyButton(block);
   for (const table of fragment.querySelectorAll("table")) makeScrollable(table);
   return [...fragment.children];
@@ -51,10 +53,23 @@ function addCopyButton(block) {
   const code = block.querySelector("code");
   const frame = make("div", "code");
   const head = make("div", "code-head");
-  head.append(make("span", "", code.dataset.language), makeCopyButton("Copy code", () => code.textContent));
+  const text = code.textContent;
+  head.append(make("span", "", code.dataset.language), makeCopyButton("Copy code", () => text));
+  showColours(code, text);
   block.replaceWith(frame);
   block.tabIndex = 0; // so that the keyboard can scroll it
   frame.append(head, block);
+}
+
+// Of the words of code, where its language is known.
+function showColours(code, text) {
+  const { language } = code.dataset;
+  if (!language || text.length > MAX_COLOURED || !hljs.getLanguage(language)) return;
+  const html = hljs.highlight(text, { language, ignoreIllegals: true }).value;
+  const options = { ALLOWED_TAGS: ["span", "#text"], ALLOWED_ATTR: ["class"], RETURN_DOM_FRAGMENT: true };
+  const fragment = DOMPurify.sanitize(html, options);
+  // A parser that lost something would show wrong code.
+  if (fragment.textContent === text) code.replaceChildren(fragment);
 }
 
 function makeScrollable(table) {

@@ -113,7 +113,9 @@ function fillAnswer(node, turn) {
   );
   const regenerate = makeButton("Regenerate", () => askAgain(turn));
   regenerate.classList.add("regenerate"); // shown at the last answer
-  actions.append(regenerate, facts);
+  const more = makeButton("Continue", () => continueAnswer(turn));
+  more.classList.add("regenerate");
+  actions.append(regenerate, more, facts);
   node.append(thought, text, calls, progress, actions);
   const show = () => {
     thought.hidden = !turn.reasoning;
@@ -125,6 +127,7 @@ function fillAnswer(node, turn) {
     progress.hidden = !isRunning;
     if (isRunning) progress.textContent = describeProgress(running.figures);
     actions.hidden = isRunning;
+    more.hidden = !isUnfinished(turn);
   };
   views.set(turn, show);
   show();
