@@ -63,7 +63,8 @@ def ask(page: Page, text: str) -> None:
 
 def await_end(page: Page) -> None:
     """Wait until no answer comes any more."""
-    expect(page.get_by_role("button", name="Send")).to_be_enabled()
+    # Ten minutes end only what hangs.
+    expect(page.get_by_role("button", name="Send")).to_be_enabled(timeout=600_000)
 
 
 def open_settings(page: Page) -> None:
