@@ -63,7 +63,7 @@ def test_an_answer_comes_to_its_own_conversation(browser: Browser, server: Serve
         expect(page.locator(".turn.assistant > .text")).to_have_text(re.compile(r"\w{2}"))
         page.get_by_role("button", name="New chat").click()
         expect(page.locator(".turn")).to_have_count(0)
-        await_end(page)
+        expect(page.locator("#conversations [aria-busy]")).to_have_count(0, timeout=600_000)
         expect(page.locator(".turn")).to_have_count(0)
         page.locator(NAMES).click()
         expect(page.locator(".turn.assistant .facts")).to_contain_text("tokens/s")

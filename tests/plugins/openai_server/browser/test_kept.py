@@ -233,3 +233,24 @@ def test_text_files_are_added_to_a_message(browser: Browser, server: Served) -> 
             }"""
         )
         expect(field).to_have_value("e.txt:\n```\ndropped\n```\n")
+
+
+def test_chats_are_answered_at_once(browser: Browser) -> None:
+    with serve(script={"interval": 0.05}) as server, open_page(browser, server) as page:
+        answers = page.locator(".turn.assistant > .text")
+        for text in ("First", "Second"):
+            page.get_by_role("button", name="New chat").click()
+            ask(page, text)
+            expect(answers).to_contain_text("Once")
+        names = page.locator("#conversations .name")
+        expect(names).to_have_text(["Second", "First"])
+        expect(page.locator("#conversations [aria-busy]")).to_have_count(2)
+        # Stop is of the chat that is shown.
+        page.keyboard.press("Escape")
+        expect(page.locator(".facts")).to_contain_text("stopped")
+        names.last.click()
+        expect(page.get_by_role("button", name="Stop")).to_be_visible()
+        expect(answers).to_contain_text("Once")
+        page.keyboard.press("Escape")
+        expect(page.locator("#conversations [aria-busy]")).to_have_count(0)
+        expect(page.locator(".facts")).to_contain_text("stopped")

@@ -1,6 +1,11 @@
 // Asks, shows the answer as it comes, and stops when told to.
 
-let running = null; // { controller, conversation, turn } of the answer that comes
+// The answers that come, by the ids of their conversations: { controller, conversation, turn, figures }.
+const running = new Map();
+
+function findRunning() {
+  return running.get(conversation.id);
+}
 
 // The fields of a request for what comes after `turns`, or for the rest of the answer `begun`.
 function makeBody({ system, turns }, begun) {
@@ -67,20 +72,21 @@ async function answer(of, turn = makeAnswer()) {
   const figures = { usage: null, timings: null, begin: performance.now(), first: null, last: null };
   let reason = "";
   let failure = "";
-  running = { controller: new AbortController(), conversation: of, turn, figures };
-  setRunning(true);
+  const run = { controller: new AbortController(), conversation: of, turn, figures };
+  running.set(of.id, run);
+  showRunning();
   const node = addTurn(turn);
   const paint = makePainter(turn);
   const clock = setInterval(() => {
     paint();
-    keepPart();
+    keepPart(run);
   }, 1000);
   try {
     const response = await ask("/v1/chat/completions", {
       method: "POST",
       headers: { "content-type": "application/json" },
       body: JSON.stringify(makeBody(of, begun)),
-      signal: running.controller.signal,
+      signal: run.controller.signal,
     });
     await readEvents(response.body, (event) => {
       if (event.error) throw new Error(event.error.message);
@@ -101,8 +107,8 @@ async function answer(of, turn = makeAnswer()) {
   }
   if (failure) showModel();
   clearInterval(clock);
-  running = null;
-  setRunning(false);
+  running.delete(of.id);
+  showRunning();
   turn.facts = listFacts(figures, reason || (turn.content ? "broken off" : ""));
   const hasEnded = reason && reason !== "stopped";
   const isKept = Boolean(turn.content || turn.tool_calls.length || hasEnded);
@@ -114,12 +120,14 @@ async function answer(of, turn = makeAnswer()) {
 }
 
 // One of the two buttons is shown, in one place; the keyboard stays there.
-function setRunning(isRunning) {
+function showRunning() {
+  const isRunning = Boolean(findRunning());
   const hasFocus = ["send", "stop"].includes(document.activeElement.id);
   element("send").disabled = isRunning;
   element("stop").disabled = !isRunning;
   if (hasFocus) element(isRunning ? "stop" : "send").focus();
   element("log").setAttribute("aria-busy", String(isRunning));
+  showList();
 }
 
 // The first call of the last answer that has no result yet.
@@ -141,7 +149,7 @@ function showHint() {
 
 async function send() {
   const text = element("prompt").value.trim();
-  if (!text || running) return;
+  if (!text || findRunning()) return;
   const of = conversation;
   const call = findOpenCall(of);
   const turn = call
@@ -180,7 +188,7 @@ function takeBack(of, turn, node) {
 
 // Another answer: to a question, or in place of an answer. What it replaces stays as a version.
 async function askAgain(turn, content = turn.content) {
-  if (running) return;
+  if (findRunning()) return;
   const of = conversation;
   const old = of.turns.splice(of.turns.indexOf(turn));
   const others = old.length > 1 || turn.role === "assistant" ? joinVersions(old) : turn.others;
@@ -206,7 +214,7 @@ function isUnfinished({ content, reasoning, tool_calls, facts }) {
 
 // The rest of the last answer, in its place.
 async function continueAnswer(turn) {
-  if (running) return;
+  if (findRunning()) return;
   const of = conversation;
   of.turns.pop();
   openConversation(of);
@@ -221,5 +229,5 @@ function keepEdit(turn, content) {
 }
 
 function stop() {
-  if (running) running.controller.abort();
+  findRunning()?.controller.abort();
 }

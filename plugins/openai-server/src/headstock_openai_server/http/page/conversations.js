@@ -20,9 +20,9 @@ async function loadConversations() {
 
 // What another tab has kept since; not during an answer, whose turns are here.
 async function refreshConversations() {
-  if (document.hidden || running || !database) return;
+  if (document.hidden || running.size || !database) return;
   const found = await readConversations();
-  if (running) return;
+  if (running.size) return;
   conversations = found;
   const kept = conversations.find(({ id }) => id === conversation.id);
   if (kept && kept.updated > conversation.updated) openConversation(kept);
@@ -59,6 +59,7 @@ function makeItem(each) {
   opener.className = "name";
   opener.title = name;
   if (each === conversation) opener.setAttribute("aria-current", "true");
+  if (running.has(each.id)) opener.setAttribute("aria-busy", "true");
   const rename = makeButton("✎", () => openRename(item, each));
   rename.setAttribute("aria-label", `Rename ${name}`);
   const remove = makeButton("✕", () => removeConversation(each));
@@ -95,7 +96,7 @@ function openRename(item, each) {
 
 async function removeConversation(each) {
   if (!confirm(`Delete "${nameConversation(each)}"?`)) return;
-  if (running?.conversation === each) stop();
+  running.get(each.id)?.controller.abort();
   conversations = conversations.filter((other) => other !== each);
   sessionStorage.removeItem(DRAFT + each.id);
   await forgetConversation(each);
@@ -115,9 +116,10 @@ function openConversation(each, at = each.turns.length) {
   element("log").replaceChildren(...each.turns.map(makeTurn));
   element("log").scrollTop = element("log").scrollHeight;
   element("log").children[at]?.scrollIntoView({ block: "nearest" });
-  if (running?.conversation === each && !each.turns.includes(running.turn)) addTurn(running.turn);
+  const run = running.get(each.id);
+  if (run && !each.turns.includes(run.turn)) addTurn(run.turn);
   showHint();
-  showList();
+  showRunning();
   showWayToEnd();
 }
 

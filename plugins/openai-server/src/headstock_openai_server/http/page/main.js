@@ -200,7 +200,7 @@ function start() {
     element("prompt").focus();
   });
   document.addEventListener("keydown", takeKey);
-  window.addEventListener("pagehide", keepPart);
+  window.addEventListener("pagehide", () => running.forEach(keepPart));
   document.addEventListener("visibilitychange", refreshConversations);
   channel.addEventListener("message", refreshConversations);
   window.addEventListener("resize", draw);

@@ -46,10 +46,8 @@ function makePainter(turn) {
   };
 }
 
-// Keeps what has come of the answer, so that a tab that closes loses little of it.
-function keepPart() {
-  if (!running) return;
-  const { conversation: of, turn } = running;
+// Keeps what has come of an answer, so that a tab that closes loses little of it.
+function keepPart({ conversation: of, turn }) {
   if (!conversations.includes(of) || !(turn.content || turn.tool_calls.length)) return;
   const part = { ...turn, facts: "broken off" };
   keepConversation({ ...of, updated: Date.now(), turns: [...of.turns, part] });

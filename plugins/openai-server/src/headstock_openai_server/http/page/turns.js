@@ -123,9 +123,10 @@ function fillAnswer(node, turn) {
     showMarkdown(text, turn.content);
     calls.replaceChildren(...turn.tool_calls.map(makeCall));
     facts.textContent = turn.facts;
-    const isRunning = running?.turn === turn;
+    const run = findRunning();
+    const isRunning = run?.turn === turn;
     progress.hidden = !isRunning;
-    if (isRunning) progress.textContent = describeProgress(running.figures);
+    if (isRunning) progress.textContent = describeProgress(run.figures);
     actions.hidden = isRunning;
     more.hidden = !isUnfinished(turn);
   };
@@ -150,7 +151,7 @@ function makeCall(call) {
 
 // Edits a turn in its place; `finish` takes the turn with its new content.
 function openEditor(text, turn, label, finish) {
-  if (running || text.nextElementSibling?.className === "editor") return;
+  if (findRunning() || text.nextElementSibling?.className === "editor") return;
   const editor = make("div", "editor");
   const area = make("textarea");
   area.value = turn.content;
@@ -161,7 +162,7 @@ function openEditor(text, turn, label, finish) {
     text.hidden = false;
   };
   const save = makeButton(label, () => {
-    if (running) return;
+    if (findRunning()) return;
     close();
     finish(turn, area.value);
   });

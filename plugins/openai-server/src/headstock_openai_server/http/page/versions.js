@@ -23,7 +23,7 @@ function joinVersions(turns) {
 
 // Shows the version before a turn (-1), or the one after it (1), with all that followed it.
 function showVersion(turn, step) {
-  if (running) return;
+  if (findRunning()) return;
   const of = conversation;
   const turns = of.turns.splice(of.turns.indexOf(turn));
   const { others, ...plain } = turns[0];
