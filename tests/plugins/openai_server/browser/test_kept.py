@@ -133,6 +133,7 @@ def test_a_server_that_comes_back_is_seen(browser: Browser, server: Served) -> N
         page.get_by_role("textbox", name="Message").press("Enter")
         expect(page.locator(".turn.error").last).to_contain_text("ended before the answer did")
         expect(page.locator(".turn.assistant .facts").last).to_have_text("broken off")
+        expect(page.get_by_role("button", name="Continue")).to_be_visible()
 
 
 def test_enter_breaks_the_line_where_there_is_no_keyboard(browser: Browser, server: Served) -> None:

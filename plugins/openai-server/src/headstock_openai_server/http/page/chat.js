@@ -2,6 +2,7 @@
 
 // The answers that come, by the ids of their conversations: { controller, conversation, turn, figures }.
 const running = new Map();
+const BROKEN = "the connection ended before the answer did";
 
 function findRunning() {
   return running.get(conversation.id);
@@ -37,7 +38,9 @@ async function readEvents(stream, onEvent) {
   const decoder = new TextDecoder();
   let buffer = "";
   for (;;) {
-    const { done, value } = await reader.read();
+    const { done, value } = await reader.read().catch((error) => {
+      throw error.name === "AbortError" ? error : new Error(BROKEN);
+    });
     if (done) return;
     buffer += decoder.decode(value, { stream: true });
     const blocks = buffer.split("\n\n");
@@ -100,7 +103,7 @@ async function answer(of, turn = makeAnswer()) {
       }
       paint();
     });
-    if (!reason) failure = "the connection ended before the answer did";
+    if (!reason) failure = BROKEN;
   } catch (error) {
     if (error.name === "AbortError") reason = "stopped";
     else failure = error.message;
