@@ -146,6 +146,8 @@ SHOWN: Mapping[str, str] = {
         "tests/plugins/llguidance/test_calls_or_answers.py::"
         "test_what_the_masks_admit_is_a_call_that_is_read_or_an_answer_of_the_schema",
     ),
+    "GrammarKind.TEXT_OR_CALLS": "tests/plugins/llguidance/test_strict_calls.py::"
+    "test_whatever_the_masks_admit_the_arguments_of_strict_calls_follow_their_schema",
     "CommandSpec.parser": "tests/docs/test_command_plugin.py::test_the_tab_key_knows_its_flags",
     **dict.fromkeys(
         (f"CheckpointSpec.{name}" for name in ("name", "spi", "summary", "directory")),

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Final
 
 from attrs import asdict, field, frozen
-from attrs.validators import optional
+from attrs.validators import deep_iterable, optional
 
 from headstock.errors import RequestError, find_nearest_name, shorten
 from headstock.spi import GrammarKind
@@ -23,6 +23,7 @@ _MOST_WHITE: Final = 8
 
 PARAMETER: Final = "structured_outputs"
 CALL_PARTS: Final = frozenset({"calls", "begin", "end", "separator"})
+TEXT_PARTS: Final = CALL_PARTS | {"mark", "without", "not_first"}
 STRUCTURES: Final = ("json", "regex", "choice", "grammar", "json_object")
 """The ways to give a structure."""
 
@@ -149,12 +150,13 @@ def _to_reasoning(value: Any) -> ReasoningTokens | None:
     """The tokens around reasoning, given as such or as a mapping.   raises: RequestError"""
     if value is None or isinstance(value, ReasoningTokens):
         return value
-    if not isinstance(value, Mapping) or not set(value) <= {"start", "end"} or "end" not in value:
+    known = {"start", "end", "without"}
+    if not isinstance(value, Mapping) or not set(value) <= known or "end" not in value:
         raise _wrong("after_reasoning: expected end, and start where needed", value)
     return ReasoningTokens(**value)
 
 
-def _to_calls(value: Any) -> str | None:
+def _to_calls(value: Any, name: str = "or_calls", parts: frozenset[str] = CALL_PARTS) -> str | None:
     """Calls as `GrammarKind.JSON_OR_CALLS` has them, given as text or as a mapping.
 
     raises: RequestError
@@ -163,14 +165,19 @@ def _to_calls(value: Any) -> str | None:
         return None
     try:
         calls = json.loads(value) if isinstance(value, str) else value
-        if not isinstance(calls, Mapping) or set(calls) != CALL_PARTS:
-            raise _wrong(f"or_calls: expected an object of {', '.join(sorted(CALL_PARTS))}", value)
+        if not isinstance(calls, Mapping) or set(calls) != parts:
+            raise _wrong(f"{name}: expected an object of {', '.join(sorted(parts))}", value)
         schemas = [segment.get("json") for call in calls["calls"] for segment in call]
         if any(_measure_depth(schema) > MAX_SCHEMA_DEPTH for schema in schemas):
             raise _too_deep("the schema of a tool")
         return json.dumps(calls, ensure_ascii=False)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise _wrong(f"or_calls: expected JSON ({shorten(error)})", value) from None
+        raise _wrong(f"{name}: expected JSON ({shorten(error)})", value) from None
+
+
+def _to_text_or_calls(value: Any) -> str | None:
+    """The same for `GrammarKind.TEXT_OR_CALLS`.   raises: RequestError"""
+    return _to_calls(value, "text_or_calls", TEXT_PARTS)
 
 
 def _check_token(instance: object, attribute: Any, value: Any) -> None:
@@ -179,17 +186,27 @@ def _check_token(instance: object, attribute: Any, value: Any) -> None:
         raise _wrong(f"after_reasoning.{attribute.name}: expected a token's id", value)
 
 
+def _to_tokens(value: Any) -> tuple[Any, ...]:
+    if not isinstance(value, list | tuple):
+        raise _wrong("after_reasoning.without: expected a list of tokens' ids", value)
+    return tuple(value)
+
+
 @frozen(kw_only=True)
 class ReasoningTokens:
     """The ids of the tokens around reasoning.
 
     start: may be the first token of an answer; None where the prompt has begun the reasoning
+    without: tokens that reasoning may not have
 
     raises: RequestError
     """
 
     start: int | None = field(default=None, validator=optional(_check_token))
     end: int = field(validator=_check_token)
+    without: tuple[int, ...] = field(
+        default=(), converter=_to_tokens, validator=deep_iterable(_check_token)
+    )
 
     def __attrs_post_init__(self) -> None:
         if self.start == self.end:
@@ -208,6 +225,8 @@ class StructuredOutputsParams:
     after_reasoning: the structure begins behind these; `LLM.chat` sets it where a model reasons
     or_calls: the answer may be calls of tools instead, as `GrammarKind.JSON_OR_CALLS` has them;
         `LLM.chat` sets it where the model may call tools
+    text_or_calls: text, or calls of tools, as `GrammarKind.TEXT_OR_CALLS` has them; `LLM.chat` sets
+        it where a tool is strict
 
     raises: RequestError
     """
@@ -219,9 +238,10 @@ class StructuredOutputsParams:
     json_object: bool = field(default=False, converter=_to_bool)
     after_reasoning: ReasoningTokens | None = field(default=None, converter=_to_reasoning)
     or_calls: str | None = field(default=None, converter=_to_calls)
+    text_or_calls: str | None = field(default=None, converter=_to_text_or_calls)
 
     def __attrs_post_init__(self) -> None:
-        names = [name for name in STRUCTURES if getattr(self, name)]
+        names = [name for name in (*STRUCTURES, "text_or_calls") if getattr(self, name)]
         if len(names) != 1:
             raise RequestError(
                 f"{PARAMETER}: expected exactly one of {', '.join(STRUCTURES)}, "
@@ -230,13 +250,28 @@ class StructuredOutputsParams:
             )
         if self.or_calls is not None and not (self.json or self.json_object):
             raise _wrong("or_calls: expected json or json_object beside it", names[0])
-        _check_size(names[0], self.text, MAX_SCHEMA_BYTES)
+        if self.text_or_calls is not None:
+            _check_size("the grammar of strict tools", self.text, MAX_SCHEMA_BYTES)
+        else:
+            _check_size(names[0], self.text, MAX_SCHEMA_BYTES)
+
+    @property
+    def call_mark(self) -> Sequence[Mapping[str, Any]]:
+        """The segments between text and calls; none where no text comes before calls."""
+        return json.loads(self.text_or_calls)["mark"] if self.text_or_calls is not None else ()
+
+    @property
+    def label(self) -> str:
+        """What errors call the structure."""
+        return PARAMETER if self.text_or_calls is None else "strict tools"
 
     @property
     def kind(self) -> GrammarKind:
         """How the structure is given."""
         if self.or_calls is not None:
             return GrammarKind.JSON_OR_CALLS
+        if self.text_or_calls is not None:
+            return GrammarKind.TEXT_OR_CALLS
         if self.json is not None or self.json_object:
             return GrammarKind.JSON_SCHEMA
         if self.regex is not None:
@@ -253,7 +288,7 @@ class StructuredOutputsParams:
             return self.schema
         if self.choice is not None:
             return json.dumps(self.choice, ensure_ascii=False)
-        return self.json or self.regex or self.grammar or ""
+        return self.json or self.regex or self.grammar or self.text_or_calls or ""
 
     @property
     def schema(self) -> str:
@@ -277,7 +312,7 @@ def to_structured_outputs(value: Any) -> StructuredOutputsParams | None:
     if not isinstance(value, Mapping):
         raise _wrong("expected a StructuredOutputsParams or a mapping", value)
     for name in value:
-        if name not in (*STRUCTURES, "after_reasoning", "or_calls"):
+        if name not in (*STRUCTURES, "after_reasoning", "or_calls", "text_or_calls"):
             near = find_nearest_name(str(name), STRUCTURES)
             hint = f"did you mean {near}?" if near else f"known are {', '.join(STRUCTURES)}"
             raise RequestError(f"{PARAMETER} has no {shorten(name)!r}; {hint}", PARAMETER)

@@ -56,6 +56,19 @@ def test_any_text_may_come_before_the_end_of_reasoning_and_no_end(
     assert matcher.has_begun and read_mask(matcher) == read_mask(plain)
 
 
+@given(TOKENS, st.sets(st.integers(0, VOCAB - 2), min_size=1, max_size=3))
+def test_reasoning_has_none_of_the_tokens_that_it_may_not_have(
+    text: list[int], without: set[int]
+) -> None:
+    matcher = make(ReasoningTokens(end=VOCAB - 1, without=tuple(without)))
+    count = next((at for at, token in enumerate(text) if token in without), len(text))
+
+    assert matcher.advance(as_array(text)) == count
+    assert read_mask(matcher) == (set(range(VOCAB)) - {END, *without}, False)
+    matcher.rollback(count)
+    assert matcher.advance(as_array(text[:count])) == count
+
+
 @given(REASONING)
 def test_the_first_token_begins_reasoning_or_the_grammar(reasoning: ReasoningTokens) -> None:
     allowed, may_end = read_mask(make(reasoning))
@@ -87,7 +100,15 @@ def test_going_back_leaves_the_matcher_as_it_was(
 
 @pytest.mark.parametrize(
     "tokens",
-    [{}, {"start": 1}, {"start": 1, "end": 1}, {"end": "a"}, {"end": -1}, {"end": 1, "x": 2}],
+    [
+        {},
+        {"start": 1},
+        {"start": 1, "end": 1},
+        {"end": "a"},
+        {"end": -1},
+        {"end": 1, "x": 2},
+        {"end": 1, "without": 5},
+    ],
 )
 def test_what_are_no_tokens_is_refused(tokens: dict[str, object]) -> None:
     with pytest.raises(RequestError, match="after_reasoning"):

@@ -123,6 +123,12 @@ class WritesOthersCalls(HermesParser):
         return [WrittenCall(before=f"[TOOL_CALLS]{name}", after="")]
 
 
+class MarksMissed(HermesParser):
+    """Says that calls begin with another mark."""
+
+    call_marks = ("[TOOL_CALLS]",)
+
+
 class TextInvented(HermesParser):
     """Closes the brackets of a call that the answer breaks off in."""
 

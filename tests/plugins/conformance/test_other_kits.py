@@ -89,6 +89,7 @@ BROKEN = [
     ("tools", "hermes", "HoldsCalls", "is held back when the next one has begun"),
     ("tools", "hermes", "EndInvented", "is cut off, but ends the call f with"),
     ("tools", "hermes", "WritesOthersCalls", "which is parsed as CONTENT"),
+    ("tools", "hermes", "MarksMissed", "and is parsed as CALL"),
     ("tools", "hermes", "TextInvented", "has the arguments"),
     ("tools", "hermes", "TextAfterCallsLost", "and the content is"),
     ("tools", "hermes", "BracketsLost", "and the content is"),

@@ -44,7 +44,9 @@ class RequestPreparation:
             return
         if self.grammars is None:
             raise RequestError(
-                f"structured_outputs cannot be served: {self.why_no_grammar}", "structured_outputs"
+                f"{request.params.structured_outputs.label} cannot be served: "
+                f"{self.why_no_grammar}",
+                "structured_outputs",
             )
         self.grammars.check_request(request)
 

@@ -92,7 +92,7 @@ class GrammarCompiler:
             compiled.start()
         except ValueError as error:
             refusal = (
-                f"{PARAMETER}: this {kind.value} cannot be served by {self.name}: "
+                f"{PARAMETER}: {describe_kind(kind)} cannot be served by {self.name}: "
                 f"{shorten(error, 300)}"
             )
             with self.lock:
@@ -135,6 +135,11 @@ class GrammarCompiler:
     def close(self) -> None:
         """End the process of trials."""
         self.trial.close()
+
+
+def describe_kind(kind: GrammarKind) -> str:
+    """What errors call a grammar of this kind."""
+    return "strict tools" if kind is GrammarKind.TEXT_OR_CALLS else f"this {kind.value}"
 
 
 def _count(key: tuple[GrammarKind, str]) -> int:

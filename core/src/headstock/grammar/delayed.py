@@ -38,14 +38,16 @@ class DelayedMatcher(Matcher):
         return self.reasoning.start is not None and not self.tokens and not self.num_answered
 
     def fill_mask(self, mask: Ints) -> bool:
-        """As the grammar says after reasoning; within it every token but those that end a text."""
+        """As the grammar says after reasoning; within it every token but those that end a text or
+        that reasoning may not have.
+        """
         if self.has_begun or self.may_reason:
             may_end = self.matcher.fill_mask(mask)
             if self.may_reason and self.reasoning.start is not None:
                 _set_bit(mask, self.reasoning.start)
             return may_end
         mask[:] = -1
-        for token in self.end_ids:
+        for token in (*self.end_ids, *self.reasoning.without):
             _clear_bit(mask, token)
         return False
 
@@ -54,6 +56,8 @@ class DelayedMatcher(Matcher):
         for count, token in enumerate(tokens.tolist()):
             is_ruled = self.has_begun or (self.may_reason and token != self.reasoning.start)
             if not is_ruled:
+                if token in self.reasoning.without:
+                    return count
                 self.tokens.append(token)
             elif self.matcher.advance(tokens[count : count + 1]):
                 self.num_answered += 1

@@ -98,17 +98,18 @@ class GrammarRows:
     def check_request(self, request: Request) -> None:
         """Raise RequestError when the grammar of a request's answer cannot be served."""
         params = request.params
+        label = params.structured_outputs.label
         # All at once, and before the tokens that end it, which one of them takes away.
         excluded = {name: rule for name, rule in _EXCLUDED.items() if getattr(params, name)}
         if excluded:
             raise RequestError(
-                f"{' and '.join(excluded)} cannot be combined with {PARAMETER}: "
+                f"{' and '.join(excluded)} cannot be combined with {label}: "
                 f"{', and '.join(excluded.values())}; leave {' and '.join(excluded)} out",
                 next(iter(excluded)),
             )
         if not self._list_end_ids(request):
             raise RequestError(
-                f"{PARAMETER} needs a token that ends an answer, and the model has none; give "
+                f"{label} needs a token that ends an answer, and the model has none; give "
                 "stop_token_ids",
                 PARAMETER,
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from attrs import evolve
 
@@ -111,42 +112,69 @@ class AnswerFormats:
                 "structured_outputs",
             )
         parser = self._select_tool_parser(template, tokenizer)
-        try:
+        with _blame_parser(parser.label):
             forms = CallForms(parser.make, tools, self._list_samples(template, tokenizer))
-            tokens = {mark: tokenizer.find_id(mark) for mark in parser.spec.special_tokens}
             calls = forms.write_grammar(
-                {mark: token for mark, token in tokens.items() if token is not None},
+                _find_tokens(parser, tokenizer),
                 allows_several=conversation.parallel_tool_calls is not False,
             )
-        except RequestError:
-            raise
-        except PLUGIN_FAILURES as error:
-            raise RequestError(
-                f"tools are not supported here: {parser.label} failed: {describe_error(error)}; "
-                "report it there",
-                "tools",
-            ) from error
         forms.check_apart(json.loads(outputs.schema))
         return evolve(outputs, or_calls=calls), forms
 
-    @staticmethod
+    def rule_calls(
+        self,
+        conversation: Conversation,
+        template: str,
+        tokenizer: Tokenizer,
+        tools: Sequence[Tool],
+    ) -> StructuredOutputsParams:
+        """The structure of an answer that is text, or calls of these tools behind text.
+
+        tools: with the schemas that arguments must follow
+        raises: RequestError where nothing tells calls from text
+        """
+        parser = self._select_tool_parser(template, tokenizer)
+        marks = find_marks(self.reasoning_parser, template)
+        with _blame_parser(parser.label):
+            samples = self._list_samples(template, tokenizer)
+            forms = CallForms(parser.make, tools, samples, refuse_strict)
+            calls: Any = forms.write_text_grammar(
+                _find_tokens(parser, tokenizer),
+                allows_several=conversation.parallel_tool_calls is not False,
+                refuse=refuse_strict,
+                # Behind marks of reasoning within the text, an answer would begin once more.
+                without=(marks.start, marks.end) if marks and forms.call_starts else (),
+            )
+        return StructuredOutputsParams(text_or_calls=calls)
+
     def delay_structure(
-        outputs: StructuredOutputsParams, answer: AnswerFormat, tokenizer: Tokenizer
+        self, outputs: StructuredOutputsParams, answer: AnswerFormat, tokenizer: Tokenizer
     ) -> tuple[StructuredOutputsParams, AnswerFormat]:
         """The structure, behind the reasoning of such answers, and how they are divided then.
 
         If the marks of reasoning are not tokens, the structure begins at once, without reasoning.
+        Text may have such marks, and then strict tools begin at once with reasoning.
         """
         marks = answer.reasoning
         if marks is None or answer.first_state is ReasoningState.AFTER:
             return outputs, answer
         start, end = map(tokenizer.find_id, (marks.start, marks.end))
+        mark = outputs.call_mark
         if start is None or end is None:
+            if mark:
+                return outputs, answer
             return outputs, evolve(answer, reasoning=None, first_state=ReasoningState.AFTER)
         is_inside = answer.first_state is ReasoningState.INSIDE
-        reasoning = ReasoningTokens(start=None if is_inside else start, end=end)
+        # With this token a call would begin that no grammar rules. The other marks that begin it
+        # are text there.
+        without = tuple(each["token"] for each in mark if "token" in each)
+        reasoning = ReasoningTokens(start=None if is_inside else start, end=end, without=without)
         # Without the opening mark the answer is the structure, whatever its texts are.
-        answer = evolve(answer, reasoning=evolve(marks, closes_alone=False))
+        answer = evolve(
+            answer,
+            reasoning=evolve(marks, closes_alone=False),
+            finds_reasoned_calls=outputs.text_or_calls is None,
+        )
         return evolve(outputs, after_reasoning=reasoning), answer
 
     def _select_tool_parser(self, template: str, tokenizer: Tokenizer) -> SelectedToolParser:
@@ -199,6 +227,32 @@ class AnswerFormats:
         if name not in self.selected:
             self.selected[name] = select_tool_parser(name)
         return self.selected[name]
+
+
+def refuse_strict(reason: str) -> RequestError:
+    """The error for strict tools that cannot be had for the reason."""
+    return RequestError(f"tools: strict is not supported here: {reason}; leave strict out", "tools")
+
+
+@contextmanager
+def _blame_parser(label: str) -> Iterator[None]:
+    """Make what a parser raises an error of the request that names it."""
+    try:
+        yield
+    except RequestError:
+        raise
+    except PLUGIN_FAILURES as error:
+        raise RequestError(
+            f"tools are not supported here: {label} failed: {describe_error(error)}; "
+            "report it there",
+            "tools",
+        ) from error
+
+
+def _find_tokens(parser: SelectedToolParser, tokenizer: Tokenizer) -> dict[str, int]:
+    """The special tokens of a parser that the tokenizer has."""
+    tokens = {mark: tokenizer.find_id(mark) for mark in parser.spec.special_tokens}
+    return {mark: token for mark, token in tokens.items() if token is not None}
 
 
 def _make_divided(make_parser: Callable[[], ToolParser], signs: Sequence[str]) -> ToolParser:

@@ -18,20 +18,18 @@ from headstock.requests.batch_params import (
     list_priorities,
     name_prompt_in_errors,
 )
-from headstock.requests.closed_objects import close_params, close_tool
+from headstock.requests.chat_structure import rule_answer
+from headstock.requests.closed_objects import close_params
 from headstock.requests.embedding_request import EmbeddingRequest, check_pooling_kind
 from headstock.requests.engine_protocol import StartedEngine
 from headstock.requests.prompt_request import PromptRequest
 from headstock.sampling_checks import check_priority, check_room, check_some_allowed
 from headstock.sampling_params import SamplingParams
 from headstock.scheduler.request import PoolingKind
-from headstock.spi import Tool
 from headstock.text.answer import AnswerFormat
-from headstock.text.call_or_answer import CallForms
 from headstock.text.chat import find_template, render_chat
 from headstock.text.conversation import Conversation
 from headstock.text.embedding_config import read_embedding_config
-from headstock.text.forced_call import force_call
 from headstock.text.generation_config import read_generation_config
 from headstock.text.prompt import (
     Prompt,
@@ -46,7 +44,6 @@ from headstock.text.prompt import (
 )
 from headstock.text.template_variables import UnreadNotices, list_variables
 from headstock.text.tokenizer import NoTokenizer, open_tokenizer
-from headstock.text.tools import list_tools
 
 
 class InputProcessor:
@@ -186,31 +183,30 @@ class InputProcessor:
         prompt = evolve(self.render_chat(conversation, num_kept), cache_salt=check_salt(cache_salt))
         params = self._copy_params(params, self.default_chat_params)
         template = self.find_template(conversation)
-        forms: CallForms | None = None
-        if conversation.forced_tools:
-            params = force_call(params, self._close_tools(conversation.forced_tools))
-        elif conversation.offered_tools and params.structured_outputs is not None:
-            both, forms = self.answer_formats.allow_calls(
-                params.structured_outputs,
-                conversation,
-                template,
-                self.tokenizer,
-                self._close_tools(list_tools(conversation.offered_tools)),
-            )
-            params = params.replace({"structured_outputs": both})
+        params, forms = rule_answer(
+            self.answer_formats,
+            conversation,
+            params,
+            template,
+            self.tokenizer,
+            open_objects=self.open_objects,
+        )
+        outputs = params.structured_outputs
+        is_strict = outputs is not None and outputs.text_or_calls is not None
         answer_format = (
             self.answer_formats.make_format(
                 conversation, template, prompt.text or "", self.tokenizer, forms
             )
-            if divides
+            # Strict tools leave room for reasoning even where answers stay whole.
+            if divides or is_strict
             else None
         )
-        outputs = params.structured_outputs
         if outputs is not None and answer_format is not None:
             outputs, answer_format = self.answer_formats.delay_structure(
                 outputs, answer_format, self.tokenizer
             )
             params = params.replace({"structured_outputs": outputs})
+        answer_format = answer_format if divides else None
         return self._make_request(prompt, params, priority, answer_format)
 
     def process(
@@ -236,9 +232,6 @@ class InputProcessor:
             )
         # The caller's may change while the request runs.
         return self._close_params(params.copy_checked())
-
-    def _close_tools(self, tools: Sequence[Tool]) -> list[Tool]:
-        return list(tools) if self.open_objects else [close_tool(tool) for tool in tools]
 
     def _close_params(self, params: SamplingParams) -> SamplingParams:
         return params if self.open_objects else close_params(params)

@@ -22,14 +22,15 @@ class SelectedToolParser:
     def make(self, tools: Sequence[Tool]) -> ToolParser:
         """A parser for one answer.   raises: PluginBroken"""
         parser: ToolParser = registry.make_part(self.spec, ToolParser, tuple(tools))
-        openings = parser.call_openings
-        if not isinstance(openings, tuple) or not all(
-            isinstance(opening, str) and opening for opening in openings
-        ):
-            raise PluginBroken(
-                f"{self.label}: call_openings: expected a tuple of texts that are not empty, got "
-                f"{shorten(openings)}; report it there"
-            )
+        for name in ("call_openings", "call_marks", "call_starts"):
+            texts = getattr(parser, name)
+            if not isinstance(texts, tuple) or not all(
+                isinstance(text, str) and text for text in texts
+            ):
+                raise PluginBroken(
+                    f"{self.label}: {name}: expected a tuple of texts that are not empty, got "
+                    f"{shorten(texts)}; report it there"
+                )
         return parser
 
 

@@ -24,6 +24,11 @@ class GrammarKind(Enum):
         answer is `begin`, one of `calls`, `end`, or several calls with `separator` between them, if
         that is not null. Each of these is a list of segments, in this order: `{"text": TEXT}`,
         `{"token": ID}` for that token alone, and `{"json": SCHEMA}`.
+    TEXT_OR_CALLS: a JSON object of the same lists, without `json`. An answer is text, or calls with
+        `mark`, a list of one segment or of none, before `begin`. With a mark, text may come before
+        it. Text has none of the texts in the list `without`, and does not begin, after white
+        space, with one of those in the list `not_first`. Blanks may follow a comma or colon
+        between JSON values, one each.
     """
 
     JSON_SCHEMA = "json"
@@ -31,6 +36,7 @@ class GrammarKind(Enum):
     CHOICE = "choice"
     GRAMMAR = "grammar"
     JSON_OR_CALLS = "json_or_calls"
+    TEXT_OR_CALLS = "text_or_calls"
 
 
 @frozen(kw_only=True)

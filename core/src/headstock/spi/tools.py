@@ -85,9 +85,15 @@ class ToolParser(ABC):
     call_openings: what calls begin with, such as "<tool_call>" and a line break. Where one of them
         stands on its own line in unclosed reasoning, a call begins. One without a
         line break at its end must begin the line.
+    call_marks: texts such as "<tool_call>". An answer without any of them has no call. With none,
+        the parser makes no such promise.
+    call_starts: texts such as "{" with which calls also begin, where an answer begins with them,
+        after white space.
     """
 
     call_openings: ClassVar[tuple[str, ...]] = ()
+    call_marks: ClassVar[tuple[str, ...]] = ()
+    call_starts: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def feed(self, text: str) -> Sequence[ToolEvent]:

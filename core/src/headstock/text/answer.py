@@ -27,6 +27,7 @@ class AnswerFormat:
     tool_names: which calls in reasoning count; None for those of any tool
     special_tokens: texts of special tokens that the answer's text must show
     allows_several: whether an answer may go on after a call
+    finds_reasoned_calls: whether calls are looked for in reasoning that is not closed
     """
 
     reasoning: ReasoningMarks | None = None
@@ -36,6 +37,7 @@ class AnswerFormat:
     tool_names: frozenset[str] | None = None
     special_tokens: tuple[str, ...] = ()
     allows_several: bool = True
+    finds_reasoned_calls: bool = True
 
 
 @frozen
@@ -63,7 +65,7 @@ class AnswerDivider:
         make_parser = answer_format.make_parser
         if make_parser is not None:
             self.parser = make_parser()
-            if self.parser.call_openings:
+            if self.parser.call_openings and answer_format.finds_reasoned_calls:
                 calls = CallFinder(self.parser.call_openings, make_parser, answer_format.tool_names)
         marks = answer_format.reasoning
         self.splitter = (

@@ -54,11 +54,21 @@ class CallOrAnswerParser(ToolParser):
         return [ToolEvent(ToolEventKind.CONTENT, held)] if held else []
 
 
+def refuse_structure(reason: str) -> RequestError:
+    """The error for a structure that the reason keeps from being combined with tools."""
+    return RequestError(
+        f"{PARAMETER} cannot be combined with tools here: {reason}; give tool_choice "
+        '"none", or leave one of the two out',
+        PARAMETER,
+    )
+
+
 class CallForms:
     """How calls of the tools that a request offers are written.
 
     tools: with the schemas that arguments must follow
     samples: calls of `SAMPLE` as the chat template writes them
+    refuse: makes the error for the reason why such calls cannot be had
     raises: ValueError for a parser that does not read its own calls; RequestError for one that
         does not say how calls are written
     """
@@ -68,17 +78,15 @@ class CallForms:
         make_parser: Callable[[Sequence[Tool]], ToolParser],
         tools: Sequence[Tool],
         samples: Sequence[str],
+        refuse: Callable[[str], RequestError] = refuse_structure,
     ) -> None:
         self.tools = tools
         sample_forms = make_parser([SAMPLE]).write_call(SAMPLE.name)
         if not sample_forms:
-            raise RequestError(
-                f"{PARAMETER} cannot be combined with tools here: the tool parser does not say how "
-                'calls are written; give tool_choice "none", or leave one of the two out',
-                PARAMETER,
-            )
+            raise refuse("the tool parser does not say how calls are written")
         number = _find_form(sample_forms, samples)
         parser = make_parser(tools)
+        self.call_marks, self.call_starts = parser.call_marks, parser.call_starts
         self.written = [parser.write_call(tool.name)[number] for tool in tools]
         for tool, written in zip(tools, self.written, strict=True):
             _check_written(partial(make_parser, tools), tool.name, written)
@@ -100,33 +108,61 @@ class CallForms:
         tokens: texts that are tokens of their own, with their ids
         """
 
-        def split(text: str) -> list[dict[str, Any]]:
-            marks = "|".join(map(re.escape, tokens))
-            # The model knows such a text as the token that it is.
-            parts = re.split(f"({marks})", text) if marks else [text]
-            return [
-                {"token": tokens[part]} if part in tokens else {"text": part}
-                for part in parts
-                if part
-            ]
-
         first = self.written[0]
         return {
             "calls": [
-                # Arguments are an object even where a schema does not say so.
-                [
-                    *split(call.before),
-                    {"json": {"type": "object", **tool.parameters}},
-                    *split(call.after),
-                ]
+                _write_call(tool, call.before, call.after, tokens)
                 for tool, call in zip(self.tools, self.written, strict=True)
             ],
-            "begin": split(first.begin),
-            "end": split(first.end),
-            "separator": split(first.separator)
+            "begin": split_tokens(first.begin, tokens),
+            "end": split_tokens(first.end, tokens),
+            "separator": split_tokens(first.separator, tokens)
             if allows_several and first.separator is not None
             else None,
         }
+
+    def write_text_grammar(
+        self,
+        tokens: Mapping[str, int],
+        *,
+        allows_several: bool,
+        refuse: Callable[[str], RequestError],
+        without: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """Text or calls, as `GrammarKind.TEXT_OR_CALLS` has them.
+
+        tokens: texts that are tokens of their own, with their ids
+        without: further texts that no text has
+        raises: RequestError, made by `refuse`, where nothing tells calls from text
+        """
+        first, *_ = self.written
+        mark = next((each for each in self.call_marks if self._begin_with(each)), "")
+        is_bare = all(each.startswith(self.call_starts) for each in self.openings)
+        if not self.call_marks or not (mark or is_bare):
+            raise refuse("the tool parser does not say what tells calls from text")
+        # Where each call has the mark, so has what comes between two of them.
+        is_repeated = not first.begin
+        separator = first.separator
+        if separator is not None and is_repeated:
+            separator += mark
+        return {
+            "mark": split_tokens(mark, tokens),
+            "calls": [
+                _write_call(tool, call.before[len(mark) * is_repeated :], call.after, tokens)
+                for tool, call in zip(self.tools, self.written, strict=True)
+            ],
+            "begin": split_tokens(first.begin[len(mark) :], tokens),
+            "end": split_tokens(first.end, tokens),
+            "separator": split_tokens(separator, tokens)
+            if allows_several and separator is not None
+            else None,
+            "without": list(dict.fromkeys((*self.call_marks, *without))),
+            "not_first": list(self.call_starts),
+        }
+
+    def _begin_with(self, mark: str) -> bool:
+        """Whether the calls of an answer begin with the mark, or each of them does."""
+        return all((each.begin or each.before).startswith(mark) for each in self.written)
 
     def check_apart(self, schema: object) -> None:
         """Raise RequestError unless no answer of the schema begins as a call does."""
@@ -138,6 +174,22 @@ class CallForms:
                     'and rename its property, give tool_choice "none", or leave one of the two out',
                     PARAMETER,
                 )
+
+
+def split_tokens(text: str, tokens: Mapping[str, int]) -> list[dict[str, Any]]:
+    """The text as segments: a model knows a text that is a token as the token that it is."""
+    marks = "|".join(map(re.escape, tokens))
+    parts = re.split(f"({marks})", text) if marks else [text]
+    return [{"token": tokens[part]} if part in tokens else {"text": part} for part in parts if part]
+
+
+def _write_call(
+    tool: Tool, before: str, after: str, tokens: Mapping[str, int]
+) -> list[dict[str, Any]]:
+    """The segments of a call."""
+    # Arguments are an object even where a schema does not say so.
+    arguments = {"json": {"type": "object", **tool.parameters}}
+    return [*split_tokens(before, tokens), arguments, *split_tokens(after, tokens)]
 
 
 def _find_form(forms: Sequence[WrittenCall], samples: Sequence[str]) -> int:

@@ -83,6 +83,16 @@ def list_tools(tools: tuple[Mapping[str, object], ...]) -> list[Tool]:
     ]
 
 
+def list_strict_names(tools: tuple[Mapping[str, object], ...]) -> frozenset[str]:
+    """The names of checked tools that are strict."""
+    functions = (tool["function"] for tool in tools)
+    return frozenset(
+        str(function["name"])
+        for function in functions
+        if isinstance(function, Mapping) and function.get("strict")
+    )
+
+
 def list_offered_tools(
     choice: object, tools: tuple[Mapping[str, object], ...]
 ) -> tuple[Mapping[str, object], ...]:

@@ -12,7 +12,8 @@ from llguidance.gbnf_to_lark import any_to_lark
 
 from headstock.spi import CompiledGrammar, GrammarEngine, GrammarKind, Matcher, Vocabulary
 from headstock.spi.arrays import Ints
-from headstock_llguidance.dates import hold_text_to_calendar, hold_to_calendar
+from headstock_llguidance.call_rules import CallRules
+from headstock_llguidance.dates import hold_text_to_calendar
 from headstock_llguidance.options import LLGuidanceOptions
 
 _NO_TEXT = "no text follows it: a rule refers to itself alone, or nothing can match"
@@ -68,6 +69,7 @@ class LLGuidanceEngine(GrammarEngine):
 
     def __init__(self, vocabulary: Vocabulary, options: LLGuidanceOptions) -> None:
         self.options = options
+        self.rules = CallRules(has_whitespace=options.whitespace)
         self.tokenizer = llguidance.LLTokenizer(
             vocabulary.tokenizer_file,
             n_vocab=vocabulary.size,
@@ -108,43 +110,12 @@ class LLGuidanceEngine(GrammarEngine):
             case GrammarKind.GRAMMAR:
                 return llguidance.LLMatcher.grammar_from_lark(_write_lark(text))
             case GrammarKind.JSON_OR_CALLS:
-                lark = self.write_call_rules(json.loads(text))
+                lark = self.rules.write_json_or_calls(json.loads(text))
+                return llguidance.LLMatcher.grammar_from_lark(lark)
+            case GrammarKind.TEXT_OR_CALLS:
+                lark = self.rules.write_text_or_calls(json.loads(text))
                 return llguidance.LLMatcher.grammar_from_lark(lark)
         raise ValueError(f"grammars of the kind {kind.value!r} are not supported")
-
-    def write_call_rules(self, parts: dict[str, Any]) -> str:
-        """Write an answer of a schema, or calls, as Lark rules."""
-
-        def write(segments: list[dict[str, Any]]) -> str:
-            return " ".join(map(write_segment, segments))
-
-        def write_segment(segment: dict[str, Any]) -> str:
-            if "token" in segment:
-                return f"<[{segment['token']}]>"
-            if "text" in segment:
-                return json.dumps(segment["text"], ensure_ascii=False)
-            return self.write_json_rule(segment["json"])
-
-        several = "" if parts["separator"] is None else f"({write(parts['separator'])} call)*"
-        return "\n".join(
-            (
-                "start: answer | calls",
-                f"answer: {self.write_json_rule(parts['json'])}",
-                f"calls: {write(parts['begin'])} call {several} {write(parts['end'])}",
-                f"call: {' | '.join(f'call_{number}' for number, _ in enumerate(parts['calls']))}",
-                *(
-                    f"call_{number}: {write(segments)}"
-                    for number, segments in enumerate(parts["calls"])
-                ),
-            )
-        )
-
-    def write_json_rule(self, schema: dict[str, Any] | bool) -> str:
-        """Write JSON of a schema as part of a Lark rule."""
-        schema = {True: {}, False: {"enum": []}}[schema] if isinstance(schema, bool) else schema
-        options = {"whitespace_flexible": self.options.whitespace}
-        held = {**hold_to_calendar(schema), "x-guidance": options}
-        return f"%json {json.dumps(held, ensure_ascii=False)}"
 
     def fill_masks(
         self, matchers: Sequence[tuple[Matcher, Ints]], masks: np.ndarray

@@ -12,6 +12,7 @@ class HermesParser(CallParser):
     marks = ("<tool_call>",)
     closers = ("</tool_call>",)
     call_openings = ("<tool_call>\n",)
+    call_marks = marks
 
     def begin_call(self) -> bool:
         """The object, or a list of them."""

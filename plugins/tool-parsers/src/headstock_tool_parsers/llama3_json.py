@@ -18,6 +18,8 @@ class Llama3JsonParser(CallParser):
 
     marks = ("<|python_tag|>",)
     call_openings = ("<|python_tag|>",)
+    call_marks = marks
+    call_starts = ("{", "[")
     argument_keys = ("parameters", "arguments")
 
     def __init__(self, tools: Sequence[Tool]) -> None:

@@ -19,6 +19,7 @@ class MistralParser(CallParser):
 
     marks = ("[TOOL_CALLS]",)
     call_openings = ("[TOOL_CALLS]",)
+    call_marks = marks
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)

@@ -37,6 +37,7 @@ class Qwen3CoderParser(CallParser):
     marks = (CALL, FUNCTION)
     closers = (END_FUNCTION, END_CALL, END_PARAMETER)
     call_openings = ("<tool_call>\n",)
+    call_marks = marks
 
     def __init__(self, tools: Sequence[Tool]) -> None:
         super().__init__(tools)

@@ -82,6 +82,14 @@ CALLS: dict[str, Any] = {
     "end": [{"text": ">"}],
     "separator": [{"text": ">,<"}],
 }
+TEXT_CALLS: dict[str, Any] = {
+    **{name: value for name, value in CALLS.items() if name != "json"},
+    "mark": [{"text": "<"}],
+    "begin": [],
+    "without": ["<", "{}"],
+    "not_first": ["1"],
+}
+TEXT = r"(?![ \t\r\n]*1)(?!.*\{\})[^<]*"
 CHOICES = ("no", "nope", "tru", 'a "b"\n', "天")
 EXAMPLES = {
     "a JSON schema": ExampleGrammar(
@@ -115,6 +123,13 @@ EXAMPLES = {
         ("", "<a>", "<b12>", "<b>,", "<b><b>", "[2]"),
         lambda text: bool(re.fullmatch(r"<(a12|b)>(,<(a12|b)>)*|-?[0-9]+", text)),
     ),
+    "text or calls": ExampleGrammar(
+        GrammarKind.TEXT_OR_CALLS,
+        json.dumps(TEXT_CALLS),
+        ("", "a12", "{ 1}", "<a12>", "b\n<b>", "<a12>,<b>"),
+        ("<", "<a>", "12", " 1", "{}", "{}<b>", " 1<b>", "<b>a", "<b><b>"),
+        lambda text: bool(re.fullmatch(rf"(?s:{TEXT}(<(a12|b)>(,<(a12|b)>)*)?)", text)),
+    ),
 }
 REFUSED = {
     GrammarKind.JSON_SCHEMA: ('{"type": "no type"}', '{"type": '),
@@ -122,6 +137,10 @@ REFUSED = {
     GrammarKind.CHOICE: ('["a", ',),
     GrammarKind.GRAMMAR: ('root ::= ("x"', 'root ::= other "x"'),
     GrammarKind.JSON_OR_CALLS: (json.dumps(CALLS | {"json": {"type": "no type"}}), "{"),
+    GrammarKind.TEXT_OR_CALLS: (
+        json.dumps(TEXT_CALLS | {"calls": [[{"json": {"type": "no type"}}]]}),
+        "{",
+    ),
 }
 
 
@@ -291,7 +310,9 @@ def check_two(engine: GrammarEngine, example: ExampleGrammar) -> None:
 
 def check_drafts(engine: GrammarEngine, example: ExampleGrammar) -> None:
     """Masks of several answers with drafts equal those of each alone."""
-    tokens = draw(start_at(engine, example, []), seed=4)
+    # The answer of some seeds is empty.
+    drawn = (draw(start_at(engine, example, []), seed=seed) for seed in range(4, 99))
+    tokens = next(filter(None, drawn))
     forbidden = min(set(range(1, len(TOKENS))) - fill(start_at(engine, example, []))[0])
     drafts: list[list[int]] = [[], tokens[:2], [forbidden], [tokens[0], *[forbidden] * 2], []]
     matchers = [start_at(engine, example, []) for _ in drafts]

@@ -51,6 +51,7 @@ def list_cases(
         "arguments go out as they come": check_streamed_arguments,
         "two answers at once": check_two,
         "calls as it writes them": check_written,
+        "no call without a mark": check_marks,
     }
     subject = Subject(spec, answers)
     return tuple(Case(name, partial(run, subject)) for name, run in checks.items())
@@ -101,6 +102,24 @@ def check_written(subject: Subject) -> None:
             assert events == expected, (
                 f"write_call writes {text!r}, which is parsed as {describe(events)}"
             )
+
+
+def check_marks(subject: Subject) -> None:
+    """Grammars tell calls from text by `call_marks` and `call_starts`.   raises: CannotRun"""
+    parser = subject.make()
+    marks, starts = parser.call_marks, parser.call_starts
+    if not marks:
+        raise CannotRun("call_marks has no marks")
+    for text in subject.list_answers():
+        unmarked = text
+        while mark := next((each for each in marks if each in unmarked), ""):
+            unmarked = unmarked.replace(mark, "")
+        if unmarked.lstrip().startswith(starts):
+            unmarked = f"So: {unmarked}"
+        events = subject.read([unmarked])
+        assert all(event.kind is CONTENT for event in events), (
+            f"the answer {unmarked!r} has none of {marks}, and is parsed as {describe(events)}"
+        )
 
 
 def check_order(subject: Subject) -> None:
