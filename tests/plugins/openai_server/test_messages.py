@@ -228,7 +228,8 @@ def test_an_answer_goes_on_with_a_last_turn_of_the_assistant(server: Served) -> 
 
 
 def test_tools_thinking_and_the_rest_become_the_chats() -> None:
-    tool = {"name": "add", "input_schema": {"type": "object"}, "strict": True}
+    closed = {"type": "object", "additionalProperties": False}
+    tool = {"name": "add", "input_schema": closed, "strict": True}
     form = {"type": "json_schema", "schema": {"type": "object"}}
     change = {
         "tools": [tool | {"type": "custom", "cache_control": {"type": "ephemeral"}}],
@@ -242,7 +243,7 @@ def test_tools_thinking_and_the_rest_become_the_chats() -> None:
         "top_k": 5,
     }
     chat = read(change, reads=("enable_thinking", "reasoning_effort"))
-    function = {"name": "add", "parameters": {"type": "object"}, "strict": True}
+    function = {"name": "add", "parameters": closed, "strict": True}
     assert to_plain(chat.tools) == [{"type": "function", "function": function}]
     assert msgspec.to_builtins(chat.tool_choice)["function"] == {"name": "add"}
     assert chat.parallel_tool_calls is False and chat.response_format is not None

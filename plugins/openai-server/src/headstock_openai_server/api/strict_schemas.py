@@ -1,4 +1,4 @@
-"""Schemas with `strict: true`: each object is closed and requires all of its properties."""
+"""Schemas with `strict: true`: each object is closed, and OpenAI's requires all properties."""
 
 from __future__ import annotations
 
@@ -12,15 +12,19 @@ MAPS = ("properties", "$defs", "definitions")
 LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 
 
-def check_strict(schema: object, where: str) -> None:
-    """Raise ApiError for an object in the schema at `where` that strict mode does not take."""
-    # OpenAI refuses such schemas, so clients rely on each property of an answer.
+def check_strict(schema: object, where: str, *, requires_all: bool = True) -> None:
+    """Raise ApiError for an object in the schema at `where` that strict mode does not take.
+
+    requires_all: whether each property must be required
+    """
+    # OpenAI refuses such schemas, so clients rely on each property of an answer. Anthropic only
+    # refuses open objects.
     left: list[tuple[object, str]] = [(schema, where)]
     while left:
         node, path = left.pop()
         if not isinstance(node, Mapping):
             continue
-        reason = _find_fault(node)
+        reason = _find_fault(node, requires_all=requires_all)
         if reason is not None:
             raise refuse(
                 f"{shorten(path)} is not strict: {reason}, or leave strict out", shorten(path)
@@ -28,7 +32,7 @@ def check_strict(schema: object, where: str) -> None:
         left += _list_children(node, path)
 
 
-def _find_fault(node: Mapping[str, Any]) -> str | None:
+def _find_fault(node: Mapping[str, Any], *, requires_all: bool) -> str | None:
     """What an object's schema needs, if that is missing."""
     kind, properties = node.get("type"), node.get("properties", {})
     kinds = kind if isinstance(kind, list) else [kind]
@@ -37,7 +41,7 @@ def _find_fault(node: Mapping[str, Any]) -> str | None:
     if node.get("additionalProperties") is not False:
         return "add additionalProperties: false"
     required = node.get("required", [])
-    for name in properties if isinstance(properties, Mapping) else ():
+    for name in properties if requires_all and isinstance(properties, Mapping) else ():
         if not isinstance(required, list) or name not in required:
             return f"add {shorten(name)} to required"
     return None

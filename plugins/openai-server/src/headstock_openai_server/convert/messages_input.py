@@ -34,6 +34,7 @@ from headstock_openai_server.api.schema import (
     ToolBody,
     ToolChoice,
 )
+from headstock_openai_server.api.strict_schemas import check_strict
 from headstock_openai_server.api.structured_outputs import JsonSchemaBody, ResponseFormat
 from headstock_openai_server.api.validation import convert_part
 from headstock_openai_server.convert.thinking import limit_thinking, switch_thinking
@@ -230,7 +231,10 @@ def make_tools(values: Sequence[dict[str, Any]], ignored: IgnoredFields) -> list
 
 
 def make_tool(value: dict[str, Any], where: str, ignored: IgnoredFields) -> ToolBody:
-    """A tool in the form of a chat.   raises: ApiError for tools that a server would run"""
+    """A tool in the form of a chat.
+
+    raises: ApiError for tools that a server would run, and for strict ones of open objects
+    """
     kind = value.get("type")
     if kind not in (None, "custom"):
         raise refuse(
@@ -240,6 +244,8 @@ def make_tool(value: dict[str, Any], where: str, ignored: IgnoredFields) -> Tool
             "unsupported",
         )
     tool = convert_part(value, ClientTool, where, ignored)
+    if tool.strict:
+        check_strict(tool.input_schema, f"{where}.input_schema", requires_all=False)
     function = FunctionBody(
         name=tool.name,
         description=tool.description,

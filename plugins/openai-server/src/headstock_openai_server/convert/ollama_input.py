@@ -23,6 +23,7 @@ from headstock_openai_server.api.schema import (
     MessageToolCall,
 )
 from headstock_openai_server.api.structured_outputs import JsonSchemaBody, ResponseFormat
+from headstock_openai_server.convert.conversations import check_strict_tools
 from headstock_openai_server.convert.thinking import SWITCHES, switch_thinking
 
 SAMPLING_NAMES = {
@@ -67,10 +68,12 @@ def make_chat_body(
     if sampling["seed"] == RANDOM:
         sampling["seed"] = None
     num_tokens = options.num_predict
+    tools = body.tools if isinstance(body, OllamaChatBody) else None
+    check_strict_tools(tools or ())
     return ChatBody(
         n=1,
         messages=list_messages(body),
-        tools=body.tools if isinstance(body, OllamaChatBody) else None,
+        tools=tools,
         # Ollama's numbers for an answer without a limit, or as long as the context
         max_completion_tokens=None if num_tokens in (-1, -2) else num_tokens,
         response_format=make_response_format(body.format),

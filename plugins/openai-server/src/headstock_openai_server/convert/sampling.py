@@ -89,8 +89,11 @@ def client_names(body: SamplingBody) -> dict[str, str]:
         if body.max_completion_tokens is not None:
             names["max_tokens"] = "max_completion_tokens"
         is_forced = body.tool_choice not in (None, "none", "auto")
+        is_strict = any(tool.function.strict for tool in body.tools or ())
         if is_forced and read_structure(body) is None:
             names["structured_outputs"] = "tool_choice"  # the structure of tool calls
+        elif is_strict and read_structure(body) is None:
+            names["structured_outputs"] = "tools"
     return names
 
 
