@@ -103,6 +103,14 @@ def test_without_a_strict_tool_that_may_be_called_there_is_no_structure(
     assert [request.params.structured_outputs for request in loop.seen] == [None, None]
 
 
+def test_a_strict_tool_without_a_schema_takes_no_arguments(scripted: Make) -> None:
+    llm, loop = scripted()
+    tools = [{"type": "function", "function": {"name": "now", "strict": True}}]
+    llm.chat(TALK, SamplingParams(max_tokens=1), tools=tools, chat_template=TEMPLATE)
+    grammar = read_grammar(loop.seen[0].params.structured_outputs)
+    assert grammar["calls"][0][1]["json"] == {"type": "object", "additionalProperties": False}
+
+
 def test_objects_stay_open_where_that_is_set(scripted: Make) -> None:
     llm, loop = scripted(open_objects=True)
     llm.chat(TALK, SamplingParams(max_tokens=1), tools=[STRICT], chat_template=TEMPLATE)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+from typing import Final
+
 from attrs import evolve
 
 from headstock.requests.answer_formats import AnswerFormats
@@ -13,6 +16,8 @@ from headstock.text.conversation import Conversation
 from headstock.text.forced_call import force_call
 from headstock.text.tokenizer import Tokenizer
 from headstock.text.tools import list_strict_names, list_tools
+
+NO_ARGUMENTS: Final = MappingProxyType({"type": "object", "additionalProperties": False})
 
 
 def rule_answer(
@@ -44,8 +49,13 @@ def rule_answer(
         return params.replace({"structured_outputs": both}), forms
     strict = list_strict_names(conversation.offered_tools)
     if strict:
-        # Arguments of the others are any object.
-        ruled = [each if each.name in strict else evolve(each, parameters={}) for each in tools]
+        # A strict tool without a schema takes no arguments; those of the others are any object.
+        ruled = [
+            evolve(
+                each, parameters=(each.parameters or NO_ARGUMENTS) if each.name in strict else {}
+            )
+            for each in tools
+        ]
         calls = formats.rule_calls(conversation, template, tokenizer, close(ruled))
         return params.replace({"structured_outputs": calls}), None
     return params, None
