@@ -53,15 +53,16 @@ class FalsifiedDrafting(Drafting):
     sequences: dict[tuple[int, ...], Ints] = attrs.field(factory=dict)
 
     def _propose(
-        self, asked: Any, admission_ids: Ints, busy: set[int], num_rows: int, made: Ints | None
+        self, asked: Any, admission_ids: Ints, busy: set[int], num_rows: int, made: Any
     ) -> Any:
         assert made is not None, "a proposer of the model's own"
-        made = made.copy()
+        drafts, hold = super()._propose(asked, admission_ids, busy, num_rows, made)
         for number, drafted in asked:
-            sequence = self.sequences[tuple(drafted.tokens[:BEGINNING].tolist())]
-            guesses = sequence[drafted.length : drafted.length + made.shape[1]]
-            made[number, : len(guesses)] = guesses
-        return super()._propose(asked, admission_ids, busy, num_rows, made)
+            if number in drafts:
+                sequence = self.sequences[tuple(drafted.tokens[:BEGINNING].tolist())]
+                guesses = sequence[drafted.length :]
+                drafts[number] = guesses[: len(drafts[number])]
+        return drafts, hold
 
 
 def replace_drafts(llm: LLM) -> FalsifiedDrafting:

@@ -8,7 +8,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -24,8 +24,10 @@ from transformers import AutoModelForCausalLM
 
 from headstock import LLM, SamplingParams
 from headstock.errors import CannotRun, EngineDied
-from headstock.nn import drafts, eager_step
-from headstock.spi import Attend, Batch, GraphSupport, Program
+from headstock.execution import executor
+from headstock.execution.row_tables import DeviceTables
+from headstock.nn import drafts
+from headstock.spi import Attend, Batch, GraphSupport, Program, Sample
 from headstock.spi.arrays import Ints
 from headstock_conformance.model.parity import add_tensors, tokens, write
 from headstock_sdpa.plugin import spec as sdpa
@@ -34,7 +36,7 @@ HF: dict[str, Any] = HYBRID | {"mtp_num_hidden_layers": 1}
 FULL_LAYER = 2
 """One with attention, as those have that guess."""
 MTP: dict[str, Any] = {"proposer": "mtp"}
-Guess = Callable[[Program, Batch, Attend, Tensor, Ints], Tensor]
+Guess = Callable[[Program, Batch, Attend, Tensor, Tensor, Ints], Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -130,22 +132,14 @@ def replayed(tmp_path: Path) -> Iterator[dict[str, Any]]:
 
 def wrap_guesses(monkeypatch: pytest.MonkeyPatch, wrap: Callable[[Guess], Guess]) -> None:
     """Put something around what makes the guesses, in steps with and without graphs."""
-    for module in (eager_step, drafts):
-        monkeypatch.setattr(module, "propose_drafts", wrap(module.propose_drafts))
+    monkeypatch.setattr(drafts, "propose_drafts", wrap(drafts.propose_drafts))
 
 
-def list_known(program: Program, batch: Batch) -> list[list[int]]:
+def list_known(program: Program, batch: Batch, last: Tensor) -> list[list[int]]:
     """What is known of each row of the batch behind its step: its tokens and its last sample."""
-    tables: Any = program.row_tables
-    sampled = tables.read_tokens(batch.token_rows, batch.positions + 1)
-    rows, known = zip(batch.query_start[:-1], batch.query_start[1:], strict=True), []
-    for start, stop in rows:
-        last = int(start)
-        while last + 1 < stop and batch.tokens[last + 1] == sampled[last]:
-            last += 1
-        row = tables.buffers.tokens[batch.token_rows[last]]
-        known.append(row[: int(batch.positions[last]) + 2].tolist())
-    return known
+    table: Tensor = cast("Any", program.row_tables).buffers.tokens
+    places = zip(batch.token_rows[last].tolist(), batch.positions[last].tolist(), strict=True)
+    return [table[row, : position + 2].tolist() for row, position in places]
 
 
 @pytest.mark.feature("R11")
@@ -173,10 +167,15 @@ def test_guesses_are_those_of_transformers_layers(
 
     def wrap(guess: Guess) -> Guess:
         def watched(
-            program: Program, batch: Batch, attend: Attend, hidden: Tensor, stops: Ints
+            program: Program,
+            batch: Batch,
+            attend: Attend,
+            hidden: Tensor,
+            last: Tensor,
+            stops: Ints,
         ) -> Tensor:
-            known = list_known(program, batch)
-            found = guess(program, batch, attend, hidden, stops)
+            known = list_known(program, batch, last)
+            found = guess(program, batch, attend, hidden, last, stops)
             for sequence, guessed in zip(known, found.tolist(), strict=True):
                 seen[tuple(sequence)] = guessed
             return found
@@ -247,10 +246,15 @@ def test_tokens_are_the_same_however_many_guesses_are_right(
 
     def wrap(guess: Guess) -> Guess:
         def spoiled(
-            program: Program, batch: Batch, attend: Attend, hidden: Tensor, stops: Ints
+            program: Program,
+            batch: Batch,
+            attend: Attend,
+            hidden: Tensor,
+            last: Tensor,
+            stops: Ints,
         ) -> Tensor:
-            known = list_known(program, batch)
-            found = guess(program, batch, attend, hidden, stops).clone()
+            known = list_known(program, batch, last)
+            found = guess(program, batch, attend, hidden, last, stops).clone()
             for row, sequence in enumerate(known):
                 after = [
                     each[len(sequence) :] for each in whole if each[: len(sequence)] == sequence
@@ -271,10 +275,37 @@ def test_tokens_are_the_same_however_many_guesses_are_right(
     assert bool(stats.replayed_verify_steps) == is_replayed
 
 
+@pytest.mark.parametrize("is_replayed", [False, True])
+def test_samples_are_on_their_way_before_drafts_are_made(
+    is_replayed: bool,
+    checkpoint: Path,
+    replayed: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    order: list[str] = []
+    of_sample, keep_drafts = executor.Readback.of_sample, DeviceTables.keep_drafts
+
+    def read(sample: Sample, device: torch.device) -> executor.Readback:
+        order.append("sample")
+        return of_sample(sample, device)
+
+    def keep(tables: DeviceTables, *arguments: Any) -> None:
+        order.append("drafts")
+        keep_drafts(tables, *arguments)
+
+    settings = replayed | {"defer_graphs": False} if is_replayed else {"attn": "sdpa"}
+    with LLM(str(checkpoint), **MTP, **settings) as llm:
+        monkeypatch.setattr(executor.Readback, "of_sample", read)
+        monkeypatch.setattr(DeviceTables, "keep_drafts", keep)
+        llm.generate({"prompt_token_ids": PROMPTS[0]}, SamplingParams(max_tokens=6))
+
+    assert len(order) >= 6 and order == ["sample", "drafts"] * (len(order) // 2)
+
+
 def test_a_runner_without_the_drafts_that_it_claims_is_named(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrap_guesses(monkeypatch, lambda guess: lambda *_: None)  # type: ignore[arg-type,return-value]
+    monkeypatch.setattr(Sample, "with_drafts", lambda sample, *_: sample)
     with pytest.raises(EngineDied, match="the runner claims drafts and returned none"):
         generate(checkpoint, **MTP)
 

@@ -199,6 +199,15 @@ class FaultyStep(Pending):
         """What is wrong with unhealthy rows."""
         return self.inner.reasons
 
+    @property
+    def has_drafts(self) -> bool:  # type: ignore[override]
+        """Whether drafts are made behind the step."""
+        return self.inner.has_drafts
+
+    def wait_drafts(self) -> Tensor:
+        """Wait for them."""
+        return self.inner.wait_drafts()
+
     def wait(self) -> Sample:
         """Wait for the step's sample."""
         # After the wait: the step has run, so that the fault loses its result and nothing else.

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import toy_proposer
 from attrs import evolve
 from often import often
@@ -24,13 +25,21 @@ from toy_engine import (
 
 from headstock import SamplingParams
 from headstock.cli.main import main
-from headstock.engine.drafting import Drafting, SampledRows, accept_drafts
+from headstock.engine.drafting import (
+    Drafting,
+    MadeDrafts,
+    SampledRows,
+    accept_drafts,
+    read_verified,
+)
 from headstock.engine.engine import Engine
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.tracked_request import DraftHistory, TrackedRequest
 from headstock.errors import CannotRun, PluginBroken, UsageError
+from headstock.execution.abstract_executor import Pending
 from headstock.record.file import read_recording
 from headstock.scheduler import Plan, Request, Sampled
+from headstock.spi import Sample
 from headstock.spi.arrays import Ints
 from headstock_conformance.scheduler.toy_device import VOCAB
 
@@ -334,6 +343,83 @@ def test_acceptance_ends_at_the_first_draft_that_differs_from_the_sample_before_
     assert taken.tokens.tolist() == [3, 7, 8, 9, 7, 1, 5]
     some = accept_drafts(plan, plan.last_logits, np.array([0, 2]), samples)
     assert (some.counts.tolist(), some.tokens.tolist()) == ([1, 2], [3, 7, 1])
+
+
+def test_drafts_that_the_device_alone_knew_are_those_that_the_step_verified() -> None:
+    plan = Plan(
+        number=0,
+        num_decode=1,
+        rows=ints(4, 1, 2),
+        admission_ids=ints(1, 2, 3),
+        starts=ints(5, 5, 5),
+        stops=ints(6, 8, 7),
+        num_logits=ints(1, 3, 2),
+        samples=ints(1, 1, 1),
+        num_drafts=ints(0, 2, 1),
+        drafts=ints(-1, -1, 6),
+    )
+    sample = Sample(
+        tokens=torch.tensor([3, 7, 8, 9, 6, 1]),
+        healthy=torch.ones(6, dtype=torch.bool),
+        verified=torch.tensor([0, 0, 7, 5, 0, 6]),
+    )
+    known = read_verified(plan, plan.last_logits, sample)
+    assert known.drafts.tolist() == [7, 5, 6]
+    taken = accept_drafts(known, plan.last_logits, np.arange(3), sample.tokens.numpy())
+    assert (taken.counts.tolist(), taken.tokens.tolist()) == ([1, 2, 2], [3, 7, 8, 6, 1])
+    with pytest.raises(PluginBroken, match=r"expected Sample\.verified"):
+        read_verified(plan, plan.last_logits, evolve(sample, verified=None))
+    exact = evolve(plan, drafts=ints(7, 8, 6))
+    assert read_verified(exact, plan.last_logits, evolve(sample, verified=None)) is exact
+
+
+class Making(Pending):
+    """A step whose model makes these drafts.   num_waits: how often they were waited for"""
+
+    has_drafts = True
+
+    def __init__(self, drafts: list[list[int]]) -> None:
+        self.drafts = torch.tensor(drafts)
+        self.num_waits = 0
+
+    def wait(self) -> Sample:
+        raise NotImplementedError
+
+    def wait_drafts(self) -> torch.Tensor:
+        self.num_waits += 1
+        return self.drafts
+
+
+def test_the_host_waits_for_drafts_of_the_model_only_where_masks_follow_them() -> None:
+    proposer = toy_proposer.ToyProposer(toy_proposer.ToyOptions())
+    tracker = OutputTracker()
+    limits: Any = SimpleNamespace(max_drafts=3)
+    drafting = Drafting(proposer, "own", limits, VOCAB, 16, tracker, by_model=True)
+    for row in range(3):
+        tracked = TrackedRequest(request(f"{row}", [1], 1), True, np.ones(1, np.int64), 0.0)
+        # The last row has two tokens to go, of which one may be a draft.
+        tracked.drafts = DraftHistory(np.ones(24, np.int32), 18 - (row < 2), 20)
+        tracker.by_admission_id[row] = tracked
+    rows = np.arange(3, dtype=np.int32)
+    plan: Any = SimpleNamespace(admission_ids=rows)
+    ones = np.ones_like(rows)
+    sampled = SampledRows(rows, rows, ones, np.zeros_like(rows), ones)
+
+    step = Making([[9] * 3, [4, 5, 6], [7, 7, 7], [8, 8, 8]])
+    made = MadeDrafts(step, np.array([1, 2, 3]))
+    event = drafting.make_event(sampled, None, made)
+    assert (event.draft_counts.tolist(), event.drafts.tolist()) == ([1, 1, 0], [-1, -1])
+    assert not drafting.needs_drafts(plan) and not step.num_waits
+
+    followed: Any = object()
+    tracker.by_admission_id[1].followed = followed
+    tracker.num_followed = 1
+    assert drafting.needs_drafts(plan)
+    tracker.by_admission_id[0].drafts = DraftHistory(np.ones(24, np.int32), 5, 20)
+    tracker.by_admission_id[1].drafts = DraftHistory(np.ones(24, np.int32), 5, 20)
+    event = drafting.make_event(sampled, None, made)
+    assert event.draft_counts.tolist() == [3, 3, 0]
+    assert event.drafts.tolist() == [-1, -1, -1, 7, 7, 7] and step.num_waits == 1
 
 
 @pytest.mark.parametrize("others", [0, 1])

@@ -93,11 +93,12 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     class WatchedReadback(executor.Readback):
         """Readback of samples that have the new field."""
 
-        def __init__(self, made: Any, device: Any) -> None:
-            assert (made.doubled == made.tokens * 2).all()
-            assert len(made.doubled) == len(made.healthy)
+        @classmethod
+        def of_sample(cls, sample: Any, device: Any) -> executor.Readback:
+            assert (sample.doubled == sample.tokens * 2).all()
+            assert len(sample.doubled) == len(sample.healthy)
             counts["sample"] += 1
-            super().__init__(made, device)
+            return super().of_sample(sample, device)
 
     monkeypatch.setattr(toy_plugins.ToyOps, "embed", embed_later)
     monkeypatch.setattr(toy_plugins.ToyOps, "sample", sample_later)

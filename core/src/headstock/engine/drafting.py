@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any
 
 import numpy as np
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.tracked_request import DraftHistory
 from headstock.errors import PluginBroken, describe_error, shorten
 from headstock.execution.abstract_executor import Pending
 from headstock.scheduler import Limits, Plan, RequestState, Sampled
-from headstock.spi import Proposer
+from headstock.spi import Proposer, Sample
 from headstock.spi.arrays import Ints
 from headstock.startup.build import EngineBuild
 
@@ -56,6 +56,25 @@ class SampledRows:
     tokens: Ints
 
 
+def read_verified(plan: Plan, last_logits: Ints, sample: Sample) -> Plan:
+    """Return the plan of a step that is over, with the drafts that it has verified.
+
+    last_logits: the plan's    sample: in host memory
+    raises: PluginBroken by the runner
+    """
+    if not (plan.drafts < 0).any():
+        return plan
+    if sample.verified is None:
+        raise PluginBroken(
+            "the runner verified drafts of the model's own layers and did not say which: expected "
+            "Sample.verified; report it to its author, or set runner (--runner) to eager"
+        )
+    ends = np.cumsum(plan.num_drafts)
+    firsts = np.repeat(last_logits + 1 - ends, plan.num_drafts)
+    drafts = sample.verified.numpy()[firsts + np.arange(ends[-1])]
+    return evolve(plan, drafts=drafts.astype(np.int32))
+
+
 def accept_drafts(plan: Plan, last_logits: Ints, which: Ints, samples: Ints) -> SampledRows:
     """Accept the drafts of a step that are equal to the sample before them.
 
@@ -86,6 +105,22 @@ def accept_drafts(plan: Plan, last_logits: Ints, which: Ints, samples: Ints) -> 
         num_drafts=num_drafts,
         tokens=grid[offsets < counts[:, None]].astype(np.int32),
     )
+
+
+@frozen(eq=False)
+class MadeDrafts:
+    """Drafts that the model's own layers make behind a step, which the host plans without.
+
+    pending: the step    which: [n] int64, the rows of its plan that are sampled and healthy
+    """
+
+    pending: Pending
+    which: Ints
+
+    def read(self) -> Ints:
+        """Wait for the drafts of these rows. [n, k] int32   raises: as `Pending.wait`"""
+        drafts: Ints = self.pending.wait_drafts().numpy()[self.which].astype(np.int32)
+        return drafts
 
 
 @define(eq=False)
@@ -123,19 +158,27 @@ class Drafting:
             self.counts.steps += 1
             self.counts.replayed_steps += pending.is_replayed
 
+    def needs_drafts(self, plan: Plan) -> bool:
+        """Whether the drafts behind a step are needed to plan the next one: masks follow them."""
+        if not self.by_model or not self.tracker.num_followed:
+            return False
+        running = map(self.tracker.by_admission_id.get, plan.admission_ids.tolist())
+        return any(each is not None and each.followed is not None for each in running)
+
     def make_event(
-        self, sampled: SampledRows, in_flight: Plan | None, made: Ints | None = None
+        self, sampled: SampledRows, in_flight: Plan | None, made: MadeDrafts | None = None
     ) -> Sampled:
         """Make the event of a step's samples, with drafts of what may follow them.
 
         in_flight: the plan that runs now; rows of it get no drafts, but may be held back for some
-        made: [n, k] int32, the drafts that the model made; None without a proposer `by_model`
+        made: those that the model makes behind the step; None without a proposer `by_model`
         raises: PluginBroken
         """
         if self.by_model and made is None:
             raise PluginBroken(
                 f"the runner claims drafts and returned none for the proposer {self.name!r}: "
-                "expected Sample.drafts; report it to its author, or set runner (--runner) to eager"
+                "expected Sample.make_drafts; report it to its author, or set runner (--runner) to "
+                "eager"
             )
         asked: list[tuple[int, DraftHistory]] = []
         columns: tuple[Iterable[int], ...] = repeat(1), repeat(0)
@@ -187,7 +230,7 @@ class Drafting:
         admission_ids: Ints,
         busy: set[int],
         num_rows: int,
-        made: Ints | None,
+        made: MadeDrafts | None,
     ) -> tuple[dict[int, Ints], Ints]:
         """Return the drafts by row of the event, and which rows are held back, [num_rows] int32.
 
@@ -204,11 +247,11 @@ class Drafting:
         if not ready:
             return {}, hold
         room = np.array([room for room in rooms if room > 0], np.int32)
+        ids = admission_ids[[i for i, _ in ready]].astype(np.int64)
         if made is None:
-            ids = admission_ids[[i for i, _ in ready]].astype(np.int64)
             guesses = self._call_proposer([drafted for _, drafted in ready], room, ids)
         else:
-            guesses = [made[i, :most] for (i, _), most in zip(ready, room.tolist(), strict=True)]
+            guesses = self._place_drafts(ready, room, ids, made)
         drafts: dict[int, Ints] = {}
         for (i, drafted), tokens in zip(ready, guesses, strict=True):
             was_held, drafted.is_held = drafted.is_held, False
@@ -221,6 +264,25 @@ class Drafting:
             elif was_held:
                 drafted.count_hits(0)  # no draft was proposed, so holding it back was wasted
         return drafts, hold
+
+    def _place_drafts(
+        self, rows: Sequence[tuple[int, DraftHistory]], room: Ints, ids: Ints, made: MadeDrafts
+    ) -> list[Ints]:
+        """Return the drafts that the model makes: -1 for each, as the device has them.
+
+        Masks follow drafts, so rows of a grammar have their tokens.
+
+        room: [rows] int32    ids: [rows] int64
+        """
+        places: list[Ints] = []
+        values: Ints | None = None
+        for (i, _), count, admission_id in zip(rows, room.tolist(), ids.tolist(), strict=True):
+            if self.tracker.by_admission_id[admission_id].followed is None:
+                places.append(np.full(count, -1, np.int32))
+                continue
+            values = made.read() if values is None else values
+            places.append(values[i, :count])
+        return places
 
     def end_rows(self) -> None:
         """Tell the proposer which rows are over.

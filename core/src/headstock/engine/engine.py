@@ -327,7 +327,9 @@ class Engine:
             return [], {}
         in_flight = self.in_flight[-1].plan if self.in_flight else None
         try:
-            events = make_step_events(collected.plan, collected.sample, self.drafting, in_flight)
+            events = make_step_events(
+                collected.plan, collected.sample, self.drafting, in_flight, collected.pending
+            )
         except PluginBroken as error:
             raise self._explain(str(error)) from error
         return events, collected.explain(events, self.preparation.explain_failure)
@@ -396,6 +398,8 @@ class Engine:
             self.output_tracker.count_step(oldest.pending)
             if self.drafting is not None:
                 self.drafting.count_step(oldest.plan, oldest.pending)
+                if oldest.pending.has_drafts and self.drafting.needs_drafts(oldest.plan):
+                    oldest.pending.wait_drafts()  # here, where an error fails the step
             collected = evolve(oldest, sample=sample, reasons=oldest.pending.reasons)
             return drop_unknown_tokens(collected, self.model.vocab, self.names.ops)
         except PLUGIN_FAILURES as error:

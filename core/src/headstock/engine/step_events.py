@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headstock.engine.drafting import Drafting, accept_drafts
+from headstock.engine.drafting import Drafting, MadeDrafts, accept_drafts, read_verified
+from headstock.execution.abstract_executor import Pending
 from headstock.execution.pooling import find_healthy_rows
 from headstock.scheduler import Event, Failed, Plan, Pooled, Sampled
 from headstock.spi import Sample
@@ -15,12 +16,14 @@ def make_step_events(
     sample: Sample | None,
     drafting: Drafting | None = None,
     in_flight: Plan | None = None,
+    pending: Pending | None = None,
 ) -> list[Event]:
     """Make events of a step's result: sampled tokens of healthy rows, failure of the others.
 
     A step without a sample failed as a whole.
     drafting: where a proposer is asked what may follow the tokens
     in_flight: the plan that runs now
+    pending: the step, which may make drafts behind its sample
     raises: PluginBroken by the proposer
     """
     if sample is None:
@@ -39,8 +42,9 @@ def make_step_events(
     is_sampled = healthy & (plan.samples > 0)
     if is_sampled.any() and drafting is not None:
         which = is_sampled.nonzero()[0]
+        plan = read_verified(plan, last_logits, sample)
         rows = accept_drafts(plan, last_logits, which, sample.tokens.numpy())
-        made = None if sample.drafts is None else sample.drafts.numpy()[which].astype(np.int32)
+        made = None if pending is None or not pending.has_drafts else MadeDrafts(pending, which)
         events.append(drafting.make_event(rows, in_flight, made))
     elif is_sampled.any():
         tokens = sample.tokens.numpy()[last_logits[is_sampled]].astype(np.int32)

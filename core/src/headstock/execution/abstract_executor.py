@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
+
 from headstock.scheduler import Plan
 from headstock.spi import Sample
 
@@ -19,14 +21,16 @@ class Pending(ABC):
     is_replayed: it replays a graph, known once it has been waited for
     reasons: by row, what is wrong with it, of unhealthy rows; known as late, and only where debug
         flags look for it
+    has_drafts: the model's own layers make drafts behind it; known as late
     """
 
     is_replayed: bool = False
     reasons: Mapping[int, str] = NO_REASONS
+    has_drafts: bool = False
 
     @property
     def is_done(self) -> bool:
-        """Whether the device has finished, so that `wait` returns at once."""
+        """Whether the sample is there, so that `wait` returns at once."""
         return True
 
     @abstractmethod
@@ -36,6 +40,13 @@ class Pending(ABC):
         Any exception fails the step's requests, and the engine goes on; EngineDied ends the
         engine.
         """
+
+    def wait_drafts(self) -> Tensor:
+        """Wait for the drafts that are made behind the sample. [rows, k] int64, in host memory
+
+        raises: as `wait`
+        """
+        raise NotImplementedError("has_drafts says whether there are any")
 
 
 class Executor(ABC):

@@ -205,7 +205,11 @@ class Buffers:
         """
         # No row has a token in flight: it would not have been planned before that is known. So
         # nothing that runs still writes these places.
-        at = self.to_device_packed(*plan.draft_places, plan.drafts.astype(np.int64))
+        is_known = plan.drafts >= 0  # the model's own layers wrote the others here
+        if not is_known.any():
+            return
+        places = (each[is_known] for each in plan.draft_places)
+        at = self.to_device_packed(*places, plan.drafts[is_known].astype(np.int64))
         rows, positions, drafts = map(self.as_native, at)
         self.as_native(self.tokens)[rows, positions] = drafts
 

@@ -29,14 +29,17 @@ class LaunchedStep(Pending):
 
     page_tables: as they were for this step
     order: as in `Sample`
+    drafts: None where the model's own layers make none
     """
 
     readback: Readback
+    drafts: Readback | None
     buffers: Buffers
     page_tables: tuple[Tensor, ...]
     plan: Plan
     order: Ints | None
     is_replayed: bool
+    has_drafts: bool
     reasons: Mapping[int, str]
 
     @property
@@ -46,7 +49,8 @@ class LaunchedStep(Pending):
 
     def wait(self) -> Sample:
         """Wait for the sample; afterwards the pages of unhealthy rows are finite."""
-        sample = self.readback.wait()
+        copies: Mapping[str, Any] = self.readback.wait()
+        sample = Sample(**copies)
         if self.order is not None:
             sample = _restore_order(sample, self.order)
         # The host learns of unhealthy rows only here: a look at the launch would wait for the
@@ -59,6 +63,11 @@ class LaunchedStep(Pending):
             unhealthy = np.unique(np.concatenate((logit_rows, pooled_rows)))
             self.buffers.zero_non_finite(unhealthy, self.page_tables)
         return sample
+
+    def wait_drafts(self) -> Tensor:
+        """See `Pending.wait_drafts`."""
+        assert self.drafts is not None, "has_drafts says whether there are any"
+        return self.drafts.wait()["drafts"]
 
 
 def _find_sample_fault(sample: object, plan: Plan) -> str:
@@ -94,11 +103,11 @@ def _find_sample_fault(sample: object, plan: Plan) -> str:
 def _restore_order(sample: Sample, order: Ints) -> Sample:
     """Return the sampled positions in this order, those that it leaves out dropped."""
     tensors = {name: getattr(sample, name) for name in fields_dict(Sample)}
-    by_row = {name: tensors.pop(name) for name in ("pooled", "drafts")}
+    pooled = tensors.pop("pooled")
     ordered: dict[str, Any] = {
         name: tensor[order] for name, tensor in tensors.items() if isinstance(tensor, Tensor)
     }
-    return Sample(**ordered, **by_row)
+    return Sample(**ordered, pooled=pooled)
 
 
 class LocalExecutor(Executor):
@@ -174,8 +183,14 @@ class LocalExecutor(Executor):
         reasons: Mapping[int, str] = NO_REASONS
         if self.watch is not None:
             reasons = self.watch.judge(sample, step)
+        readback, drafts = Readback.of_sample(sample, steps.buffers.device), None
+        # Behind the copies, so that the host plans the next step while drafts are made.
+        if sample.make_drafts is not None:
+            drafts = Readback({"drafts": sample.make_drafts()}, steps.buffers.device)
         return LaunchedStep(
-            readback=Readback(sample, steps.buffers.device),
+            readback=readback,
+            drafts=drafts,
+            has_drafts=drafts is not None,
             buffers=steps.buffers,
             # Now and not when NaN is found: by then the next plan may have given these rows to
             # others.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -9,25 +10,22 @@ from torch import Tensor
 
 from headstock.spi import Sample
 
-_FIELDS = ("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks", "pooled", "drafts")
+SAMPLE_FIELDS = (
+    *("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks", "pooled", "verified"),
+)
 
 
 class Readback:
-    """A sample on its way to the host.
+    """Tensors on their way to the host.
 
     The copies are queued at once, so that they run right behind the step. Queued later, they would
-    run behind the steps launched since, and find the sample overwritten. Pinned memory is what
+    run behind the steps launched since, and find the tensors overwritten. Pinned memory is what
     lets the host go on while they run.
     """
 
-    def __init__(self, sample: Sample, device: torch.device) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], device: torch.device) -> None:
         copy = Tensor.clone if device.type == "cpu" else _copy_to_pinned
-        copies: dict[str, Any] = {}
-        for name in _FIELDS:
-            tensor = getattr(sample, name)
-            if tensor is not None:
-                copies[name] = copy(tensor)
-        self.sample = Sample(**copies)
+        self.copies = {name: copy(tensor) for name, tensor in tensors.items()}
         self.copied: Any = None
         if device.type != "cpu":
             self.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -38,12 +36,18 @@ class Readback:
         """Whether the copies are complete."""
         return self.copied is None or bool(self.copied.query())
 
-    def wait(self) -> Sample:
-        """Wait for the copies and return the sample, its tensors in host memory."""
+    @classmethod
+    def of_sample(cls, sample: Sample, device: torch.device) -> Readback:
+        """The tensors of a sample."""
+        tensors = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
+        return cls({name: each for name, each in tensors.items() if each is not None}, device)
+
+    def wait(self) -> Mapping[str, Tensor]:
+        """Wait for the copies and return them, in host memory."""
         # An event and not the stream: steps launched since would have to end too.
         if self.copied is not None:
             self.copied.synchronize()
-        return self.sample
+        return self.copies
 
 
 def _copy_to_pinned(tensor: Tensor) -> Tensor:

@@ -249,6 +249,17 @@ class DeviceTables(RowTables):
         """Read the tokens at these positions of rows."""
         return self.buffers.tokens[token_rows, positions]
 
+    def keep_drafts(self, row_ids: Tensor | Ints, positions: Tensor, drafts: Tensor) -> None:
+        """Write drafts to the token table, those past its end to the padding row.
+
+        writes: the token table
+        """
+        table, rows = self.buffers.tokens, self.buffers.to_device(row_ids)
+        places = positions[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
+        last = table.shape[1] - 1
+        rows = rows[:, None].expand_as(places).masked_fill(places > last, self.padding_row)
+        table[rows, places.clamp_(max=last)] = drafts
+
     def attention_step(
         self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
     ) -> AttentionStep:

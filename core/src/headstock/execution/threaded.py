@@ -9,6 +9,8 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
+from torch import Tensor
+
 from headstock.execution.abstract_executor import Executor, Pending
 from headstock.spi import Sample
 
@@ -26,7 +28,12 @@ class QueuedStep(Pending):
         """Wait for the sample; raises what the step raised."""
         sample, step = self.future.result()
         self.is_replayed, self.reasons = step.is_replayed, step.reasons
+        self.has_drafts = step.has_drafts
         return sample
+
+    def wait_drafts(self) -> Tensor:
+        """See `Pending.wait_drafts`."""
+        return self.future.result()[1].wait_drafts()
 
 
 class ThreadedExecutor(Executor):

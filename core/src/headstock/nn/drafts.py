@@ -12,8 +12,13 @@ from headstock.spi import Attend, AttentionBackend, Batch, Program, StepInputs
 from headstock.spi.arrays import Ints
 
 
-def propose_drafts(
-    program: Program, batch: Batch, attend: Attend, hidden: Tensor, stops: Ints
+def make_drafts(
+    program: Program,
+    batch: Batch,
+    attend: Attend,
+    hidden: Tensor,
+    stops: Ints,
+    row_ids: Tensor | Ints,
 ) -> Tensor:
     """What the model's own layers guess to follow each row, behind its last right token.
 
@@ -23,14 +28,30 @@ def propose_drafts(
     batch: as it was before the samples were stored    attend: of the step
     hidden: [tokens, hidden], what `Model.forward` gave
     stops: [rows], where each row's positions in the step end, on the host
+    row_ids: [rows] int64, the padding row for those that no token follows
     returns: [rows, k] int64; undefined for rows that no token follows
-    writes: what the layers keep
+    writes: what the layers keep, the token table
+    """
+    follower = program.row_tables.read_tokens(batch.token_rows, batch.positions + 1)
+    last = find_last_right(batch, follower)
+    own = evolve(batch, tokens=follower)
+    drafts = propose_drafts(program, own, attend, hidden, last, stops)
+    # Written here and not by the host, which plans the next step meanwhile.
+    program.row_tables.keep_drafts(row_ids, batch.positions[last] + 2, drafts)
+    return drafts
+
+
+def propose_drafts(
+    program: Program, batch: Batch, attend: Attend, hidden: Tensor, last: Tensor, stops: Ints
+) -> Tensor:
+    """What the model's own layers guess to follow each row, as `make_drafts` says.
+
+    batch: its tokens are those that follow each token of the step
+    last: [rows] int64, the last right token of each row, by its index
+    returns: [rows, k] int64    writes: what the layers keep
     """
     tables = program.row_tables
-    follower = tables.read_tokens(batch.token_rows, batch.positions + 1)
-    own = evolve(batch, tokens=follower)
-    hidden = _run_layers(program, hidden, own, attend)
-    last = find_last_right(batch, follower)
+    hidden = _run_layers(program, hidden, batch, attend)
     hidden, starts = hidden[last], batch.positions[last]
     drafts = [_choose_tokens(program, hidden)]
     while len(drafts) < program.verify_len - 1:
@@ -46,7 +67,7 @@ def propose_drafts(
     return torch.stack(drafts, 1)
 
 
-def propose_row_drafts(
+def make_row_drafts(
     program: Program,
     backend: AttentionBackend,
     lines: Tensor,
@@ -54,7 +75,7 @@ def propose_row_drafts(
     hidden: Tensor,
     query_len: int,
 ) -> Tensor:
-    """The same behind rows of one length, in what a graph may capture.
+    """`make_drafts` behind rows of one length, in what a graph may capture.
 
     backend: attends for rows of that length, planned from upper bounds
     lines: [2, rows * query_len] int64, the row and the position of each token, row by row
@@ -67,7 +88,7 @@ def propose_row_drafts(
     plan = backend.capture_plan(tables.attention_step(rows, longest))
     attend = bind_plan(program, backend, plan)
     batch = evolve(tables.batch(rows), tokens=tokens)
-    return propose_drafts(program, batch, attend, hidden, longest)
+    return make_drafts(program, batch, attend, hidden, longest, row_ids)
 
 
 def find_last_right(batch: Batch, follower: Tensor) -> Tensor:

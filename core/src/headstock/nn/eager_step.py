@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import attrs
+import numpy as np
 import torch
 from torch import Tensor
 
-from headstock.nn.drafts import propose_drafts
+from headstock.nn.drafts import make_drafts
 from headstock.nn.pooling import pool_hidden
 from headstock.nn.sampler import find_targets, rank_tokens
 from headstock.spi import Batch, Program, Sample, Sampling, Step
@@ -35,8 +37,10 @@ def run_eager_step(program: Program, step: Step) -> Sample:
     if len(rows):
         program.row_tables.keep(rows, positions, sample, scored)
     if program.has_own_drafts:
-        drafts = propose_drafts(program, batch, attend, hidden, step.stops)
-        sample = attrs.evolve(sample, drafts=drafts)
+        kept = np.where(step.is_sampled, step.row_ids, program.row_tables.padding_row)
+        at = slice(None) if batch.logit_indices is None else batch.logit_indices
+        make = partial(make_drafts, program, batch, attend, hidden, step.stops, kept)
+        sample = sample.with_drafts(make, batch.tokens[at])
     return sample if step.order is None else attrs.evolve(sample, order=step.order)
 
 
@@ -103,7 +107,7 @@ def _concat_samples(samples: list[Sample]) -> Sample:
     columns = {
         field.name: [getattr(sample, field.name) for sample in samples]
         for field in attrs.fields(Sample)
-        if field.name not in ("order", "drafts", "is_replayed")
+        if field.name not in ("order", "make_drafts", "is_replayed")
     }
     joined: dict[str, Any] = {
         name: torch.cat(tensors) for name, tensors in columns.items() if tensors[0] is not None

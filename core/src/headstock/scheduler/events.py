@@ -24,8 +24,8 @@ class Sampled:
 
     rows, admission_ids, counts: [n] int32
     tokens: [sum of counts] int32
-    draft_counts: [n] int32, drafts: [sum of draft_counts] int32, tokens to verify next; only for
-        rows without a token in flight
+    draft_counts: [n] int32, drafts: [sum of draft_counts] int32, tokens to verify next, -1 for
+        those that the device alone knows; only for rows without a token in flight
     hold: [n] int32, 1 where the row runs no further before its token in flight is known, because
         drafts are likely then; empty for none
 

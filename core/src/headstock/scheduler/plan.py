@@ -29,7 +29,8 @@ class Plan:
     num_drafts: [n] how many of the row's last positions hold drafts; empty when no row has any
     pooling: [n] 1 where the row's hidden states are pooled, 2 where its prompt ends here too; empty
         when no row pools
-    drafts: [sum of num_drafts] the drafts, row by row, to put into the token table before the step
+    drafts: [sum of num_drafts] the drafts, row by row, to put into the token table before the step;
+        -1 for those that the device has there
     page_groups, page_rows, page_columns, page_numbers: [m] page-table entries to write, in order
     new_row_ids: rows that got a request in this step
     copies: [m, 3] pages to copy before the step (group, source, destination): states that rows

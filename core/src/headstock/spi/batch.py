@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,8 +112,11 @@ class Sample:
     healthy: [n] bool, False where the logits held NaN or only infinities
     pooled: [m, hidden] float32, one a row of `Batch.pooling`, on which no logit position falls;
         None for a batch without one
-    drafts: [rows, k] int64, what the model's own layers guess to follow each of the step's rows;
-        None where they guess nothing
+    make_drafts: launches the model's own layers, which guess what follows each of the step's rows,
+        writes their guesses to the token table, and returns them, [rows, k] int64; called once,
+        before anything else is launched; None where they guess nothing, and in host memory
+    verified: [n] int64, the step's tokens at these positions, drafts among them, which the host
+        may not know; None where `make_drafts` is
     order: [logits] int64 numpy, where each of the step's logits is among these positions, of which
         some may be padding; None where they are the same, in the same order
     is_replayed: whether the step was a replay
@@ -133,7 +136,8 @@ class Sample:
     top_logprobs: Tensor | None = None
     ranks: Tensor | None = None
     pooled: Tensor | None = None
-    drafts: Tensor | None = None
+    make_drafts: Callable[[], Tensor] | None = None
+    verified: Tensor | None = None
     order: np.ndarray | None = None
     is_replayed: bool = False
 
@@ -141,9 +145,9 @@ class Sample:
         """Return what was sampled at the first `count` logit positions."""
         return self if count == len(self.tokens) else _index_tensors(self, slice(count))
 
-    def with_drafts(self, drafts: Tensor) -> Sample:
-        """Return the sample with drafts of the model's own layers.   drafts: [rows, k] int64"""
-        return evolve(self, drafts=drafts)
+    def with_drafts(self, make_drafts: Callable[[], Tensor], verified: Tensor) -> Sample:
+        """Return the sample with what makes drafts behind it."""
+        return evolve(self, make_drafts=make_drafts, verified=verified)
 
     def replayed(self, order: np.ndarray | None = None) -> Sample:
         """Return the sample as one of a replay, with that `order`."""
@@ -276,7 +280,7 @@ def _index_tensors(record: Record, which: Any) -> Record:
         name: value
         if value is None
         or isinstance(value, int | Processing)
-        or name in ("pooled", "drafts", "order")
+        or name in ("pooled", "make_drafts", "order")
         else value[which]
         for name, value in values.items()
     }

@@ -139,6 +139,17 @@ class RowTables(ABC):
         """
 
     @abstractmethod
+    def keep_drafts(self, row_ids: Tensor | np.ndarray, positions: Tensor, drafts: Tensor) -> None:
+        """Write drafts to the token table, where the next step verifies them.
+
+        Those past the table's end are left out. A graph may capture it, of tensors.
+
+        row_ids: [rows] int64, the padding row where nothing is to be kept
+        positions: [rows] int64, of each row's first draft    drafts: [rows, k] int64
+        writes: the token table
+        """
+
+    @abstractmethod
     def attention_step(
         self, inputs: StepInputs, host_lens: np.ndarray, prefixes: PrefixInputs | None = None
     ) -> AttentionStep:

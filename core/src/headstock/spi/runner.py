@@ -36,7 +36,8 @@ class RunnerCapabilities:
     models: the architectures that it runs; None for any
     ops: the sets of operations that it runs over, by name; None for any
     pooling: `run` pools the rows of `Batch.pooling`, as `headstock.nn.eager_step` does
-    drafts: `run` returns `Sample.drafts` where `Program.has_own_drafts`, as that does
+    drafts: `run` returns `Sample.make_drafts` and `Sample.verified` where
+        `Program.has_own_drafts`, as that does
     """
 
     devices: tuple[DeviceRange, ...]

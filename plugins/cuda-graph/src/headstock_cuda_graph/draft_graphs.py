@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from torch import Tensor
 
-from headstock.nn.drafts import propose_row_drafts
+from headstock.nn.drafts import make_row_drafts
 from headstock.spi import Program, Sample
-from headstock_cuda_graph.capture import GraphCapturer
+from headstock_cuda_graph.capture import CapturedGraph, GraphCapturer
 from headstock_cuda_graph.sampling_graphs import Bucket, pad_lines
 
 
@@ -48,16 +50,26 @@ def keep_tokens(program: Program, bucket: Bucket) -> None:
 
 
 def add_drafts(sample: Sample, bucket: Bucket, num_rows: int) -> Sample:
-    """The sample with drafts for its first rows."""
-    if bucket.drafts is None:
+    """The sample with what makes drafts for its first rows."""
+    graph = bucket.drafts
+    if graph is None:
         return sample
-    bucket.drafts.replay()
-    return sample.with_drafts(bucket.drafts.result[:num_rows])
+    verified = bucket.lines[2, : len(sample.tokens)]
+    return sample.with_drafts(partial(_replay, graph, num_rows), verified)
+
+
+def _replay(graph: CapturedGraph[Tensor], num_rows: int) -> Tensor:
+    """The drafts of the first rows."""
+    graph.replay()
+    return graph.result[:num_rows]
 
 
 def _draft(program: Program, bucket: Bucket, query_len: int) -> Tensor:
-    """The drafts behind the rows of a bucket.   returns: [rows, k]   writes: the pools"""
+    """The drafts behind the rows of a bucket.
+
+    returns: [rows, k]    writes: the pools, the token table
+    """
     backend = program.attention.backend if query_len == 1 else program.verify_attention
     assert backend is not None, "can_draft was asked"
     lines, hidden = bucket.lines, bucket.forward.result
-    return propose_row_drafts(program, backend, lines[:2], lines[2], hidden, query_len)
+    return make_row_drafts(program, backend, lines[:2], lines[2], hidden, query_len)

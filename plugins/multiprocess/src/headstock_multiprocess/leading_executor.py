@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
+from torch import Tensor
+
 from headstock.errors import PLUGIN_FAILURES
 from headstock.execution import abstract_executor
 from headstock.scheduler import Plan, RequestState
@@ -99,5 +101,10 @@ class LedStep(abstract_executor.Pending):
             self.ranks.judge_failure(self.number, error)
             raise
         self.is_replayed, self.reasons = self.inner.is_replayed, self.inner.reasons
+        self.has_drafts = self.inner.has_drafts
         self.ranks.note_done(self.number, digest_sample(sample))
         return sample
+
+    def wait_drafts(self) -> Tensor:
+        """See `Pending.wait_drafts`. What other ranks guess shows in the next step's tokens."""
+        return self.inner.wait_drafts()
