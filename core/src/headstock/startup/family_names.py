@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from headstock import registry
-from headstock.errors import CannotRun, UnknownPlugin, shorten
+from headstock.errors import CannotRun, HeadstockError, ModelError, UnknownPlugin, shorten
 from headstock.spi import ModelSpec
+
+_FILE_AT_FAULT = "config.json: "
 
 
 def choose_family_name(architecture: str, inputs: Sequence[str], implementation: str) -> str | None:
@@ -14,13 +17,20 @@ def choose_family_name(architecture: str, inputs: Sequence[str], implementation:
 
     inputs: what the model takes beside text
     implementation: `EngineConfig.model_impl`
-    raises: CannotRun when the family of all decoders is wanted and not installed
+    raises: CannotRun when the family of all decoders is wanted and not installed, or where another
+        family serves the text of a model that takes more
     """
     native = _find_served_name(architecture, has_inputs=bool(inputs))
     wanted = implementation == registry.ANY_DECODER
     if implementation == "native" or (native is not None and not wanted):
         return native
     # transformers computes a model with its towers, for which there are no pages.
+    if inputs and native is not None:
+        raise CannotRun(
+            f"model_impl (--model-impl) {implementation}: {shorten(architecture)} takes "
+            f"{' and '.join(inputs)} beside text, and transformers computes models of text alone "
+            "here; set it to auto, which serves the text by a family"
+        )
     if inputs:
         return None
     if registry.ANY_DECODER in {plugin.name for plugin in registry.list_installed("model")}:
@@ -42,6 +52,34 @@ def _find_served_name(architecture: str, *, has_inputs: bool) -> str | None:
     served = {plugin.name for plugin in registry.list_installed("model")}
     names = registry.list_served_names(architecture, has_inputs=has_inputs)
     return next((name for name in names if name in served), None)
+
+
+def make_refusal(
+    reason: str,
+    directory: Path,
+    family: str,
+    architecture: str,
+    implementation: str,
+    has_code: bool,
+) -> HeadstockError:
+    """The error for a model that its family refuses to serve.
+
+    reason: the family's; one that begins with config.json finds fault with the file
+    has_code: whether the checkpoint brings Python code
+    """
+    if reason.startswith(_FILE_AT_FAULT):
+        fault = reason.removeprefix(_FILE_AT_FAULT)
+        return ModelError(
+            f"config.json in {directory}: {fault}; correct it, or choose another model"
+        )
+    if implementation == registry.ANY_DECODER:
+        return CannotRun(
+            f"model_impl (--model-impl) {implementation}: {reason}; set it to auto, or choose "
+            "another model"
+        )
+    if family == registry.ANY_DECODER:
+        return registry.unknown_architecture_error(architecture, has_code=has_code, reason=reason)
+    return ModelError(f"config.json in {directory}: {reason}")
 
 
 def load_family_spec(architecture: str, provider: str) -> ModelSpec:

@@ -38,7 +38,7 @@ from headstock.spi import (
     WeightKind,
 )
 from headstock.startup.blame import PluginNames, blame_plugins
-from headstock.startup.family_names import choose_family_name, load_family_spec
+from headstock.startup.family_names import choose_family_name, load_family_spec, make_refusal
 from headstock.startup.kv_groups import check_kv_groups
 from headstock.startup.memory_plan import format_bytes
 from headstock.startup.weight_sizes import suggest_quant
@@ -181,16 +181,9 @@ def read_family(
         try:
             model = family.config(plain)
         except ValueError as error:
-            if implementation == registry.ANY_DECODER:
-                raise CannotRun(
-                    f"model_impl (--model-impl) {implementation}: {error}; set it to auto, or "
-                    "choose another model"
-                ) from error
-            if spec.name == registry.ANY_DECODER:
-                raise registry.unknown_architecture_error(
-                    architectures[0], has_code=has_code, reason=str(error)
-                ) from error
-            raise ModelError(f"config.json in {directory}: {error}") from error
+            raise make_refusal(
+                str(error), directory, spec.name, architectures[0], implementation, has_code
+            ) from error
     if drafted_by and isinstance(model, ModelConfig):
         model = _add_draft_layers(family, plain, model, drafted_by)
     if not isinstance(model, ModelConfig):
