@@ -18,7 +18,7 @@ from attrs import frozen
 
 sys.path.append(str(Path(__file__).parent / "support"))
 
-from decoder_cases import REFUSED, SERVED, make_config
+from decoder_cases import BEHIND_PADDING, REFUSED, SERVED, make_config
 from transformers import AutoConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -168,6 +168,15 @@ MODELS: Mapping[str, tuple[str, str]] = {
 
 GEMMA4 = {"hidden_size_per_layer_input": 0}
 PUBLISHED: Mapping[str, Mapping[str, Any]] = {
+    "bert": {"is_decoder": True},
+    **{name: {"is_decoder": True} for name in BEHIND_PADDING},
+    "dots1": {
+        "hidden_size": 4096,
+        "n_routed_experts": 128,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+    },
+    "granitemoehybrid": {"layer_types": ["attention"] * 8},
     "deepseek_v2": {"num_experts_per_tok": 6, "n_group": 8, "topk_group": 3},
     "exaone4": {
         "sliding_window": 4096,
@@ -178,6 +187,7 @@ PUBLISHED: Mapping[str, Mapping[str, Any]] = {
     "glm4_moe": {"head_dim": 128},
     "glm4v_moe": {"text_config": {"model_type": "glm4v_moe_text", "head_dim": 128}},
     "hunyuan_v1_dense": {"head_dim": 128},
+    "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 16, "moe_topk": 8},
     "lfm2": {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 2048},
     "lfm2_moe": {"layer_types": ["conv", "conv", "full_attention"] * 8, "num_hidden_layers": 24},
     "ministral": {"head_dim": 128},

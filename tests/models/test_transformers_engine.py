@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from transformers import AttentionInterface, AutoModel
 from headstock import LLM, SamplingParams
 from headstock.cli.main import main
 from headstock.config import EngineConfig
-from headstock.errors import CannotRun
+from headstock.errors import CannotRun, ModelError
 from headstock.nn.meta_batch import make_meta_batch
 from headstock.selection.model_needs import find_attention_needs
 from headstock.selection.select import select_plugins
 from headstock.spi import DeviceEnv, Shard, Weight
+from headstock.startup.family_names import choose_family_name
 from headstock.startup.model_loading import read_family, shard_model
 from headstock_conformance.model.parity import write
 from headstock_transformers.attention import LOCAL
@@ -102,9 +104,6 @@ def test_a_window_is_read_from_masks_far_beyond_the_first_tokens() -> None:
     [
         ({"architectures": ["HeliumForSequenceClassification"]}, "computed as HeliumForCausalLM"),
         ({"model_type": "nothing"}, "it has no model_type nothing"),
-        ({"hidden_size": "wide"}, "it refuses the fields"),
-        ({"eos_token_id": "stop"}, "it refuses the fields"),
-        ({"max_position_embeddings": None}, "max_position_embeddings"),
         (
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
             "dynamic",
@@ -117,6 +116,47 @@ def test_fields_that_cannot_be_served_are_refused_in_one_line(
     with pytest.raises(ValueError, match=reason) as caught:
         make_family(TransformersOptions()).config(make_config("helium", {}) | changes)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["hidden_size", "eos_token_id", "max_position_embeddings"])
+def test_fields_that_transformers_refuses_are_the_fault_of_the_configuration(
+    name: str, tmp_path: Path
+) -> None:
+    hf = make_config("helium", {}) | {name: "wide"}
+    (tmp_path / "config.json").write_text(json.dumps(hf))
+    reason = rf"config.json in .*: transformers refuses .*{name}.*; correct it, or choose"
+    for implementation in ("auto", "transformers"):
+        with pytest.raises(ModelError, match=reason) as caught:
+            read_family(tmp_path, implementation=implementation)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "windows"),
+    [
+        ("modernbert-decoder", {None, 6}),
+        ("hunyuan_v1_moe", {None}),
+        ("granitemoehybrid", {None}),
+    ],
+)
+def test_settings_that_only_look_as_if_they_could_not_be_served_are_served(
+    model_type: str, windows: set[int | None]
+) -> None:
+    family = make_family(TransformersOptions())
+    config = family.config(make_config(model_type, SERVED[model_type]))
+    assert {layer.window for layer in config.layers} == windows
+
+
+def test_the_published_spelling_of_a_name_is_that_of_its_class() -> None:
+    hf = make_config("phimoe", {}) | {"architectures": ["PhiMoEForCausalLM"]}
+    assert make_family(TransformersOptions()).config(hf).architecture == "PhimoeForCausalLM"
+
+
+def test_positions_begin_where_the_embeddings_begin_them() -> None:
+    hf = make_config("roberta", SERVED["roberta"])
+    assert build_decoder(hf).first_position == hf["pad_token_id"] + 1
+    config = make_family(TransformersOptions()).config(hf)
+    assert config.max_position == hf["max_position_embeddings"] - hf["pad_token_id"] - 1
 
 
 def test_an_argument_of_attention_that_no_backend_gets_is_refused() -> None:
@@ -148,6 +188,12 @@ def test_a_refusal_says_why_neither_a_family_nor_transformers_serves(tmp_path: P
         read_family(tmp_path)
     with pytest.raises(CannotRun, match=r"\(--model-impl\) transformers: StableLm.*set it to auto"):
         read_family(tmp_path, implementation="transformers")
+
+
+def test_a_model_of_images_whose_text_a_family_serves_needs_that_family() -> None:
+    reason = r"Gemma3ForCond\w+ takes images beside text, .* set it to auto"
+    with pytest.raises(CannotRun, match=reason):
+        choose_family_name("Gemma3ForConditionalGeneration", ["images"], "transformers")
 
 
 def test_one_line_says_who_computes_and_what_it_costs(
@@ -199,7 +245,7 @@ def test_heads_of_a_token_lie_together_as_backends_read_them(model_type: str) ->
     assert strides == [(config.head_dim, 1)] * len(config.layers)
 
 
-def test_a_token_that_sees_others_outside_attention_is_found(tmp_path: Path) -> None:
+def test_tokens_that_meet_outside_attention_and_other_positions_are_found(tmp_path: Path) -> None:
     hf = make_config("helium", {})
     family = make_family(TransformersOptions())
     config = family.config(hf)
@@ -212,12 +258,24 @@ def test_a_token_that_sees_others_outside_attention_is_found(tmp_path: Path) -> 
     }
     assert family.check is not None
     family.check(params, config)
+    base = family.forward.__self__.decoder.base
+
+    def renumber(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        made = torch.arange(2, kwargs["input_ids"].shape[1] + 2)[None]
+        return args, kwargs if kwargs["position_ids"] is not None else {
+            **kwargs,
+            "position_ids": made,
+        }
+
+    hook = base.register_forward_pre_hook(renumber, with_kwargs=True)
+    with pytest.raises(ValueError, match="numbers the tokens of a text otherwise"):
+        family.check(params, config)
+    hook.remove()
 
     def mix(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         return output + 0.1 * output.roll(1, 1)
 
-    layers = family.forward.__self__.decoder.base.get_submodule("layers.0.mlp")
-    layers.register_forward_hook(mix)
+    base.get_submodule("layers.0.mlp").register_forward_hook(mix)
     with pytest.raises(ValueError, match="outside attention"):
         family.check(params, config)
 

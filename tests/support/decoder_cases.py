@@ -40,6 +40,9 @@ _LATENT = {
     "kv_lora_rank": 12,
     "q_lora_rank": 12,
 }
+_ALPHA = {
+    "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 8.0, "factor": 1.0}
+}
 _LONG_ROPE = {
     "rope_type": "longrope",
     "rope_theta": 1e4,
@@ -55,6 +58,16 @@ _PLAIN = (
     "ernie4_5_moe glm4_moe hy_v3 exaone_moe granitemoe granitemoeshared bitnet jais2 nanochat "
     "kolibri1 hyperclovax gpt_bigcode persimmon"
 ).split()
+
+BEHIND_PADDING = (
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "camembert",
+    "data2vec-text",
+    "roberta-prelayernorm",
+)
+"""Types whose positions begin behind the token of padding, which no prompt of the tests has."""
 
 SERVED: Mapping[str, Mapping[str, Any]] = {
     # A window by the call, a cap, learned positions, a window in masks alone beside experts that
@@ -73,6 +86,14 @@ SERVED: Mapping[str, Mapping[str, Any]] = {
     **dict.fromkeys(("starcoder2", "olmo3", "gemma3_text", "vaultgemma", "afmoe"), _WINDOW),
     **dict.fromkeys(("mellum", "laguna", "cohere2_moe"), _WINDOW),
     **dict.fromkeys(("youtu", "axk1", "glm4_moe_lite", "deepseek_v3", "deepseek_v2"), _LATENT),
+    # Positions from behind the padding; "dynamic" ropes that never change.
+    **{name: {"is_decoder": True, "pad_token_id": 5} for name in BEHIND_PADDING},
+    "bert": {"is_decoder": True},
+    "ctrl": {},
+    "dots1": {"n_shared_experts": 1},
+    "modernbert-decoder": {"local_attention": 12, "global_attn_every_n_layers": 2},
+    "hunyuan_v1_moe": {"rope_parameters": _ALPHA, "moe_topk": 2},
+    "granitemoehybrid": {"layer_types": ["attention"] * 4, "mamba_n_heads": 4, "mamba_d_head": 16},
     "exaone4": {**_WINDOW, "sliding_window_pattern": 2},
     "qwen2_moe": {
         **_WINDOW,
@@ -104,7 +125,14 @@ REFUSED: Mapping[str, tuple[Mapping[str, Any], str]] = {
     "stablelm": ({}, r"does not call transformers' attention interface"),
     "qwen3_next": ({}, r"does not call transformers' attention interface"),
     "hrm_text": ({}, r"calls attention twice"),
-    "jetmoe": ({}, r"cannot be probed"),
+    "jetmoe": ({}, r"reads numbers on the host in JetMoeTopKGating"),
+    "dbrx": ({}, r"cannot be built: transformers fails with Attr"),
+    "minimax": ({}, r"calls attention in 2 of 4 layers; the others keep a state"),
+    "lfm3": ({"layer_types": ["conv", "full_attention"] * 2}, r"keep a state"),
+    **dict.fromkeys(
+        ("falcon", "gptj", "mpt", "mamba", "bart"),
+        ({}, r"does not call transformers' attention interface"),
+    ),
     "deepseek_v32": (_LATENT, r"computes with its mask"),
 }
 """model_type -> settings, and what the refusal says."""

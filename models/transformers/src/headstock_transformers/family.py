@@ -96,7 +96,7 @@ class _Family:
             head_dim=call.keys[-1],
             intermediate=_read_width(text),
             norm_eps=1e-6,
-            max_position=int(text.max_position_embeddings),
+            max_position=int(text.max_position_embeddings) - decoder.first_position,
             ropes=(),
             layers=tuple(
                 _make_layer(each, window, windows, self.sinks.get(each.layer))
@@ -173,11 +173,18 @@ class _Family:
         model.set_attn_implementation(LOCAL)
         try:
             with torch.inference_mode(), computing_with(PLAIN):
-                distance = self._measure_neighbours(next(model.parameters()).device)
+                device = next(model.parameters()).device
+                distance, shift = self._measure_neighbours(device), self._measure_positions(device)
         finally:
             model.set_attn_implementation(PAGED)
         wide = next(model.parameters()).dtype is torch.float32
-        if not distance <= (_ROUNDING if wide else _COARSE_ROUNDING):
+        rounding = _ROUNDING if wide else _COARSE_ROUNDING
+        if not shift <= rounding:
+            raise ValueError(
+                f"{type(model).__name__} numbers the tokens of a text otherwise than by 0, 1, 2, "
+                "so its answers would be wrong; choose another model"
+            )
+        if not distance <= rounding:
             raise ValueError(
                 f"in {type(model).__name__} a token's result changes with the tokens of its call "
                 "outside attention, so pages and chunks would change answers; choose another model"
@@ -188,8 +195,7 @@ class _Family:
 
         Attention is replaced by what depends on a token alone.
         """
-        vocab = int(self.decoder.text.vocab_size)
-        tokens = torch.arange(_CHECKED_TOKENS, device=device) * 7919 % vocab
+        tokens, vocab = self._make_tokens(device), int(self.decoder.text.vocab_size)
         positions = torch.arange(_CHECKED_TOKENS, device=device) + 3
         half = _CHECKED_TOKENS // 2
         mixed = torch.cat(((tokens[:half] + 1) % vocab, tokens[half:]))
@@ -199,6 +205,24 @@ class _Family:
         beside = run(mixed, positions)[half:].float()
         size = wanted.norm().clamp_min(1e-12)
         return max(float((each - wanted).norm() / size) for each in (alone, beside))
+
+    def _measure_positions(self, device: torch.device) -> float:
+        """How far results move where the module numbers the tokens itself, relative to them."""
+        tokens = self._make_tokens(device)
+        given = self.decoder.run_base(tokens, torch.arange(_CHECKED_TOKENS, device=device)).float()
+        made = self.decoder.run_base(tokens, None).float()
+        return float((made - given).norm() / given.norm().clamp_min(1e-12))
+
+    def _make_tokens(self, device: torch.device) -> Tensor:
+        """A few tokens of the vocabulary, spread over it, none of them padding.
+
+        returns: [tokens]
+        """
+        vocab, model = int(self.decoder.text.vocab_size), self.decoder.model
+        padding = {each.padding_idx for each in model.modules() if isinstance(each, nn.Embedding)}
+        spread = (number * 7919 % vocab for number in range(_CHECKED_TOKENS + len(padding)))
+        tokens = [each for each in spread if each not in padding][:_CHECKED_TOKENS]
+        return torch.tensor(tokens, device=device)
 
     def _find_operations(self, ops: Ops) -> FineOperations:
         """The fine operations of the set, looked for once.   writes: self"""
@@ -246,7 +270,8 @@ def _check_architecture(hf: Mapping[str, Any], decoder: Decoder) -> None:
     """Refuse another model of the same model_type, such as a classifier.   raises: ValueError"""
     found = hf.get("architectures") or [None]
     served = (type(decoder.model).__name__, type(decoder.base).__name__)
-    if found[0] not in served:
+    # Phi-3.5-MoE was published as PhiMoEForCausalLM, and is PhimoeForCausalLM here.
+    if str(found[0]).lower() not in map(str.lower, served):
         raise ValueError(f"model_type {hf['model_type']} is computed as {served[0]} alone")
 
 

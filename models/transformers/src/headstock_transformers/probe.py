@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import traceback
 from collections.abc import Iterator
 
 import torch
@@ -47,11 +49,11 @@ def _run_once(decoder: Decoder, name: str) -> list[AttentionCall]:
         model.set_experts_implementation(PROBED)
         with torch.inference_mode():
             # With a mask of its own transformers does not look for packed sequences, which would
-            # read positions.
+            # read positions. Some models look whether it shows all, so it has numbers.
             hidden = decoder.base(
                 input_ids=tokens,
                 position_ids=tokens,
-                attention_mask=torch.ones_like(tokens),
+                attention_mask=torch.ones(1, _TOKENS, dtype=torch.int64),
                 use_cache=False,
             ).last_hidden_state
             scores = decoder.head(inputs_embeds=hidden, use_cache=False).logits
@@ -73,7 +75,19 @@ def _explain(error: Exception) -> str:
         return "computes with its mask outside attention"
     if GivenStates.__name__ in text:
         return "has a head that reaches into the decoder"
+    # What cannot be done without numbers: read one, copy them, or count those that a mask selects.
+    if re.search(r"\bmeta (tensor|backend|device)|on meta\b|data-dependent", text):
+        return (
+            f"reads numbers on the host{_find_place(error)}, so its attention cannot be looked at"
+        )
     return f"cannot be probed: {text}"
+
+
+def _find_place(error: Exception) -> str:
+    """The class of the innermost module that ran, in words; empty where none is known."""
+    frames = [frame.f_locals.get("self") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    modules = [type(each).__name__ for each in frames if isinstance(each, nn.Module)]
+    return f" in {modules[-1]}" if modules else ""
 
 
 def _find_faults(call: AttentionCall, first: AttentionCall) -> Iterator[str]:
