@@ -191,6 +191,11 @@ def test_documents_are_cut_only_when_asked(checkpoint: Path) -> None:
             with pytest.raises(RequestError, match=r"^documents\[1\]: prompt has \d+") as raised:
                 score(session, [QUERY], ["a", long], **options)
             assert raised.value.parameter == "documents"
+        with pytest.raises(RequestError, match=r"^queries: prompt has \d+") as raised:
+            score(session, [long], ["a", "b"])
+        assert raised.value.parameter == "queries"
+        with pytest.raises(RequestError, match=r"^queries\[1\]: prompt has \d+"):
+            score(session, [QUERY, long], ["a", "b"])
         cut = score(session, [QUERY], ["a", long], max_document_tokens=9)
         text = session.tokenizer.cut_text(long, 9)
         assert long.startswith(text) and len(session.tokenizer.encode(text)) == 9

@@ -20,7 +20,7 @@ from headstock.requests.input_processor import InputProcessor
 from headstock.requests.score_request import ScoreRequest
 from headstock.sampling_checks import check_priority
 from headstock.text.pair_prompt import NO, YES, choose_pair_prompt, find_yes_no
-from headstock.text.prompt import TextPrompt, check_salt, check_unicode
+from headstock.text.prompt import Prompt, TextPrompt, check_salt, check_unicode
 from headstock.text.scoring_config import ScoringConfig, read_scoring_config
 
 DOCUMENT_NAMES: Final = ("document", "passage", "corpus")
@@ -188,11 +188,15 @@ class TokenMethod:
         requests = []
         pairs = zip(itertools.cycle(queries), documents)
         for index, (query, document) in enumerate(pairs):
-            with _name_text(options.document_field, index, len(documents)):
-                text = self.write(instruction, query, document)
-                # The template has written the special tokens out already.
-                prompt = evolve(processor.tokenize(text, add_special_tokens=False), cache_salt=salt)
-                processor.check_prompt(prompt, num_outputs=1)
+            try:
+                with _name_text(options.document_field, index, len(documents)):
+                    prompt = self._make_prompt(instruction, query, document)
+            except RequestError:
+                # A query that fits beside no document is at fault itself.
+                with _name_text(options.query_field, index % len(queries), len(queries)):
+                    self._make_prompt(instruction, query, "")
+                raise
+            prompt = evolve(prompt, cache_salt=salt)
             requests.append(
                 ScoreRequest(
                     str(next(processor.request_numbers)),
@@ -204,6 +208,14 @@ class TokenMethod:
                 )
             )
         return TokenBatch(requests)
+
+    def _make_prompt(self, instruction: str, query: str, document: str) -> Prompt:
+        """The prompt that asks for the score of a pair.   raises: RequestError"""
+        text = self.write(instruction, query, document)
+        # The template has written the special tokens out already.
+        prompt = self.processor.tokenize(text, add_special_tokens=False)
+        self.processor.check_prompt(prompt, num_outputs=1)
+        return prompt
 
 
 class VectorMethod:
