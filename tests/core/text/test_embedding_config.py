@@ -35,6 +35,11 @@ def write(directory: Path, pooling: dict[str, Any], *more: str, prompts: object 
     return directory
 
 
+def find_demo() -> Path:
+    """The directory of the demo model."""
+    return Path(registry.load_spec("checkpoint", "demo").directory)
+
+
 LAST = {"pooling_mode_cls_token": False, "pooling_mode_lasttoken": True, "include_prompt": True}
 MEAN = {"pooling_mode_mean_tokens": True, "pooling_mode_lasttoken": False}
 
@@ -93,6 +98,18 @@ def test_instructions_have_names(tmp_path: Path) -> None:
         config.find_instruction("quest")
 
 
+def test_texts_are_bounded_and_small_letters_where_the_files_say_so(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(find_demo(), tmp_path / "model"))
+    file = directory / "sentence_bert_config.json"
+    file.write_text(json.dumps({"max_seq_length": 4, "do_lower_case": True}))
+    with LLM(str(directory), max_seq_len=64, num_pages=64) as llm:
+        loud, small = llm.embed(["THE", "the"])
+        assert loud.prompt_token_ids == small.prompt_token_ids
+        with pytest.raises(RequestError, match="prompt has 5 tokens, and max_seq_length of sent"):
+            llm.embed([{"prompt_token_ids": [5, 6, 7, 8, 9]}])
+        llm.embed([{"prompt_token_ids": [5, 6, 7, 8]}])
+
+
 def test_an_instruction_comes_before_a_text_and_ids_stay() -> None:
     assert instruct_prompt("a", "b: ", None) == "b: a"
     salted: Any = {"prompt": "a", "cache_salt": "s"}
@@ -107,6 +124,8 @@ def test_an_instruction_comes_before_a_text_and_ids_stay() -> None:
     [
         ("modules.json", "{}"),
         ("modules.json", "["),
+        ("sentence_bert_config.json", '{"max_seq_length": 0}'),
+        ("sentence_bert_config.json", '{"do_lower_case": "no"}'),
         ("config_sentence_transformers.json", "[]"),
         ("config_sentence_transformers.json", '{"prompts": ["query"]}'),
         ("config_sentence_transformers.json", '{"prompts": {"query": 3}}'),
@@ -122,7 +141,7 @@ def test_a_file_that_is_none_is_named(tmp_path: Path, name: str, text: str) -> N
 @pytest.mark.feature("W6")
 def test_vectors_follow_the_files_and_requests_follow_what_they_say(tmp_path: Path) -> None:
     directory = tmp_path / "model"
-    shutil.copytree(registry.load_spec("checkpoint", "demo").directory, directory)
+    shutil.copytree(find_demo(), directory)
     write(directory, MEAN, prompts={"query": QUERY})
     with LLM(str(directory), device="cpu", num_pages=32, max_seq_len=256) as llm:
 

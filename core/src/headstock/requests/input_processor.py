@@ -300,10 +300,12 @@ class InputProcessor:
         check_pooling_kind(pooling)
         if normalize is None:
             normalize = config.normalize
+        instruction = config.find_instruction(prompt_name)
         tokenized = self.tokenize(
-            instruct_prompt(prompt, config.find_instruction(prompt_name), prompt_name)
+            instruct_prompt(prompt, instruction, prompt_name, lowercase=config.lowercase)
         )
         self.check_prompt(tokenized, num_outputs=0)
+        config.check_length(len(tokenized.tokens))
         return EmbeddingRequest(
             str(next(self.request_numbers)),
             tokenized,

@@ -1,5 +1,6 @@
 """What a checkpoint's own files say of its vectors: sentence-transformers' modules.json, with the
-config.json of its pooling, and config_sentence_transformers.json, whose instructions have names.
+config.json of its pooling, config_sentence_transformers.json, whose instructions have names, and
+sentence_bert_config.json, which bounds texts.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any, Final
 from attrs import frozen
 
 from headstock.errors import ModelError, RequestError, describe_type, shorten
+from headstock.sampling_checks import MAX_TOKEN_ID, is_int
 
 _SERVED: Final = {"lasttoken": "last", "mean": "mean"}
 _MODES: Final = {
@@ -33,6 +35,8 @@ class EmbeddingConfig:
     unserved: what its files ask for that is not served; empty if all is
     instructions: what comes before a text, by the name of the kind of text
     default_name: of the instruction that texts have without a name
+    max_tokens: the most that a text may have, its instruction among them; None for no bound
+    lowercase: whether texts become small letters
     """
 
     pooling: str = "last"
@@ -40,6 +44,17 @@ class EmbeddingConfig:
     unserved: str = ""
     instructions: Mapping[str, str] = MappingProxyType({})
     default_name: str | None = None
+    max_tokens: int | None = None
+    lowercase: bool = False
+
+    def check_length(self, count: int) -> None:
+        """Raise RequestError for a prompt of more tokens than the files have vectors for."""
+        if self.max_tokens is not None and count > self.max_tokens:
+            raise RequestError(
+                f"prompt has {count} tokens, and max_seq_length of sentence_bert_config.json is "
+                f"{self.max_tokens}; shorten it",
+                "prompt",
+            )
 
     def find_pooling(self, asked: str | None) -> str:
         """The way to pool.   raises: RequestError where the files ask for another one"""
@@ -85,8 +100,14 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig:
     name = named.get("default_prompt_name")
     default_name = name if isinstance(name, str) else None
     texts = MappingProxyType(dict(instructions))
+    max_tokens, lowercase = _read_texts(directory)
     if modules is None:
-        return EmbeddingConfig(instructions=texts, default_name=default_name)
+        return EmbeddingConfig(
+            instructions=texts,
+            default_name=default_name,
+            max_tokens=max_tokens,
+            lowercase=lowercase,
+        )
     kinds = [name_kind(module) for module in modules]
     pooling, unserved = "last", ""
     for kind, module in zip(kinds, modules, strict=True):
@@ -101,7 +122,27 @@ def read_embedding_config(directory: Path) -> EmbeddingConfig:
         unserved=unserved,
         instructions=texts,
         default_name=default_name,
+        max_tokens=max_tokens,
+        lowercase=lowercase,
     )
+
+
+def _read_texts(directory: Path) -> tuple[int | None, bool]:
+    """The most tokens of a text, and whether it becomes small letters.   raises: ModelError"""
+    name = "sentence_bert_config.json"
+    found = read_json(directory / name, dict) or {}
+    most, lowercase = found.get("max_seq_length"), found.get("do_lower_case") or False
+    if most is not None and not is_int(most, 1, MAX_TOKEN_ID):
+        raise ModelError(
+            f"{name} in {shorten(directory)}: max_seq_length: expected 1 or more, or null, got "
+            f"{shorten(most)}; correct the file"
+        )
+    if not isinstance(lowercase, bool):
+        raise ModelError(
+            f"{name} in {shorten(directory)}: do_lower_case: expected true or false, got "
+            f"{shorten(lowercase)}; correct the file"
+        )
+    return most, lowercase
 
 
 def name_kind(module: object) -> str:

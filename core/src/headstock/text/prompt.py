@@ -85,20 +85,25 @@ def list_prompts(prompts: PromptType | Sequence[PromptType]) -> list[PromptType]
     return list(cast("Sequence[PromptType]", prompts))
 
 
-def instruct_prompt(prompt: PromptType, instruction: str, name: str | None) -> PromptType:
+def instruct_prompt(
+    prompt: PromptType, instruction: str, name: str | None, *, lowercase: bool = False
+) -> PromptType:
     """The prompt with an instruction before its text; token ids stay as they are.
 
     name: of the instruction, if the caller has asked for it
+    lowercase: whether the text and its instruction become small letters
     raises: RequestError where there is no text
     """
-    if not instruction:
+    if not instruction and not lowercase:
         return prompt
-    if isinstance(prompt, str):
-        return instruction + prompt
-    text = prompt.get("prompt") if isinstance(prompt, Mapping) else None
-    if isinstance(text, str):
-        return cast("TextPrompt", {**cast("TextPrompt", prompt), "prompt": instruction + text})
-    if name is not None:
+    given = prompt.get("prompt") if isinstance(prompt, Mapping) else prompt
+    if isinstance(given, str):
+        text = instruction + given
+        text = text.lower() if lowercase else text
+        if isinstance(prompt, str):
+            return text
+        return cast("TextPrompt", {**cast("TextPrompt", prompt), "prompt": text})
+    if instruction and name is not None:
         raise RequestError(
             "prompt_name: expected a prompt as text, got token ids; put the instruction's ids "
             "before them",
