@@ -245,7 +245,11 @@ class Leader(Ranks):
 
     def note_done(self, number: int, result: int) -> None:
         """Rank 0 has done a step, with this result.   raises: EngineDied"""
-        self._report(0, number, result, "")
+        # No more than that: the engine's thread does it in each step, and nothing waits for it.
+        with self.news:
+            self.checks.report(0, number, result, "", 0.0)
+            if self.checks.is_wrong:
+                self._fail_for(self.checks.find_fault(time.monotonic()))
         self.check()
 
     def judge_failure(self, number: int, error: BaseException) -> None:

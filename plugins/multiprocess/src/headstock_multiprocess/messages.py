@@ -175,7 +175,10 @@ def digest_sample(sample: Sample) -> int:
 
     sample: in host memory; the tokens of rows that failed do not count
     """
-    tokens = np.multiply(sample.tokens.numpy(), sample.healthy.numpy(), dtype=np.int64)
+    tokens: Any = sample.tokens.numpy()
+    healthy = sample.healthy.numpy()
+    if b"\0" in healthy.tobytes():  # a third of what it takes to multiply
+        tokens = np.multiply(tokens, healthy, dtype=np.int64)
     return zlib.crc32(tokens)
 
 

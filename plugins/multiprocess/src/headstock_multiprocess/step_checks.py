@@ -19,9 +19,6 @@ class _AskedStep:
     errors: dict[int, str] = field(factory=dict)
     failed_at: float = 0.0
 
-    def count(self) -> int:
-        return len(self.results) + len(self.errors)
-
 
 class StepChecks:
     """Compares what ranks report of each step.
@@ -59,13 +56,18 @@ class StepChecks:
             step.failed_at = step.failed_at or now
         else:
             step.results[rank] = result
-        if step.count() < self.count:
+        if len(step.results) + len(step.errors) < self.count:
             return
         del self._steps[number]
         # A step that failed alike on all ranks failed at one place, and they go on. Otherwise one
         # may have begun a sum that the others have not, and would get another sum's numbers next.
         if step.results or len(set(step.errors.values())) > 1:
             self._fault = self._fault or self._compare(step)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether ranks differ in a step that all have done."""
+        return bool(self._fault)
 
     def is_over(self, number: int) -> bool:
         """Whether all ranks have done a step."""
