@@ -28,7 +28,7 @@ def run(toys: Toys, requests: list[Request], **settings: Any) -> EngineHarness:
 @pytest.mark.feature("S18")
 @pytest.mark.parametrize("rows", often(1, [8, 32, 128, 1]))
 def test_tokens_do_not_depend_on_overlap_at_any_concurrency(toys: Toys, rows: int) -> None:
-    requests = random_requests(np.random.default_rng(rows), rows + 40)
+    requests = random_requests(np.random.default_rng(rows), rows + 24)
     alone = run(toys, requests, max_running_requests=1, overlap=False, cache_type="naive")
     sizes = {
         "max_running_requests": rows,

@@ -86,7 +86,7 @@ def check_calls(output: CompletionOutput) -> int:
 
 
 @pytest.mark.feature("W3", "R4")
-@pytest.mark.parametrize("tools", [TOOLS, MIXED], ids=["strict", "mixed"])
+@pytest.mark.parametrize("tools", often(1, [MIXED, TOOLS]), ids=["mixed", "strict"])
 def test_answers_are_text_and_calls_of_the_schemas(marked: Marked, tools: list[Any]) -> None:
     params = marked.prefer("<tool_call>", 9.0, n=6, seed=3)
     (answer,) = marked.llm.chat(TALK, params, tools=tools, split_answers=True)

@@ -48,7 +48,7 @@ SIZES: dict[str, Any] = {
     ("name", "settings"),
     [
         *often(0, [(name, {}) for name in MODELS]),
-        *often(1, [(name, {"ep": True}) for name in ("qwen3_moe", "mixtral", "deepseek_v3")]),
+        *often(0, [(name, {"ep": True}) for name in ("qwen3_moe", "mixtral", "deepseek_v3")]),
     ],
 )
 def test_two_ranks_give_the_tokens_of_transformers(
