@@ -125,6 +125,7 @@ def test_lines_may_have_a_priority_and_a_cache_salt(run_here: Run, tmp_path: Pat
     assert found["prompts.jsonl:6"]["text"]
 
 
+@pytest.mark.full
 def test_a_file_with_a_bad_line_answers_the_others_and_exits_1(llm: LLM, tmp_path: Path) -> None:
     file = tmp_path / "prompts.jsonl"
     prompts = [f"{STORY}, {name}" for name in ("Anna", "a boat", "the king")]

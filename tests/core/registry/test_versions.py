@@ -81,9 +81,10 @@ def test_the_list_says_which_versions_fit(
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
+        pytest.param(
             "of-0-2",
             f"made for version 0.2 of the scheduler contract; {OFFERED}; ",
+            marks=pytest.mark.full,
         ),
         pytest.param(
             "of-0-3-99",

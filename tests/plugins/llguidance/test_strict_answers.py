@@ -125,6 +125,7 @@ def test_reasoning_comes_before_text_and_has_no_mark_of_calls(marked: Marked) ->
         assert "<tool_call>" not in (output.reasoning or "")
 
 
+@pytest.mark.full
 def test_tools_that_are_not_strict_change_no_token(marked: Marked) -> None:
     params = marked.prefer("<tool_call>", 4.0, seed=5)
     tools = [make_tool(name, strict=False) for name in SCHEMAS]
