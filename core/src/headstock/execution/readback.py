@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headstock.spi import Sample
 
-SAMPLE_FIELDS = (
+_SAMPLE_FIELDS = (
     *("tokens", "healthy", "logprobs", "top_ids", "top_logprobs", "ranks", "pooled", "verified"),
 )
 
@@ -39,7 +39,7 @@ class Readback:
     @classmethod
     def of_sample(cls, sample: Sample, device: torch.device) -> Readback:
         """The tensors of a sample."""
-        tensors = {name: getattr(sample, name) for name in SAMPLE_FIELDS}
+        tensors = {name: getattr(sample, name) for name in _SAMPLE_FIELDS}
         return cls({name: each for name, each in tensors.items() if each is not None}, device)
 
     def wait(self) -> Mapping[str, Tensor]:

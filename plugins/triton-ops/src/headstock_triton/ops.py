@@ -62,6 +62,7 @@ class TritonOps(MixtureOps):
         self.small_linear = options.small_linear
         self.fused_linear = options.fused_linear
         self.split_linear = options.split_linear
+        self.few_linear = options.few_linear
         self.large_linear = options.large_linear
         self.push_bytes = options.push_bytes
         self.pdl = options.pdl
@@ -195,7 +196,7 @@ class TritonOps(MixtureOps):
         is_small = 0 < tokens <= self.small_linear and x.dtype.itemsize == 2
         if is_small and can_add(tokens, width, x.device):
             return small_linear(x, weight, pdl=self.overlaps(x))
-        if tokens <= self.split_linear and is_few(x, len(weight.tensor)):
+        if self.few_linear and is_few(x, len(weight.tensor)):
             return multiply_few(x, weight, self.counters, pdl=self.overlaps(x))
         return super().linear(x, weight, batch)
 

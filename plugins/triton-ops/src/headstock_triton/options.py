@@ -30,8 +30,8 @@ class TritonOptions:
     `fused_linear`: steps of up to this number of tokens have norms, activations and sums inside
     their products, where that is faster: one token of any model, several of narrow ones; 0: none.
     `split_linear`: products of up to this number of tokens, and more than `fused_linear`, are cut
-    into parts if they are narrow, or wide and of few tokens, and include the activation where that
-    is faster; 0: none.
+    into parts if they are narrow, and include the activation where that is faster; 0: none.
+    `few_linear`: products of 2 to 16 tokens with wide maps share their depth among programs.
     `large_linear`: products of many tokens include activations and sums.
     `pdl`: a kernel begins, and loads its weights, while the one before it ends, on GPUs from Hopper
     on.
@@ -65,6 +65,9 @@ class TritonOptions:
     # rows, including attention; 35 / 50 / 52 / 50 / 56 without this.
     fused_linear: int = field(default=16, validator=[instance_of(int), ge(0), le(MOST_TOKENS)])
     split_linear: int = field(default=128, validator=[instance_of(int), ge(0), le(128)])
+    # Off until this kernel has run on a GPU: its tiles were measured by another one, whose parts a
+    # later kernel sums.
+    few_linear: bool = field(default=False, validator=instance_of(bool))
     large_linear: bool = field(default=True, validator=instance_of(bool))
     # Two H200s: 2.7 / 3.1 / 5.0 / 9.6 us for 1 / 8 / 64 / 256 rows of 4,096; NCCL takes 6.7 / 7.2 /
     # 10.0 / 26.6.

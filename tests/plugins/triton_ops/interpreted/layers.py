@@ -209,15 +209,15 @@ def test_a_bound_layer_multiplies_few_tokens_in_shared_parts() -> None:
         tensor=cases.noise(hidden, width, dtype=torch.bfloat16, device="cpu", scale=width**-0.5)
     )
     x = cases.noise(3, width, dtype=torch.bfloat16, device="cpu", seed=1)
-    ops, config = TritonOps(), cast("Any", SimpleNamespace(norm_eps=1e-6))
-    ops.bind({"any": weight}, config, Collectives())
+    ops = TritonOps(TritonOptions(few_linear=True))
+    ops.bind({"any": weight}, cast("Any", SimpleNamespace(norm_eps=1e-6)), Collectives())
 
     found = ops.linear(x, weight, None)
 
     assert torch.equal(found, multiply_few(x, weight, ops.counters))
     assert not ops.counters.any()
     cases.within(cases.error(found, TorchOps().linear(x, weight, None)), torch.bfloat16)
-    by_torch = TritonOps(TritonOptions(split_linear=0)).linear(x, weight, None)
+    by_torch = TritonOps().linear(x, weight, None)
     assert torch.equal(by_torch, TorchOps().linear(x, weight, None))
 
 
