@@ -102,7 +102,7 @@ def find_config(model_type: str, experts: str = "auto", **changes: Any) -> Model
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "gpt_oss"])
-@pytest.mark.parametrize("experts", ["auto", "batched_mm", "grouped_mm"])
+@pytest.mark.parametrize("experts", often(1, ["auto", "batched_mm", "grouped_mm"]))
 def test_experts_whose_sizes_stay_on_the_device_are_replayed(model_type: str, experts: str) -> None:
     config = find_config(model_type, experts)
     assert (config.is_capturable, config.capture_obstacle) == (True, "")
@@ -199,26 +199,41 @@ HARMLESS: dict[str, Callable[[Tensor], object]] = {
 }
 
 
-def find_after(work: Callable[[nn.Module, Tensor], object]) -> str:
-    """The obstacle of a decoder whose second layer does this too."""
+FindAfter = Callable[[Callable[[nn.Module, Tensor], object]], str]
+
+
+@pytest.fixture(scope="module")
+def find_after() -> FindAfter:
+    """The obstacle of a decoder whose second layer does something too."""
     family = make_family(TransformersOptions())
     config = family.config(make_config("helium", {}))
     assert config.is_capturable
     decoder = family.forward.__self__.decoder
+    mlp = decoder.base.layers[1].mlp
+    usual = type(mlp)
 
-    class Doing(type(decoder.base.layers[1].mlp)):  # type: ignore[misc]
-        def forward(self, x: Tensor) -> Tensor:
-            work(self, x)
-            out: Tensor = super().forward(x)
-            return out
+    def find(work: Callable[[nn.Module, Tensor], object]) -> str:
+        class Doing(usual):  # type: ignore[misc, valid-type]
+            def forward(self, x: Tensor) -> Tensor:
+                work(self, x)
+                out: Tensor = super().forward(x)
+                return out
 
-    decoder.base.layers[1].mlp.__class__ = Doing
-    return find_obstacle(decoder, config)
+        mlp.__class__ = Doing
+        try:
+            return find_obstacle(decoder, config)
+        finally:
+            mlp.__class__ = usual
+            vars(mlp).pop("longest", None)
+
+    return find
 
 
 @pytest.mark.feature("V12")
 @pytest.mark.parametrize("name", OBSTACLES)
-def test_what_a_capture_would_not_survive_is_found_with_its_module(name: str) -> None:
+def test_what_a_capture_would_not_survive_is_found_with_its_module(
+    name: str, find_after: FindAfter
+) -> None:
     work, reason = OBSTACLES[name]
     found = find_after(lambda module, x: work(x))
     assert reason in found
@@ -226,10 +241,10 @@ def test_what_a_capture_would_not_survive_is_found_with_its_module(name: str) ->
 
 
 @pytest.mark.parametrize("name", HARMLESS)
-def test_what_a_capture_survives_is_no_obstacle(name: str) -> None:
+def test_what_a_capture_survives_is_no_obstacle(name: str, find_after: FindAfter) -> None:
     assert find_after(lambda module, x: HARMLESS[name](x)) == ""
 
 
-def test_a_module_that_keeps_something_of_a_step_is_found() -> None:
+def test_a_module_that_keeps_something_of_a_step_is_found(find_after: FindAfter) -> None:
     found = find_after(set_attribute)
     assert found == "model.layers.1.mlp sets longest as it runs, which a replay would not"

@@ -43,22 +43,31 @@ def answer_alone(
     kind: Any = AutoModelForCausalLM,
     prompts: Sequence[list[int]] = tuple(PROMPTS),
 ) -> list[Answer]:
-    """What transformers makes of each prompt alone, every token from the whole sequence anew."""
+    """What transformers makes of each prompt, every token from the whole sequence anew.
+
+    All are rows of one batch: what pads a row stands behind its last token, which sees none of it.
+    """
     model = kind.from_pretrained(
         checkpoint, dtype=torch.float32, attn_implementation="eager"
     ).eval()
-    answers = []
-    for prompt in prompts:
-        answer, ids = Answer([], [], []), list(prompt)
-        for _ in range(MAX_TOKENS):
-            with torch.inference_mode():
-                scores = model(torch.tensor([ids]), use_cache=False).logits[0, -1]
-            (best, second), (token, _) = scores.log_softmax(-1).topk(2)
-            answer.tokens.append(int(token))
-            answer.logprobs.append(float(best))
-            answer.margins.append(float(best - second))
-            ids.append(int(token))
-        answers.append(answer)
+    answers = [Answer([], [], []) for _ in prompts]
+    ends = torch.tensor([len(prompt) for prompt in prompts])
+    rows = torch.zeros((len(prompts), int(ends.max()) + MAX_TOKENS), dtype=torch.int64)
+    for row, prompt in zip(rows, prompts, strict=True):
+        row[: len(prompt)] = torch.tensor(prompt)
+    each = torch.arange(len(prompts))
+    for _ in range(MAX_TOKENS):
+        with torch.inference_mode():
+            seen = model(rows[:, : int(ends.max())], use_cache=False).logits
+        scores, found = seen[each, ends - 1].log_softmax(-1).topk(2)
+        rows[each, ends] = found[:, 0]
+        ends += 1
+        for answer, (best, second), (token, _) in zip(
+            answers, scores.tolist(), found.tolist(), strict=True
+        ):
+            answer.tokens.append(token)
+            answer.logprobs.append(best)
+            answer.margins.append(best - second)
     return answers
 
 

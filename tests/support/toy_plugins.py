@@ -54,7 +54,7 @@ from headstock.spi import (
     SpiRange,
     Stream,
 )
-from headstock_conformance.scheduler.toy_device import POWERS, PRIME, VOCAB
+from headstock_conformance.scheduler.toy_device import PRIME, VOCAB, hash_prefixes
 
 CPU = (DeviceRange("cpu"),)
 ENTRY_POINTS = """[headstock.attention]
@@ -367,24 +367,23 @@ class ToyAttention(AttentionBackend):
 
         returns: [rows, longest] int64, of no meaning where unseen
         """
+        width = -(-int(lens.max(initial=0)) // self.page_size)
         # [rows, pages, 2, size, 2]
-        context_pages = self.pools[layer.index][torch.from_numpy(table).long()][:, :, :, :, 0]
-        keys, values = context_pages.transpose(1, 2).flatten(2, 3).unbind(1)
+        found = self.pools[layer.index].numpy()[table[:, :width], ..., 0, :]
+        keys, values = (found[:, :, at].reshape(len(table), -1, 2) for at in range(2))
         positions = np.arange(keys.shape[1])
         seen = positions < lens[:, None]
         if layer.window is not None:
             seen &= positions > (lens - queries - layer.window)[:, None]
-        good = (keys.numpy() == values.flip(-1).numpy()).all(-1) & (
-            keys[..., 1].numpy() == positions
-        )
+        good = (keys == values[..., ::-1]).all(-1) & (keys[..., 1] == positions)
         # Several queries a row: what those see of the dummy page shows in their hashes.
         has_more = np.logical_or.accumulate(table[:, ::-1] != 0, axis=1)[:, ::-1]
-        is_dummy = ~has_more.repeat(self.page_size, 1) & (queries > 1)[:, None]
+        is_dummy = ~has_more[:, :width].repeat(self.page_size, 1) & (queries > 1)[:, None]
         wrong = np.argwhere(seen & ~good & ~is_dummy)
         assert not len(wrong), (
             f"row {wrong[0][0]} reads at position {wrong[0][1]} what is not its own"
         )
-        return np.where(seen, keys[..., 0].numpy(), 0).astype(np.int64)
+        return np.where(seen, keys[..., 0], 0).astype(np.int64)
 
     def graph_init(self, buckets: Sequence[int], max_seq_len: int) -> None:
         """Note how wide page tables may become."""
@@ -495,6 +494,5 @@ def check_tails(table: np.ndarray, lens: np.ndarray, page_size: int) -> None:
 
 def hashes(tokens: np.ndarray, count: int) -> np.ndarray:
     """The next token after each of the last `count` prefixes.   returns: [count] float32"""
-    ends = np.arange(len(tokens) - count, len(tokens))[:, None]
-    powers = POWERS[np.maximum(ends - np.arange(len(tokens)), 0)] * (np.arange(len(tokens)) <= ends)
-    return (((tokens + 7) * powers).sum(1) % PRIME % VOCAB).astype(np.float32)
+    ends = hash_prefixes(tokens)[len(tokens) - count :]
+    return np.array([each % VOCAB for each in ends], np.float32)

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from chat_templates import HERMES_CALLS
-from served import Served, serve
+from served import Served
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 PLACE = {"properties": {"town": {"enum": ["Oslo", "Bergen"]}}, "required": ["town"]}
@@ -23,11 +21,9 @@ TOOL = {"type": "function", "function": FUNCTION}
 SCHEMA = {"type": "json_schema", "json_schema": {"name": "sum", "schema": SUM, "strict": True}}
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[Served]:
-    template = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}" + HERMES_CALLS
-    with serve("--chat-template", template, "--num-pages", "128") as served:
-        yield served
+@pytest.fixture
+def server(marked: tuple[Served, dict[str, int]]) -> Served:
+    return marked[0]
 
 
 def prefer(server: Served, text: str) -> dict[str, Any]:
@@ -45,10 +41,10 @@ def test_a_chat_is_a_call_or_follows_its_schema_whole_and_streamed(server: Serve
         "parallel_tool_calls": False,
         "max_tokens": 90,
     }
-    for start in ("<", "{"):
+    for start in ("<tool_call>", "{"):
         asked = body | prefer(server, start)
         (choice,) = server.post(CHAT, asked).json["choices"]
-        message, is_call = choice["message"], start == "<"
+        message, is_call = choice["message"], start == "<tool_call>"
         assert choice["finish_reason"] == ("tool_calls" if is_call else "stop")
         events = server.post(CHAT, asked | {"stream": True}).events
         deltas = [each["delta"] for event in events for each in event["choices"]]
@@ -75,7 +71,7 @@ def test_a_response_is_a_call_or_follows_its_schema(server: Served) -> None:
         "parallel_tool_calls": False,
         "max_output_tokens": 90,
     }
-    for start, kind in (("<", "function_call"), ("{", "message")):
+    for start, kind in (("<tool_call>", "function_call"), ("{", "message")):
         asked = body | prefer(server, start)
         whole = server.post(RESPONSES, asked).json
         streamed = server.post(RESPONSES, asked | {"stream": True}).named_events[-1]["response"]

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from chat_templates import HERMES_CALLS
-from marked_checkpoint import write_marked_checkpoint
-from served import Served, serve
+from served import Served
 
 CHAT, RESPONSES, MESSAGES, OLLAMA = (
     "/v1/chat/completions",
@@ -18,7 +14,6 @@ CHAT, RESPONSES, MESSAGES, OLLAMA = (
     "/v1/messages",
     "/api/chat",
 )
-TEMPLATE = "{{ tools | tojson if tools else '' }}{{ messages[-1].content }}" + HERMES_CALLS
 PLACE: dict[str, Any] = {
     "type": "object",
     "properties": {"town": {"enum": ["Oslo", "Bergen"]}, "days": {"type": "boolean"}},
@@ -26,15 +21,6 @@ PLACE: dict[str, Any] = {
     "additionalProperties": False,
 }
 ASKED = [{"role": "user", "content": "Once upon a time"}]
-
-
-@pytest.fixture(scope="module")
-def marked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Served, dict[str, int]]]:
-    folder: Path = tmp_path_factory.mktemp("marked")
-    ids = write_marked_checkpoint(folder)
-    options = ("--chat-template", TEMPLATE, "--num-pages", "128", "--served-model-name", "demo")
-    with serve("--model", str(folder), *options) as served:
-        yield served, ids
 
 
 def make_tool(path: str, schema: dict[str, Any], *, strict: bool = True) -> dict[str, Any]:
