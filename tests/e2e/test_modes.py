@@ -83,7 +83,7 @@ def test_no_kv_cache_hits_nothing_and_stops_where_others_do() -> None:
 
 
 @pytest.mark.feature("T16")
-@pytest.mark.parametrize("paged", ["on", "off"])
+@pytest.mark.parametrize("paged", often(1, ["on", "off"]))
 def test_a_talk_goes_on_from_its_last_turn(paged: str) -> None:
     pool = {} if paged == "on" else {"num_pages": None, "max_running_requests": 4}
     with LLM("demo", paged_attn=paged, **(SMALL | pool)) as llm:
@@ -188,7 +188,7 @@ def test_a_request_that_meets_another_ones_pressure_is_told_so() -> None:
         (refused,) = llm.generate(OTHER, GREEDY)
         stream.close()  # type: ignore[attr-defined]
         deadline = time.monotonic() + 600
-        while llm._session.engine.has_work and time.monotonic() < deadline:
+        while llm._session.engine.memory_pressure and time.monotonic() < deadline:
             time.sleep(0.01)
         (accepted,) = llm.generate(OTHER, GREEDY)
 
