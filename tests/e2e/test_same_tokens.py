@@ -85,7 +85,7 @@ def assert_same(
 @pytest.mark.parametrize(
     "settings",
     often(
-        3,
+        2,
         [
             {"max_batch_tokens": 7},
             {

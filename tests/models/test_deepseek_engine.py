@@ -48,7 +48,7 @@ class Served:
     reference: list[Answer]
 
 
-@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.model_type)
+@pytest.fixture(scope="module", params=often(1, CASES[::-1]), ids=lambda case: case.model_type)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """A small model of either family, dense layers and layers with experts."""
     folder = tmp_path_factory.mktemp(request.param.model_type)

@@ -113,7 +113,7 @@ def test_prompts_of_several_chunks_give_the_tokens_of_transformers(
         assert_equal(output, answer, number)
 
 
-@pytest.mark.parametrize(("ops", "has_prompts"), [("own-delta", True), ("torch", False)])
+@pytest.mark.parametrize(("ops", "has_prompts"), often(1, [("own-delta", True), ("torch", False)]))
 def test_replayed_steps_give_the_tokens_of_transformers(
     ops: str,
     has_prompts: bool,

@@ -64,7 +64,7 @@ def run(toys: Toys, requests: Sequence[Request], **settings: Any) -> EngineHarne
 
 
 @pytest.mark.feature("T6", "S18", "P8", "R9")
-@pytest.mark.parametrize("seed", often(2, range(16)))
+@pytest.mark.parametrize("seed", often(1, range(16)))
 def test_the_same_tokens_with_a_proposer_whatever_the_engine_and_the_request(
     toys: Toys, seed: int
 ) -> None:
@@ -83,7 +83,7 @@ def test_the_same_tokens_with_a_proposer_whatever_the_engine_and_the_request(
 
 
 @pytest.mark.feature("V11")
-@pytest.mark.parametrize("seed", often(2, range(8)))
+@pytest.mark.parametrize("seed", often(1, range(8)))
 def test_states_go_back_to_what_was_accepted(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     settings = random_settings(rng) | {"runner": ("eager", "rerun")[seed % 2]}
@@ -114,7 +114,7 @@ def test_right_drafts_of_models_with_states_spare_steps(toys: Toys) -> None:
 def test_preempted_rows_and_replayed_steps_among_prompts_give_the_same_tokens(
     toys: Toys, overlap: bool
 ) -> None:
-    requests = random_requests(np.random.default_rng(3), 40)
+    requests = random_requests(np.random.default_rng(3), 25)
     sizes = SIZES | {"num_pages": 44, "overlap": overlap}
     plain, *drafted = [
         run(toys, requests, **sizes),

@@ -11,6 +11,7 @@ from attrs import evolve
 from core.faults.conftest import crash_reports, toys
 from hypothesis import given
 from hypothesis import strategies as st
+from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
 
 from headstock.engine.engine import Engine
@@ -275,7 +276,7 @@ def test_what_arrives_meanwhile_is_in_the_plan_unless_an_end_is_to_be_told(toys:
 
 
 @pytest.mark.feature("S18", "V10")
-@pytest.mark.parametrize("late", [True, False])
+@pytest.mark.parametrize("late", often(1, [True, False]))
 def test_late_planning_changes_no_token(toys: Toys, late: bool) -> None:
     requests, slept = random_requests(np.random.default_rng(3), 20), list[float]()
     engine = toys.engine(late_planning=late)

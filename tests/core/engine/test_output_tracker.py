@@ -83,7 +83,7 @@ def whole(updates: Sequence[Update]) -> Update:
 def test_news_at_the_end_says_what_news_of_each_token_says(
     toys: Toys, seed: int, overlap: bool
 ) -> None:
-    requests = scored(random_requests(np.random.default_rng(seed), 40))
+    requests = scored(random_requests(np.random.default_rng(seed), 24))
     runs = []
     for stream_tokens in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)
@@ -146,7 +146,7 @@ def test_the_time_without_a_row_is_told_with_the_first_token(toys: Toys) -> None
 def test_what_a_preempted_request_finds_of_its_own_is_not_counted_as_cached(toys: Toys) -> None:
     engine, rng = toys.engine(**SCARCE), np.random.default_rng(3)
     # no two begin alike
-    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 90) for i in range(12)]
+    requests = [request(str(i), [i, *rng.integers(0, 50, 11)], 60) for i in range(12)]
     updates_of = collect_updates(engine, requests, stream_tokens=True, aborts=10**9)
     stats = engine.stats()
 

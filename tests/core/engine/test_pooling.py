@@ -52,7 +52,7 @@ def pooled(name: str, prompt: Any, kind: Any = "mean") -> Request:
 
 
 @pytest.mark.feature("R5")
-@pytest.mark.parametrize(("seed", "mode"), often(3, list(product(range(1, 9), MODES))))
+@pytest.mark.parametrize(("seed", "mode"), often(2, list(product(range(1, 9), MODES))))
 def test_vectors_and_tokens_are_right_in_every_mode(toys: Toys, mode: str, seed: int) -> None:
     engine = toys.engine(**MODES[mode])
     requests = random_requests(np.random.default_rng(seed), 18, pooled=0.5)

@@ -68,18 +68,18 @@ def make_requests(count: int) -> list[Request]:
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "radix": {},
-    "chunked": {"max_batch_tokens": 11},
     "preempted": {"num_pages": 40, "max_batch_tokens": 24},
-    "naive": {"cache_type": "naive"},
-    "contiguous": {"paged_attn": "off", "page_size": "auto", "num_pages": 4},
     "drafts": {"proposer": "ngram"},
     "shared prefixes": {"attn": "toy-sharing"},
+    "chunked": {"max_batch_tokens": 11},
+    "naive": {"cache_type": "naive"},
+    "contiguous": {"paged_attn": "off", "page_size": "auto", "num_pages": 4},
 }
 
 
 @pytest.mark.parametrize("runner", often(1, ["rerun", "eager"]))
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", often(4, SETTINGS))
 def test_requests_of_other_values_say_what_they_say_alone(
     toys: Toys, name: str, overlap: bool, runner: str
 ) -> None:

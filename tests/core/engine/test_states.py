@@ -53,7 +53,7 @@ def count_replays(runner: Any, name: str, counts: Counter[str]) -> None:
 
 
 @pytest.mark.feature("T6", "P11")
-@pytest.mark.parametrize("seed", often(2, [0, 1, 5, 2, 3, 4, *range(6, 20)]))
+@pytest.mark.parametrize("seed", often(1, [0, 1, 5, 2, 3, 4, *range(6, 20)]))
 def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
     rng = np.random.default_rng(seed)
     settings = random_settings(rng) | {"debug_canary": True, "kv_cache": bool(rng.random() < 0.8)}
@@ -72,7 +72,7 @@ def test_tokens_are_right_whatever_the_engine(toys: Toys, seed: int) -> None:
 
 @pytest.mark.feature("T6")
 @pytest.mark.parametrize("overlap", often(1, [True, False]))
-@pytest.mark.parametrize("every", [0, 16])
+@pytest.mark.parametrize("every", often(1, [16, 0]))
 def test_a_preempted_row_has_its_state_again(toys: Toys, overlap: bool, every: int) -> None:
     sizes = {
         "max_running_requests": 6,
@@ -114,7 +114,7 @@ def test_replayed_steps_and_what_pads_them_change_no_state(
 
 @pytest.mark.parametrize(
     ("runner", "overlap"),
-    often(2, [("rerun", True), ("eager", False), ("rerun", False), ("eager", True)]),
+    often(1, [("rerun", True), ("eager", False), ("rerun", False), ("eager", True)]),
 )
 def test_a_failing_row_hurts_no_other_and_leaves_a_finite_state(
     toys: Toys,

@@ -59,11 +59,11 @@ def test_rows_that_share_a_window_get_the_tokens_that_they_get_alone(
     common = {"overlap": overlap, "debug_canary": True, "record": str(path)}
     engine = toys.engine(**(common | settings))
     full, window = engine.limits.num_pages
-    harness = EngineHarness(engine).run(random_requests(np.random.default_rng(5), 30, greedy=True))
+    harness = EngineHarness(engine).run(random_requests(np.random.default_rng(5), 20, greedy=True))
 
     stats = engine.stats()
     assert ("prefix reuse", "on", "cache_type (--cache-type) radix") in engine.summary.table
-    assert stats.cached_tokens > 50 and len(harness.outputs) == 30
+    assert stats.cached_tokens > 50 and len(harness.outputs) == 20
     assert bool(stats.preemptions) == (settings.get("num_pages") in SCARCE)
     assert stats.total_pages == full + window == stats.free_pages + stats.cached_pages
     policy, index = engine.limits.policy, engine.state.index

@@ -14,6 +14,7 @@ import numpy as np
 import patience
 import pytest
 from attrs import evolve
+from often import often
 from toy_engine import EngineHarness, Toys, random_requests, request
 from toy_text import toy_llm
 from toy_workloads import limits, prompt
@@ -167,7 +168,7 @@ def test_each_pair_of_features_in_one_batch_says_what_each_says_alone(engine: En
         )
 
 
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", often(1, [4, 1]))
 def test_chunks_of_four_tokens_under_overlap_with_penalties_and_min_tokens(
     toys: Toys, rows: int
 ) -> None:

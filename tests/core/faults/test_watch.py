@@ -40,7 +40,7 @@ def test_no_step_writes_to_a_free_page(toys: Toys, seed: int) -> None:
     assert (pools[0][0] == PATTERN).all(), "the dummy page was written"
 
 
-@pytest.mark.parametrize("seed", often(2, range(3)))
+@pytest.mark.parametrize("seed", often(1, range(3)))
 def test_the_padding_of_a_replayed_step_writes_to_no_page_of_anybody(toys: Toys, seed: int) -> None:
     sizes = {"max_running_requests": 13, "max_batch_tokens": 40, "num_pages": 200}
     engine = toys.engine(runner="rerun", debug_canary=True, cache_type="naive", **sizes)

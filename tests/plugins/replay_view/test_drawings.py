@@ -267,7 +267,7 @@ def test_the_page_says_which_groups_its_pages_are_of(tmp_path: Path) -> None:
 
 def test_the_tree_is_that_of_the_policy(tmp_path: Path) -> None:
     limits, path = make_run_limits(num_pages=80), tmp_path / "run.recording"
-    record_run(path, limits, make_requests(150), 900)
+    record_run(path, limits, make_requests(90), 500)
     recording = read_recording(path)
     history = History(restore_limits(recording.header))
     trees = 0
