@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from attrs import evolve
 from rerun import RerunRunner
+from torch import Tensor
 
 from headstock.spi import (
     CaptureProgress,
@@ -33,6 +34,20 @@ class MasksLate(RerunRunner):
         sample = super().replay(other)
         step.prepare_sampling()
         return sample
+
+
+class DraftsKept(RerunRunner):
+    """Says that a replay verified what the one before it did."""
+
+    kept: Tensor | None = None
+
+    def run(self, step: Step) -> Sample:
+        sample = super().run(step)
+        found, old = sample.verified, self.kept
+        if found is None or not sample.is_replayed:
+            return sample
+        self.kept = found.clone()
+        return sample if old is None or len(old) != len(found) else evolve(sample, verified=old)
 
 
 class AnswersFromPrepare(RerunRunner):

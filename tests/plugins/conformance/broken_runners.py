@@ -66,6 +66,30 @@ class SamplesOneEach(EagerRunner):
         return sample if step.num_drafts is None else sample.first(rows)
 
 
+class DraftsForgotten(EagerRunner):
+    """Lets the model guess nothing."""
+
+    def run(self, step: Step) -> Sample:
+        return evolve(super().run(step), make_drafts=None)
+
+
+class DraftsOfNeighbours(EagerRunner):
+    """Gives each row what is guessed for the next one."""
+
+    def run(self, step: Step) -> Sample:
+        sample = super().run(step)
+        make = sample.make_drafts
+        return sample if make is None else evolve(sample, make_drafts=lambda: make().roll(1, 0))
+
+
+class DraftsUnverified(EagerRunner):
+    """Says that it verified what the step sampled."""
+
+    def run(self, step: Step) -> Sample:
+        sample = super().run(step)
+        return sample if sample.verified is None else evolve(sample, verified=sample.tokens)
+
+
 class RowsSwapped(EagerRunner):
     """Gives the first two rows each other's tokens."""
 

@@ -13,7 +13,8 @@ from headstock import registry
 from headstock.spi import DeviceEnv, GraphSupport, LayoutKind, RunnerSpec
 from headstock_conformance.case import CaseResult, Outcome, run_case
 from headstock_conformance.runner import workloads
-from headstock_conformance.runner.checks import drive_beside, list_cases
+from headstock_conformance.runner.checks import LIMITS, drive_beside, list_cases
+from headstock_conformance.runner.checks import OWN_DRAFTS as OF_OWN_DRAFTS
 from headstock_conformance.runner.drive import Drive
 from headstock_conformance.runner.rig import VERIFY_LEN, Setup, Subject, ToyModel, make_windowed
 
@@ -23,6 +24,7 @@ CPU = DeviceEnv(device="cpu")
 
 DECODE = "decode rows, in any number and order"
 CHUNKS = "prompts in chunks, steps that sample nothing"
+OWN_DRAFTS = "drafts of the model's own layers"
 BROKEN = [
     ("StoresNothing", DECODE, "RowTables.keep stores what is sampled, where Step.list_stored"),
     ("StoresNeighbours", DECODE, "another token is stored than was sampled"),
@@ -37,6 +39,10 @@ BROKEN = [
     ("PromptsFirst", "decode rows beside prompts", "tokens: "),
     ("CountsItself", "rows that sit out steps and change hands", "tokens: "),
     ("DraftsBesideForgotten", "drafts beside prompts and settings", "RowTables.keep stores"),
+    ("DraftsForgotten", OWN_DRAFTS, "Sample.make_drafts is missing"),
+    ("DraftsOfNeighbours", OWN_DRAFTS, "and eager makes"),
+    ("DraftsUnverified", OWN_DRAFTS, "and eager verifies"),
+    ("DraftsKept", OWN_DRAFTS, "and eager"),
     ("OutputAsWideAsQueries", "latent KV", "Error"),
     ("RunsTwice", "state KV", "row 0 in layer 1 are off by"),
     ("OrderForgotten", "rows that share leading pages", "of all rows are there, in another order"),
@@ -123,19 +129,29 @@ def test_a_sound_runner_passes_with_replays_and_without(
     assert caplog.text == "", "such as of what could not be captured"
 
 
+def test_drafts_of_the_models_own_layers_are_replayed() -> None:
+    subject = Subject(spec=find_sound("rerun"), env=CPU)
+    toy = ToyModel.make(subject, OF_OWN_DRAFTS.make_config())
+    with drive_beside(subject, toy, OF_OWN_DRAFTS.setup) as drive:
+        drive.prepare(LIMITS)
+        OF_OWN_DRAFTS.run(drive)
+    assert drive.num_replays >= 6
+
+
 def test_the_cases_follow_from_the_claims_of_a_runner() -> None:
     spec = rerun.spec()
     narrow = evolve(
         spec.capabilities,
         layouts=frozenset({LayoutKind.FULL}),
         pooling=False,
+        drafts=False,
         needs_graph=GraphSupport.UNIFORM,
     )
     cases, fewer = (
         {case.name for case in list_cases(each, CPU)}
         for each in (spec, evolve(spec, capabilities=narrow))
     )
-    assert cases - fewer == {"pooled prompts", "latent KV", "state KV", "delta rules"}
+    assert cases - fewer == {"pooled prompts", "latent KV", "state KV", "delta rules", OWN_DRAFTS}
     # Attention that is planned on the host has no such graphs.
     stale = evolve(spec_of("PlansStale"), capabilities=narrow)
     assert run_cases(stale, [DECODE])[DECODE].outcome is Outcome.PASSED

@@ -9,7 +9,8 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from headstock.nn.parameters import parameters
+from headstock.nn.draft_layers import DraftNames
+from headstock.nn.parameters import LLAMA_NAMES, parameters
 from headstock.spi import (
     Activation,
     ClampedGate,
@@ -238,7 +239,8 @@ def draw_weights(
 
     declared: the parameters of a family; those of the decoder by default
     """
-    specs, params = dict(parameters(config) if declared is None else declared), {}
+    names = evolve(LLAMA_NAMES, drafts=DraftNames() if config.draft_layers else None)
+    specs, params = dict(parameters(config, names) if declared is None else declared), {}
     for seed, (name, spec) in enumerate(specs.items()):
         if name.endswith(".bias"):
             continue

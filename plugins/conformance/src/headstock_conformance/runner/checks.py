@@ -39,6 +39,7 @@ from headstock_conformance.runner.rig import (
     Setup,
     Subject,
     ToyModel,
+    make_drafting,
     make_windowed,
 )
 
@@ -157,12 +158,19 @@ OTHER_LAYOUTS = (
     ),
 )
 POOLED = Workload(name="pooled prompts", run=workloads.pooled)
+OWN_DRAFTS = Workload(
+    name="drafts of the model's own layers",
+    run=workloads.own_drafts,
+    setup=evolve(VERIFYING, has_own_drafts=True),
+    make_config=make_drafting,
+)
 
 
 def list_cases(spec: RunnerSpec, env: DeviceEnv, *, opt: Sequence[str] = ()) -> tuple[Case, ...]:
     """All cases of what the spec claims."""
     subject, claims = Subject(spec=spec, env=env, opt=opt), spec.capabilities
     listed = [*WORKLOADS, *([POOLED] if claims.pooling else [])]
+    listed += [OWN_DRAFTS] if claims.drafts else []
     listed += [workload for layout, workload in OTHER_LAYOUTS if layout in claims.layouts]
     named: dict[str, Callable[[Subject], object]] = {
         "what is prepared": check_prepare,

@@ -69,6 +69,36 @@ def compare_samples(plan: Plan, rows: Rows, found: Sample, wanted: Sample) -> No
     compare_pooled(plan, found, wanted)
 
 
+def compare_drafts(
+    plan: Plan,
+    verified: Tensor | None,
+    wanted_verified: Tensor | None,
+    drafts: Tensor | None,
+    wanted: Tensor,
+) -> None:
+    """Compare what a step says that it verified, and what is guessed behind it.
+
+    verified: `Sample.verified`    drafts, wanted: [rows, k], what `Sample.make_drafts` gave
+    raises: AssertionError
+    """
+    assert verified is not None and wanted_verified is not None, (
+        "Sample.verified is missing, where the model makes drafts of its own"
+    )
+    for at in find_sampled(plan).tolist():
+        assert verified[at] == wanted_verified[at], (
+            f"verified: {verified[at]} at logit {at}, and eager verifies {wanted_verified[at]}"
+        )
+    assert drafts is not None, "Sample.make_drafts is missing, where the model makes drafts"
+    assert drafts.shape == wanted.shape, (
+        f"drafts of shape {list(drafts.shape)}, and eager makes {list(wanted.shape)}"
+    )
+    for index, row in enumerate(plan.rows.tolist()):
+        assert not plan.samples[index] or torch.equal(drafts[index], wanted[index]), (
+            f"drafts {drafts[index].tolist()} for row {row}, and eager makes "
+            f"{wanted[index].tolist()}"
+        )
+
+
 def compare_scores(plan: Plan, rows: Rows, found: Sample, wanted: Sample) -> None:
     """Compare the log-probabilities of rows that ask for them.   raises: AssertionError"""
     sampled = set(find_sampled(plan).tolist())

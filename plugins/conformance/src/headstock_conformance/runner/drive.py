@@ -15,6 +15,7 @@ from headstock.spi import ReplayLimits, ReplaySizes, Sample, Sampling
 from headstock.spi.arrays import Ints
 from headstock_conformance.runner.comparison import (
     Snapshot,
+    compare_drafts,
     compare_samples,
     compare_untouched,
     compare_writes,
@@ -116,6 +117,9 @@ class Drive:
             after, right = (Snapshot.take(rig.buffers) for rig in rigs)
             found, wanted = launched.wait(), other.wait()
             compare_samples(plan, self.rows, found, wanted)
+            if other.has_drafts:
+                drafts = launched.wait_drafts() if launched.has_drafts else None
+                compare_drafts(plan, found.verified, wanted.verified, drafts, other.wait_drafts())
             compare_writes(plan, self.rows, self.subject.buffers, (before, after, right))
         self.advance(plan, wanted)
         self.num_steps += 1
@@ -164,9 +168,12 @@ class Drive:
         """Take what the reference sampled as the rows' tokens; drafts as far as they agree."""
         ends, num_drafts = plan.num_logits.cumsum(), count_drafts(plan)
         tokens, drafts = sample.tokens.tolist(), iter(plan.drafts.tolist())
+        # Drafts of the model's own layers are in the token table, and -1 in the plan.
+        own = None if sample.verified is None else sample.verified.tolist()
         for index, number in enumerate(plan.rows.tolist()):
             row, count = self.rows[number], int(num_drafts[index])
             guesses = [next(drafts) for _ in range(count)]
+            guesses = guesses if own is None else own[ends[index] - count : ends[index]]
             row.is_new, row.computed = False, int(plan.stops[index]) - count
             if not plan.samples[index]:
                 continue
@@ -176,6 +183,13 @@ class Drive:
                 accepted += 1
             row.tokens += sampled[: accepted + 1]
             row.computed += accepted
+
+    def plant(self, number: int, tokens: Sequence[int]) -> None:
+        """Put tokens where both rigs have the drafts of a row, as if its model had made them."""
+        first = len(self.rows[number].tokens)
+        for rig in (self.subject, self.reference):
+            table = rig.buffers.tokens
+            table[number, first : first + len(tokens)] = torch.tensor(tokens, device=table.device)
 
     def foresee(self, number: int, count: int) -> list[int]:
         """The tokens that the reference will sample next in a row that decodes."""

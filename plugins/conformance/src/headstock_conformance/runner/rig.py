@@ -22,6 +22,7 @@ from headstock.execution.sampling_inputs import SamplingTable
 from headstock.execution.step import StepMaker
 from headstock.execution.token_masks import MaskSource
 from headstock.nn.decoder import forward
+from headstock.nn.draft_layers import forward_drafts
 from headstock.nn.eager_step import run_eager_step
 from headstock.ops.bound import BoundOps
 from headstock.selection.refusals import check_resolve
@@ -149,7 +150,10 @@ class ToyModel:
         return cls(
             config=config,
             model=Model(
-                config=lambda hf: config, params=lambda config: weights.specs, forward=forward
+                config=lambda hf: config,
+                params=lambda config: weights.specs,
+                forward=forward,
+                draft=forward_drafts if config.draft_layers else None,
             ),
             ops=bound,
             params=params,
@@ -163,7 +167,7 @@ class Setup:
 
     max_rows, max_seq_len: of its tables
     graph, planning: of attention
-    verify_len: as `Program.verify_len`
+    verify_len, has_own_drafts: as in `Program`
     shares_prefixes: rows are looked at for pages that they share
     processors, masks: what a `kind` may name beside settings
     """
@@ -173,6 +177,7 @@ class Setup:
     graph: GraphSupport = GraphSupport.ALWAYS
     planning: Planning = Planning.NONE
     verify_len: int = 1
+    has_own_drafts: bool = False
     shares_prefixes: bool = False
     processors: Mapping[str, LogitsProcessor] = MappingProxyType({})
     masks: MaskSource | None = None
@@ -247,11 +252,14 @@ class Rig:
                 max_seq_len=setup.max_seq_len,
                 shares_prefixes=setup.shares_prefixes,
                 shares_beside_prompts=setup.shares_prefixes,
+                # It reads lengths on the device alone.
+                takes_bounds=can_capture,
             ),
             max_logits=MAX_LOGITS,
             prompt_attention=router.prefill if setup.graph is GraphSupport.ALWAYS else None,
             verify_len=setup.verify_len,
             verify_attention=router.prefill if can_capture and setup.verify_len > 1 else None,
+            has_own_drafts=setup.has_own_drafts,
             rules=sampling.rules,
         )
         steps = StepMaker(
@@ -282,6 +290,19 @@ def make_windowed() -> ModelConfig:
             evolve(group, layers=(0, 2)),
             evolve(group, layers=(1,), window=WINDOW),
         ),
+    )
+
+
+def make_drafting() -> ModelConfig:
+    """A plain decoder whose last layer only guesses, with a KV group of its own."""
+    plain = make_plain()
+    (group,) = plain.kv_groups
+    *own, last = plain.layers
+    return evolve(
+        plain,
+        layers=(*own, evolve(last, group=1)),
+        kv_groups=(evolve(group, layers=(0, 1)), evolve(group, layers=(2,))),
+        draft_layers=1,
     )
 
 

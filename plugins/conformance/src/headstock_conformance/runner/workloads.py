@@ -212,6 +212,29 @@ def drafts_beside_others(drive: Drive) -> None:
     drive.step(*range(5))
 
 
+def own_drafts(drive: Drive) -> None:
+    """Drafts that the model's own layers make, right ones and wrong ones, beside prompts too."""
+    warm = SamplingParams(temperature=0.9, seed=12)
+    for row in range(5):
+        drive.admit(row, request(row, 2 + 3 * row, warm if row == 3 else GREEDY))
+    drive.step(0, 1, 2)
+    drive.step(own(drive, 1), 3, 4, own(drive, 0, count=2))
+    for rows in ((2, 0), (4,), (1, 3, 0, 2), (3, 0, 1, 2), (0, 1, 2, 3, 4)):
+        drive.step(*(own(drive, row, right=(row + len(rows)) % 4) for row in rows))
+    drive.admit(5, request(25, 17))
+    drive.step(own(drive, 3, right=1), Work(row=5, count=8), own(drive, 1, right=3))
+    # Rows without drafts go on from their newest token.
+    drive.step(0, 4)
+    drive.step(5, own(drive, 4, right=2), 2)
+    drive.step(own(drive, 5), own(drive, 2, count=1, right=1))
+
+
+def own(drive: Drive, row: int, *, count: int = 3, right: int = 0) -> Work:
+    """A row with drafts of its model, the first `right` of which are made right."""
+    drive.plant(row, drive.foresee(row, right))
+    return Work(row=row, drafts=(-1,) * count)
+
+
 def guess(drive: Drive, row: int, count: int, *, right: int) -> tuple[int, ...]:
     """Drafts for a row, the first `right` of which it would sample."""
     seated = drive.rows[row]
