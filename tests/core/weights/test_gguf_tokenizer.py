@@ -130,6 +130,34 @@ def test_bytes_are_split_as_transformers_splits_them(pre: str, tmp_path: Path) -
 
 
 @pytest.mark.feature("R10")
+@pytest.mark.parametrize(
+    ("names", "pieces"),
+    [
+        (
+            ("dbrx", "smaug-bpe"),
+            ["We", "'LL", " pay", " ", "123", "45", " in", " XmlNode", "."],
+        ),
+        (("gpt-4o",), ["We'LL", " pay", " ", "123", "45", " in", " Xml", "Node", "."]),
+        (
+            ("refact", "starcoder", "command-r", "smollm"),
+            ["We", "'", "LL", " pay", " ", *"12345", " in", " XmlNode", "."],
+        ),
+    ],
+    ids=lambda each: each[0],
+)
+def test_text_is_split_as_each_name_says(
+    names: tuple[str, ...], pieces: list[str], tmp_path: Path
+) -> None:
+    for name in names:
+        path = tmp_path / "ours.gguf"
+        path.write_bytes(make_file(describe_bytes(name), {}))
+        files = translate_tokenizer(Metadata(read_gguf_header(path).metadata))
+        splitter = Backend.from_str(json.dumps(files["tokenizer.json"])).pre_tokenizer
+        found = splitter.pre_tokenize_str("We'LL pay 12345 in XmlNode.")
+        assert [piece.replace("\u0120", " ") for piece, _ in found] == pieces, name
+
+
+@pytest.mark.feature("R10")
 def test_pieces_are_merged_as_transformers_merges_them(tmp_path: Path) -> None:
     values = describe_pieces()
     ours, judge = make_tokenizer(tmp_path, values), make_judge(tmp_path, values)

@@ -6,56 +6,16 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, field, frozen
+from attrs import evolve, frozen
 
 from headstock.errors import shorten
 from headstock.weights.gguf.header import GgufHeader, GgufTensor, HeaderError
+from headstock.weights.gguf.known import ARCHITECTURES, MIXTRAL, OUTER_NAMES, Architecture
 from headstock.weights.gguf.metadata import Metadata
-from headstock.weights.gguf.ropes import translate_ropes
-
-_OUTER_NAMES: Mapping[str, str] = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "output": "lm_head",
-}
-
-_LAYER_NAMES: Mapping[str, str] = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-_EXPERT_NAMES: Mapping[str, str] = {
-    "ffn_gate_inp": "mlp.gate",
-    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
-    "ffn_up_exps": "mlp.experts.{}.up_proj",
-    "ffn_down_exps": "mlp.experts.{}.down_proj",
-    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
-    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
-    "ffn_up_shexp": "mlp.shared_expert.up_proj",
-    "ffn_down_shexp": "mlp.shared_expert.down_proj",
-}
-"""Beginnings of names -> what published checkpoints call them, `{}` being an expert."""
-
-_MIXTRAL_NAMES: Mapping[str, str] = {
-    "ffn_gate_inp": "block_sparse_moe.gate",
-    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
-    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
-    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
-}
+from headstock.weights.gguf.ropes import ATTENTION_FACTOR, FACTORS, translate_ropes
 
 _LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 _OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
-ROPE_FACTORS = "rope_freqs.weight"
-
 _MAX_EXPERTS = 1 << 12
 
 _COUNTS: Mapping[str, str] = {
@@ -79,63 +39,17 @@ _KNOWN_KEYS = frozenset(
 
 
 @frozen
-class Architecture:
-    """How a GGUF architecture is called elsewhere.
-
-    family, model_type: those of its config.json
-    names: what its layers hold, in published checkpoints
-    has_pairs: whether rows of queries and keys are stored in the order of pairs
-    renormalizes: what `norm_topk_prob` is where it has experts; None where there is no such field
-    """
-
-    family: str
-    model_type: str
-    names: Mapping[str, str]
-    has_pairs: bool = False
-    expert_count_field: str = ""
-    renormalizes: bool | None = None
-    is_moe: bool = field(init=False)
-
-    @is_moe.default
-    def _has_experts(self) -> bool:
-        return bool(self.expert_count_field)
-
-
-ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("LlamaForCausalLM", "llama", _LAYER_NAMES, has_pairs=True),
-    "qwen2": Architecture("Qwen2ForCausalLM", "qwen2", _LAYER_NAMES),
-    "qwen2moe": Architecture(
-        *("Qwen2MoeForCausalLM", "qwen2_moe", {**_LAYER_NAMES, **_EXPERT_NAMES}),
-        expert_count_field="num_experts",
-        renormalizes=False,
-    ),
-    "qwen3": Architecture("Qwen3ForCausalLM", "qwen3", _LAYER_NAMES),
-    "qwen3moe": Architecture(
-        *("Qwen3MoeForCausalLM", "qwen3_moe", {**_LAYER_NAMES, **_EXPERT_NAMES}),
-        expert_count_field="num_experts",
-        renormalizes=True,
-    ),
-}
-"""The architectures that are read, by the name that files have for them."""
-
-_MIXTRAL = Architecture(
-    *("MixtralForCausalLM", "mixtral", {**_LAYER_NAMES, **_MIXTRAL_NAMES}),
-    has_pairs=True,
-    expert_count_field="num_local_experts",
-)
-"""Files call it llama too, and it is known by its experts."""
-
-
-@frozen
 class StoredTensor:
     """A tensor under its published name.
 
     tensor: where it lies; of a stack of experts, one alone
     heads: how many heads have the two halves of their rows as pairs; 0 where rows are in order
+    offset: what is added to each number
     """
 
     tensor: GgufTensor
     heads: int = 0
+    offset: int = 0
 
 
 def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
@@ -147,13 +61,15 @@ def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
             f"{', '.join(ARCHITECTURES)} are"
         )
     is_mixtral = name == "llama" and metadata.find_count("llama.expert_count")
-    return name, _MIXTRAL if is_mixtral else ARCHITECTURES[name]
+    return name, MIXTRAL if is_mixtral else ARCHITECTURES[name]
 
 
-def translate_config(header: GgufHeader, rope_factors: Sequence[float] | None) -> dict[str, Any]:
+def translate_config(
+    header: GgufHeader, rope_factors: Mapping[str, Sequence[float]]
+) -> dict[str, Any]:
     """Translate a header into the fields of a config.json.
 
-    rope_factors: the numbers of rope_freqs.weight, if the file has them
+    rope_factors: the numbers of those of `FACTORS` that the file has
     raises: HeaderError
     """
     metadata = Metadata(header.metadata)
@@ -174,18 +90,12 @@ def translate_config(header: GgufHeader, rope_factors: Sequence[float] | None) -
         raise HeaderError(
             f"{name}.attention.value_length: expected {head_dim}, as of keys, got {values_dim}"
         )
-    rope_dim = metadata.find_count(f"{name}.rope.dimension_count")
-    if rope_dim not in (None, head_dim):
+    rope_dim = metadata.find_count(f"{name}.rope.dimension_count") or head_dim
+    if rope_dim != head_dim and not architecture.turns_part:
         raise HeaderError(
             f"{name}.rope.dimension_count: expected {head_dim}, a whole head, got {rope_dim}"
         )
-    known = {f"{name}.{key}" for key in (*_COUNTS, *_KNOWN_KEYS)}
-    for key in header.metadata:
-        # Most such settings change numbers, such as `attention.sliding_window` and `logit_scale`.
-        if key.startswith(f"{name}.") and key not in known:
-            raise HeaderError(
-                f"{shorten(key)} is a setting that is not read, and may change what the model says"
-            )
+    _check_keys(header, name, architecture)
     return {
         "architectures": [architecture.family],
         "model_type": architecture.model_type,
@@ -198,9 +108,44 @@ def translate_config(header: GgufHeader, rope_factors: Sequence[float] | None) -
         "dtype": _choose_dtype(header),
         **_translate_widths(metadata, name, architecture),
         **_find_biases(header),
-        **translate_ropes(metadata, name, head_dim, rope_factors),
+        **_translate_settings(metadata, name, architecture, counts, head_dim),
+        **translate_ropes(metadata, name, head_dim, rope_dim, rope_factors),
         **_translate_tokens(metadata),
     }
+
+
+def _check_keys(header: GgufHeader, name: str, architecture: Architecture) -> None:
+    """Raise HeaderError for a setting of the architecture that is not read."""
+    more = (*architecture.settings, *([ATTENTION_FACTOR] * architecture.turns_part))
+    known = {f"{name}.{key}" for key in (*_COUNTS, *_KNOWN_KEYS, *more)}
+    for key in header.metadata:
+        # Most such settings change numbers, such as `attention.sliding_window` and `logit_scale`.
+        if key.startswith(f"{name}.") and key not in known:
+            raise HeaderError(
+                f"{shorten(key)} is a setting that is not read, and may change what the model says"
+            )
+
+
+def _translate_settings(
+    metadata: Metadata,
+    name: str,
+    architecture: Architecture,
+    counts: Mapping[str, int],
+    head_dim: int,
+) -> Mapping[str, Any]:
+    """The fields that the architecture alone has.   raises: HeaderError"""
+    found = dict(architecture.fields)
+    for theirs, ours in architecture.settings.items():
+        number = metadata.find_number(f"{name}.{theirs}")
+        if ours == "sliding_window":
+            found[ours] = metadata.find_count(f"{name}.{theirs}") or None
+        elif number is not None:
+            found[ours] = number
+    if architecture.scaled_layers:
+        is_scaled = counts["num_hidden_layers"] == architecture.scaled_layers
+        width = counts["hidden_size"] // counts["num_attention_heads"]
+        found["query_pre_attn_scalar"] = width if is_scaled else head_dim
+    return found
 
 
 def _choose_dtype(header: GgufHeader) -> str:
@@ -257,16 +202,18 @@ def translate_tensors(header: GgufHeader, config: Mapping[str, Any]) -> dict[str
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     found: dict[str, StoredTensor] = {}
     for name, tensor in header.tensors.items():
-        if name == ROPE_FACTORS:  # it is in the configuration
+        if name in FACTORS:  # they are in the configuration
             continue
         layer, outer = _LAYER_NAME.fullmatch(name), _OUTER_NAME.fullmatch(name)
         published, stored = name, StoredTensor(tensor)
-        if outer and outer[1] in _OUTER_NAMES:
-            published = f"{_OUTER_NAMES[outer[1]]}.{outer[2]}"
+        if outer and outer[1] in OUTER_NAMES:
+            published = f"{OUTER_NAMES[outer[1]]}.{outer[2]}"
         elif layer and layer[2] in architecture.names:
             published = f"model.layers.{int(layer[1])}.{architecture.names[layer[2]]}.{layer[3]}"
             if architecture.has_pairs and layer[2] in heads:
                 stored = StoredTensor(tensor, _check_heads(name, tensor, heads[layer[2]]))
+        if architecture.has_offset and published.endswith("norm.weight"):
+            stored = evolve(stored, offset=-1)
         for each, part in _split_experts(published, stored, config, architecture):
             if each in found:
                 raise HeaderError(f"{shorten(name)} is a second tensor of the same place")

@@ -19,7 +19,6 @@ from typing import Any
 from headstock.errors import ModelError, shorten
 from headstock.weights.formats import GGUF, explain_gguf, find_gguf_shard
 from headstock.weights.gguf.architectures import (
-    ROPE_FACTORS,
     StoredTensor,
     find_architecture,
     translate_config,
@@ -29,13 +28,14 @@ from headstock.weights.gguf.generation import translate_generation
 from headstock.weights.gguf.header import GgufHeader, HeaderError, read_gguf_header
 from headstock.weights.gguf.index import INDEX, LINK, make_index
 from headstock.weights.gguf.metadata import Metadata
+from headstock.weights.gguf.ropes import FACTORS
 from headstock.weights.gguf.tensor_file import GgufFile
 from headstock.weights.gguf.tokenizer import translate_tokenizer
 
 FOLDER = "~/.cache/headstock/gguf"
 """Where the folders lie; each may be removed at any time."""
 
-_VERSION = 1
+_VERSION = 2
 """Raised whenever a file would be translated in another way."""
 
 _MAX_FACTORS = 1 << 16
@@ -136,13 +136,11 @@ def _translate(path: Path) -> dict[str, Any]:
         raise ModelError(explain_gguf(path, str(error))) from error
 
 
-def _read_rope_factors(path: Path, header: GgufHeader) -> Sequence[float] | None:
-    """The numbers of rope_freqs.weight; None without it.   raises: HeaderError"""
-    tensor = header.tensors.get(ROPE_FACTORS)
-    if tensor is None:
-        return None
-    if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
-        raise HeaderError(f"{ROPE_FACTORS}: expected a list, got {shorten(list(tensor.shape))}")
-    file = GgufFile(path, {ROPE_FACTORS: StoredTensor(tensor)}, header.size)
-    found: list[float] = file.read(ROPE_FACTORS).float().tolist()
-    return found
+def _read_rope_factors(path: Path, header: GgufHeader) -> dict[str, Sequence[float]]:
+    """The numbers of those of `FACTORS` that the file has.   raises: HeaderError"""
+    tensors = {name: header.tensors[name] for name in FACTORS if name in header.tensors}
+    for name, tensor in tensors.items():
+        if len(tensor.shape) != 1 or tensor.shape[0] > _MAX_FACTORS:
+            raise HeaderError(f"{name}: expected a list, got {shorten(list(tensor.shape))}")
+    file = GgufFile(path, {name: StoredTensor(each) for name, each in tensors.items()}, header.size)
+    return {name: file.read(name).float().tolist() for name in tensors}

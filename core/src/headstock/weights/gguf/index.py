@@ -25,6 +25,7 @@ def make_index(size: int, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]
                 "shape": list(each.tensor.shape),
                 "start": each.tensor.start,
                 "heads": each.heads,
+                "offset": each.offset,
             }
             for name, each in tensors.items()
         },
@@ -51,6 +52,7 @@ def _parse_tensor(path: Path, name: str, value: object, size: int) -> StoredTens
             "shape": [*shape],
             "start": int(start),
             "heads": int(heads),
+            "offset": int(offset),
         } if kind in BLOCK_TYPES_BY_NAME and all(type(n) is int and n > 0 for n in shape):
             pass
         case _:
@@ -62,7 +64,7 @@ def _parse_tensor(path: Path, name: str, value: object, size: int) -> StoredTens
     is_aligned = type_.is_packed or not start % type_.nbytes
     if not (is_whole and is_paired and is_aligned and tensor.nbytes <= size - start):
         raise _make_error(path, name)
-    return StoredTensor(tensor, heads)
+    return StoredTensor(tensor, heads, offset)
 
 
 def _make_error(path: Path, what: str) -> ModelError:

@@ -10,6 +10,12 @@ from headstock.errors import shorten
 from headstock.weights.gguf.header import HeaderError
 from headstock.weights.gguf.metadata import Metadata
 
+ROPE_FACTORS = "rope_freqs.weight"
+SHORT_FACTORS, LONG_FACTORS = "rope_factors_short.weight", "rope_factors_long.weight"
+FACTORS = (ROPE_FACTORS, SHORT_FACTORS, LONG_FACTORS)
+"""The tensors with what each pair of a head is slowed down by."""
+ATTENTION_FACTOR = "rope.scaling.attn_factor"
+
 _DEFAULT_BASE = 10000.0
 
 _LOW, _HIGH, _ORIGINAL = 1.0, 4.0, 8192
@@ -19,12 +25,16 @@ _TOLERANCE = 1e-4
 
 
 def translate_ropes(
-    metadata: Metadata, name: str, head_dim: int, factors: Sequence[float] | None
+    metadata: Metadata,
+    name: str,
+    head_dim: int,
+    rope_dim: int,
+    factors: Mapping[str, Sequence[float]],
 ) -> Mapping[str, Any]:
     """The fields for positions.
 
-    name: that of the architecture
-    factors: what each pair of a head is slowed down by, as rope_freqs.weight has it
+    name: that of the architecture    rope_dim: the part of a head that is turned
+    factors: the numbers of those of `FACTORS` that the file has
     raises: HeaderError
     """
     base = metadata.find_number(f"{name}.rope.freq_base") or _DEFAULT_BASE
@@ -32,10 +42,17 @@ def translate_ropes(
     factor = metadata.find_number(f"{name}.rope.scaling.factor")
     original = metadata.find_count(f"{name}.rope.scaling.original_context_length")
     fields: dict[str, Any] = {"rope_theta": base}
-    if factors is not None:
+    if rope_dim != head_dim:
+        fields["partial_rotary_factor"] = rope_dim / head_dim
+    if factors:
         if kind != "none":
-            raise HeaderError(f"{name}.rope.scaling.type: expected none beside rope_freqs.weight")
-        return fields | {"rope_scaling": _recognize_llama3(factors, base, head_dim)}
+            raise HeaderError(f"{name}.rope.scaling.type: expected none beside {min(factors)}")
+        if ROPE_FACTORS in factors:
+            scaling = _recognize_llama3(factors[ROPE_FACTORS], base, head_dim)
+            return fields | {"rope_scaling": scaling}
+        return {**fields, **_translate_lists(metadata, name, rope_dim, original, factors)}
+    if original:
+        fields["original_max_position_embeddings"] = original
     # Files have a factor of 0 or 1 for none.
     if kind == "none" or not factor or factor == 1:
         return fields
@@ -43,10 +60,33 @@ def translate_ropes(
         raise HeaderError(
             f"{name}.rope.scaling.type: expected none, linear or yarn, got {shorten(kind)}"
         )
-    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    scaling = {"rope_type": kind, "factor": factor}
     if kind == "yarn" and original:
         scaling["original_max_position_embeddings"] = original
     return fields | {"rope_scaling": scaling}
+
+
+def _translate_lists(
+    metadata: Metadata,
+    name: str,
+    rope_dim: int,
+    original: int | None,
+    factors: Mapping[str, Sequence[float]],
+) -> Mapping[str, Any]:
+    """The fields for short and long texts of their own factors.   raises: HeaderError"""
+    lists = {"short_factor": SHORT_FACTORS, "long_factor": LONG_FACTORS}
+    scaling: dict[str, Any] = {"rope_type": "longrope"}
+    for field, tensor in lists.items():
+        found = factors.get(tensor, ())
+        if len(found) != rope_dim // 2:
+            raise HeaderError(f"{tensor}: expected {rope_dim // 2} numbers, got {len(found)}")
+        scaling[field] = list(found)
+    if not original:
+        raise HeaderError(f"{name}.rope.scaling.original_context_length is missing beside them")
+    factor = metadata.find_number(f"{name}.{ATTENTION_FACTOR}")
+    if factor is not None:
+        scaling["attention_factor"] = factor
+    return {"rope_scaling": scaling, "original_max_position_embeddings": original}
 
 
 def _recognize_llama3(factors: Sequence[float], base: float, head_dim: int) -> Mapping[str, Any]:

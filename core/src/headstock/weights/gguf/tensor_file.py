@@ -93,6 +93,8 @@ class GgufFile:
             chosen = rows[taken] if order is None else rows[order[taken]]
             blocks = chosen.to(out.device).reshape(-1, tensor.type.nbytes)
             numbers = tensor.type.unpack(blocks).view(len(part), columns)
+            if stored.offset:
+                numbers = numbers + stored.offset
             part.copy_(numbers[:, begin[1] : begin[1] + part.shape[1]])
 
 

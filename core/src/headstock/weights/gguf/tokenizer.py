@@ -33,18 +33,32 @@ _TEKKEN_SPLIT = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
     r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+_GPT4O_SPLIT = (
+    rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_ENDINGS}?"
+    rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_ENDINGS}?"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _LLAMA3, _QWEN2, _GPT2, _SMOLLM, _TEKKEN = "llama3", "qwen2", "gpt2", "smollm", "tekken"
+_DBRX, _GPT4O = "dbrx", "gpt4o"
 
 _SPLITS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen"), _QWEN2),
     **dict.fromkeys(("gpt-2", "phi-2"), _GPT2),
-    "smollm": _SMOLLM,
+    **dict.fromkeys(("dbrx", "smaug-bpe"), _DBRX),
+    **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _SMOLLM),
     "tekken": _TEKKEN,
+    "gpt-4o": _GPT4O,
 }
 """The names that files have for how text is split -> the kind."""
 
-_PATTERNS = {_LLAMA3: _LLAMA3_SPLIT, _QWEN2: _QWEN2_SPLIT, _TEKKEN: _TEKKEN_SPLIT}
+_PATTERNS = {
+    _LLAMA3: _LLAMA3_SPLIT,
+    _DBRX: _LLAMA3_SPLIT,
+    _QWEN2: _QWEN2_SPLIT,
+    _TEKKEN: _TEKKEN_SPLIT,
+    _GPT4O: _GPT4O_SPLIT,
+}
 
 
 def translate_tokenizer(metadata: Metadata) -> dict[str, dict[str, Any]]:
