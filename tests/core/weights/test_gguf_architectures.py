@@ -40,7 +40,7 @@ MODELS: dict[str, dict[str, Any]] = {
         num_hidden_layers=7,
         sliding_window_pattern=6,
         query_pre_attn_scalar=256,
-        rope_local_base_freq=10000.0,
+        rope_local_base_freq=700.0,
     ),
     "gemma3 local": find_case("gemma3_text", 0, sliding_window_pattern=6, query_pre_attn_scalar=16),
     "phi3": find_case("phi3", 0),
@@ -93,6 +93,7 @@ def write_settings(writer: Any, hf: Mapping[str, Any], directory: Path) -> None:
         "embedding_multiplier": writer.add_embedding_scale,
         "residual_multiplier": writer.add_residual_scale,
         "logits_scaling": writer.add_logit_scale,
+        "rope_local_base_freq": writer.add_rope_freq_base_swa,
     }
     for field, add in settings.items():
         if hf.get(field) is not None:
