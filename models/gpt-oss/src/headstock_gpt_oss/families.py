@@ -46,7 +46,8 @@ YARN: Json = {
 def gpt_oss_config(hf: Json) -> ModelConfig:
     """GPT-OSS: a sink for each head, windows in every second layer, and experts with biases."""
     hf = without_nulls(complete_fields(hf, DEFAULTS), "head_dim")
-    if not hf.get("rope_scaling") and hf.get("rope_parameters") is None:
+    has_own_positions = bool(hf.get("rope_scaling")) or hf.get("rope_parameters") is not None
+    if not has_own_positions:
         hf = {**hf, "rope_parameters": YARN}
     bias = read_bias(hf, "attention_bias", default=True)
     config = decoder_config(
@@ -62,6 +63,9 @@ def gpt_oss_config(hf: Json) -> ModelConfig:
         sinks=True,
         ropes=[read_rope(hf, read_head_dim(hf), default_theta=150000.0)],
     )
+    if not has_own_positions:
+        # What the class has does not say how long the texts of this checkpoint may be.
+        config = evolve(config, max_position=read_positive(hf, "max_position_embeddings"))
     return evolve(config, wide_norms=True)
 
 
