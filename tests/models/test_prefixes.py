@@ -118,7 +118,7 @@ def test_hits_change_no_token(name: str, settings: dict[str, Any], tmp_path: Pat
             {"debug_canary": True, "snapshot_tokens": 64},
             {"num_pages": 60, "max_batch_tokens": 80, "snapshot_tokens": 64},
             {"overlap": False, "page_size": 16, "num_pages": 30, "max_batch_tokens": 200},
-            {"snapshot_ratio": 0.01, "num_pages": 90, "scheduler": "prefill-first"},
+            {"snapshot_ratio": 0.05, "num_pages": 90, "scheduler": "prefill-first"},
         ],
     ),
     ids=str,

@@ -114,7 +114,7 @@ def test_right_drafts_of_models_with_states_spare_steps(toys: Toys) -> None:
 def test_preempted_rows_and_replayed_steps_among_prompts_give_the_same_tokens(
     toys: Toys, overlap: bool
 ) -> None:
-    requests = random_requests(np.random.default_rng(3), 25)
+    requests = random_requests(np.random.default_rng(3), 40)
     sizes = SIZES | {"num_pages": 44, "overlap": overlap}
     plain, *drafted = [
         run(toys, requests, **sizes),

@@ -83,7 +83,7 @@ def whole(updates: Sequence[Update]) -> Update:
 def test_news_at_the_end_says_what_news_of_each_token_says(
     toys: Toys, seed: int, overlap: bool
 ) -> None:
-    requests = scored(random_requests(np.random.default_rng(seed), 24))
+    requests = scored(random_requests(np.random.default_rng(seed), 40))
     runs = []
     for stream_tokens in (True, False):
         engine = toys.engine(overlap=overlap, **SCARCE)

@@ -77,7 +77,7 @@ def test_a_preempted_row_has_its_state_again(toys: Toys, overlap: bool, every: i
     sizes = {
         "max_running_requests": 6,
         "max_batch_tokens": 13,
-        "num_pages": 41 if not every else 31,
+        "num_pages": 41 if not every else 30,
     }
     sizes |= {"snapshot_tokens": every, "page_size": 4}
     engine = toys.engine(state=True, overlap=overlap, debug_canary=True, **sizes)

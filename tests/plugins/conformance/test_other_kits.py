@@ -32,7 +32,7 @@ BROKEN = [
     ("cache", "radix", "NamespacesFolded", "the namespace is ignored"),
     ("cache", "radix", "KeysNarrow", "and a key of page 1 is another"),
     ("cache", "radix", "PagesNarrow", "match_prefix gives another page for page"),
-    ("cache", "radix", "StatesMisplaced", "match_prefix finds states"),
+    ("cache", "radix", "StatesMisplaced", "add_snapshot answers"),
     ("cache", "radix", "StatesReplaced", "add_snapshot answers [7]"),
     ("cache", "radix", "BranchesUnknown", "match_prefix knows 0 of 6 pages"),
     ("ops", "torch", "OwnEps", "norms have an eps of 1e-06, and ModelConfig.norm_eps says 0.3"),

@@ -348,15 +348,20 @@ def test_memories_of_delta_rules_stay_in_registers(compiled: Compiled, tmp_path:
     assert_in_registers(compiled, "learn_tokens_kernel", tmp_path)
 
 
-def test_products_of_a_few_tokens(compiled: Compiled, tmp_path: Path) -> None:
+def test_products_of_a_few_tokens(
+    compiled: Compiled, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    overlaps = request.node.callspec.params["compiled"] >= 90
     for tokens in (1, 16):
         small_linear(tensor(tokens, 1024), Weight(tensor=tensor(4096, 1024), bias=tensor(4096)))
     few = Weight(tensor=tensor(4096, 4096), bias=tensor(4096))
-    multiply_few(tensor(5, 4096), few, tensor(64, dtype=torch.int32), pdl=True)
+    multiply_few(tensor(5, 4096), few, tensor(64, dtype=torch.int32), pdl=overlaps)
 
     assert compiled == ["rows_kernel", "tokens_kernel", "few_tokens_kernel"]
     text = compiled.texts["few_tokens_kernel"]
-    assert "mma.sync" in text and "cp.async" in text and text.count("griddepcontrol.wait") == 1
+    assert (
+        "mma.sync" in text and "cp.async" in text and text.count("griddepcontrol.wait") == overlaps
+    )
     assert_in_registers(compiled, "few_tokens_kernel", tmp_path)
 
 

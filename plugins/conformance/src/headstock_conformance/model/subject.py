@@ -142,6 +142,8 @@ class Subject:
             # Those of the class do not fit the small heads.
             table = values.get("rope_parameters", {"rope_type": "default", "rope_theta": 1e4})
             dim = small.get("head_dim") or small["hidden_size"] // small["num_attention_heads"]
+            if self.model_type.startswith("glm4v_moe"):
+                dim //= 2  # its class turns half of each head
             values["rope_parameters"] = {**table, "mrope_section": [dim // 4, dim // 8, dim // 8]}
         return {**small, **values}
 
