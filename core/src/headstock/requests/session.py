@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import time
@@ -121,6 +122,9 @@ class EngineSession:
             self.close()
             raise
         self.tokenizer_seconds = time.monotonic() - started
+        # Errors that imports caught keep their frames in cycles, and so the frames that called them
+        # just now: a session that is dropped would stay until Python happens to look for cycles.
+        gc.collect(1)
 
     def list_summary(self, *, verbose: bool = True) -> list[str]:
         """The lines of the start-up print: what runs, and with `verbose` how and why."""
