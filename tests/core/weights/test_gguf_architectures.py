@@ -65,7 +65,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def write_settings(writer: Any, hf: Mapping[str, Any], directory: Path) -> None:
+def write_settings(writer: Any, hf: Mapping[str, Any], directory: Path, *, windows: bool) -> None:
     """Write the keys of a model's configuration as the library calls them."""
     whole = AutoConfig.from_pretrained(directory)
     heads, width = hf["num_attention_heads"], hf["hidden_size"]
@@ -96,21 +96,25 @@ def write_settings(writer: Any, hf: Mapping[str, Any], directory: Path) -> None:
         "rope_local_base_freq": writer.add_rope_freq_base_swa,
     }
     for field, add in settings.items():
-        if hf.get(field) is not None:
+        if hf.get(field) is not None and (windows or field != "sliding_window"):
             add(hf[field])
+    if hf["model_type"] == "phi3" and hf.get("sliding_window") is None:
+        writer.add_sliding_window(0)
     if hf["model_type"] == "phi3":
         writer.add_rope_dimension_count(int(head_dim * hf.get("partial_rotary_factor", 1.0)))
         writer.add_rope_scaling_orig_ctx_len(hf.get("original_max_position_embeddings", 64))
 
 
-def write_file(hf: Mapping[str, Any], directory: Path, target: Path) -> None:
+def write_file(
+    hf: Mapping[str, Any], directory: Path, target: Path, *, windows: bool = True
+) -> None:
     """Write the model of a directory as the library and its names have it."""
     library = pytest.importorskip("gguf")
     name = {"gemma3_text": "gemma3"}.get(hf["model_type"], hf["model_type"])
     kind = next(each for each, text in library.MODEL_ARCH_NAMES.items() if text == name)
     names = library.get_tensor_name_map(kind, hf["num_hidden_layers"])
     writer = library.GGUFWriter(target, name)
-    write_settings(writer, hf, directory)
+    write_settings(writer, hf, directory, windows=windows)
     weights = load_file(directory / "model.safetensors")
     if hf.get("tie_word_embeddings", name.startswith("gemma")):
         weights.pop("lm_head.weight", None)
@@ -152,6 +156,29 @@ def test_lists_of_factors_of_another_length_are_refused(tmp_path: Path) -> None:
     write_file(hf, tmp_path, tmp_path / "small.gguf")
     with pytest.raises(ModelError, match=r"rope_factors_long.weight: expected 8 numbers, got 2"):
         resolve_directory(str(tmp_path / "small.gguf"))
+
+
+@pytest.mark.feature("R10")
+def test_lists_of_factors_that_were_left_out_are_missed(tmp_path: Path) -> None:
+    write(tmp_path, MODELS["phi3 long"])
+    hf = MODELS["phi3 long"] | {"rope_scaling": None}
+    write_file(hf, tmp_path, tmp_path / "small.gguf")
+    with pytest.raises(ModelError, match=r"rope_factors_short.weight and .* are missing"):
+        resolve_directory(str(tmp_path / "small.gguf"))
+
+
+@pytest.mark.feature("R10")
+def test_an_unsaid_window_and_lists_of_others_are_refused(tmp_path: Path) -> None:
+    file = tmp_path / "small.gguf"
+    write(tmp_path, MODELS["phi3"])
+    hf = MODELS["phi3"]
+    write_file(hf, tmp_path, file, windows=False)
+    with pytest.raises(ModelError, match=r"phi3.attention.sliding_window is missing"):
+        resolve_directory(str(file))
+    write(tmp_path, MODELS["olmo2"])
+    write_file(MODELS["olmo2"] | {"rope_scaling": LISTS}, tmp_path, file)
+    with pytest.raises(ModelError, match=r"rope_factors_long.weight is not read for .* olmo2"):
+        resolve_directory(str(file))
 
 
 @pytest.mark.feature("R10")

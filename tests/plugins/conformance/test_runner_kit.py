@@ -129,6 +129,7 @@ def test_a_sound_runner_passes_with_replays_and_without(
     assert caplog.text == "", "such as of what could not be captured"
 
 
+@pytest.mark.feature("R7")
 def test_drafts_of_the_models_own_layers_are_replayed() -> None:
     subject = Subject(spec=find_sound("rerun"), env=CPU)
     toy = ToyModel.make(subject, OF_OWN_DRAFTS.make_config())

@@ -9,8 +9,14 @@ from typing import Any
 from attrs import evolve, frozen
 
 from headstock.errors import shorten
+from headstock.weights.gguf.architecture_table import (
+    ARCHITECTURES,
+    MIXTRAL,
+    OUTER_NAMES,
+    WINDOW,
+    Architecture,
+)
 from headstock.weights.gguf.header import GgufHeader, GgufTensor, HeaderError
-from headstock.weights.gguf.known import ARCHITECTURES, MIXTRAL, OUTER_NAMES, Architecture
 from headstock.weights.gguf.metadata import Metadata
 from headstock.weights.gguf.ropes import ATTENTION_FACTOR, FACTORS, translate_ropes
 
@@ -109,7 +115,9 @@ def translate_config(
         **_translate_widths(metadata, name, architecture),
         **_find_biases(header),
         **_translate_settings(metadata, name, architecture, counts, head_dim),
-        **translate_ropes(metadata, name, head_dim, rope_dim, rope_factors),
+        **translate_ropes(
+            metadata, name, head_dim, rope_dim, rope_factors, has_lists=architecture.turns_part
+        ),
         **_translate_tokens(metadata),
     }
 
@@ -124,6 +132,10 @@ def _check_keys(header: GgufHeader, name: str, architecture: Architecture) -> No
             raise HeaderError(
                 f"{shorten(key)} is a setting that is not read, and may change what the model says"
             )
+    # Older files lack it, and programs that read them guessed the window.
+    window = f"{name}.{WINDOW}"
+    if WINDOW in architecture.settings and window not in header.metadata:
+        raise HeaderError(f"{window} is missing, without which its layers' windows are not known")
 
 
 def _translate_settings(
@@ -137,7 +149,7 @@ def _translate_settings(
     found = dict(architecture.fields)
     for theirs, ours in architecture.settings.items():
         number = metadata.find_number(f"{name}.{theirs}")
-        if ours == "sliding_window":
+        if theirs == WINDOW:
             found[ours] = metadata.find_count(f"{name}.{theirs}") or None
         elif number is not None:
             found[ours] = number

@@ -30,11 +30,14 @@ def translate_ropes(
     head_dim: int,
     rope_dim: int,
     factors: Mapping[str, Sequence[float]],
+    *,
+    has_lists: bool,
 ) -> Mapping[str, Any]:
     """The fields for positions.
 
     name: that of the architecture    rope_dim: the part of a head that is turned
     factors: the numbers of those of `FACTORS` that the file has
+    has_lists: whether texts longer than those of the training have a list of their own
     raises: HeaderError
     """
     base = metadata.find_number(f"{name}.rope.freq_base") or _DEFAULT_BASE
@@ -50,7 +53,15 @@ def translate_ropes(
         if ROPE_FACTORS in factors:
             scaling = _recognize_llama3(factors[ROPE_FACTORS], base, head_dim)
             return fields | {"rope_scaling": scaling}
+        if not has_lists:
+            raise HeaderError(f"{min(factors)} is not read for the architecture {name}")
         return {**fields, **_translate_lists(metadata, name, rope_dim, original, factors)}
+    if has_lists and original and original < metadata.read_count(f"{name}.context_length"):
+        # Converters have left them out without a word.
+        raise HeaderError(
+            f"{name}.context_length is longer than {name}.rope.scaling.original_context_length, "
+            f"and {SHORT_FACTORS} and {LONG_FACTORS} are missing"
+        )
     if original:
         fields["original_max_position_embeddings"] = original
     # Files have a factor of 0 or 1 for none.

@@ -55,6 +55,9 @@ _SANDWICHED = {
 }
 """Layers with norms before and after each part."""
 
+WINDOW = "attention.sliding_window"
+"""The key of how many tokens a layer with a window sees; 0 for all."""
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -118,7 +121,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=_SANDWICHED,
         has_offset=True,
         settings={
-            "attention.sliding_window": "sliding_window",
+            WINDOW: "sliding_window",
             "attn_logit_softcapping": "attn_logit_softcapping",
             "final_logit_softcapping": "final_logit_softcapping",
         },
@@ -130,7 +133,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names=_SANDWICHED,
         has_offset=True,
         settings={
-            "attention.sliding_window": "sliding_window",
+            WINDOW: "sliding_window",
             "final_logit_softcapping": "final_logit_softcapping",
             "rope.freq_base_swa": "rope_local_base_freq",
         },
@@ -145,7 +148,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
             "attn_qkv": "self_attn.qkv_proj",
             "ffn_up": "mlp.gate_up_proj",
         },
-        settings={"attention.sliding_window": "sliding_window"},
+        settings={WINDOW: "sliding_window"},
         turns_part=True,
     ),
     "granite": Architecture(
