@@ -109,13 +109,14 @@ def measure(
                 assert said == answers, "the layers are louder than the embedding"
                 gc.collect()
                 gc.freeze()
-                before = get_session(llm).engine.stats()
+                earlier = get_session(llm).engine.stats()
                 seconds = [generate(llm, prompts, tokens)[1] for _ in range(turns)]
-                stats = get_session(llm).engine.stats().since(before)
+                stats = get_session(llm).engine.stats()
+                steps, stats = stats.executed_steps - earlier.executed_steps, stats.since(earlier)
                 gc.unfreeze()
                 rate = rates[proposer, count] = count * tokens / statistics.median(seconds)
                 line = {"proposer": proposer, "rows": count, "out_tok_s": round(rate, 1)}
-                line |= {"seconds": seconds, "steps": stats.executed_steps}
+                line |= {"seconds": seconds, "steps": steps}
                 if falsified is not None:
                     line |= {"right": right, "drafts": stats.draft_line}
                 else:

@@ -308,6 +308,21 @@ def test_samples_are_on_their_way_before_drafts_are_made(
     assert len(order) >= 6 and order == ["sample", "drafts"] * (len(order) // 2)
 
 
+def test_rows_that_began_in_different_steps_run_together(checkpoint: Path) -> None:
+    # Two prompts fill a step, so that rows could be planned beside the step of others.
+    count, sizes = 12, {"max_batch_tokens": 16, "page_size": 4, "overlap": True}
+    prompts = [{"prompt_token_ids": tokens(8, seed=seed)} for seed in range(4)]
+    params = SamplingParams(temperature=0.0, max_tokens=count, ignore_eos=True)
+    with LLM(str(checkpoint), attn="sdpa", **MTP, **sizes) as llm:
+        engine = llm._session.engine
+        before = engine.stats().executed_steps
+        llm.generate(prompts, params)
+        steps = engine.stats().executed_steps - before
+
+    # Three of prompts, the last ones beside rows that decode, and one for each further token.
+    assert steps <= 3 + count - 1
+
+
 def test_a_runner_without_the_drafts_that_it_claims_is_named(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

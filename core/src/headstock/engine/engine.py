@@ -113,6 +113,10 @@ class Engine:
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
         self.drafting = make_drafting(parts, tracker)
+        # Rows whose drafts the model makes wait for their own step. Planned beside one another,
+        # those that began in different steps would take turns, and each turn reads all weights.
+        makes_drafts = self.drafting is not None and self.drafting.by_model
+        self.plans_ahead = self.limits.overlap and not makes_drafts
         try:
             with blame_plugins(self.names):
                 self.state = initial_state(self.limits)
@@ -236,16 +240,16 @@ class Engine:
     def step(self, deliver: Deliver | None = None) -> tuple[Update, ...]:
         """Launch the last plan, collect a finished step, and plan the next one.
 
-        Without overlap the collected step is the one just launched. With overlap it is the one
-        before: the device goes straight on to the last plan and runs it while the host plans, so
-        every sample is read one step late.
+        Without overlap, and with drafts of the model's own, the collected step is the one just
+        launched. With overlap it is the one before: the device goes straight on to the last plan
+        and runs it while the host plans, so every sample is read one step late.
 
         deliver: gets the tokens of the collected step before the next one is planned; without it
             they are returned with the ends of requests
         """
         # Launch before collecting, so that the device works while the host waits and plans.
         launched = self._launch_step()
-        num_kept = 1 if self.limits.overlap and launched else 0
+        num_kept = 1 if self.plans_ahead and launched else 0
         collected = self._collect_step() if len(self.in_flight) > num_kept else None
         results, errors = self._make_events(collected)
         # All waiting times use this clock; schedulers read no other.
