@@ -158,6 +158,19 @@ def test_text_is_split_as_each_name_says(
 
 
 @pytest.mark.feature("R10")
+def test_marks_belong_to_the_letters_before_them_where_the_name_says_so(tmp_path: Path) -> None:
+    pieces = {"qwen2": ["ह", "ी", " न", "ी"], "qwen35": ["ही", " नी"]}
+    for name, expected in pieces.items():
+        path = tmp_path / "ours.gguf"
+        path.write_bytes(make_file(describe_bytes(name), {}))
+        content = translate_tokenizer(Metadata(read_gguf_header(path).metadata))["tokenizer.json"]
+        assert content["normalizer"] == {"type": "NFC"}
+        split = Backend.from_str(json.dumps(content)).pre_tokenizer
+        spans = [span for _, span in split.pre_tokenize_str("ही नी")]
+        assert ["ही नी"[first:last] for first, last in spans] == expected
+
+
+@pytest.mark.feature("R10")
 def test_pieces_are_merged_as_transformers_merges_them(tmp_path: Path) -> None:
     values = describe_pieces()
     ours, judge = make_tokenizer(tmp_path, values), make_judge(tmp_path, values)

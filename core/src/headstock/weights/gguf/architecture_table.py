@@ -47,6 +47,28 @@ _MIXTRAL_NAMES: Mapping[str, str] = {
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
 
+_DELTA_NAMES: Mapping[str, str] = {
+    "post_attention_norm": "post_attention_layernorm",
+    "attn_qkv": "linear_attn.in_proj_qkv",
+    "attn_gate": "linear_attn.in_proj_z",
+    "ssm_alpha": "linear_attn.in_proj_a",
+    "ssm_beta": "linear_attn.in_proj_b",
+    "ssm_conv1d": "linear_attn.conv1d",
+    "ssm_dt.bias": "linear_attn.dt_bias",
+    "ssm_a": "linear_attn.A_log",
+    "ssm_norm": "linear_attn.norm",
+    "ssm_out": "linear_attn.out_proj",
+}
+"""Gated delta rules; a name with an ending, or of a tensor that has none, is a whole name."""
+
+_DRAFT_NAMES: Mapping[str, str] = {
+    "nextn.eh_proj": "mtp.fc",
+    "nextn.enorm": "mtp.pre_fc_norm_embedding",
+    "nextn.hnorm": "mtp.pre_fc_norm_hidden",
+    "nextn.shared_head_norm": "mtp.norm",
+}
+"""Tensors of the first layer that guesses further tokens -> whole names."""
+
 _SANDWICHED = {
     **_LLAMA_NAMES,
     "post_attention_norm": "post_attention_layernorm",
@@ -58,6 +80,9 @@ _SANDWICHED = {
 WINDOW = "attention.sliding_window"
 """The key of how many tokens a layer with a window sees; 0 for all."""
 
+_WHOLE_HEADS: Mapping[str, Any] = {"partial_rotary_factor": 1.0}
+"""Unless a file has another part: without the field, a quarter is turned."""
+
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -67,27 +92,35 @@ class Architecture:
 
     family, model_type: those of its config.json
     names: what its layers hold, in published checkpoints
+    draft_names: the same of tensors beside layers that guess further tokens
     has_pairs: whether rows of queries and keys are stored in the order of pairs
     has_offset: whether norms are stored with 1 added to their weights
+    expert_width_field: that of how wide each expert is; empty where it is `intermediate_size`
     renormalizes: what `norm_topk_prob` is where it has experts; None where there is no such field
     settings: numbers of a file, by the field that they are in a config.json; a window of 0 is none
     fields: what files do not say, as it is in all models of the architecture
     scaled_layers: how many layers the one model has whose queries are scaled by the width that each
         head has of the stream, and not by their own
-    turns_part: whether a part of each head may be turned, and positions have two lists of factors
+    turns_part: whether a part of each head may be turned
+    has_factor_lists: whether positions have two lists of factors
+    has_delta_rules: whether most layers have gated delta rules
     """
 
     family: str
     model_type: str
     names: Mapping[str, str]
+    draft_names: Mapping[str, str] = _NOTHING
     has_pairs: bool = False
     has_offset: bool = False
     expert_count_field: str = ""
+    expert_width_field: str = "moe_intermediate_size"
     renormalizes: bool | None = None
     settings: Mapping[str, str] = _NOTHING
     fields: Mapping[str, Any] = _NOTHING
     scaled_layers: int = 0
     turns_part: bool = False
+    has_factor_lists: bool = False
+    has_delta_rules: bool = False
     is_moe: bool = field(init=False)
 
     @is_moe.default
@@ -114,6 +147,27 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         names={**_LLAMA_NAMES, **_EXPERT_NAMES},
         expert_count_field="num_experts",
         renormalizes=True,
+    ),
+    "qwen35": Architecture(
+        family="Qwen3_5ForCausalLM",
+        model_type="qwen3_5_text",
+        names={**_LLAMA_NAMES, **_DELTA_NAMES},
+        draft_names=_DRAFT_NAMES,
+        has_offset=True,
+        fields=_WHOLE_HEADS,
+        turns_part=True,
+        has_delta_rules=True,
+    ),
+    "qwen35moe": Architecture(
+        family="Qwen3_5MoeForCausalLM",
+        model_type="qwen3_5_moe_text",
+        names={**_LLAMA_NAMES, **_DELTA_NAMES, **_EXPERT_NAMES},
+        draft_names=_DRAFT_NAMES,
+        has_offset=True,
+        expert_count_field="num_experts",
+        fields=_WHOLE_HEADS,
+        turns_part=True,
+        has_delta_rules=True,
     ),
     "gemma2": Architecture(
         family="Gemma2ForCausalLM",
@@ -150,6 +204,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         },
         settings={WINDOW: "sliding_window"},
         turns_part=True,
+        has_factor_lists=True,
     ),
     "granite": Architecture(
         family="GraniteForCausalLM",
@@ -188,5 +243,6 @@ MIXTRAL = Architecture(
     names={**_LLAMA_NAMES, **_MIXTRAL_NAMES},
     has_pairs=True,
     expert_count_field="num_local_experts",
+    expert_width_field="",
 )
 """Files call it llama too, and it is known by its experts."""

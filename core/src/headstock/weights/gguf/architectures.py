@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from attrs import evolve, frozen
+from attrs import evolve
 
 from headstock.errors import shorten
 from headstock.weights.gguf.architecture_table import (
@@ -16,11 +16,18 @@ from headstock.weights.gguf.architecture_table import (
     WINDOW,
     Architecture,
 )
-from headstock.weights.gguf.header import GgufHeader, GgufTensor, HeaderError
+from headstock.weights.gguf.delta_rules import (
+    DELTA_KEYS,
+    translate_delta_rules,
+    undo_delta_rules,
+)
+from headstock.weights.gguf.header import GgufHeader, HeaderError
 from headstock.weights.gguf.metadata import Metadata
 from headstock.weights.gguf.ropes import ATTENTION_FACTOR, FACTORS, translate_ropes
+from headstock.weights.gguf.stored_tensor import Interleaving, StoredTensor
 
-_LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
+_LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.([\w.]+)")
+_ENDINGS = ("weight", "bias")
 _OUTER_NAME = re.compile(r"(\w+)\.(weight|bias)")
 _MAX_EXPERTS = 1 << 12
 
@@ -42,20 +49,6 @@ _KNOWN_KEYS = frozenset(
     )
 )
 """Keys after the architecture's name that are read beside `_COUNTS`, or that change no number."""
-
-
-@frozen
-class StoredTensor:
-    """A tensor under its published name.
-
-    tensor: where it lies; of a stack of experts, one alone
-    heads: how many heads have the two halves of their rows as pairs; 0 where rows are in order
-    offset: what is added to each number
-    """
-
-    tensor: GgufTensor
-    heads: int = 0
-    offset: int = 0
 
 
 def find_architecture(metadata: Metadata) -> tuple[str, Architecture]:
@@ -102,7 +95,8 @@ def translate_config(
             f"{name}.rope.dimension_count: expected {head_dim}, a whole head, got {rope_dim}"
         )
     _check_keys(header, name, architecture)
-    return {
+    has_lists = architecture.has_factor_lists
+    config = {
         "architectures": [architecture.family],
         "model_type": architecture.model_type,
         **counts,
@@ -115,20 +109,22 @@ def translate_config(
         **_translate_widths(metadata, name, architecture),
         **_find_biases(header),
         **_translate_settings(metadata, name, architecture, counts, head_dim),
-        **translate_ropes(
-            metadata, name, head_dim, rope_dim, rope_factors, has_lists=architecture.turns_part
-        ),
+        **translate_ropes(metadata, name, head_dim, rope_dim, rope_factors, has_lists=has_lists),
         **_translate_tokens(metadata),
     }
+    if architecture.has_delta_rules:
+        config |= translate_delta_rules(metadata, header, name, layers)
+    return config
 
 
 def _check_keys(header: GgufHeader, name: str, architecture: Architecture) -> None:
     """Raise HeaderError for a setting of the architecture that is not read."""
-    more = (*architecture.settings, *([ATTENTION_FACTOR] * architecture.turns_part))
-    known = {f"{name}.{key}" for key in (*_COUNTS, *_KNOWN_KEYS, *more)}
+    known = {*_COUNTS, *_KNOWN_KEYS, *architecture.settings}
+    known |= {ATTENTION_FACTOR} if architecture.has_factor_lists else set()
+    known |= set(DELTA_KEYS) if architecture.has_delta_rules else set()
     for key in header.metadata:
         # Most such settings change numbers, such as `attention.sliding_window` and `logit_scale`.
-        if key.startswith(f"{name}.") and key not in known:
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
             raise HeaderError(
                 f"{shorten(key)} is a setting that is not read, and may change what the model says"
             )
@@ -184,17 +180,22 @@ def _translate_widths(
         architecture.expert_count_field: count,
         "num_experts_per_tok": metadata.read_count(f"{name}.expert_used_count"),
     }
-    if architecture.renormalizes is None:
+    if not architecture.expert_width_field:
         return found | {"intermediate_size": metadata.read_count(f"{name}.feed_forward_length")}
-    found |= {"norm_topk_prob": architecture.renormalizes}
-    found |= {"intermediate_size": dense or width or 0, "moe_intermediate_size": width or 0}
+    if architecture.renormalizes is not None:
+        found["norm_topk_prob"] = architecture.renormalizes
+    found |= {"intermediate_size": dense or width or 0, architecture.expert_width_field: width or 0}
     return found | ({"shared_expert_intermediate_size": shared} if shared else {})
 
 
 def _find_biases(header: GgufHeader) -> Mapping[str, Any]:
     """The fields for biases, of families that have these fields."""
-    names = {"attention_bias": "blk.0.attn_output.bias", "mlp_bias": "blk.0.ffn_up.bias"}
-    return {field: True for field, name in names.items() if name in header.tensors}
+    names = {"attention_bias": ".attn_output.bias", "mlp_bias": ".ffn_up.bias"}
+    return {
+        field: True
+        for field, name in names.items()
+        if any(each.endswith(name) for each in header.tensors)
+    }
 
 
 def _translate_tokens(metadata: Metadata) -> Mapping[str, Any]:
@@ -211,21 +212,23 @@ def translate_tensors(header: GgufHeader, config: Mapping[str, Any]) -> dict[str
     raises: HeaderError
     """
     _, architecture = find_architecture(Metadata(header.metadata))
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     found: dict[str, StoredTensor] = {}
     for name, tensor in header.tensors.items():
         if name in FACTORS:  # they are in the configuration
             continue
-        layer, outer = _LAYER_NAME.fullmatch(name), _OUTER_NAME.fullmatch(name)
-        published, stored = name, StoredTensor(tensor)
-        if outer and outer[1] in OUTER_NAMES:
-            published = f"{OUTER_NAMES[outer[1]]}.{outer[2]}"
-        elif layer and layer[2] in architecture.names:
-            published = f"model.layers.{int(layer[1])}.{architecture.names[layer[2]]}.{layer[3]}"
-            if architecture.has_pairs and layer[2] in heads:
-                stored = StoredTensor(tensor, _check_heads(name, tensor, heads[layer[2]]))
-        if architecture.has_offset and published.endswith("norm.weight"):
+        layer = _LAYER_NAME.fullmatch(name)
+        stored = StoredTensor(tensor)
+        if layer and architecture.has_pairs:
+            stored = _undo_pairs(stored, layer[2], config)
+        if layer and architecture.has_delta_rules:
+            stored = undo_delta_rules(stored, layer[2], config)
+        if not stored.has_whole_blocks:
+            shape = f"{shorten(list(tensor.shape))} in {tensor.type.name}"
+            raise HeaderError(f"{shorten(name)} is {shape}, which its heads cannot share evenly")
+        # Of such architectures, this norm alone is stored as it is.
+        if architecture.has_offset and name.endswith("norm.weight") and ".ssm_" not in name:
             stored = evolve(stored, offset=-1)
+        published = _find_published_name(name, config, architecture)
         for each, part in _split_experts(published, stored, config, architecture):
             if each in found:
                 raise HeaderError(f"{shorten(name)} is a second tensor of the same place")
@@ -233,13 +236,34 @@ def translate_tensors(header: GgufHeader, config: Mapping[str, Any]) -> dict[str
     return found
 
 
-def _check_heads(name: str, tensor: GgufTensor, heads: int) -> int:
-    """The number of heads whose rows are stored as pairs.   raises: HeaderError"""
-    if tensor.shape[0] % (2 * heads):
-        raise HeaderError(
-            f"{shorten(name)} has {tensor.shape[0]} rows, which {heads} heads cannot share evenly"
-        )
-    return heads
+def _find_published_name(name: str, config: Mapping[str, Any], architecture: Architecture) -> str:
+    """What published checkpoints call a tensor, with `{}` for an expert; else its own name."""
+    if outer := _OUTER_NAME.fullmatch(name):
+        return f"{OUTER_NAMES[outer[1]]}.{outer[2]}" if outer[1] in OUTER_NAMES else name
+    layer = _LAYER_NAME.fullmatch(name)
+    if layer is None:
+        return name
+    index, part, names = int(layer[1]), layer[2], architecture.names
+    stem, _, end = part.rpartition(".")
+    first_draft = config["num_hidden_layers"]
+    if index == first_draft and stem in architecture.draft_names:
+        return f"{architecture.draft_names[stem]}.{end}"
+    prefix = f"model.layers.{index}."
+    if index >= first_draft and architecture.draft_names:
+        prefix = f"mtp.layers.{index - first_draft}."
+    if part in names:
+        return prefix + names[part]
+    return f"{prefix}{names[stem]}.{end}" if stem in names and end in _ENDINGS else name
+
+
+def _undo_pairs(stored: StoredTensor, part: str, config: Mapping[str, Any]) -> StoredTensor:
+    """Queries and keys, of whose heads the halves of the rows take turns.
+
+    part: what follows a layer's number in the tensor's name
+    """
+    fields = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
+    field = fields.get(part.partition(".")[0])
+    return evolve(stored, rows=Interleaving(0, config[field], 2, 1)) if field else stored
 
 
 def _split_experts(

@@ -19,7 +19,6 @@ from typing import Any
 from headstock.errors import ModelError, shorten
 from headstock.weights.formats import GGUF, explain_gguf, find_gguf_shard
 from headstock.weights.gguf.architectures import (
-    StoredTensor,
     find_architecture,
     translate_config,
     translate_tensors,
@@ -29,13 +28,14 @@ from headstock.weights.gguf.header import GgufHeader, HeaderError, read_gguf_hea
 from headstock.weights.gguf.index import INDEX, LINK, make_index
 from headstock.weights.gguf.metadata import Metadata
 from headstock.weights.gguf.ropes import FACTORS
+from headstock.weights.gguf.stored_tensor import StoredTensor
 from headstock.weights.gguf.tensor_file import GgufFile
 from headstock.weights.gguf.tokenizer import translate_tokenizer
 
 FOLDER = "~/.cache/headstock/gguf"
 """Where the folders lie; each may be removed at any time."""
 
-_VERSION = 2
+_VERSION = 3
 """Raised whenever a file would be translated in another way."""
 
 _MAX_FACTORS = 1 << 16

@@ -6,10 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import astuple
+
 from headstock.errors import ModelError, shorten
-from headstock.weights.gguf.architectures import StoredTensor
 from headstock.weights.gguf.block_types import BLOCK_TYPES_BY_NAME
 from headstock.weights.gguf.header import GgufTensor
+from headstock.weights.gguf.stored_tensor import Interleaving, StoredTensor
 
 INDEX = "model.gguf.index.json"
 LINK = "model.gguf"
@@ -24,8 +26,10 @@ def make_index(size: int, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]
                 "type": each.tensor.type.name,
                 "shape": list(each.tensor.shape),
                 "start": each.tensor.start,
-                "heads": each.heads,
+                "rows": each.rows and astuple(each.rows),
+                "columns": each.columns and astuple(each.columns),
                 "offset": each.offset,
+                "is_rate": each.is_rate,
             }
             for name, each in tensors.items()
         },
@@ -51,20 +55,38 @@ def _parse_tensor(path: Path, name: str, value: object, size: int) -> StoredTens
             "type": str(kind),
             "shape": [*shape],
             "start": int(start),
-            "heads": int(heads),
+            "rows": rows,
+            "columns": columns,
             "offset": int(offset),
-        } if kind in BLOCK_TYPES_BY_NAME and all(type(n) is int and n > 0 for n in shape):
+            "is_rate": bool(is_rate),
+        } if (
+            kind in BLOCK_TYPES_BY_NAME
+            and all(type(n) is int and n > 0 for n in shape)
+            and _is_order(rows)
+            and _is_order(columns)
+        ):
             pass
         case _:
             raise _make_error(path, name)
     type_ = BLOCK_TYPES_BY_NAME[kind]
     tensor = GgufTensor(type_, tuple(shape), start)
     is_whole = shape and not shape[-1] % type_.numbers and start >= 0
-    is_paired = heads >= 0 and not (heads and shape[0] % (2 * heads))
     is_aligned = type_.is_packed or not start % type_.nbytes
-    if not (is_whole and is_paired and is_aligned and tensor.nbytes <= size - start):
+    if not (is_whole and is_aligned and tensor.nbytes <= size - start):
         raise _make_error(path, name)
-    return StoredTensor(tensor, heads, offset)
+    stored = StoredTensor(
+        tensor, rows and Interleaving(*rows), columns and Interleaving(*columns), offset, is_rate
+    )
+    if not stored.has_whole_blocks:
+        raise _make_error(path, name)
+    return stored
+
+
+def _is_order(value: object) -> bool:
+    """Whether a value stands for an order, or for none."""
+    if value is None:
+        return True
+    return isinstance(value, list) and [type(each) for each in value] == [int] * 4
 
 
 def _make_error(path: Path, what: str) -> ModelError:

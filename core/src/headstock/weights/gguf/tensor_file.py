@@ -11,7 +11,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from headstock.errors import ModelError
-from headstock.weights.gguf.architectures import StoredTensor
+from headstock.weights.gguf.stored_tensor import StoredTensor
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
@@ -57,6 +57,8 @@ class GgufFile:
         """
         stored = self.tensors[name]
         shape = stored.tensor.shape
+        if len(shape) == 3 and shape[1] == 1:  # a matrix, row by row
+            out, begin, shape = out[:, 0], (begin[0], begin[2]), (shape[0], shape[2])
         if len(shape) == 1 and stored.tensor.type.is_packed:
             self._copy_matrices(out[None], stored, (1, *shape), (0, *begin), 0)
         elif len(shape) == 1:
@@ -84,7 +86,9 @@ class GgufFile:
         tensor, columns = stored.tensor, shape[-1]
         raw = self._bytes[tensor.start : tensor.start + tensor.nbytes]
         rows = raw.view(-1, columns // tensor.type.numbers * tensor.type.nbytes)
-        order = _list_rows(stored)
+        order = None if stored.rows is None else stored.rows.list_places(shape[0])
+        places = None if stored.columns is None else stored.columns.list_places(columns)
+        end = begin[1] + out.shape[1]
         step = max(1, _NUMBERS_AT_ONCE // columns)
         for row in range(0, len(out), step):
             part = out[row : row + step]
@@ -95,13 +99,9 @@ class GgufFile:
             numbers = tensor.type.unpack(blocks).view(len(part), columns)
             if stored.offset:
                 numbers = numbers + stored.offset
-            part.copy_(numbers[:, begin[1] : begin[1] + part.shape[1]])
-
-
-def _list_rows(stored: StoredTensor) -> Tensor | None:
-    """Which row of the file each row is; None where they are in order."""
-    if not stored.heads:
-        return None
-    # Of each head the file has the first row of either half, then the second of either, and so on.
-    places = torch.arange(stored.tensor.shape[0]).view(stored.heads, -1, 2)
-    return places.mT.flatten()
+            if stored.is_rate:
+                numbers = numbers.float().neg().log()
+            if places is None:
+                part.copy_(numbers[:, begin[1] : end])
+            else:
+                part.copy_(numbers[:, places[begin[1] : end].to(out.device)])

@@ -28,6 +28,10 @@ _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 _LLAMA3_SPLIT = rf"{_ENDINGS}|{_WORD}|\p{{N}}{{1,3}}|{_REST}"
 _QWEN2_SPLIT = rf"{_ENDINGS}|{_WORD}|\p{{N}}|{_REST}"
+_QWEN35_SPLIT = (
+    rf"{_ENDINGS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 _TEKKEN_SPLIT = (
     rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*"
@@ -39,7 +43,7 @@ _GPT4O_SPLIT = (
     r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _LLAMA3, _QWEN2, _GPT2, _SMOLLM, _TEKKEN = "llama3", "qwen2", "gpt2", "smollm", "tekken"
-_DBRX, _GPT4O = "dbrx", "gpt4o"
+_DBRX, _GPT4O, _QWEN35 = "dbrx", "gpt4o", "qwen35"
 
 _SPLITS: Mapping[str, str] = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
@@ -49,6 +53,7 @@ _SPLITS: Mapping[str, str] = {
     **dict.fromkeys(("smollm", "refact", "starcoder", "command-r"), _SMOLLM),
     "tekken": _TEKKEN,
     "gpt-4o": _GPT4O,
+    "qwen35": _QWEN35,
 }
 """The names that files have for how text is split -> the kind."""
 
@@ -56,6 +61,7 @@ _PATTERNS = {
     _LLAMA3: _LLAMA3_SPLIT,
     _DBRX: _LLAMA3_SPLIT,
     _QWEN2: _QWEN2_SPLIT,
+    _QWEN35: _QWEN35_SPLIT,
     _TEKKEN: _TEKKEN_SPLIT,
     _GPT4O: _GPT4O_SPLIT,
 }
@@ -140,7 +146,7 @@ def _translate_bytes(
     merges = [_split_merge(merge) for merge in metadata.find_texts(f"{_KEYS}merges") or ()]
     _check_merges(merges, tokens)
     return {
-        "normalizer": {"type": "NFC"} if kind == _QWEN2 else None,
+        "normalizer": {"type": "NFC"} if kind in (_QWEN2, _QWEN35) else None,
         "pre_tokenizer": {"type": "Sequence", "pretokenizers": _list_splits(kind)},
         "post_processor": _begin_texts(
             metadata, tokens, named, {**_BYTE_LEVEL, "use_regex": False}, by_default=kind == _LLAMA3

@@ -1,0 +1,98 @@
+"""Gated delta rules of a GGUF file: their sizes, and the order of their heads there."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve
+
+from headstock.errors import shorten
+from headstock.weights.gguf.header import GgufHeader, HeaderError
+from headstock.weights.gguf.metadata import Metadata
+from headstock.weights.gguf.stored_tensor import Interleaving, StoredTensor
+
+_SECTIONS = "rope.dimension_sections"
+_DRAFTS = "nextn_predict_layers"
+_COUNTS: Mapping[str, str] = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim",
+    "ssm.group_count": "linear_num_key_heads",
+    "ssm.time_step_rank": "linear_num_value_heads",
+    "ssm.state_size": "linear_key_head_dim",
+}
+_VALUES = "ssm.inner_size"
+DELTA_KEYS = (*_COUNTS, _VALUES, _SECTIONS, _DRAFTS, "full_attention_interval")
+"""The keys of such architectures. Their layers' tensors say what the last one says."""
+
+
+def translate_delta_rules(
+    metadata: Metadata, header: GgufHeader, name: str, layers: int
+) -> Mapping[str, Any]:
+    """The fields for gated delta rules and for which layers have them.
+
+    name: that of the architecture
+    layers: how many there are, with those that guess further tokens
+    raises: HeaderError
+    """
+    found: dict[str, Any] = {
+        ours: metadata.read_count(f"{name}.{theirs}") for theirs, ours in _COUNTS.items()
+    }
+    heads, width = found["linear_num_value_heads"], metadata.read_count(f"{name}.{_VALUES}")
+    if width % heads:
+        raise HeaderError(
+            f"{name}.{_VALUES}: expected a multiple of {name}.ssm.time_step_rank ({heads}), got "
+            f"{width}"
+        )
+    if heads % found["linear_num_key_heads"]:
+        raise HeaderError(
+            f"{name}.ssm.time_step_rank: expected a multiple of {name}.ssm.group_count "
+            f"({found['linear_num_key_heads']}), got {heads}"
+        )
+    drafts = metadata.find_count(f"{name}.{_DRAFTS}") or 0
+    if drafts >= layers:
+        raise HeaderError(f"{name}.{_DRAFTS}: expected less than {layers} layers, got {drafts}")
+    found |= {"num_hidden_layers": layers - drafts, "mtp_num_hidden_layers": drafts}
+    found["linear_value_head_dim"] = width // heads
+    found["layer_types"] = [
+        "full_attention" if f"blk.{layer}.attn_q.weight" in header.tensors else "linear_attention"
+        for layer in range(layers - drafts)
+    ]
+    _check_sections(metadata, f"{name}.{_SECTIONS}")
+    return found
+
+
+def _check_sections(metadata: Metadata, key: str) -> None:
+    """Raise HeaderError unless text has one position for all sections of a head."""
+    # The first three are time, row and column of an image's part, which a token has alike.
+    sections = metadata.find_numbers(key) or ()
+    if len(sections) not in (0, 3, 4) or any(sections[3:]):
+        raise HeaderError(
+            f"{key}: expected three numbers and 0, got {shorten(str(list(sections)))}"
+        )
+
+
+def undo_delta_rules(stored: StoredTensor, part: str, config: Mapping[str, Any]) -> StoredTensor:
+    """A tensor, which has another order, shape or numbers if it is of a gated delta rule.
+
+    part: what follows a layer's number in its name
+    config: what `translate_delta_rules` made, among others
+    """
+    keys, dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
+    match part:
+        case "attn_qkv.weight" | "ssm_conv1d.weight":
+            order = Interleaving(2 * keys * config["linear_key_head_dim"], 1, keys, dim)
+        case "attn_gate.weight" | "ssm_out.weight":
+            order = Interleaving(0, 1, keys, dim)
+        case "ssm_alpha.weight" | "ssm_beta.weight" | "ssm_dt.bias" | "ssm_a":
+            order = Interleaving(0, 1, keys, 1)
+        case _:
+            return stored
+    # The file has the first value of each key, then the second of each, and so on.
+    if config["linear_num_value_heads"] > keys and part == "ssm_out.weight":
+        stored = evolve(stored, columns=order)
+    elif config["linear_num_value_heads"] > keys:
+        stored = evolve(stored, rows=order)
+    shape = stored.tensor.shape
+    if part == "ssm_conv1d.weight" and len(shape) == 2:
+        stored = evolve(stored, tensor=evolve(stored.tensor, shape=(shape[0], 1, shape[1])))
+    return evolve(stored, is_rate=part == "ssm_a")
