@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-NAMES = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe"}
+NAMES = {"qwen3_5_text": "qwen35", "qwen3_5_moe_text": "qwen35moe", "qwen3_next": "qwen3next"}
 EXPERT = re.compile(r"(.*\.experts)\.(\d+)(\..*)")
 DRAFTS = {
     "mtp.fc": "eh_proj",
@@ -39,7 +39,7 @@ def list_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
         "attention.layer_norm_rms_epsilon": float(hf["rms_norm_eps"]),
         "rope.freq_base": float(rope.get("rope_theta", hf.get("rope_theta", 10000.0))),
         "rope.dimension_count": int(hf["head_dim"] * hf.get("partial_rotary_factor", 0.25)),
-        "rope.dimension_sections": [11, 11, 10, 0],
+        "rope.dimension_sections": None if is_next(hf) else [11, 11, 10, 0],
         "expert_count": hf.get("num_experts"),
         "expert_used_count": hf.get("num_experts_per_tok"),
         "expert_feed_forward_length": hf.get("moe_intermediate_size"),
@@ -53,6 +53,35 @@ def list_settings(hf: Mapping[str, Any]) -> dict[str, Any]:
         "ssm.inner_size": heads * hf["linear_value_head_dim"],
     }
     return {key: value for key, value in keys.items() if value is not None}
+
+
+def is_next(hf: Mapping[str, Any]) -> bool:
+    """Whether checkpoints have the rows of a key head together, and files values in order."""
+    return bool(hf["model_type"] == "qwen3_next")
+
+
+def find_parts(
+    hf: Mapping[str, Any], name: str, *, is_old: bool
+) -> dict[str, tuple[int, Tensor]] | None:
+    """The tensors of a file that make up a published one: an axis, and its places of each there.
+
+    is_old: whether the file is of a converter that did not divide maps
+    returns: None for a tensor as it is
+    """
+    if not is_next(hf):
+        order = find_order(hf, name)
+        return {translate_name(hf, name): order} if order else None
+    if is_old or not name.endswith("in_proj_qkvz.weight"):
+        return None
+    keys, dim = hf["linear_num_key_heads"], hf["linear_key_head_dim"]
+    values = hf["linear_num_value_heads"] // keys * hf["linear_value_head_dim"]
+    rows = torch.arange(keys * 2 * (dim + values)).view(keys, -1)
+    q, k, v, z = (each.flatten() for each in rows.split([dim, dim, values, values], 1))
+    block = translate_name(hf, name).removesuffix("ssm_in.weight")
+    return {
+        f"{block}attn_qkv.weight": (0, torch.cat((q, k, v))),
+        f"{block}attn_gate.weight": (0, z),
+    }
 
 
 def find_order(hf: Mapping[str, Any], name: str) -> tuple[int, Tensor] | None:
@@ -108,13 +137,19 @@ def stack_experts(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_delta_rules(
-    directory: Path, target: Path, kind: str = "F32", changes: Mapping[str, Any] | None = None
+    directory: Path,
+    target: Path,
+    kind: str = "F32",
+    changes: Mapping[str, Any] | None = None,
+    *,
+    is_old: bool = False,
 ) -> None:
     """Write the model of `directory` to the file `target`, maps in that type of numbers.
 
     In `directory` the numbers are left that the file stands for.
 
     changes: of the keys after the architecture's name; None as a value takes one out
+    is_old: as in `find_parts`
     """
     hf = json.loads((directory / "config.json").read_text())
     writer = gguf.GGUFWriter(target, NAMES[hf["model_type"]])
@@ -127,26 +162,25 @@ def write_delta_rules(
     weights = load_file(directory / "model.safetensors")
     if hf.get("tie_word_embeddings"):
         weights.pop("lm_head.weight", None)
-    stacks, type_ = stack_experts(weights), gguf.GGMLQuantizationType[kind]
+    stacks = stack_experts(weights)
     for name, tensor in stacks.items():
-        order, stored = find_order(hf, name), translate_name(hf, name)
-        if order:
-            tensor = tensor.index_select(order[0], order[1])
-        if stored.endswith("norm.weight") and "ssm_norm" not in stored:
-            tensor = tensor + 1
-        elif name.endswith("A_log"):
-            tensor = -tensor.exp()
-        numbers = tensor.squeeze().contiguous().numpy()
-        is_map = name.endswith("proj.weight") or "in_proj" in name
-        if not is_map or kind == "F32":
-            writer.add_tensor(stored, numbers)
-            continue
-        blocks = gguf.quantize(numbers, type_)
-        writer.add_tensor(stored, blocks, raw_dtype=type_)
-        read = torch.from_numpy(gguf.dequantize(blocks, type_).copy())
-        if order:
-            read = torch.empty_like(read).index_copy_(order[0], order[1], read)
-        stacks[name] = read
+        every = torch.arange(len(tensor))
+        parts = find_parts(hf, name, is_old=is_old) or {translate_name(hf, name): (0, every)}
+        for stored, (axis, places) in parts.items():
+            part = tensor.index_select(axis, places)
+            if stored.endswith("norm.weight") and "ssm_norm" not in stored:
+                part = part + 1
+            elif name.endswith("A_log"):
+                part = -part.exp()
+            numbers = part.squeeze().contiguous().numpy()
+            if kind == "F32" or not (name.endswith("proj.weight") or "in_proj" in name):
+                writer.add_tensor(stored, numbers)
+                continue
+            type_ = gguf.GGMLQuantizationType["Q4_0" if "attn_gate" in stored else kind]
+            blocks = gguf.quantize(numbers, type_)
+            writer.add_tensor(stored, blocks, raw_dtype=type_)
+            read = torch.from_numpy(gguf.dequantize(blocks, type_).copy())
+            tensor.index_copy_(axis, places, read)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

@@ -290,16 +290,17 @@ def test_a_home_that_cannot_be_written_is_refused(tmp_path: Path, home: Path) ->
         ({"shape": []}, "no proper entry for a"),
         ({"type": "Q4_K"}, "no proper entry for a"),
         ({"type": "Q2_K"}, "no proper entry for a"),
-        ({"rows": [0, 3, 2, 1]}, "no proper entry for a"),
-        ({"rows": [9, 1, 1, 1]}, "no proper entry for a"),
-        ({"rows": [0, 2, 2]}, "no proper entry for a"),
-        ({"columns": [0, 1, 0, 1]}, "no proper entry for a"),
+        ({"rows": [0, 3, 2, [1]]}, "no proper entry for a"),
+        ({"rows": [9, 1, 1, [1]]}, "no proper entry for a"),
+        ({"rows": [0, 2, 2, []]}, "no proper entry for a"),
+        ({"columns": [0, 1, 0, [1]]}, "no proper entry for a"),
+        ({"second": {"type": "F32", "shape": [8], "start": 0}}, "no proper entry for a"),
     ],
 )
 def test_an_index_that_leads_out_of_the_file_is_refused(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    rest = {"rows": None, "columns": None, "offset": 0, "is_rate": False}
+    rest = {"rows": None, "columns": None, "offset": 0, "is_rate": False, "second": None}
     entry = {"type": "F32", "shape": [8], "start": 0, **rest, **changes}
     index = {"size": changes.get("size", 64), "tensors": {"a": entry}}
     (tmp_path / "model.gguf").write_bytes(bytes(64))

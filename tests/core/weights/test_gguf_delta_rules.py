@@ -47,12 +47,15 @@ EXPERTS = {
     "moe_intermediate_size": 20,
     "shared_expert_intermediate_size": 28,
 }
+NEXT = {"model_type": "qwen3_next", "architectures": ["Qwen3NextForCausalLM"]}
 MODELS: dict[str, dict[str, Any]] = {
     "dense": DENSE,
     "a value a key": DENSE | {"linear_num_value_heads": 2, "tie_word_embeddings": True},
     "whole heads": DENSE | {"partial_rotary_factor": 1.0, "linear_conv_kernel_dim": 2},
     "biases": DENSE | {"attention_bias": True, "partial_rotary_factor": 0.5},
     "experts": DENSE | EXPERTS,
+    "next": DENSE | EXPERTS | NEXT,
+    "next, a value a key": DENSE | EXPERTS | NEXT | {"linear_num_value_heads": 2},
 }
 # Rows of whole blocks of 32, which heads are not.
 WIDE = {"hidden_size": 64, "linear_num_value_heads": 8, "linear_value_head_dim": 12}
@@ -83,7 +86,7 @@ def test_a_file_has_the_scores_of_its_model(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.feature("R10")
-@pytest.mark.parametrize("name", ["dense", "experts"])
+@pytest.mark.parametrize("name", ["dense", "experts", "next"])
 @pytest.mark.parametrize("shard", [WHOLE, Shard(index=1, count=2)], ids=["whole", "half"])
 def test_parameters_of_blocks_are_the_numbers_of_the_file(
     name: str, shard: Shard, tmp_path: Path
@@ -95,8 +98,9 @@ def test_parameters_of_blocks_are_the_numbers_of_the_file(
 
 
 @pytest.mark.feature("R10")
-def test_a_layer_that_guesses_is_read_for_its_proposer_alone(tmp_path: Path) -> None:
-    write(tmp_path, DENSE | {"mtp_num_hidden_layers": 1})
+@pytest.mark.parametrize("name", ["dense", "experts", "next"])
+def test_a_layer_that_guesses_is_read_for_its_proposer_alone(name: str, tmp_path: Path) -> None:
+    write(tmp_path, MODELS[name] | {"mtp_num_hidden_layers": 1})
     generator = torch.Generator().manual_seed(5)
     stored = load_file(tmp_path / "model.safetensors")
     layer = {
@@ -154,6 +158,21 @@ def test_what_makes_no_delta_rules_is_refused(
     file = make(tmp_path, DENSE, **changes)
     with pytest.raises(ModelError, match=message):
         resolve_directory(str(file))
+
+
+@pytest.mark.feature("R10")
+def test_maps_of_an_older_converter_are_read_and_two_of_one_place_are_refused(
+    tmp_path: Path,
+) -> None:
+    write(tmp_path, MODELS["next"])
+    write_delta_rules(tmp_path, tmp_path / "old.gguf", is_old=True)
+    directory = resolve_directory(str(tmp_path / "old.gguf"))
+    assert torch.equal(computed(directory, tokens(9)), computed(tmp_path, tokens(9)))
+
+    changes = {"ssm.inner_size": 120}
+    write_delta_rules(tmp_path, tmp_path / "new.gguf", changes=changes)
+    with pytest.raises(ModelError, match=r"attn_qkv and attn_gate are \[84, 32\] and \[60, 32\]"):
+        resolve_directory(str(tmp_path / "new.gguf"))
 
 
 @pytest.mark.feature("R10")

@@ -90,10 +90,7 @@ def _read_gguf(directory: Path) -> StoredTensors:
     size, tensors = parse_index(directory / INDEX, read_json(directory, INDEX))
     entries = {
         name: TensorEntry(
-            each.tensor.type.stored,
-            each.tensor.shape,
-            each.tensor.start,
-            each.tensor.start + each.tensor.nbytes,
+            each.stored, each.shape, each.tensor.start, each.tensor.start + each.nbytes
         )
         for name, each in tensors.items()
     }
@@ -117,8 +114,9 @@ def find_block_types(directory: Path) -> tuple[str, ...]:
     _, tensors = parse_index(directory / INDEX, read_json(directory, INDEX))
     counts: Counter[str] = Counter()
     for each in tensors.values():
-        if each.tensor.type.is_packed:
-            counts[each.tensor.type.name] += each.tensor.nbytes
+        for part in each.tensors:
+            if part.type.is_packed:
+                counts[part.type.name] += part.nbytes
     return tuple(name for name, _ in counts.most_common())
 
 

@@ -79,11 +79,11 @@ INTERVAL = 4
 NEXT_FIELDS = (
     *("linear_conv_kernel_dim", "linear_key_head_dim", "linear_value_head_dim"),
     *("linear_num_key_heads", "linear_num_value_heads", "full_attention_interval"),
-    "attention_bias",
+    *("attention_bias", "mtp_num_hidden_layers"),
 )
 FIELDS = (
     *NEXT_FIELDS,
-    *("mtp_num_hidden_layers", "mtp_use_dedicated_embeddings", "attn_output_gate"),
+    *("mtp_use_dedicated_embeddings", "attn_output_gate"),
     "mamba_ssm_dtype",
 )
 MOE_FIELDS = (

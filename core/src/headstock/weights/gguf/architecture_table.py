@@ -58,6 +58,8 @@ _DELTA_NAMES: Mapping[str, str] = {
     "ssm_a": "linear_attn.A_log",
     "ssm_norm": "linear_attn.norm",
     "ssm_out": "linear_attn.out_proj",
+    "ssm_in": "linear_attn.in_proj_qkvz",
+    "ssm_ba": "linear_attn.in_proj_ba",
 }
 """Gated delta rules; a name with an ending, or of a tensor that has none, is a whole name."""
 
@@ -104,6 +106,7 @@ class Architecture:
     turns_part: whether a part of each head may be turned
     has_factor_lists: whether positions have two lists of factors
     has_delta_rules: whether most layers have gated delta rules
+    has_tiled_values: whether the values that a key head serves lie apart there
     """
 
     family: str
@@ -121,6 +124,7 @@ class Architecture:
     turns_part: bool = False
     has_factor_lists: bool = False
     has_delta_rules: bool = False
+    has_tiled_values: bool = False
     is_moe: bool = field(init=False)
 
     @is_moe.default
@@ -148,6 +152,18 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         expert_count_field="num_experts",
         renormalizes=True,
     ),
+    "qwen3next": Architecture(
+        family="Qwen3NextForCausalLM",
+        model_type="qwen3_next",
+        names={**_LLAMA_NAMES, **_DELTA_NAMES, **_EXPERT_NAMES},
+        draft_names=_DRAFT_NAMES,
+        has_offset=True,
+        expert_count_field="num_experts",
+        renormalizes=True,
+        fields=_WHOLE_HEADS,
+        turns_part=True,
+        has_delta_rules=True,
+    ),
     "qwen35": Architecture(
         family="Qwen3_5ForCausalLM",
         model_type="qwen3_5_text",
@@ -157,6 +173,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fields=_WHOLE_HEADS,
         turns_part=True,
         has_delta_rules=True,
+        has_tiled_values=True,
     ),
     "qwen35moe": Architecture(
         family="Qwen3_5MoeForCausalLM",
@@ -168,6 +185,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         fields=_WHOLE_HEADS,
         turns_part=True,
         has_delta_rules=True,
+        has_tiled_values=True,
     ),
     "gemma2": Architecture(
         family="Gemma2ForCausalLM",

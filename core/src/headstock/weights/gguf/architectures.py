@@ -18,6 +18,7 @@ from headstock.weights.gguf.architecture_table import (
 )
 from headstock.weights.gguf.delta_rules import (
     DELTA_KEYS,
+    join_maps,
     translate_delta_rules,
     undo_delta_rules,
 )
@@ -221,7 +222,9 @@ def translate_tensors(header: GgufHeader, config: Mapping[str, Any]) -> dict[str
         if layer and architecture.has_pairs:
             stored = _undo_pairs(stored, layer[2], config)
         if layer and architecture.has_delta_rules:
-            stored = undo_delta_rules(stored, layer[2], config)
+            stored = undo_delta_rules(
+                stored, layer[2], config, is_tiled=architecture.has_tiled_values
+            )
         if not stored.has_whole_blocks:
             shape = f"{shorten(list(tensor.shape))} in {tensor.type.name}"
             raise HeaderError(f"{shorten(name)} is {shape}, which its heads cannot share evenly")
@@ -233,6 +236,8 @@ def translate_tensors(header: GgufHeader, config: Mapping[str, Any]) -> dict[str
             if each in found:
                 raise HeaderError(f"{shorten(name)} is a second tensor of the same place")
             found[each] = part
+    if architecture.has_delta_rules and not architecture.has_tiled_values:
+        join_maps(found, config)
     return found
 
 
@@ -263,7 +268,7 @@ def _undo_pairs(stored: StoredTensor, part: str, config: Mapping[str, Any]) -> S
     """
     fields = {"attn_q": "num_attention_heads", "attn_k": "num_key_value_heads"}
     field = fields.get(part.partition(".")[0])
-    return evolve(stored, rows=Interleaving(0, config[field], 2, 1)) if field else stored
+    return evolve(stored, rows=Interleaving(0, config[field], 2, (1,))) if field else stored
 
 
 def _split_experts(

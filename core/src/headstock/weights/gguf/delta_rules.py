@@ -71,28 +71,63 @@ def _check_sections(metadata: Metadata, key: str) -> None:
         )
 
 
-def undo_delta_rules(stored: StoredTensor, part: str, config: Mapping[str, Any]) -> StoredTensor:
+def undo_delta_rules(
+    stored: StoredTensor, part: str, config: Mapping[str, Any], *, is_tiled: bool
+) -> StoredTensor:
     """A tensor, which has another order, shape or numbers if it is of a gated delta rule.
 
     part: what follows a layer's number in its name
     config: what `translate_delta_rules` made, among others
+    is_tiled: whether the values that a key head serves lie apart
     """
     keys, dim = config["linear_num_key_heads"], config["linear_value_head_dim"]
     match part:
         case "attn_qkv.weight" | "ssm_conv1d.weight":
-            order = Interleaving(2 * keys * config["linear_key_head_dim"], 1, keys, dim)
+            order = Interleaving(2 * keys * config["linear_key_head_dim"], 1, keys, (dim,))
         case "attn_gate.weight" | "ssm_out.weight":
-            order = Interleaving(0, 1, keys, dim)
+            order = Interleaving(0, 1, keys, (dim,))
         case "ssm_alpha.weight" | "ssm_beta.weight" | "ssm_dt.bias" | "ssm_a":
-            order = Interleaving(0, 1, keys, 1)
+            order = Interleaving(0, 1, keys, (1,))
         case _:
             return stored
     # The file has the first value of each key, then the second of each, and so on.
-    if config["linear_num_value_heads"] > keys and part == "ssm_out.weight":
+    is_tiled = is_tiled and config["linear_num_value_heads"] > keys
+    if is_tiled and part == "ssm_out.weight":
         stored = evolve(stored, columns=order)
-    elif config["linear_num_value_heads"] > keys:
+    elif is_tiled:
         stored = evolve(stored, rows=order)
     shape = stored.tensor.shape
     if part == "ssm_conv1d.weight" and len(shape) == 2:
         stored = evolve(stored, tensor=evolve(stored.tensor, shape=(shape[0], 1, shape[1])))
     return evolve(stored, is_rate=part == "ssm_a")
+
+
+def join_maps(tensors: dict[str, StoredTensor], config: Mapping[str, Any]) -> None:
+    """Put one map in the place of two, where checkpoints have the rows of each key head together.
+
+    Those are its query, its key, the values that it serves and their gates. Older files have one
+    map, as checkpoints have it.
+
+    config: what `translate_delta_rules` made, among others
+    writes: tensors
+    raises: HeaderError
+    """
+    keys, dim = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    values = config["linear_num_value_heads"] // keys * config["linear_value_head_dim"]
+    order = Interleaving(0, 1, keys, (dim, dim, values, values))
+    for layer in range(config["num_hidden_layers"]):
+        prefix = f"model.layers.{layer}.linear_attn.in_proj_"
+        first, second, joined = (f"{prefix}{end}.weight" for end in ("qkv", "z", "qkvz"))
+        if not {first, second} <= tensors.keys():
+            continue
+        if joined in tensors:
+            raise HeaderError(f"layer {layer} has attn_qkv beside ssm_in, which holds it")
+        parts = tensors.pop(first), tensors.pop(second)
+        stored = StoredTensor(parts[0].tensor, order, second=parts[1].tensor)
+        if not stored.has_whole_blocks:
+            shapes = " and ".join(shorten(list(part.tensor.shape)) for part in parts)
+            raise HeaderError(
+                f"blk.{layer}: attn_qkv and attn_gate are {shapes}, which {keys} key heads cannot "
+                "share evenly"
+            )
+        tensors[joined] = stored

@@ -23,17 +23,21 @@ def make_index(size: int, tensors: Mapping[str, StoredTensor]) -> dict[str, Any]
         "size": size,
         "tensors": {
             name: {
-                "type": each.tensor.type.name,
-                "shape": list(each.tensor.shape),
-                "start": each.tensor.start,
+                **_describe_place(each.tensor),
                 "rows": each.rows and astuple(each.rows),
                 "columns": each.columns and astuple(each.columns),
                 "offset": each.offset,
                 "is_rate": each.is_rate,
+                "second": each.second and _describe_place(each.second),
             }
             for name, each in tensors.items()
         },
     }
+
+
+def _describe_place(tensor: GgufTensor) -> dict[str, Any]:
+    """Where a tensor lies."""
+    return {"type": tensor.type.name, "shape": list(tensor.shape), "start": tensor.start}
 
 
 def parse_index(path: Path, index: Mapping[str, Any]) -> tuple[int, dict[str, StoredTensor]]:
@@ -52,19 +56,36 @@ def _parse_tensor(path: Path, name: str, value: object, size: int) -> StoredTens
     """One tensor.   raises: ModelError"""
     match value:
         case {
-            "type": str(kind),
-            "shape": [*shape],
-            "start": int(start),
             "rows": rows,
             "columns": columns,
             "offset": int(offset),
             "is_rate": bool(is_rate),
-        } if (
-            kind in BLOCK_TYPES_BY_NAME
-            and all(type(n) is int and n > 0 for n in shape)
-            and _is_order(rows)
-            and _is_order(columns)
-        ):
+            "second": second,
+        } if _is_order(rows) and _is_order(columns):
+            pass
+        case _:
+            raise _make_error(path, name)
+    stored = StoredTensor(
+        _parse_place(path, name, value, size),
+        rows and _make_order(rows),
+        columns and _make_order(columns),
+        offset,
+        is_rate,
+        None if second is None else _parse_place(path, name, second, size),
+    )
+    if not stored.has_whole_blocks:
+        raise _make_error(path, name)
+    return stored
+
+
+def _parse_place(path: Path, name: str, value: object, size: int) -> GgufTensor:
+    """Where a tensor lies.   raises: ModelError"""
+    match value:
+        case {
+            "type": str(kind),
+            "shape": [*shape],
+            "start": int(start),
+        } if kind in BLOCK_TYPES_BY_NAME and all(type(n) is int and n > 0 for n in shape):
             pass
         case _:
             raise _make_error(path, name)
@@ -74,19 +95,23 @@ def _parse_tensor(path: Path, name: str, value: object, size: int) -> StoredTens
     is_aligned = type_.is_packed or not start % type_.nbytes
     if not (is_whole and is_aligned and tensor.nbytes <= size - start):
         raise _make_error(path, name)
-    stored = StoredTensor(
-        tensor, rows and Interleaving(*rows), columns and Interleaving(*columns), offset, is_rate
-    )
-    if not stored.has_whole_blocks:
-        raise _make_error(path, name)
-    return stored
+    return tensor
 
 
 def _is_order(value: object) -> bool:
     """Whether a value stands for an order, or for none."""
-    if value is None:
-        return True
-    return isinstance(value, list) and [type(each) for each in value] == [int] * 4
+    match value:
+        case None:
+            return True
+        case [*numbers, [_, *_] as sizes]:
+            return len(numbers) == 3 and all(type(each) is int for each in (*numbers, *sizes))
+    return False
+
+
+def _make_order(value: list[Any]) -> Interleaving:
+    """The order that a value stands for."""
+    start, groups, parts, sizes = value
+    return Interleaving(start, groups, parts, tuple(sizes))
 
 
 def _make_error(path: Path, what: str) -> ModelError:

@@ -11,6 +11,7 @@ from attrs import field, frozen
 from torch import Tensor
 
 from headstock.errors import ModelError
+from headstock.weights.gguf.header import GgufTensor
 from headstock.weights.gguf.stored_tensor import StoredTensor
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -44,8 +45,8 @@ class GgufFile:
 
     def read(self, name: str) -> Tensor:
         """Read a tensor on the CPU, in the type that holds it without a loss."""
-        tensor = self.tensors[name].tensor
-        out = torch.empty(tensor.shape, dtype=_DTYPES[tensor.type.stored])
+        stored = self.tensors[name]
+        out = torch.empty(stored.shape, dtype=_DTYPES[stored.stored])
         self.copy_into(out, name, (0,) * out.dim())
         return out
 
@@ -56,7 +57,7 @@ class GgufFile:
         writes: out
         """
         stored = self.tensors[name]
-        shape = stored.tensor.shape
+        shape = stored.shape
         if len(shape) == 3 and shape[1] == 1:  # a matrix, row by row
             out, begin, shape = out[:, 0], (begin[0], begin[2]), (shape[0], shape[2])
         if len(shape) == 1 and stored.tensor.type.is_packed:
@@ -83,9 +84,7 @@ class GgufFile:
             for index, part in enumerate(out, start=begin[0]):
                 self._copy_matrices(part, stored, shape[1:], begin[1:], first_row + index * step)
             return
-        tensor, columns = stored.tensor, shape[-1]
-        raw = self._bytes[tensor.start : tensor.start + tensor.nbytes]
-        rows = raw.view(-1, columns // tensor.type.numbers * tensor.type.nbytes)
+        columns = shape[-1]
         order = None if stored.rows is None else stored.rows.list_places(shape[0])
         places = None if stored.columns is None else stored.columns.list_places(columns)
         end = begin[1] + out.shape[1]
@@ -94,9 +93,8 @@ class GgufFile:
             part = out[row : row + step]
             start = first_row + begin[0] + row
             taken = slice(start, start + len(part))
-            chosen = rows[taken] if order is None else rows[order[taken]]
-            blocks = chosen.to(out.device).reshape(-1, tensor.type.nbytes)
-            numbers = tensor.type.unpack(blocks).view(len(part), columns)
+            chosen = taken if order is None else order[taken]
+            numbers = self._read_rows(stored, chosen, columns, out.device)
             if stored.offset:
                 numbers = numbers + stored.offset
             if stored.is_rate:
@@ -105,3 +103,30 @@ class GgufFile:
                 part.copy_(numbers[:, begin[1] : end])
             else:
                 part.copy_(numbers[:, places[begin[1] : end].to(out.device)])
+
+    def _read_rows(
+        self, stored: StoredTensor, chosen: Tensor | slice, columns: int, device: torch.device
+    ) -> Tensor:
+        """Rows of a tensor as the file has them.   chosen: which, a list where there is a second"""
+        if stored.second is None:
+            return self._unpack_rows(stored.tensor, chosen, columns, device)
+        assert isinstance(chosen, Tensor)
+        count = stored.tensor.shape[0]
+        is_second = chosen >= count
+        numbers = torch.empty((len(chosen), columns), device=device)
+        for tensor, mask, first in (
+            (stored.tensor, ~is_second, 0),
+            (stored.second, is_second, count),
+        ):
+            rows = self._unpack_rows(tensor, chosen[mask] - first, columns, device)
+            numbers[mask.to(device)] = rows.float()
+        return numbers
+
+    def _unpack_rows(
+        self, tensor: GgufTensor, chosen: Tensor | slice, columns: int, device: torch.device
+    ) -> Tensor:
+        """Rows of a tensor of the file."""
+        raw = self._bytes[tensor.start : tensor.start + tensor.nbytes]
+        rows = raw.view(-1, columns // tensor.type.numbers * tensor.type.nbytes)
+        blocks = rows[chosen].to(device).reshape(-1, tensor.type.nbytes)
+        return tensor.type.unpack(blocks).view(-1, columns)
