@@ -212,23 +212,21 @@ def _append_drafts(state: State, event: Sampled, live: Ints, finished: Ints) -> 
     if not len(event.drafts):
         return
     counters = state.row_counters
-    offsets = np.cumsum(event.draft_counts) - event.draft_counts
-    ended = np.ones(len(live), bool)
-    ended[live] = finished
-    for i in indices(~ended & (event.draft_counts > 0)).tolist():
-        row = int(event.rows[i])
-        assert counters[RowCounter.NUM_PLACEHOLDERS, row] == 0, (
-            f"row {row} got drafts while a token was in flight; it must wait for its sample"
-        )
-        num_known = int(counters[RowCounter.NUM_KNOWN, row])
+    grid, counts = _pad_ragged(event.drafts, event.draft_counts)
+    goes_on = counts > 0
+    goes_on[live] &= ~finished
+    goes_on &= live
+    rows, grid, counts = event.rows[goes_on], grid[goes_on], counts[goes_on]
+    in_flight = counters[RowCounter.NUM_PLACEHOLDERS, rows] > 0
+    assert not any_set(in_flight), (
+        f"rows {rows[in_flight]} got drafts while tokens were in flight; they must wait for these"
+    )
+    num_known = counters[RowCounter.NUM_KNOWN, rows]
+    # The token after the last draft must still fit.
+    counts = np.minimum(counts, counters[RowCounter.LAST_POSITION, rows] - num_known)
+    if state.limits.keeps_state:
         # There is a page behind each draft, and none behind tokens that come before them.
-        if state.limits.keeps_state and counters[RowCounter.NUM_COMPUTED, row] < num_known - 1:
-            continue
-        # The token after the last draft must still fit.
-        count = min(
-            int(event.draft_counts[i]), int(counters[RowCounter.LAST_POSITION, row]) - num_known
-        )
-        state.tokens[row, num_known : num_known + count] = event.drafts[
-            offsets[i] : offsets[i] + count
-        ]
-        counters[RowCounter.NUM_TOKENS, row] = num_known + count
+        counts[counters[RowCounter.NUM_COMPUTED, rows] < num_known - 1] = 0
+    which, column = np.nonzero(np.arange(grid.shape[1]) < counts[:, None])
+    state.tokens[rows[which], num_known[which] + column] = grid[which, column]
+    counters[RowCounter.NUM_TOKENS, rows[counts > 0]] = (num_known + counts)[counts > 0]

@@ -66,7 +66,8 @@ class DeltaSteps:
         starts, query_start = batch.starts, batch.query_start
         rows, tokens = len(starts), len(batch.tokens)
         is_decode = batch.max_query_len == 1 and rows == tokens and batch.saved_tokens is None
-        most = 0 if is_decode else tokens // CHUNK
+        # A row of fewer tokens has no whole chunk, as rows that verify drafts.
+        most = tokens // CHUNK if batch.max_query_len >= CHUNK else 0
         chunk_tokens = torch.empty(most, dtype=torch.int32, device=starts.device)
         chunk_rows = torch.empty_like(chunk_tokens)
         if most:
