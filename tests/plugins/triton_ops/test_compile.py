@@ -4,6 +4,7 @@ without a GPU.
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 import torch
 import triton
+from hypothesis import given
+from hypothesis import strategies as st
 from near_processor import Near
 from often import often
 from sampling_cases import Lift
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction, KernelParam, mangle_type
 
 from headstock.nn.short_conv import ConvInputs
@@ -59,8 +63,10 @@ from headstock_triton.split_linear import (
     multiply_in_parts,
 )
 from headstock_triton.tiles import Tile, Tiles
+from headstock_triton.word_maps import WordMap
+from headstock_triton.word_registers import choose_warp_tile, multiply_few_words
 
-OPTIONS = ("num_warps", "num_stages", "launch_pdl")
+OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 
 
 class Compiled(list[str]):
@@ -89,7 +95,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
             name: "constexpr" if name in fixed else mangle_type(each)
             for name, each in given.items()
         }
-        source = ASTSource(
+        source = (GluonASTSource if kernel.is_gluon() else ASTSource)(
             kernel,
             {name: signature[name] for name in kernel.arg_names},
             fixed,
@@ -182,6 +188,14 @@ WORDS = (
 )
 
 
+FEW_WORDS = (
+    (WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True), 24_576, True),
+    (WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32)), 24_576, True),
+    (WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32)), 4096, False),
+    (WeightFormat(kind=WeightKind.INT4, group=(1, 32)), 4096, False),
+)
+
+
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 @pytest.mark.parametrize(("format", "tokens", "gated"), often(1, WORDS), ids=str)
 def test_products_of_words(
@@ -206,6 +220,40 @@ def test_products_of_words(
     assert "bf16x2" in text and "cvt.rn.bf16.s" not in text
     assert ("wgmma" in text) is (tokens > 16)
     assert_in_registers(compiled, "words_kernel", tmp_path)
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize(("format", "outs", "gated"), often(1, FEW_WORDS), ids=str)
+def test_products_of_words_by_warps(
+    compiled: Compiled, format: WeightFormat, outs: int, gated: bool, tmp_path: Path
+) -> None:
+    assert format.group is not None
+    groups = (outs, 4096 // format.group[1])
+    stored = Weight(
+        tensor=torch.zeros(outs, 2048, dtype=torch.uint8),
+        scales=torch.ones(groups),
+        zeros=torch.zeros(groups, dtype=torch.int8) if format.has_zeros else None,
+        format=format,
+        bias=tensor(outs),
+    )
+    weight = prepare_map(stored, torch.bfloat16)
+    assert isinstance(weight, WordMap)
+    multiply_few_words(tensor(5, 4096), weight, gated=gated)
+
+    assert compiled == ["few_words_kernel"]
+    text = compiled.texts["few_words_kernel"]
+    # Factors come from global memory as instructions take them, 16 bytes at a time.
+    wide, narrow = (len(re.findall(rf"ld\.global\S*{size}\.b32", text)) for size in (r"\.v4", ""))
+    assert wide >= 24 and narrow - wide <= 68  # of these some are scales and a bias
+    assert "cp.async" not in text and "mma.sync" in text and "wgmma" not in text
+    assert_in_registers(compiled, "few_words_kernel", tmp_path)
+
+
+@given(outs=st.integers(1, 200_000), units=st.integers(1, 256))
+def test_warps_divide_the_units_of_a_product(outs: int, units: int) -> None:
+    tile = choose_warp_tile(outs, units)
+
+    assert units % tile.warps == 0 and tile.rows % 16 == 0 and 64 % tile.rows == 0
 
 
 def assert_in_registers(compiled: Compiled, name: str, folder: Path) -> None:

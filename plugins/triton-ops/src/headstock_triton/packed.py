@@ -229,7 +229,8 @@ def multiply_left(x: Tensor, weight: Weight, most: int, *, pdl: bool) -> Tensor 
     if is_quantized(x, weight):
         return multiply_quantized(quantize_rows(x, exact=is_exact(x)), weight, left=True)
     if isinstance(weight, WordMap):
-        return multiply_words(x, weight, left=True) if 0 < len(x) <= MOST_TOKENS else None
+        is_few = 0 < len(x) <= MOST_TOKENS
+        return multiply_words(x, weight, left=True, pdl=pdl) if is_few else None
     tile = choose_parts(len(x), x.shape[1], weight, most)
     return None if tile is None else multiply_in_parts(x, weight, tile, pdl=pdl)
 
@@ -246,7 +247,7 @@ def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
     if not tokens:
         return x.new_empty(0, outs)
     if words is not None:
-        return multiply_words(x, words)
+        return multiply_words(x, words, pdl=pdl)
     if tokens == 1 and is_by_row(weight):
         return small_linear(x, weight, pdl=pdl)
     return multiply_whole(x, weight, choose_tile(tokens, width, outs, weight), pdl=pdl)
@@ -258,7 +259,7 @@ def multiply_packed_gated(x: Tensor, weight: Weight, *, pdl: bool = False) -> Te
     weight: one of `prepare_map`, whose halves are gate and up
     """
     if isinstance(weight, WordMap):
-        return multiply_words(x, weight, gated=True)
+        return multiply_words(x, weight, gated=True, pdl=pdl)
     if is_quantized(x, weight):
         return fused_silu_and_mul(multiply_packed(x, weight), pdl=pdl)
     (tokens, width), outs = x.shape, len(weight.tensor) // 2

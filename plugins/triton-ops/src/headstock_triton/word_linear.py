@@ -1,4 +1,4 @@
-"""Products of up to tens of tokens with maps in words, which never leave the registers."""
+"""Products of up to tens of tokens with maps in words."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from headstock_triton.portable import add_product
 from headstock_triton.split_sums import PartTile, choose_part_tile, find_rows, make_sums, store_sums
 from headstock_triton.word_maps import SLICE, TILE, WordMap
 from headstock_triton.word_numbers import read_pairs, read_scale, unpack_unit
+from headstock_triton.word_registers import multiply_few_words, takes_registers
 
 MOST_PROGRAMS = 528
 """Four for each processor of an H200, each with a few loads under way."""
@@ -91,19 +92,23 @@ def multiply_words(
     gated: bool = False,
     left: bool = False,
     tile: PartTile | None = None,
+    pdl: bool = False,
 ) -> Tensor:
     """x W^T + b, or silu(x G^T + g) * (x U^T + u) of gate and up, the weight's halves.
 
     x: [tokens, in] bfloat16    left: sums may be left in parts; then the weight has no bias
+    tile: of this kernel; without one few tokens may take the other
     returns: [tokens, out], or [parts, tokens, out] float32, whose sum over the parts it is
     """
+    if tile is None and takes_registers(x, weight):
+        return multiply_few_words(x, weight, gated=gated, pdl=pdl)
     (tokens, _), outs, units = x.shape, weight.outs, weight.tensor.shape[1]
     # With 3 stages instead of 4 the products of 8B take 57 us a layer instead of 59.
     tile = tile or choose_part_tile(tokens, outs, units, MOST_PROGRAMS, stages=3)
     assert not (left and (gated or weight.bias is not None)), "each part would have it"
     out, parts = make_sums(x, outs // 2 if gated else outs, outs, tile, left=left)
     # Kernels that begin while the one before them ends are slower here: their programs take room
-    # from those that still read.
+    # from those that still read. So `pdl` is for the other kernel alone.
     words_kernel[(triton.cdiv(outs, tile.rows), tile.parts)](
         x.contiguous(),
         weight.tensor,
