@@ -62,7 +62,7 @@ class TritonOps(MixtureOps):
         self.small_linear = options.small_linear
         self.fused_linear = options.fused_linear
         self.split_linear = options.split_linear
-        self.few_linear = options.few_linear
+        self.few_option, self.few_linear = options.few_linear, options.few_linear == "on"
         self.large_linear = options.large_linear
         self.push_bytes = options.push_bytes
         self.pdl = options.pdl
@@ -70,6 +70,8 @@ class TritonOps(MixtureOps):
     def bind(self, params: Params, config: ModelConfig, collectives: Collectives = ALONE) -> None:
         """See `Ops.bind`."""
         super().bind(params, config, connect_by_push(collectives, self.push_bytes))
+        if self.few_option == "auto":
+            self.few_linear = collectives.count > 1
         device = next((weight.tensor.device for weight in params.values()), None)
         self.counters = torch.zeros(count_tiles(MOST_WIDE_OUTS), dtype=torch.int32, device=device)
 

@@ -209,16 +209,19 @@ def test_a_bound_layer_multiplies_few_tokens_in_shared_parts() -> None:
         tensor=cases.noise(hidden, width, dtype=torch.bfloat16, device="cpu", scale=width**-0.5)
     )
     x = cases.noise(3, width, dtype=torch.bfloat16, device="cpu", seed=1)
-    ops = TritonOps(TritonOptions(few_linear=True))
-    ops.bind({"any": weight}, cast("Any", SimpleNamespace(norm_eps=1e-6)), Collectives())
+    by_torch = TorchOps().linear(x, weight, None)
 
-    found = ops.linear(x, weight, None)
-
-    assert torch.equal(found, multiply_few(x, weight, ops.counters))
-    assert not ops.counters.any()
-    cases.within(cases.error(found, TorchOps().linear(x, weight, None)), torch.bfloat16)
-    by_torch = TritonOps().linear(x, weight, None)
-    assert torch.equal(by_torch, TorchOps().linear(x, weight, None))
+    for option, ranks, is_own in (
+        ("on", 1, True), ("auto", 1, False), ("auto", 2, True), ("off", 2, False)
+    ):  # fmt: skip
+        ops = TritonOps(TritonOptions(few_linear=option, push_bytes=0))  # type: ignore[arg-type]
+        collectives = Collectives()
+        collectives.count = ranks
+        ops.bind({"any": weight}, cast("Any", SimpleNamespace(norm_eps=1e-6)), collectives)
+        found = ops.linear(x, weight, None)
+        wanted = multiply_few(x, weight, ops.counters) if is_own else by_torch
+        assert torch.equal(found, wanted) and not ops.counters.any()
+        cases.within(cases.error(found, by_torch), torch.bfloat16)
 
 
 def test_a_step_is_fused_where_options_tokens_types_and_widths_allow_it() -> None:
