@@ -213,3 +213,19 @@ def test_a_proposer_is_told_of_the_engine_and_of_its_rows(
     # Requests and those that were preempted, each once.
     assert not proposer.asked and len(proposer.ended) == len(set(proposer.ended))
     assert len(proposer.ended) > 2 * len(PROMPTS)
+
+
+@pytest.mark.feature("R12")
+def test_rows_that_began_in_different_steps_get_drafts_together(folders: dict[str, Path]) -> None:
+    draft = {"proposer": "draft", "draft_model": str(folders["qwen"])}
+    sizes = PAGES | {"max_batch_tokens": 11, "overlap": True, "opt": ["draft.memory_ratio=0.02"]}
+    params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
+    prompts = [{"prompt_token_ids": list(range(start, start + 9))} for start in (3, 40)]
+    with LLM(str(folders["qwen"]), **draft, **sizes) as llm:
+        engine = llm._session.engine
+        before = engine.stats().executed_steps
+        llm.generate(prompts, params)
+        steps = engine.stats().executed_steps - before
+
+    # Two of prompts, then five tokens a step, as all drafts of the model itself are right.
+    assert steps <= 2 + 20 // 5 + 1

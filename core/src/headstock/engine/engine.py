@@ -113,10 +113,10 @@ class Engine:
         self.directory: Path = parts.directory
         self.summary: EngineSummary = summarize_engine(parts)
         self.drafting = make_drafting(parts, tracker)
-        # Rows whose drafts the model makes wait for their own step. Planned beside one another,
-        # those that began in different steps would take turns, and each turn reads all weights.
-        makes_drafts = self.drafting is not None and self.drafting.by_model
-        self.plans_ahead = self.limits.overlap and not makes_drafts
+        # Rows that get drafts wait for their own step. Planned beside one another, those that began
+        # in different steps would take turns, and each turn reads all weights.
+        drafts_all = self.drafting is not None and self.drafting.drafts_all
+        self.plans_ahead = self.limits.overlap and not drafts_all
         try:
             with blame_plugins(self.names):
                 self.state = initial_state(self.limits)
@@ -240,7 +240,7 @@ class Engine:
     def step(self, deliver: Deliver | None = None) -> tuple[Update, ...]:
         """Launch the last plan, collect a finished step, and plan the next one.
 
-        Without overlap, and with drafts of the model's own, the collected step is the one just
+        Without overlap, and where all rows get drafts, the collected step is the one just
         launched. With overlap it is the one before: the device goes straight on to the last plan
         and runs it while the host plans, so every sample is read one step late.
 
