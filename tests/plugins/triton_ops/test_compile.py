@@ -70,10 +70,13 @@ OPTIONS = ("num_warps", "num_stages", "launch_pdl", "maxnreg")
 
 
 class Compiled(list[str]):
-    """The names of kernels in the order of their launches, and the PTX and binary of each."""
+    """The names of kernels in the order of their launches, and the PTX, the binary and the bytes of
+    shared memory of each.
+    """
 
     texts: dict[str, str]
     binaries: dict[str, bytes]
+    shared: dict[str, int]
 
 
 @pytest.fixture(
@@ -83,7 +86,7 @@ class Compiled(list[str]):
 def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Compiled:
     """The kernels that were compiled in place of being launched."""
     names = Compiled()
-    names.texts, names.binaries = {}, {}
+    names.texts, names.binaries, names.shared = {}, {}, {}
 
     def launch(
         kernel: JITFunction[Any], *arguments: Any, grid: object, warmup: bool, **more: Any
@@ -109,6 +112,7 @@ def compiled(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
         names.append(kernel.__name__)
         names.texts[kernel.__name__] = made.asm["ptx"]
         names.binaries[kernel.__name__] = made.asm["cubin"]
+        names.shared[kernel.__name__] = made.metadata.shared
 
     monkeypatch.setattr(JITFunction, "run", launch)
     # A kernel that is not launched writes no token, and some are read as indices.
@@ -219,6 +223,24 @@ def test_products_of_words(
     # Few instructions for each number, of which the assembler code has all.
     assert "bf16x2" in text and "cvt.rn.bf16.s" not in text
     assert ("wgmma" in text) is (tokens > 16)
+    assert_in_registers(compiled, "words_kernel", tmp_path)
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("outs", often(1, [16_384, 4096]))
+def test_products_of_words_and_many_tokens(compiled: Compiled, outs: int, tmp_path: Path) -> None:
+    format = WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True)
+    stored = Weight(
+        tensor=torch.zeros(outs, 512, dtype=torch.uint8),
+        scales=torch.ones(outs, 8),
+        zeros=torch.zeros(outs, 8, dtype=torch.int8),
+        format=format,
+    )
+    weight = prepare_map(stored, torch.bfloat16, word_tokens=256)
+    multiply_packed(tensor(200, 1024), weight)
+
+    assert compiled == ["words_kernel"] and compiled.shared["words_kernel"] <= 227 * 1024
+    assert "wgmma" in compiled.texts["words_kernel"]
     assert_in_registers(compiled, "words_kernel", tmp_path)
 
 

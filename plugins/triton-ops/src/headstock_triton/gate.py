@@ -27,7 +27,7 @@ def multiply_gate(
     """
     tokens, width = x.shape
     if weight.format is not None:
-        few = 0 < tokens <= packed.MOST_TOKENS
+        few = 0 < tokens <= packed.count_most_tokens(weight)
         return packed.multiply_packed_gated(x, weight, pdl=pdl) if few else None
     if weight.bias is not None or x.dtype.itemsize != 2:
         return None

@@ -46,7 +46,7 @@ class MixtureOps(TorchOps):
         self.fused_delta = options.delta_rule
         self.chosen_experts = options.fused_experts and options.chosen_experts
         self.expert_tiles = read_tables(options.expert_tiles)
-        self.packed = options.packed
+        self.packed, self.word_tokens = options.packed, options.word_tokens
         self.keeps_packed = self.keeps_experts = False
         self.dtype = torch.float32
 
@@ -72,7 +72,9 @@ class MixtureOps(TorchOps):
         if weight.format is None:
             return weight
         is_mixed = Role.EXPERTS in spec.roles
-        return prepare_experts(weight) if is_mixed else prepare_map(weight, self.dtype)
+        if is_mixed:
+            return prepare_experts(weight)
+        return prepare_map(weight, self.dtype, word_tokens=self.word_tokens)
 
     def takes(self, operation: str, config: ModelConfig, layer: LayerConfig | None) -> bool:
         """Whether a kernel supports all variants of the operation in this configuration."""

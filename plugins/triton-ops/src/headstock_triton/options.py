@@ -45,6 +45,8 @@ class TritonOptions:
     `packed`: maps and experts in 8 and 4 bits stay packed, on GPUs from Hopper on; else they are
     dequantized at load. auto: maps of bfloat16 models in FP8 by row or tensor, INT4 and MXFP4, on
     Hopper.
+    `word_tokens`: products of up to this number of tokens read maps in INT4, INT8 and MXFP4 as they
+    are; those of more make them plain in each step.
     `expert_tiles`: their tile sizes, by shape and tokens, as `headstock tune` measured them; empty:
     built-in measurements, or a rule.
     """
@@ -80,5 +82,8 @@ class TritonOptions:
     packed: Literal["auto", "on", "off"] = field(
         default="auto", validator=in_(("auto", "on", "off"))
     )
+    # By arithmetic 256 are better for steps of many rows: what plain numbers cost there, two thirds
+    # of a product, is twice what a tile of 128 tokens would. To be measured.
+    word_tokens: int = field(default=64, validator=[instance_of(int), ge(64), le(4096)])
     expert_tiles: str = field(default="", validator=_check_tables)
     pdl: bool = field(default=True, validator=instance_of(bool))

@@ -150,15 +150,23 @@ def prepare_packed(weight: Weight) -> Weight:
     )
 
 
-def prepare_map(weight: Weight, dtype: torch.dtype) -> Weight:
-    """The weight of a model in that type, in the order in which the fastest kernel reads it."""
+def prepare_map(weight: Weight, dtype: torch.dtype, *, word_tokens: int = MOST_TOKENS) -> Weight:
+    """The weight of a model in that type, in the order in which the fastest kernel reads it.
+
+    word_tokens: those of a product up to which words are read; more take plain numbers
+    """
     ready = prepare_packed(weight)
     assert ready.format is not None
     if dtype is not torch.bfloat16:
         return ready
     if can_take(ready.tensor.shape[1], ready.format):
         return make_map(ready)
-    return pack_map(ready) or ready
+    return pack_map(ready, word_tokens) or ready
+
+
+def count_most_tokens(weight: Weight) -> int:
+    """The tokens of a product up to which a prepared map is read as it is."""
+    return weight.most_tokens if isinstance(weight, WordMap) else MOST_TOKENS
 
 
 def is_by_row(weight: Weight) -> bool:
@@ -229,7 +237,7 @@ def multiply_left(x: Tensor, weight: Weight, most: int, *, pdl: bool) -> Tensor 
     if is_quantized(x, weight):
         return multiply_quantized(quantize_rows(x, exact=is_exact(x)), weight, left=True)
     if isinstance(weight, WordMap):
-        is_few = 0 < len(x) <= MOST_TOKENS
+        is_few = 0 < len(x) <= weight.most_tokens
         return multiply_words(x, weight, left=True, pdl=pdl) if is_few else None
     tile = choose_parts(len(x), x.shape[1], weight, most)
     return None if tile is None else multiply_in_parts(x, weight, tile, pdl=pdl)
@@ -240,7 +248,7 @@ def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
     (tokens, width), words = x.shape, weight if isinstance(weight, WordMap) else None
     if is_quantized(x, weight):
         return multiply_quantized(quantize_rows(x, exact=is_exact(x)), weight)
-    if tokens > MOST_TOKENS:
+    if tokens > count_most_tokens(weight):
         plain = unpack(weight, x.dtype) if words is None else unpack_words(words, x.dtype)
         return F.linear(x, plain, weight.bias)
     outs = len(weight.tensor) if words is None else words.outs
@@ -254,7 +262,7 @@ def multiply_packed(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
 
 
 def multiply_packed_gated(x: Tensor, weight: Weight, *, pdl: bool = False) -> Tensor:
-    """silu(x G^T + g) * (x U^T + u), for up to `MOST_TOKENS` tokens.
+    """silu(x G^T + g) * (x U^T + u), for up to `count_most_tokens` tokens.
 
     weight: one of `prepare_map`, whose halves are gate and up
     """

@@ -26,6 +26,13 @@ class PartTile:
     stages: int
 
 
+def choose_many_tile(outs: int) -> PartTile:
+    """The tile of a product of more than 64 tokens, each with whole sums."""
+    # By arithmetic: a unit's numbers are made once for 128 tokens, whose products take longer.
+    rows, stages = (128, 2) if outs >= 16_384 else (64, 3)  # 150 and 219 KB of shared memory
+    return PartTile(rows=rows, tokens=128, parts=1, warps=8, stages=stages)
+
+
 def choose_part_tile(
     tokens: int, outs: int, steps: int, most: int, *, least_tokens: int = 8, stages: int = 4
 ) -> PartTile:
@@ -123,14 +130,16 @@ def store_sums(
     LEFT: tl.constexpr,
     BIAS: tl.constexpr,
     GATED: tl.constexpr,
+    first=0,
 ):
     """Write the sums of a program to `out`; of several PARTS, by the last program that has one.
 
     sums: [rows, tokens]    parts: [PARTS, tokens, outs] float32    counters: [tiles], 0
     GATED: rows of gate and up give silu(gate) * up, rounded as the torch operations round it
     LEFT: the parts are left to a later kernel
+    first: the token of the first column; other than 0 where PARTS is 1
     """
-    token = tl.arange(0, sums.shape[1])
+    token = first + tl.arange(0, sums.shape[1])
     near = tl.minimum(row, outs - 1)
     if PARTS == 1:
         _store_whole(sums, bias, out, near, row, exists, token, tokens, outs, BIAS, GATED)

@@ -7,7 +7,14 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock_triton.portable import add_product
-from headstock_triton.split_sums import PartTile, choose_part_tile, find_rows, make_sums, store_sums
+from headstock_triton.split_sums import (
+    PartTile,
+    choose_many_tile,
+    choose_part_tile,
+    find_rows,
+    make_sums,
+    store_sums,
+)
 from headstock_triton.word_maps import SLICE, TILE, WordMap
 from headstock_triton.word_numbers import read_pairs, read_scale, unpack_unit
 from headstock_triton.word_registers import multiply_few_words, takes_registers
@@ -45,10 +52,10 @@ def words_kernel(
     GATED: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """A tile of rows of the weight with all tokens, and one of PARTS parts of its UNITS units."""
+    """A tile of rows of the weight and of tokens, and one of PARTS parts of its UNITS units."""
     size: tl.constexpr = SLICES * SLICE
     row, exists = find_rows(outs, ROWS, GATED)
-    token, column = tl.arange(0, TOKENS), tl.arange(0, SLICE)
+    token, column = tl.program_id(2) * TOKENS + tl.arange(0, TOKENS), tl.arange(0, SLICE)
     first = tl.program_id(1) * (UNITS // PARTS)
     # Rows past the end read the last one again, so that loads need no mask for them.
     near = tl.minimum(row, outs - 1)
@@ -81,8 +88,9 @@ def words_kernel(
             sums = product
     sums *= tl.load(factors + near)[:, None]
     store_sums(
-        sums, bias, parts, out, counters, row, exists, tokens, outs, PARTS, LEFT, BIAS, GATED
-    )
+        sums, bias, parts, out, counters, row, exists, tokens, outs, PARTS, LEFT, BIAS, GATED,
+        tl.program_id(2) * TOKENS,
+    )  # fmt: skip
 
 
 def multiply_words(
@@ -104,12 +112,16 @@ def multiply_words(
         return multiply_few_words(x, weight, gated=gated, pdl=pdl)
     (tokens, _), outs, units = x.shape, weight.outs, weight.tensor.shape[1]
     # With 3 stages instead of 4 the products of 8B take 57 us a layer instead of 59.
+    if tile is None and tokens > 64:
+        tile = choose_many_tile(outs)
     tile = tile or choose_part_tile(tokens, outs, units, MOST_PROGRAMS, stages=3)
+    assert tokens <= tile.tokens or tile.parts == 1, "tiles of tokens have no counters of their own"
     assert not (left and (gated or weight.bias is not None)), "each part would have it"
     out, parts = make_sums(x, outs // 2 if gated else outs, outs, tile, left=left)
     # Kernels that begin while the one before them ends are slower here: their programs take room
     # from those that still read. So `pdl` is for the other kernel alone.
-    words_kernel[(triton.cdiv(outs, tile.rows), tile.parts)](
+    tiles = (triton.cdiv(outs, tile.rows), tile.parts, triton.cdiv(tokens, tile.tokens))
+    words_kernel[tiles](
         x.contiguous(),
         weight.tensor,
         weight.extras,

@@ -45,6 +45,7 @@ class WordMap(Weight):
     is_short: whether scales of groups are in bfloat16, else in float16
     counters: [tiles] int32, 0: how many parts of a tile's sums are there
     outs, width: rows and columns
+    most_tokens: those of a product up to which the words are read; more take plain numbers
     """
 
     extras: Tensor
@@ -53,6 +54,7 @@ class WordMap(Weight):
     counters: Tensor
     outs: int
     width: int
+    most_tokens: int = 64
 
     @property
     def nbytes(self) -> int:
@@ -82,10 +84,11 @@ def can_pack_map(width: int, format: WeightFormat) -> bool:
     return columns >= width and not format.has_zeros
 
 
-def pack_map(weight: Weight) -> WordMap | None:
+def pack_map(weight: Weight, most_tokens: int = 64) -> WordMap | None:
     """The map in words; None where its format is not fit.
 
     weight: [outs, width], or half as many bytes, with a scale for each row and group
+    most_tokens: as in `WordMap`
     """
     assert weight.format is not None
     assert weight.scales is not None
@@ -127,6 +130,7 @@ def pack_map(weight: Weight) -> WordMap | None:
         counters=tensor.new_zeros(len(tensor)),
         outs=outs,
         width=width,
+        most_tokens=most_tokens,
     )
 
 

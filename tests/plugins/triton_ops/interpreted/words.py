@@ -38,6 +38,7 @@ WORDS = (
 )
 ROWS = (WeightFormat(kind=FP8, group=(1, 256)), WeightFormat(kind=FP8, group=(16, 128)))
 CUT = PartTile(rows=64, tokens=16, parts=2, warps=4, stages=4)
+TWICE = PartTile(rows=64, tokens=32, parts=1, warps=4, stages=3)
 
 
 def noise(*shape: int, **more: Any) -> Tensor:
@@ -64,7 +65,7 @@ def test_words_stand_for_the_numbers_of_the_map(format: WeightFormat, factor: fl
     torch.testing.assert_close(unpack_words(weight, torch.float32).double(), plain, **close)
     bare = evolve(weight, bias=None)
     assert weight.bias is not None
-    for tokens, tile in ((1, None), (3, CUT), (40, None)):
+    for tokens, tile in ((1, None), (3, CUT), (40, None), (70, None), (35, TWICE)):
         x = noise(tokens, width)
         exact = x.double() @ plain.T
         whole = exact + weight.bias.double()
@@ -74,6 +75,27 @@ def test_words_stand_for_the_numbers_of_the_map(format: WeightFormat, factor: fl
         activated = TorchOps().activate_and_mul(whole, Activation.SILU)
         assert is_near(multiply_words(x, weight, gated=True, tile=tile), activated, off=0.01)
         assert not weight.counters.any(), "a counter was not set back"
+
+
+def test_words_are_read_up_to_the_number_of_tokens_that_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stored, plain = draw_format(64, 512, WORDS[0])
+    read: list[int] = []
+    multiply = packed.multiply_words
+
+    def note(x: Tensor, *arguments: Any, **more: Any) -> Tensor:
+        read.append(len(x))
+        return multiply(x, *arguments, **more)
+
+    monkeypatch.setattr(packed, "multiply_words", note)
+    for most in (64, 80):
+        weight = packed.prepare_map(stored, DTYPE, word_tokens=most)
+        for tokens in (64, 65, 81):
+            x = noise(tokens, 512)
+            assert is_near(packed.multiply_packed(x, weight), x.double() @ plain.T)
+
+    assert read == [64, 64, 65]
 
 
 @pytest.mark.parametrize("format", often(1, ROWS), ids=str)
