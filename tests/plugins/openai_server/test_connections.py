@@ -99,7 +99,9 @@ def test_a_wish_for_a_tunnel_is_refused(server: Served) -> None:
 @pytest.mark.feature("W10")
 @pytest.mark.full
 def test_a_client_that_does_not_read_a_whole_answer_is_dropped() -> None:
-    with serve("--unread-timeout", "0.5", script={"interval": 0.001}) as server:
+    with serve(
+        "--unread-timeout", "0.5", "--allowed-hosts", "x", script={"interval": 0.001}
+    ) as server:
         (token,) = server.post("/tokenize", {"prompt": " there"}).json["tokens"]
         data = json.dumps({"tokens": [token] * 2_000_000}).encode()  # 12 MB: sockets hold less
         request = head("connection: close", length=len(data)).replace(TEXT.encode(), b"/detokenize")
