@@ -334,6 +334,14 @@ def test_a_window_without_a_width_is_refused_where_transformers_asks_for_it(tmp_
         read_model(tmp_path)
 
 
+def test_an_older_name_of_a_layer_is_refused_where_it_names_a_rope_table(tmp_path: Path) -> None:
+    types = {"layer_types": ["attention", "full_attention"], "num_hidden_layers": 2}
+    hf = Case("gemma4_text", types).hf
+    assert_parity_or_refusal(tmp_path, hf, has_head=False, chunk=None)
+    with pytest.raises(ModelError, match="layer_types: expected"):
+        read_model(tmp_path)
+
+
 @pytest.mark.parametrize("scaling", [None, {}, {"rope_type": "linear", "factor": 2.0}])
 def test_older_scaling_is_refused_beside_a_table_for_each_kind_of_layer(
     scaling: dict[str, Any] | None, tmp_path: Path

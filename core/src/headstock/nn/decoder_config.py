@@ -327,12 +327,17 @@ def read_cap(hf: Json, name: str) -> float:
     return 0.0 if hf.get(name) is None else read_number(hf, name)
 
 
-def read_layer_types(hf: Json, served: Sequence[str] = LAYER_TYPES) -> list[str] | None:
-    """Each layer's type as `layer_types` has it; None where the field is absent or null."""
+def read_layer_types(
+    hf: Json, served: Sequence[str] = LAYER_TYPES, *, renamed: Mapping[str, str] = _RENAMED_TYPES
+) -> list[str] | None:
+    """Each layer's type as `layer_types` has it; None where the field is absent or null.
+
+    renamed: names of earlier releases and those of today
+    """
     types = hf.get("layer_types")
     if types is None:
         return None
-    count, allowed = read_layer_count(hf), (*served, *_RENAMED_TYPES)
+    count, allowed = read_layer_count(hf), (*served, *renamed)
     if (
         not isinstance(types, list)
         or len(types) != count
@@ -341,7 +346,7 @@ def read_layer_types(hf: Json, served: Sequence[str] = LAYER_TYPES) -> list[str]
         raise ValueError(
             f"layer_types: expected {count} entries out of {', '.join(served)}, got {quoted(types)}"
         )
-    return [_RENAMED_TYPES.get(name, name) for name in types]
+    return [renamed.get(name, name) for name in types]
 
 
 def windows_by_type(types: Sequence[str], window: int | None) -> list[int | None]:

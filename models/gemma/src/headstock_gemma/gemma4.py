@@ -109,7 +109,8 @@ class Gemma4:
                 "use_bidirectional_attention: expected null or 'vision', got "
                 f"{quoted(hf['use_bidirectional_attention'])}"
             )
-        types = read_layer_types(hf) or [
+        # Each name has a rope table of its own.
+        types = read_layer_types(hf, renamed={}) or [
             KINDS[bool((index + 1) % PATTERN)] for index in range(read_layer_count(hf))
         ]
         # transformers replaces any other type of the last layer.
