@@ -55,7 +55,7 @@ class Sink:
 def wait_until_asleep(engine: Engine) -> None:
     """Wait until the scheduler has asked for a wait."""
     for _ in range(int(SECONDS * 100)):
-        if engine.state.next_ask and engine.state.waiting and not engine.inbox:
+        if engine.state.next_ask and engine.state.waiting and not engine.arrivals.queue:
             return
         threading.Event().wait(0.01)
     raise AssertionError("the scheduler was not asked")

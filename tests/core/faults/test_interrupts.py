@@ -74,7 +74,7 @@ def left_behind(llm: LLM) -> dict[str, Any]:
         engine = llm._session.engine
         remaining = {"work": engine.has_work, "sinks": dict(llm._session.loop.sinks),
         "accounts": dict(engine.output_tracker.requests),
-                "asked": dict(engine.queued_requests)}  # fmt: skip
+                "asked": dict(engine.arrivals.requests)}  # fmt: skip
         if not any(remaining.values()) or time.monotonic() > deadline:
             return {name: what for name, what in remaining.items() if what}
         time.sleep(0.001)

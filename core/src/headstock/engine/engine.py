@@ -16,6 +16,7 @@ from attrs import evolve
 from headstock.callbacks import ProgressCallback
 from headstock.config import EngineConfig
 from headstock.debug.canary import Canary
+from headstock.engine.arrivals import Arrivals
 from headstock.engine.draft_model import open_draft_model
 from headstock.engine.drafting import Drafting, make_drafting
 from headstock.engine.failure_texts import (
@@ -27,14 +28,12 @@ from headstock.engine.in_flight import InFlightStep
 from headstock.engine.late_planning import LatePlanner
 from headstock.engine.output_tracker import OutputTracker
 from headstock.engine.pacing import make_pacer
-from headstock.engine.page_demand import PageDemand
 from headstock.engine.planning import RecordedPlanning
 from headstock.engine.preparation import make_preparation
 from headstock.engine.stall_check import StallCheck
 from headstock.engine.stats import EngineStats, collect_stats
 from headstock.engine.step_clock import StepClock
 from headstock.engine.step_events import make_step_events
-from headstock.engine.tracked_request import TrackedRequest
 from headstock.errors import (
     PLUGIN_FAILURES,
     CapacityError,
@@ -48,7 +47,6 @@ from headstock.outputs import Update
 from headstock.record import Recorder, make_header, reserve_file
 from headstock.scheduler import (
     Aborted,
-    Arrived,
     Cleared,
     Clock,
     Event,
@@ -130,11 +128,8 @@ class Engine:
         header = make_header(self.config, self.limits)
         self.recorder = Recorder(header, self.limits, config.record, prompts=config.record_prompts)
         self.planning = RecordedPlanning(self.recorder, self.names)
-        self.inbox: deque[TrackedRequest | Event] = deque()
-        # Not yet known to the output tracker: the next step takes them out of the inbox.
-        self.queued_requests: dict[str, TrackedRequest] = {}
-        self.num_queued = 0
-        self.page_demand = PageDemand(self.limits)
+        counts_pages = self.config.on_pressure == "reject"
+        self.arrivals = Arrivals(self.limits, counts_pages=counts_pages)
         self.plan: Plan | None = None
         self.new_rows: dict[int, RequestState | None] = {}
         self.in_flight: deque[InFlightStep] = deque()
@@ -166,7 +161,9 @@ class Engine:
     def has_work(self) -> bool:
         """Whether a step would have anything to do."""
         # A step in flight is the usual case, and the cheapest to see.
-        return bool(self.in_flight or self.inbox or self.state.num_running or self.state.waiting)
+        if self.in_flight or self.arrivals.queue:
+            return True
+        return bool(self.state.num_running or self.state.waiting)
 
     def submit(self, request: Request, *, stream_tokens: bool = True) -> None:
         """Check a request and queue it.
@@ -188,17 +185,11 @@ class Engine:
         """
         request = self.preparation.prepare(request)
         followed = self.preparation.start_grammar(request)
-        pages = self.limits.pages_by_group(len(request.prompt))
-        self.num_queued += 1
-        tracked = TrackedRequest(
-            request, stream_tokens, pages, time.monotonic(), self.num_queued, followed=followed
-        )
-        self.queued_requests[request.id] = tracked
-        self.inbox.append(tracked)
+        self.arrivals.add_request(request, followed, stream_tokens=stream_tokens)
 
     def check_request(self, request: Request) -> None:
         """Raise RequestError when this engine cannot take the request now, or ever."""
-        if request.id in self.queued_requests or self.output_tracker.has_request(request.id):
+        if request.id in self.arrivals.requests or self.output_tracker.has_request(request.id):
             raise RequestError(
                 f"request id {shorten(request.id)} is in use; choose another", "request_id"
             )
@@ -222,12 +213,11 @@ class Engine:
 
         It is kept up to date under `--on-pressure reject` alone.
         """
-        # The engine's thread may count a queued request at any moment: the queue is read first.
-        return self.page_demand.find_pressure(list(self.queued_requests.values()))
+        return self.arrivals.pressure
 
     def abort(self, id: str) -> None:
         """End a request; unknown ids are ignored."""
-        self.inbox.append(Aborted(id))
+        self.arrivals.add(Aborted(id))
 
     def reset_prefix_cache(self) -> None:
         """Free the pages that only the prefix index holds, before later requests are admitted.
@@ -235,7 +225,7 @@ class Engine:
         The peak of held pages starts again at 0.
         """
         self.output_tracker.peak_held_pages = 0
-        self.inbox.append(Cleared())
+        self.arrivals.add(Cleared())
 
     def step(self, deliver: Deliver | None = None) -> tuple[Update, ...]:
         """Launch the last plan, collect a finished step, and plan the next one.
@@ -264,10 +254,7 @@ class Engine:
             updates = ()
         # Finished requests are reported after the next step is planned. New arrivals cannot be
         # admitted before requests that already wait.
-        has_aborts = bool(self.inbox) and any(
-            isinstance(entry, Aborted) for entry in tuple(self.inbox)
-        )
-        has_news = bool(updates or state.ended or has_aborts)
+        has_news = bool(updates or state.ended or self.arrivals.has_aborts)
         running = self.in_flight[0] if self.in_flight else None
         self.late_planner.wait(
             running.plan if running is not None and running.pending is not None else None,
@@ -275,7 +262,7 @@ class Engine:
         )
         # After the results: a request that its last token ends has ended, even if an abort is
         # queued.
-        later, arrived = self._empty_inbox()
+        later, arrived = self.arrivals.take(self.output_tracker)
         later += self.pacer.make_events(
             state,
             has_arrivals=bool(arrived),
@@ -295,7 +282,7 @@ class Engine:
             # At no other time does an admission id lose its request.
             if state.ended or self.new_rows:
                 self._end_drafted_rows(self.drafting)
-        self._drop_arrived(arrived)
+        self.arrivals.count(state, self.output_tracker, arrived)
         if self.canary is not None:
             self.canary.set_free_pages(next_plan, state)
         is_idle = not (results or later or self.in_flight or len(next_plan.rows))
@@ -337,30 +324,6 @@ class Engine:
         except PluginBroken as error:
             raise self._explain(str(error)) from error
         return events, collected.explain(events, self.preparation.explain_failure)
-
-    def _empty_inbox(self) -> tuple[list[Event], list[TrackedRequest]]:
-        """Take everything out of the inbox; return its events and the requests that arrived."""
-        events: list[Event] = []
-        arrived: list[TrackedRequest] = []
-        while self.inbox:
-            entry = self.inbox.popleft()
-            if isinstance(entry, TrackedRequest):
-                self.output_tracker.add_request(entry)
-                arrived.append(entry)
-                entry = Arrived(entry.request)
-            elif isinstance(entry, Aborted):
-                # An interrupt inside `enqueue` may leave an entry whose request never arrives.
-                self.queued_requests.pop(entry.id, None)
-            events.append(entry)
-        return events, arrived
-
-    def _drop_arrived(self, arrived: Sequence[TrackedRequest]) -> None:
-        """Take requests that arrived out of the queue, and count the pages that they wait for."""
-        if self.config.on_pressure == "reject":
-            self.page_demand.count(self.state, self.output_tracker, arrived)
-        # After the count: a reader in between counts a request once, by its number.
-        for tracked in arrived:
-            self.queued_requests.pop(tracked.request.id, None)
 
     def _check_idle(self) -> None:
         """Raise an error when an idle engine still holds rows or pages, which would leak.
@@ -426,7 +389,7 @@ class Engine:
 
     def final_updates(self) -> list[Update]:
         """End every live request with reason "abort", after the last step."""
-        self._empty_inbox()
+        self.arrivals.take(self.output_tracker)
         return self.output_tracker.make_final_updates(self.state)
 
     def stats(self) -> EngineStats:

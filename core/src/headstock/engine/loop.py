@@ -254,6 +254,6 @@ def _close_at_exit(ref: weakref.ref[Loop], process_id: int) -> None:
 
 def _measure_wait(engine: Engine) -> float:
     """Seconds until the scheduler wants to be asked again; 0 where a step has something to do."""
-    if engine.inbox or engine.in_flight or engine.plan is None or len(engine.plan.rows):
+    if engine.arrivals.queue or engine.in_flight or engine.plan is None or len(engine.plan.rows):
         return 0.0
     return engine.start_time + engine.state.next_ask / 1000 - time.monotonic()
