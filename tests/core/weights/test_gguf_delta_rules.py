@@ -150,6 +150,7 @@ def read_drafts(directory: Path) -> dict[str, torch.Tensor]:
         ({"ssm.dt_b_c_rms": 1}, r"qwen35.ssm.dt_b_c_rms is a setting that is not read"),
         ({"rope.dimension_sections": [4, 2, 1, 1]}, r"expected three numbers and 0, got \[4, 2"),
         ({"nextn_predict_layers": 3}, r"expected less than 3 layers, got 3"),
+        ({"nextn_predict_layers": 1}, r"expected 0, as blk.2 has no nextn.eh_proj, got 1"),
     ],
 )
 def test_what_makes_no_delta_rules_is_refused(
@@ -176,7 +177,16 @@ def test_maps_of_an_older_converter_are_read_and_two_of_one_place_are_refused(
 
 
 @pytest.mark.feature("R10")
-def test_sizes_of_other_tensors_are_refused(tmp_path: Path) -> None:
-    directory = resolve_directory(str(make(tmp_path, DENSE, **{"ssm.conv_kernel": 3})))
-    with pytest.raises(ModelError, match=r"conv1d"):
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"ssm.conv_kernel": 3}, r"conv1d"),
+        ({"block_count": 2}, r"unexpected model\.layers\.2\."),
+    ],
+)
+def test_tensors_of_other_sizes_and_layers_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    directory = resolve_directory(str(make(tmp_path, DENSE, **changes)))
+    with pytest.raises(ModelError, match=message):
         load_rank(directory)

@@ -254,7 +254,7 @@ def _find_published_name(name: str, config: Mapping[str, Any], architecture: Arc
     if index == first_draft and stem in architecture.draft_names:
         return f"{architecture.draft_names[stem]}.{end}"
     prefix = f"model.layers.{index}."
-    if index >= first_draft and architecture.draft_names:
+    if 0 <= index - first_draft < config.get("mtp_num_hidden_layers", 0):
         prefix = f"mtp.layers.{index - first_draft}."
     if part in names:
         return prefix + names[part]

@@ -51,6 +51,13 @@ def translate_delta_rules(
     drafts = metadata.find_count(f"{name}.{_DRAFTS}") or 0
     if drafts >= layers:
         raise HeaderError(f"{name}.{_DRAFTS}: expected less than {layers} layers, got {drafts}")
+    first = f"blk.{layers - drafts}"
+    # Some files leave such layers out and count them. A layer of the decoder must not pass for one.
+    is_there = any(each.startswith(f"{first}.") for each in header.tensors)
+    if drafts and is_there and f"{first}.nextn.eh_proj.weight" not in header.tensors:
+        raise HeaderError(
+            f"{name}.{_DRAFTS}: expected 0, as {first} has no nextn.eh_proj, got {drafts}"
+        )
     found |= {"num_hidden_layers": layers - drafts, "mtp_num_hidden_layers": drafts}
     found["linear_value_head_dim"] = width // heads
     found["layer_types"] = [

@@ -35,7 +35,7 @@ from headstock.weights.gguf.tokenizer import translate_tokenizer
 FOLDER = "~/.cache/headstock/gguf"
 """Where the folders lie; each may be removed at any time."""
 
-_VERSION = 4
+_VERSION = 5
 """Raised whenever a file would be translated in another way."""
 
 _MAX_FACTORS = 1 << 16
