@@ -222,7 +222,8 @@ def test_rows_that_began_in_different_steps_get_drafts_together(folders: dict[st
     params = SamplingParams(temperature=0.0, max_tokens=21, ignore_eos=True)
     prompts = [{"prompt_token_ids": list(range(start, start + 9))} for start in (3, 40)]
     with LLM(str(folders["qwen"]), **draft, **sizes) as llm:
-        engine = llm._session.engine
+        engine: Any = llm._session.engine
+        assert engine.limits.overlap and not engine.summary.overlap
         before = engine.stats().executed_steps
         llm.generate(prompts, params)
         steps = engine.stats().executed_steps - before

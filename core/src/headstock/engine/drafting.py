@@ -129,7 +129,6 @@ class Drafting:
 
     name: of the proposer, for errors
     by_model: as in `ProposerSpec`
-    drafts_all: whether nearly every row gets drafts, as from a model
     asked_ids: the admission ids that the proposer was asked about and that have not ended
     max_step_tokens: drafts never make a step of more tokens, with one for each running row
     """
@@ -141,7 +140,6 @@ class Drafting:
     max_step_tokens: int
     tracker: OutputTracker
     by_model: bool = False
-    drafts_all: bool = False
     counts: DraftCounts = field(factory=DraftCounts)
     asked_ids: set[int] = field(factory=set)
 
@@ -340,7 +338,6 @@ def make_drafting(parts: EngineBuild, tracker: OutputTracker) -> Drafting | None
         STEP_TOKENS[parts.env.device],
         tracker,
         selected.spec.by_model,
-        selected.spec.by_model or selected.spec.takes_model,
     )
 
 

@@ -113,8 +113,7 @@ class Engine:
         self.drafting = make_drafting(parts, tracker)
         # Rows that get drafts wait for their own step. Planned beside one another, those that began
         # in different steps would take turns, and each turn reads all weights.
-        drafts_all = self.drafting is not None and self.drafting.drafts_all
-        self.plans_ahead = self.limits.overlap and not drafts_all
+        self.plans_ahead = self.limits.overlap and not parts.parts.drafts_all
         try:
             with blame_plugins(self.names):
                 self.state = initial_state(self.limits)

@@ -93,6 +93,12 @@ class SelectedPlugins:
         return self.proposer is not None and self.proposer.spec.by_model
 
     @property
+    def drafts_all(self) -> bool:
+        """Whether nearly every row gets drafts, as from a model: then no steps overlap."""
+        spec = None if self.proposer is None else self.proposer.spec
+        return spec is not None and (spec.by_model or spec.takes_model)
+
+    @property
     def specs(self) -> tuple[PluginSpec, ...]:
         """What the plugins say of themselves."""
         return (

@@ -116,7 +116,7 @@ def summarize_engine(build: EngineBuild) -> EngineSummary:
         kv_tokens=build.memory.kv_tokens,
         max_seq_len=build.limits.max_len,
         max_running_requests=build.limits.max_rows,
-        overlap=build.limits.overlap,
+        overlap=build.limits.overlap and not build.parts.drafts_all,
         prompt_graphs=build.graph_sizes.tokens,
         table=(*_list_weights(build), *build.terms.table, *_list_operations(build)),
         memory=tuple(build.memory.lines()),
