@@ -34,12 +34,14 @@ FORMATS = (
 ROWS = (1, 2, 8, 17, 33, 64, 65, 300)
 
 
-def draw(format: WeightFormat, outs: int, dtype: torch.dtype) -> tuple[Weight, Tensor]:
+def draw(format: WeightFormat, outs: int, width: int, dtype: torch.dtype) -> tuple[Weight, Tensor]:
     """A prepared map with a bias, and its numbers in float32."""
     from headstock_triton.packed import prepare_map
 
     noise = torch.Generator("cuda").manual_seed(1)
-    plain = torch.randn(outs, 1024, generator=noise, device="cuda") / 32
+    plain = torch.randn(outs, width, generator=noise, device="cuda") / width**0.5
+    if format.group == (1, 1024):
+        format = evolve(format, group=(1, width))
     stored = pack(plain.to(dtype), format)
     dequantize_(stored, plain)
     bias = torch.randn(outs, generator=noise, device="cuda").to(dtype)
@@ -54,10 +56,10 @@ def pack(plain: Tensor, format: WeightFormat) -> Weight:
 
 @pytest.mark.feature("V4")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("outs", [1024, 9216])
+@pytest.mark.parametrize(("outs", "width"), [(1024, 1024), (9216, 1024), (1152, 1280)])
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_products_are_those_of_the_dequantized_weights(
-    format: WeightFormat, outs: int, dtype: torch.dtype
+    format: WeightFormat, outs: int, width: int, dtype: torch.dtype
 ) -> None:
     from headstock_triton.packed import (
         is_exact,
@@ -66,10 +68,10 @@ def test_products_are_those_of_the_dequantized_weights(
         multiply_packed_gated,
     )
 
-    weight, plain = draw(format, outs, dtype)
+    weight, plain = draw(format, outs, width, dtype)
     assert weight.bias is not None
     for rows in ROWS:
-        x = torch.randn(rows, 1024, device="cuda").to(dtype)
+        x = torch.randn(rows, width, device="cuda").to(dtype)
         exact = x.float() @ plain.T + weight.bias.float()
         off = 0.05 if is_quantized(x, weight) and not is_exact(x) else 0.004
         found = multiply_packed(x, weight)

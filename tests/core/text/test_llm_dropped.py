@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -108,7 +109,7 @@ class SlowEngine:
     """Counts how often it is closed, and when; its step waits for `go`."""
 
     has_work = True
-    inbox = ("an abort",)
+    arrivals = SimpleNamespace(queue=("an abort",))
 
     def __init__(self) -> None:
         self.go, self.closed_by = threading.Event(), list[str]()
