@@ -149,6 +149,9 @@ def read_drafts(directory: Path) -> dict[str, torch.Tensor]:
         ({"ssm.state_size": 40}, r"ssm_conv1d.weight is \[84, 4\] in F32, which its heads cannot"),
         ({"ssm.dt_b_c_rms": 1}, r"qwen35.ssm.dt_b_c_rms is a setting that is not read"),
         ({"rope.dimension_sections": [4, 2, 1, 1]}, r"expected three numbers and 0, got \[4, 2"),
+        ({"rope.dimension_count": 0}, r"rope.dimension_count: expected .* above 0, .*got 0"),
+        ({"attention.key_length": 0}, r"key_length: expected .* above 0, .*got 0"),
+        ({"rope.freq_base": 0.0}, r"rope.freq_base: expected a number above 0, got 0"),
         ({"nextn_predict_layers": 3}, r"expected less than 3 layers, got 3"),
         ({"nextn_predict_layers": 1}, r"expected 0, as blk.2 has no nextn.eh_proj, got 1"),
     ],
@@ -190,3 +193,12 @@ def test_tensors_of_other_sizes_and_layers_are_refused(
     directory = resolve_directory(str(make(tmp_path, DENSE, **changes)))
     with pytest.raises(ModelError, match=message):
         load_rank(directory)
+
+
+@pytest.mark.feature("R10")
+def test_rates_that_would_grow_are_refused(tmp_path: Path) -> None:
+    file = make(tmp_path, DENSE)
+    tensors = pytest.importorskip("gguf").GGUFReader(file, "r+").tensors
+    next(each for each in tensors if each.name.endswith("ssm_a")).data[0] = 0.5
+    with pytest.raises(ModelError, match=r"ssm_a: expected rates .* below 0, got 0\.5"):
+        load_rank(resolve_directory(str(file)))

@@ -84,13 +84,13 @@ def translate_config(
         raise HeaderError(
             f"{name}.block_count is {layers}, and the file has {len(header.tensors)} tensors"
         )
-    head_dim = metadata.find_count(f"{name}.attention.key_length") or counts["hidden_size"] // heads
+    head_dim = metadata.find_size(f"{name}.attention.key_length") or counts["hidden_size"] // heads
     values_dim = metadata.find_count(f"{name}.attention.value_length")
     if values_dim not in (None, head_dim):
         raise HeaderError(
             f"{name}.attention.value_length: expected {head_dim}, as of keys, got {values_dim}"
         )
-    rope_dim = metadata.find_count(f"{name}.rope.dimension_count") or head_dim
+    rope_dim = metadata.find_size(f"{name}.rope.dimension_count") or head_dim
     if rope_dim != head_dim and not architecture.turns_part:
         raise HeaderError(
             f"{name}.rope.dimension_count: expected {head_dim}, a whole head, got {rope_dim}"
@@ -101,7 +101,7 @@ def translate_config(
         "architectures": [architecture.family],
         "model_type": architecture.model_type,
         **counts,
-        "num_key_value_heads": metadata.find_count(f"{name}.attention.head_count_kv") or heads,
+        "num_key_value_heads": metadata.find_size(f"{name}.attention.head_count_kv") or heads,
         "head_dim": head_dim,
         "rms_norm_eps": metadata.read_number(f"{name}.attention.layer_norm_rms_epsilon"),
         "vocab_size": embeddings.shape[0],

@@ -62,6 +62,13 @@ class Metadata:
             raise _make_error(key, "a whole number, not below 0, for all layers", value)
         return value
 
+    def find_size(self, key: str) -> int | None:
+        """A whole number above 0."""
+        count = self.find_count(key)
+        if count == 0:
+            raise _make_error(key, "a whole number above 0", count)
+        return count
+
     def find_texts(self, key: str) -> Sequence[str] | None:
         """A list of texts."""
         value = self.values.get(key)
@@ -91,10 +98,7 @@ class Metadata:
 
     def read_count(self, key: str) -> int:
         """A whole number above 0 that must be there."""
-        count = _require(key, self.find_count(key))
-        if count == 0:
-            raise _make_error(key, "a whole number above 0", count)
-        return count
+        return _require(key, self.find_size(key))
 
 
 def _round_single(number: float) -> float:

@@ -40,7 +40,10 @@ def translate_ropes(
     has_lists: whether texts longer than those of the training have a list of their own
     raises: HeaderError
     """
-    base = metadata.find_number(f"{name}.rope.freq_base") or _DEFAULT_BASE
+    base = metadata.find_number(f"{name}.rope.freq_base")
+    base = _DEFAULT_BASE if base is None else base
+    if not base > 0:
+        raise HeaderError(f"{name}.rope.freq_base: expected a number above 0, got {base}")
     kind = metadata.find_text(f"{name}.rope.scaling.type") or "none"
     factor = metadata.find_number(f"{name}.rope.scaling.factor")
     original = metadata.find_count(f"{name}.rope.scaling.original_context_length")

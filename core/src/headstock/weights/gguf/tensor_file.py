@@ -98,6 +98,11 @@ class GgufFile:
             if stored.offset:
                 numbers = numbers + stored.offset
             if stored.is_rate:
+                if bool((numbers > 0).any()):
+                    raise ModelError(
+                        "ssm_a: expected rates of decay, which are below 0, got "
+                        f"{float(numbers.max()):g}; convert the checkpoint again"
+                    )
                 numbers = numbers.float().neg().log()
             if places is None:
                 part.copy_(numbers[:, begin[1] : end])
