@@ -183,6 +183,7 @@ def serve_vllm(settings: dict[str, Any], answers: TextIO) -> None:
         "enable_prefix_caching": True,
         "max_num_seqs": 256,
         "disable_log_stats": True,
+        **settings.get("arguments", {}),
     }
     if settings["is_streamed"]:
         asyncio.run(_stream_vllm(arguments, answers))

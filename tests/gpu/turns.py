@@ -5,7 +5,8 @@
 
 Each `--ours` is headstock under settings of its own, as JSON; with a `site` among them it is the
 headstock of that folder. `--vllm` is a folder with vLLM, which starts first and takes the share
-`--memory` of the GPU. Weights are random. A workload is one of
+`--memory` of the GPU; `--vllm-arguments` are further ones of its engine, as JSON. Weights are
+random. A workload is one of
 `headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
 token handed to its caller; `shared:COUNT:PREFIX:OWN:ANSWER`: so many whole answers at once, to
 prompts with PREFIX tokens in common and OWN of their own; or
@@ -194,6 +195,7 @@ def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--ours", action="append", default=[], type=json.loads, metavar="JSON")
     parser.add_argument("--vllm", metavar="SITE")
+    parser.add_argument("--vllm-arguments", type=json.loads, default={}, metavar="JSON")
     parser.add_argument("--memory", type=float, default=0.45)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--max-seq-len", type=int, default=5120)
@@ -221,7 +223,9 @@ def main(words: Sequence[str] | None = None) -> None:
         entries: list[tuple[dict[str, Any], str, dict[str, Any]]] = []
         if asked.vllm:
             about = common | {"engine": "vLLM", "gpu_memory_utilization": asked.memory}
+            about["settings"] = asked.vllm_arguments
             theirs = {"site": asked.vllm, "memory": asked.memory}
+            theirs["arguments"] = asked.vllm_arguments
             theirs["is_streamed"] = isinstance(asked.works[0][0], LatencyWorkload)
             entries.append((about, "vllm", longest | theirs))
         for settings in asked.ours or [{}]:
