@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from attrs import evolve
-from families import Case, load_paged
+from families import NEW, Case, load_paged
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from load_rank import load_rank
@@ -76,6 +77,9 @@ def test_maps_alone_are_packed() -> None:
     for kind in KINDS:
         for role in set(Role) - {Role.LINEAR}:
             assert choose_format(kind, make_spec(64, 128, role=role)) is None
+        experts = choose_format(kind, make_spec(3, 64, 128, role=Role.EXPERTS))
+        assert experts == choose_format(kind, make_spec(64, 128)) is not None
+        assert choose_format(kind, make_spec(3, 64, 128)) is None
         tied = ParamSpec(shape=(8, 128), roles=frozenset({Role.EMBEDDING, Role.HEAD}))
         assert choose_format(kind, tied) is None
     assert choose_format(WeightKind.INT4, make_spec(8, 100)) is None
@@ -136,6 +140,13 @@ class KeptExperts(TorchOps):
         return spec.roles == {Role.EXPERTS}
 
 
+class KeptMaps(TorchOps):
+    """Everything stays packed."""
+
+    def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
+        return True
+
+
 @pytest.mark.parametrize(
     "scheme", ["ct w4a16 zeros", "ct mxfp4", "ct nvfp4", "gptq", "gptq zeros", "awq", "gptq order"]
 )
@@ -158,6 +169,65 @@ def test_experts_of_4_bits_stay_packed_with_the_same_numbers(
         assert (weight.format is None) is (scheme == "gptq order"), name
         numbers = weight.tensor if weight.format is None else restore(weight, wanted.shape)
         torch.testing.assert_close(numbers, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
+def test_experts_are_packed_where_operations_take_them(kind: WeightKind, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "moe_intermediate_size": 64, "num_attention_heads": 4}
+    write(tmp_path, shape("qwen3_moe", **sizes, head_dim=32, num_key_value_heads=2))
+
+    plain = load_rank(tmp_path, quant=kind)
+    kept = load_rank(tmp_path, ops=KeptExperts(), quant=kind)
+
+    for name, weight in kept.items():
+        if "experts" not in name:
+            assert weight.format is None
+            continue
+        assert weight.format is not None and weight.format.kind is kind
+        wanted = plain[name].tensor
+        for found, each in zip(restore(weight, wanted.shape), wanted, strict=True):
+            alone = restore(quantize(each, weight.format), each.shape)
+            assert torch.equal(found, alone)
+
+
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("scheme", ["ct fp8 channel", "ct int8", "ct w4a16 zeros", "gptq", "awq"])
+def test_random_weights_are_packed_as_the_configuration_says(scheme: str, tmp_path: Path) -> None:
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    write(tmp_path, shape("qwen3", **sizes, head_dim=32, num_key_value_heads=2))
+    write_quantized(tmp_path, tmp_path / "packed", SCHEMES[scheme])
+    for file in (tmp_path / "packed").glob("*.safetensors"):
+        file.unlink()
+
+    plain = load_rank(tmp_path / "packed", dummy=True)
+    kept, again = (load_rank(tmp_path / "packed", ops=KeptMaps(), dummy=True) for _ in range(2))
+
+    for name, weight in kept.items():
+        is_map = name.split(".")[-1] in ("qkv", "attn_out", "gate_up", "down")
+        assert (weight.format is not None) is is_map, name
+        assert torch.equal(weight.tensor.float(), again[name].tensor.float())
+        if is_map:
+            numbers = restore(weight, plain[name].tensor.shape)
+            assert 0.015 < numbers.std() < 0.025 and numbers.isfinite().all()
+
+
+@pytest.mark.feature("V4")
+def test_random_experts_are_packed_as_the_configuration_says(tmp_path: Path) -> None:
+    write(tmp_path, Case("gpt_oss", {"hidden_size": 64, "intermediate_size": 64, **NEW}).hf)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+
+    kept = load_rank(tmp_path, ops=KeptMaps(), dummy=True)
+
+    format = WeightFormat(kind=WeightKind.FP4_E2M1, group=(1, 32))
+    assert {name for name, weight in kept.items() if weight.format} == {
+        f"layers.{layer}.experts_{part}" for layer in range(3) for part in ("gate_up", "down")
+    }
+    weight = kept["layers.1.experts_down"]
+    assert weight.format == format and weight.bias is not None
+    assert 0.015 < restore(weight, (*weight.tensor.shape[:2], 64)).std() < 0.03
 
 
 @pytest.mark.parametrize("scheme", STAYS)

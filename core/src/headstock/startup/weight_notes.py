@@ -68,9 +68,7 @@ def describe_weights(
     if types and config.load_format != "dummy":
         text = f"{' and '.join(types)} of GGUF, dequantized to {dtype} at load"
         return text if kind is None else f"{text}, and linear maps quantized to {kind.value}"
-    if reader is None or config.load_format == "dummy":
-        return "" if kind is None else f"linear maps quantized to {kind.value} at load"
-    if not reader.formats:  # keys and values alone are quantized
+    if reader is None or not reader.formats:  # keys and values alone are quantized
         return "" if kind is None else f"linear maps quantized to {kind.value} at load"
     text = f"{reader.summary}, dequantized to {dtype} at load"
     if any(map(takes_format, reader.formats)):

@@ -27,6 +27,7 @@ from headstock.spi import (
 )
 from headstock.weights.quantization import (
     NUMBER_BYTES,
+    QuantReader,
     choose_format,
     quantize,
     read_quantization,
@@ -71,7 +72,7 @@ def load_weights(
     `whole` are the parameters of the whole model where `config` is a shard of it.
     `check_size` gets the bytes that all will take before one is read, and raises if they are too
     many. `on_progress("weights", done, total)` counts bytes. Dummy weights read nothing from
-    `directory`.
+    `directory` but how config.json says that weights are packed.
     `prepare` and `takes_format` are those of the operations that will use the weights; what a
     checkpoint packs in a format that they take stays packed, and with `quant` plain maps are packed
     in such numbers. Parameters are read, transformed
@@ -84,7 +85,7 @@ def load_weights(
     on_progress = on_progress or (lambda stage, bytes_done, total: None)
     with ExitStack() as stack:
         source: Source = (
-            NoiseSource()
+            NoiseSource(_find_packing(directory))
             if dummy
             else FileSource(
                 stack.enter_context(_open_checkpoint(directory, whole or specs)),
@@ -119,6 +120,11 @@ def load_weights(
 def _open_checkpoint(directory: Path, specs: Mapping[str, ParamSpec]) -> CheckpointReader:
     """Open a directory's weights, named as the parameters have it.   raises: ModelError"""
     return CheckpointReader.open(directory, read_quantization(directory), specs)
+
+
+def _find_packing(directory: Path) -> QuantReader | None:
+    """Find how a model directory's weights are packed, if it says.   raises: ModelError"""
+    return read_quantization(directory) if (directory / "config.json").is_file() else None
 
 
 def _is_bias(name: str, specs: Mapping[str, ParamSpec]) -> bool:

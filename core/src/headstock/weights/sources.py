@@ -18,9 +18,13 @@ from headstock.logs import LogEvent
 from headstock.spi import ParamSpec, Shard, Weight, WeightFormat
 from headstock.weights.packing import find_format, pack_pieces
 from headstock.weights.pieces import Piece
+from headstock.weights.quantization import (
+    NOISE_STD,
+    QuantReader,
+    choose_noise_format,
+    make_noise,
+)
 from headstock.weights.reader import CheckpointReader, plan_pieces
-
-_DUMMY_STD = 0.02
 
 _CHECKED_NUMBERS = 1 << 20
 """How many numbers are summed at a time to see that all are finite."""
@@ -118,13 +122,17 @@ class FileSource:
             )
 
 
+@frozen
 class NoiseSource:
     """Tensors without a checkpoint: the declared `dummy` value, else normal noise.
 
     The noise depends on the parameter's name alone.
+
+    packing: how the configuration says that a checkpoint would be packed; None for plain numbers
     """
 
-    remarks = ()
+    packing: QuantReader | None = None
+    remarks: tuple[LogEvent, ...] = ()
 
     def count_bytes(self, name: str, spec: ParamSpec, dtype: torch.dtype) -> int:
         return math.prod(spec.shape) * dtype.itemsize
@@ -133,16 +141,23 @@ class NoiseSource:
         if spec.dummy is not None:
             out.fill_(spec.dummy)
             return
-        # By name, so that another layer or order changes no other parameter; crc32, since hash()
-        # of a text differs from process to process.
-        generator = torch.Generator(out.device).manual_seed(zlib.crc32(name.encode()))
-        out.normal_(0.0, _DUMMY_STD, generator=generator)
+        out.normal_(0.0, NOISE_STD, generator=_seed(name, out.device))
 
     def check(self, name: str, tensor: Tensor) -> None:
         """Noise is finite."""
 
-    def find_packed(self, name: str, spec: ParamSpec) -> None:
-        """Noise is plain."""
+    def find_packed(self, name: str, spec: ParamSpec) -> Packed | None:
+        format = None if self.packing is None else choose_noise_format(spec, self.packing)
+        if format is None:
+            return None
+        return Packed(format, lambda device: make_noise(spec.shape, format, _seed(name, device)))
+
+
+def _seed(name: str, device: torch.device) -> torch.Generator:
+    """The generator of a parameter's noise."""
+    # By name, so that another layer or order changes no other parameter; crc32, since hash() of a
+    # text differs from process to process.
+    return torch.Generator(device).manual_seed(zlib.crc32(name.encode()))
 
 
 def is_finite(tensor: Tensor) -> bool:

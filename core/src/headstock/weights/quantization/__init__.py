@@ -10,6 +10,7 @@ from headstock.weights.quantization.methods import (
     find_quant_reader,
     read_quantization,
 )
+from headstock.weights.quantization.noise import NOISE_STD, choose_noise_format, make_noise
 from headstock.weights.quantization.quantize import choose_format, quantize
 from headstock.weights.quantization.reader import (
     KEY_SCALES,
@@ -22,15 +23,18 @@ from headstock.weights.quantization.reader import (
 __all__ = [
     "KEY_SCALES",
     "KEY_VALUE_SCALES",
+    "NOISE_STD",
     "NUMBER_BYTES",
     "QUANTIZATION_FIELDS",
     "VALUE_SCALES",
     "PackedTensor",
     "QuantReader",
     "choose_format",
+    "choose_noise_format",
     "dequantize_",
     "drop_quantization",
     "find_quant_reader",
+    "make_noise",
     "quantize",
     "read_quantization",
 ]

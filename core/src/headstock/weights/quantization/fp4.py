@@ -43,6 +43,7 @@ class Mxfp4Reader(QuantReader):
     plain_modules: tuple[str, ...]
     ignored_fields: tuple[str, ...]
     summary = "MXFP4"
+    packs_experts_alone = True
 
     @property
     def formats(self) -> tuple[WeightFormat, ...]:

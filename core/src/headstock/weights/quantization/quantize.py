@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -22,14 +20,17 @@ by 6.8e-4.
 """
 
 _NUMBERS_AT_ONCE = 1 << 20
+# Each part is hundreds of launches, so that small parts of experts would take minutes.
+_NUMBERS_AT_ONCE_ON_DEVICES = 1 << 25
 
 
 def choose_format(kind: WeightKind, spec: ParamSpec) -> WeightFormat | None:
     """Choose how a parameter is packed in these numbers; None for one that stays plain.
 
-    Linear maps alone are packed: embeddings, output matrices and routers lose by it.
+    Linear maps and experts alone are packed: embeddings, output matrices and routers lose by it.
     """
-    if spec.roles != {Role.LINEAR} or len(spec.shape) != 2:
+    dimensions = {Role.LINEAR: 2, Role.EXPERTS: 3}
+    if [len(spec.shape)] != [dimensions.get(role) for role in spec.roles]:
         return None
     columns = spec.shape[-1]
     if kind is not WeightKind.INT4:
@@ -39,16 +40,21 @@ def choose_format(kind: WeightKind, spec: ParamSpec) -> WeightFormat | None:
 
 
 def quantize(tensor: Tensor, format: WeightFormat) -> Weight:
-    """Pack a matrix, each row or group of columns by itself.
+    """Pack matrices, each row or group of columns by itself.
 
-    tensor: [rows, columns]
+    tensor: [..., rows, columns]
     format: one of `choose_format`
     """
     assert format.group is not None
     pack = _pack_int4 if format.kind is WeightKind.INT4 else _pack_rows
-    step = max(1, _NUMBERS_AT_ONCE // tensor.shape[1])
-    parts = [pack(rows.float(), format) for rows in torch.split(tensor, step)]
-    join: Callable[[str], Tensor] = lambda name: torch.cat([getattr(each, name) for each in parts])  # noqa: E731
+    most = _NUMBERS_AT_ONCE if tensor.device.type == "cpu" else _NUMBERS_AT_ONCE_ON_DEVICES
+    step, stack = max(1, most // tensor.shape[-1]), tensor.shape[:-1]
+    parts = [pack(rows.float(), format) for rows in torch.split(tensor.flatten(0, -2), step)]
+
+    def join(name: str) -> Tensor:
+        joined: Tensor = torch.cat([getattr(each, name) for each in parts])
+        return joined.reshape(*stack, joined.shape[1])
+
     return Weight(
         tensor=join("tensor"),
         scales=join("scales"),

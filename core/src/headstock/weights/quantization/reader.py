@@ -66,11 +66,13 @@ class QuantReader(ABC):
     ignored_fields: fields of the configuration that are not read
     kv_numbers: what the configuration has scales of keys and values for; empty where it says FP8
         with one scale, or nothing
+    packs_experts_alone: whether other matrices are never packed
     """
 
     summary: str
     ignored_fields: tuple[str, ...]
     kv_numbers: str = ""
+    packs_experts_alone: bool = False
 
     @property
     @abstractmethod
