@@ -33,7 +33,10 @@ class DeltaShape:
 
 @frozen(kw_only=True)
 class ModelShape:
-    """The sizes of a Qwen3 model, as in its config.json; of Qwen3.5 where it has delta rules."""
+    """The sizes of a Qwen3 model, as in its config.json; of Qwen3.5 where it has delta rules.
+
+    fields: what config.json has beside these, or instead
+    """
 
     hidden: int
     layers: int
@@ -48,7 +51,41 @@ class ModelShape:
     words: int = 151_643
     max_position: int = 40_960
     rope_theta: float = 1_000_000
+    fields: Mapping[str, Any] = MappingProxyType({})
 
+
+_GPT_OSS = {
+    "architectures": ["GptOssForCausalLM"],
+    "model_type": "gpt_oss",
+    "attention_bias": True,
+    "experts_per_token": 4,
+    "head_dim": 64,
+    "layer_types": ["sliding_attention", "full_attention"] * 12,
+    "num_experts_per_tok": 4,
+    "num_local_experts": 32,
+    "output_router_logits": False,
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": [
+            "model.layers.*.self_attn",
+            "model.layers.*.mlp.router",
+            "model.embed_tokens",
+            "lm_head",
+        ],
+    },
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "original_max_position_embeddings": 4096,
+        "truncate": False,
+    },
+    "router_aux_loss_coef": 0.9,
+    "sliding_window": 128,
+    "swiglu_limit": 7.0,
+}
 
 MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
     {
@@ -109,6 +146,19 @@ MODEL_SHAPES: Mapping[str, ModelShape] = MappingProxyType(
             vocab=248_320,
             words=248_044,
         ),
+        "gpt-oss-20b": ModelShape(
+            hidden=2880,
+            layers=24,
+            heads=64,
+            kv_heads=8,
+            intermediate=2880,
+            tied=False,
+            vocab=201_088,
+            words=199_998,
+            max_position=131_072,
+            rope_theta=150_000,
+            fields=_GPT_OSS,
+        ),
     }
 )
 
@@ -126,7 +176,7 @@ def write_model_directory(shape: ModelShape, folder: Path) -> None:
 
 def make_config(shape: ModelShape) -> dict[str, Any]:
     """The contents of config.json."""
-    dense = {
+    dense: dict[str, Any] = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "attention_bias": False,
@@ -151,7 +201,7 @@ def make_config(shape: ModelShape) -> dict[str, Any]:
     if shape.delta is not None:
         return dense | _make_hybrid_fields(shape.delta, shape.experts)
     if shape.experts is None:
-        return dense
+        return {**dense, **shape.fields}
     return dense | {
         "architectures": ["Qwen3MoeForCausalLM"],
         "model_type": "qwen3_moe",
