@@ -87,6 +87,31 @@ def test_products_are_those_of_the_dequantized_weights(
             assert (found.float() - both).norm() < 0.01 * both.norm(), rows
 
 
+@pytest.mark.feature("V4")
+@pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[3:]], ids=str)
+@pytest.mark.parametrize(("outs", "width"), [(9216, 1024), (1152, 4096), (24576, 5120)])
+def test_a_token_is_normalized_and_added_inside_its_product(
+    outs: int, width: int, format: WeightFormat
+) -> None:
+    """The result is that of the operations one after the other, to a rounding."""
+    from headstock_triton.norm import add_norm
+    from headstock_triton.packed import has_fused, multiply_fused
+
+    weight, _ = draw(format, outs, width, torch.bfloat16)
+    x = torch.randn(1, width, device="cuda").bfloat16() * 3
+    norm = (torch.rand(width, device="cuda") + 0.5).bfloat16()
+    total = torch.randn(1, outs, device="cuda").bfloat16()
+    assert has_fused(x, weight)
+    normed = add_norm(x.clone(), None, norm, 1e-6)
+    for gated in (False, True):
+        apart = multiply_fused(normed, weight, gated=gated).float()
+        found = multiply_fused(x, weight, norm=norm, eps=1e-6, gated=gated).float()
+        assert (found - apart).norm() < 1e-3 * apart.norm()
+    summed = total + multiply_fused(x, weight)
+    assert multiply_fused(x, weight, total=total) is total
+    assert torch.equal(total, summed)
+
+
 SHAPE = Shape(
     hidden=2048, heads=16, kv_heads=8, head_dim=128, intermediate=6144, vocab=1000, layers=2
 )

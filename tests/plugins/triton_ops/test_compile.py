@@ -271,11 +271,40 @@ def test_products_of_words_by_warps(
     assert_in_registers(compiled, "few_words_kernel", tmp_path)
 
 
-@given(outs=st.integers(1, 200_000), units=st.integers(1, 256))
-def test_warps_divide_the_units_of_a_product(outs: int, units: int) -> None:
-    tile = choose_warp_tile(outs, units)
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+def test_products_of_words_with_a_norm_or_a_sum(compiled: Compiled, tmp_path: Path) -> None:
+    format = WeightFormat(kind=WeightKind.INT4, group=(1, 128), has_zeros=True)
+    large, small = (
+        prepare_map(
+            Weight(
+                tensor=torch.zeros(outs, 2048, dtype=torch.uint8),
+                scales=torch.ones(outs, 32),
+                zeros=torch.zeros(outs, 32, dtype=torch.int8),
+                format=format,
+            ),
+            torch.bfloat16,
+        )
+        for outs in (24_576, 4096)
+    )
+    assert isinstance(large, WordMap) and isinstance(small, WordMap)
+    multiply_few_words(tensor(1, 4096), large, norm=tensor(4096), eps=1e-6, gated=True)
+    text = compiled.texts["few_words_kernel"]
+    # The normalized token comes from shared memory, 16 bytes at a time.
+    assert len(re.findall(r"ld\.shared\.v4\.b32", text)) >= 8 and "rsqrt" in text
+    assert_in_registers(compiled, "few_words_kernel", tmp_path)
 
-    assert units % tile.warps == 0 and tile.rows % 16 == 0 and 64 % tile.rows == 0
+    multiply_few_words(tensor(5, 4096), small, total=tensor(5, 4096))
+    assert "rsqrt" not in compiled.texts["few_words_kernel"]
+    assert compiled == ["few_words_kernel"] * 2
+    assert_in_registers(compiled, "few_words_kernel", tmp_path)
+
+
+@given(outs=st.integers(1, 200_000), units=st.integers(1, 256), least=st.sampled_from((1, 2, 4)))
+def test_warps_divide_the_units_of_a_product(outs: int, units: int, least: int) -> None:
+    tile = choose_warp_tile(outs, units * least, least)
+
+    assert units * least % tile.warps == 0 and tile.warps >= least
+    assert tile.rows % 16 == 0 and 64 % tile.rows == 0
 
 
 def assert_in_registers(compiled: Compiled, name: str, folder: Path) -> None:

@@ -39,9 +39,11 @@ from headstock_triton.mixture_ops import MixtureOps
 from headstock_triton.norm import add_norm, embed_norm, quantize_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.packed import (
+    has_fused,
     is_by_row,
     is_exact,
     is_quantized,
+    multiply_fused,
     multiply_left,
     multiply_packed,
     multiply_quantized,
@@ -120,18 +122,18 @@ class TritonOps(MixtureOps):
 
         returns: [tokens, out], or half of it
         """
-        pdl, is_fused = self.overlaps(x.total), self.is_fused(x) and is_by_row(weight)
+        pdl, is_fused = self.overlaps(x.total), self.is_fused(x) and has_fused(x.total, weight)
         if is_fused and x.pending is None:
             x.normed = None
             eps = self.config.norm_eps
-            return small_linear(x.total, weight, norm=norm.tensor, eps=eps, gated=gated, pdl=pdl)
+            return multiply_fused(x.total, weight, norm=norm.tensor, eps=eps, gated=gated, pdl=pdl)
         if not is_fused and is_quantized(x.total, weight):
             product = multiply_quantized(self.quantize_normed(x, norm), weight)
             return fused_silu_and_mul(product, pdl=pdl) if gated else product
         # A term that pends, as one that is to be summed over ranks, is added by a separate norm.
         normed = self.normalize(x, norm)
         if is_fused:
-            return small_linear(normed, weight, gated=gated, pdl=pdl)
+            return multiply_fused(normed, weight, gated=gated, pdl=pdl)
         if not gated:
             return self.linear(normed, weight, batch)
         most, large = self.split_linear, self.large_linear
@@ -164,10 +166,10 @@ class TritonOps(MixtureOps):
         """The stream with `term` times the weight, added or pending.   writes: x"""
         # A term that is to be summed over ranks cannot be added where it is computed.
         can_add_here = self.collectives.count == 1
-        is_fused = self.is_fused(x) and is_by_row(weight)
+        is_fused = self.is_fused(x) and has_fused(term, weight)
         if can_add_here and is_fused and can_add(len(term), term.shape[1], term.device):
             x.settle()
-            small_linear(term, weight, total=x.total, pdl=self.overlaps(term))
+            multiply_fused(term, weight, total=x.total, pdl=self.overlaps(term))
             return x
         is_packed = weight.format is not None
         if weight.bias is None and term.dtype.itemsize == 2:

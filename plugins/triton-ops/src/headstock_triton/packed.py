@@ -32,6 +32,7 @@ from headstock_triton.split_linear import (
 from headstock_triton.word_experts import can_pack, pack_experts
 from headstock_triton.word_linear import multiply_words
 from headstock_triton.word_maps import WordMap, can_pack_map, pack_map, unpack_words
+from headstock_triton.word_registers import count_norm_warps, multiply_few_words, takes_registers
 
 LEAST_CAPABILITY = (9, 0)
 """Of devices for which Triton converts FP8 to bfloat16."""
@@ -41,6 +42,7 @@ MULTIPLE = 16
 """Of what rows, columns and groups of a packed map are a multiple: the least depth of a tile."""
 
 _FOUR_BITS = (WeightKind.INT4, WeightKind.FP4_E2M1)
+
 _MULTIPLIED = frozenset((Role.LINEAR, Role.HEAD, Role.ROUTER))
 
 
@@ -189,6 +191,34 @@ def is_quantized(x: Tensor, weight: Weight) -> bool:
         and is_by_row(weight)
         and can_multiply_rows(x.device)
     )
+
+def has_fused(x: Tensor, weight: Weight) -> bool:
+    """Whether a product with the weight can have the norm before it and the sum after it inside."""
+    if isinstance(weight, WordMap):
+        has_room = count_norm_warps(weight) is not None
+        return len(x) == 1 and has_room and takes_registers(x, weight)
+    return is_by_row(weight)
+
+
+def multiply_fused(
+    x: Tensor,
+    weight: Weight,
+    *,
+    norm: Tensor | None = None,
+    eps: float = 0.0,
+    gated: bool = False,
+    total: Tensor | None = None,
+    pdl: bool = False,
+) -> Tensor:
+    """A product that has its norm and its sum inside: see `small_linear`.
+
+    x: [tokens, in], of which `has_fused` is true
+    writes: total
+    """
+    if isinstance(weight, WordMap):
+        return multiply_few_words(x, weight, norm=norm, eps=eps, gated=gated, total=total, pdl=pdl)
+    return small_linear(x, weight, norm=norm, eps=eps, gated=gated, total=total, pdl=pdl)
+
 
 
 def is_exact(x: Tensor) -> bool:
