@@ -119,7 +119,7 @@ def make_packed(
             if quantizes or not packed.is_quantized(x, ready):
                 return packed.multiply_packed(x, ready)
             if given.get("of") is not x:
-                rows = fp8_rows.quantize_rows(x, exact=packed.is_exact(x))
+                rows = fp8_rows.quantize_rows(x, packed.choose_form(x, ready))
                 given.update(of=x, quantized=rows)
             return packed.multiply_quantized(given["quantized"], ready)
 

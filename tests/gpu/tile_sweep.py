@@ -25,7 +25,7 @@ from gpu.quant_products import CACHE_BYTES, GROUP, Product, time_products
 from headstock.spi import Weight, WeightFormat, WeightKind
 from headstock.weights import quantize
 from headstock_triton.fp8_linear import LEAST_TOKENS, Fp8Map, multiply_exact_rows
-from headstock_triton.fp8_rows import quantize_rows
+from headstock_triton.fp8_rows import RowForm, quantize_rows
 from headstock_triton.packed import prepare_map
 from headstock_triton.split_sums import PartTile
 from headstock_triton.word_linear import multiply_words
@@ -74,7 +74,7 @@ def multiply(x: torch.Tensor, weight: Weight, tile: PartTile, gated: bool) -> to
     if isinstance(weight, WordMap):
         return multiply_words(x, weight, gated=gated, tile=tile)
     assert isinstance(weight, Fp8Map), "prepared otherwise"
-    return multiply_exact_rows(quantize_rows(x, exact=True), weight, tile=tile)
+    return multiply_exact_rows(quantize_rows(x, RowForm.EXACT), weight, tile=tile)
 
 
 def find_steps(weight: Weight) -> int:

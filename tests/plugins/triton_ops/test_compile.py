@@ -43,6 +43,7 @@ from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles, apply_delta_rule_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
 from headstock_triton.few_linear import multiply_few
+from headstock_triton.fp8_rows import RowForm
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
@@ -167,8 +168,8 @@ def test_products_of_weights_in_fp8(compiled: Compiled, tmp_path: Path) -> None:
     multiply_packed(tensor(33, 1024), weight(4096, 1024))
 
     x, gain = tensor(70, 4096), tensor(4096)
-    quantize_norm(x, x, gain, 1e-6, exact=True)
-    quantize_silu_and_mul(tensor(70, 24_576), exact=True)
+    quantize_norm(x, x, gain, 1e-6, RowForm.EXACT)
+    quantize_silu_and_mul(tensor(70, 24_576), RowForm.EXACT)
 
     assert compiled == [
         *["rows_kernel"] * 2,

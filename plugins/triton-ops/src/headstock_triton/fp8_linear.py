@@ -12,7 +12,7 @@ from attrs import frozen
 from torch import Tensor
 
 from headstock.spi import Weight, WeightFormat, WeightKind
-from headstock_triton.fp8_rows import REST, Fp8Rows
+from headstock_triton.fp8_rows import GROUP_COLUMNS, REST, Fp8Rows
 from headstock_triton.portable import add_product
 from headstock_triton.split_sums import (
     PartTile,
@@ -35,14 +35,17 @@ class Fp8Map(Weight):
     """A map that the kernel takes, [out, in] in FP8.
 
     counters: [tiles of 64 rows] int32, 0: how many parts of a tile's sums are there
+    group_scales: those of blocks as `multiply_groups` takes them; None where it takes no such map
     """
 
     counters: Tensor
+    group_scales: Tensor | None
 
     @property
     def nbytes(self) -> int:
         """Bytes of all that it holds."""
-        return super().nbytes + self.counters.nbytes
+        more = 0 if self.group_scales is None else self.group_scales.nbytes
+        return super().nbytes + self.counters.nbytes + more
 
 
 def can_take(width: int, format: WeightFormat) -> bool:
@@ -60,7 +63,19 @@ def make_map(weight: Weight) -> Fp8Map:
         format=weight.format,
         bias=weight.bias,
         counters=weight.tensor.new_zeros(triton.cdiv(len(weight.tensor), 64), dtype=torch.int32),
+        group_scales=_make_group_scales(weight),
     )
+
+
+def _make_group_scales(weight: Weight) -> Tensor | None:
+    """The scales of blocks as `multiply_groups` takes them; None for a map in other blocks."""
+    assert weight.scales is not None
+    assert weight.format is not None
+    is_taken = weight.format.group == (GROUP_COLUMNS, GROUP_COLUMNS)
+    # cuBLAS wants four scales of a row of blocks at a time.
+    if not is_taken or weight.scales.shape[1] % 4:
+        return None
+    return weight.scales.float().contiguous().t()
 
 
 @triton.jit(do_not_specialize=("tokens",))

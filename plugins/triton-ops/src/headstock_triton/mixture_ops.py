@@ -60,12 +60,13 @@ class MixtureOps(TorchOps):
 
     def takes_format(self, spec: ParamSpec, format: WeightFormat) -> bool:
         """Yes for linear maps and experts in 8 and 4 bits, where kernels use all of them; by
-        default for the maps that are faster.
+        default for those that are faster.
         """
-        if self.packed == "auto":
-            return self.keeps_packed and is_faster(spec, format)
-        is_mixed = self.keeps_experts and can_mix(spec, format, self.dtype)
-        return self.keeps_packed and (is_mixed or can_multiply(spec, format))
+        can_use = can_multiply(spec, format)
+        if Role.EXPERTS in spec.roles:
+            can_use = self.keeps_experts and can_mix(spec, format, self.dtype)
+        is_wanted = self.packed == "on" or is_faster(spec, format)
+        return self.keeps_packed and can_use and is_wanted
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """The weight as it is; a packed one as kernels read it."""

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 
 from headstock_triton.device_function import device_function
-from headstock_triton.fp8_rows import Fp8Rows, make_rows, store_row
+from headstock_triton.fp8_rows import Fp8Rows, RowForm, make_rows, store_row
 from headstock_triton.pdl import begin_next, launch_options, wait_for_previous
 from headstock_triton.portable import round_to
 
@@ -33,15 +33,17 @@ def add_norm_kernel(
     width,
     eps,
     part_stride,
+    scale_stride,
     PARTS: tl.constexpr,
     QUANTIZED: tl.constexpr,
     EXACT: tl.constexpr,
+    GROUPED: tl.constexpr,
     BLOCK: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """One row. The sum is rounded before the norm, as by torch's in-place addition.
 
-    QUANTIZED: the norm is stored in FP8, with a scale; EXACT: as a sum of two
+    QUANTIZED: the norm is stored in FP8, as by `store_row`
     PARTS: number of parts of the term, float32 if several, summed in order; 0
     without a term.
     """
@@ -63,7 +65,7 @@ def add_norm_kernel(
         tl.store(total + row + at, x, mask)
     normed = rms_normalize(x.to(tl.float32), gain, width, eps, dtype)
     if QUANTIZED:
-        store_row(normed.to(tl.float32), out, scales, width, at, EXACT)
+        store_row(normed.to(tl.float32), out, scales, width, at, scale_stride, EXACT, GROUPED)
     else:
         tl.store(out + row + at, normed, mask)
 
@@ -108,11 +110,15 @@ def add_norm(
 
 
 def quantize_norm(
-    total: Tensor, pending: Tensor | None, weight: Tensor, eps: float, *, exact: bool = False
+    total: Tensor,
+    pending: Tensor | None,
+    weight: Tensor,
+    eps: float,
+    form: RowForm = RowForm.BY_ROW,
 ) -> Fp8Rows:
     """The same as `add_norm`, in FP8.   writes: total, the sum"""
-    rows = make_rows(total, total.shape[1], exact=exact)
-    _launch_norm(total, pending, weight, rows.values, rows.scales, eps, pdl=False)
+    rows = make_rows(total, total.shape[1], form)
+    _launch_norm(total, pending, weight, rows.values, rows, eps, pdl=False)
     return rows
 
 
@@ -121,17 +127,18 @@ def _launch_norm(
     pending: Tensor | None,
     weight: Tensor,
     out: Tensor,
-    scales: Tensor | None,
+    rows: Fp8Rows | None,
     eps: float,
     *,
     pdl: bool,
 ) -> None:
-    """Launch one program per row.   writes: total, out, scales"""
+    """Launch one program per row.   writes: total, out, the scales of rows"""
     tokens, width = total.shape
     if tokens:
         block = triton.next_power_of_2(width)
         # The kernel without a sum never reads this pointer.
         source = total if pending is None else pending
+        form = None if rows is None else rows.form
         in_parts = pending is not None and pending.dim() == 3
         add_norm_kernel[(tokens,)](
             total,
@@ -139,12 +146,14 @@ def _launch_norm(
             weight,
             out,
             # The kernel that does not quantize never writes to this pointer.
-            out if scales is None else scales,
+            out if rows is None else rows.scales,
             width,
             eps,
             total.numel(),
-            QUANTIZED=scales is not None,
-            EXACT=out.dim() == 3,
+            0 if rows is None else len(rows.scales),
+            QUANTIZED=rows is not None,
+            EXACT=form is RowForm.EXACT,
+            GROUPED=form is RowForm.BY_GROUP,
             PARTS=len(source) if in_parts else int(pending is not None),
             BLOCK=block,
             num_warps=count_warps(block),

@@ -30,7 +30,7 @@ from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, apply_delta_rule_, find_delta_steps
 from headstock_triton.experts import mix_experts
 from headstock_triton.few_linear import MOST_WIDE_OUTS, count_tiles, is_few, multiply_few
-from headstock_triton.fp8_rows import Fp8Rows, quantize_rows
+from headstock_triton.fp8_rows import Fp8Rows, RowForm, quantize_rows
 from headstock_triton.gate import multiply_gate
 from headstock_triton.gated_linear import LEAST_TOKENS
 from headstock_triton.heads import rope_and_store_kv
@@ -39,9 +39,9 @@ from headstock_triton.mixture_ops import MixtureOps
 from headstock_triton.norm import add_norm, embed_norm, quantize_norm
 from headstock_triton.options import MOST_TOKENS, TritonOptions
 from headstock_triton.packed import (
+    choose_form,
     has_fused,
     is_by_row,
-    is_exact,
     is_quantized,
     multiply_fused,
     multiply_left,
@@ -128,7 +128,8 @@ class TritonOps(MixtureOps):
             eps = self.config.norm_eps
             return multiply_fused(x.total, weight, norm=norm.tensor, eps=eps, gated=gated, pdl=pdl)
         if not is_fused and is_quantized(x.total, weight):
-            product = multiply_quantized(self.quantize_normed(x, norm), weight)
+            form = choose_form(x.total, weight)
+            product = multiply_quantized(self.quantize_normed(x, norm, form), weight)
             return fused_silu_and_mul(product, pdl=pdl) if gated else product
         # A term that pends, as one that is to be summed over ranks, is added by a separate norm.
         normed = self.normalize(x, norm)
@@ -144,21 +145,24 @@ class TritonOps(MixtureOps):
 
     def multiply_each(self, x: Tensor, weights: Sequence[Weight], batch: Batch) -> list[Tensor]:
         """The products of the same tokens with several weights.   x: [tokens, in]"""
-        quantized = [is_quantized(x, weight) for weight in weights]
-        rows = quantize_rows(x, exact=is_exact(x)) if any(quantized) else None
-        return [
-            multiply_quantized(rows, weight)
-            if is_in_fp8 and rows is not None
-            else self.linear(x, weight, batch)
-            for weight, is_in_fp8 in zip(weights, quantized, strict=True)
-        ]
+        rows: dict[RowForm, Fp8Rows] = {}
+        products = []
+        for weight in weights:
+            if not is_quantized(x, weight):
+                products.append(self.linear(x, weight, batch))
+                continue
+            form = choose_form(x, weight)
+            if form not in rows:
+                rows[form] = quantize_rows(x, form)
+            products.append(multiply_quantized(rows[form], weight))
+        return products
 
-    def quantize_normed(self, x: Stream, weight: Weight) -> Fp8Rows:
+    def quantize_normed(self, x: Stream, weight: Weight, form: RowForm) -> Fp8Rows:
         """The normalized stream in FP8.   writes: x, which then has nothing pending"""
-        eps, exact = self.config.norm_eps, is_exact(x.total)
+        eps = self.config.norm_eps
         if x.normed is not None or x.sum_over.count > 1:
-            return quantize_rows(self.normalize(x, weight), exact=exact)
-        rows = quantize_norm(x.total, x.pending, weight.tensor, eps, exact=exact)
+            return quantize_rows(self.normalize(x, weight), form)
+        rows = quantize_norm(x.total, x.pending, weight.tensor, eps, form)
         x.pending = None
         return rows
 
@@ -330,8 +334,9 @@ class TritonOps(MixtureOps):
         norm = self.params[f"{prefix}mlp_norm"]
         is_fused = self.is_fused(x) and is_by_row(gate_up)
         if not is_fused and is_quantized(x.total, gate_up) and is_quantized(x.total, down):
-            product = multiply_quantized(self.quantize_normed(x, norm), gate_up)
-            rows = quantize_silu_and_mul(product, exact=is_exact(x.total))
+            normed = self.quantize_normed(x, norm, choose_form(x.total, gate_up))
+            product = multiply_quantized(normed, gate_up)
+            rows = quantize_silu_and_mul(product, choose_form(product, down))
             return self.add_later(x, multiply_quantized(rows, down, left=down.bias is None))
         inner = self.multiply_normed(x, norm, gate_up, batch, gated=True)
         return self.add_product(x, inner, down, batch)

@@ -15,10 +15,11 @@ from torch import Tensor
 from headstock.ops.torch_ops import TorchOps
 from headstock.spi import Activation, ParamSpec, Role, Weight, WeightFormat, WeightKind
 from headstock_conformance.ops.cases import config_of
+from headstock_conformance.ops.packed import pack_blocks
 from headstock_triton import packed
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.fp8_linear import Fp8Map, multiply_exact_rows
-from headstock_triton.fp8_rows import Fp8Rows, quantize_rows
+from headstock_triton.fp8_rows import Fp8Rows, RowForm, quantize_rows
 from headstock_triton.norm import add_norm, quantize_norm
 from headstock_triton.ops import TritonOps
 from headstock_triton.options import TritonOptions
@@ -106,7 +107,7 @@ def test_exact_rows_are_multiplied_by_maps_in_fp8(format: WeightFormat) -> None:
     assert isinstance(weight, Fp8Map) and weight.bias is not None
     for tokens, tile in ((1, None), (3, CUT), (40, None)):
         x = noise(tokens, width)
-        exact, rows = x.double() @ plain.T, quantize_rows(x, exact=True)
+        exact, rows = x.double() @ plain.T, quantize_rows(x, RowForm.EXACT)
         assert is_near(multiply_exact_rows(rows, weight, tile=tile), exact + weight.bias.double())
         parts = multiply_exact_rows(rows, evolve(weight, bias=None), left=True, tile=tile)
         assert is_near(parts.sum(0) if parts.dim() == 3 else parts, exact)
@@ -119,28 +120,49 @@ def widen(rows: Fp8Rows) -> Tensor:
     return (coarse + rest / 16) * rows.scales
 
 
+def test_rows_by_group_have_a_scale_for_each_128_columns() -> None:
+    """A group has the numbers of a row of its own; more rows are padding."""
+    x, gain, gate_up = noise(37, 384, scale=20.0), noise(384, seed=2), noise(37, 768, seed=3)
+    x[3, 128:256] *= 1e4
+    plain = (x, add_norm(x.clone(), None, gain, 1e-6), fused_silu_and_mul(gate_up))
+    made = (
+        quantize_rows(x, RowForm.BY_GROUP),
+        quantize_norm(x.clone(), None, gain, 1e-6, RowForm.BY_GROUP),
+        quantize_silu_and_mul(gate_up, RowForm.BY_GROUP),
+    )
+    for rows, numbers in zip(made, plain, strict=True):
+        assert rows.values.shape == (64, 384) and rows.tokens == 37
+        assert rows.scales.shape == (64, 3) and rows.scales.stride() == (1, 64)
+        for group in range(3):
+            part = slice(group * 128, (group + 1) * 128)
+            alone = quantize_rows(numbers[:, part].contiguous())
+            assert torch.equal(rows.scales[:37, group], alone.scales[:, 0])
+            found = rows.values[:37, part]
+            assert torch.equal(found.view(torch.uint8), alone.values.view(torch.uint8))
+
+
 @pytest.mark.filterwarnings("ignore:invalid value encountered in divide")
 def test_exact_rows_are_the_numbers_of_bfloat16() -> None:
     x = noise(6, 300, scale=4.0) * noise(6, 300, seed=1).exp() ** 3
     x[1], x[2], x[3], x[4, 0] = 0, x[2] * 1e-20, x[3] * 1e20, 1e4
 
     largest = x.float().abs().amax(1, keepdim=True)
-    assert bool(((widen(quantize_rows(x, exact=True)) - x).abs() <= largest * 2.0**-21).all())
+    assert bool(((widen(quantize_rows(x, RowForm.EXACT)) - x).abs() <= largest * 2.0**-21).all())
     near = noise(1, 300).clamp(0.02, 1)
-    assert torch.equal(widen(quantize_rows(near, exact=True)), near.float())
+    assert torch.equal(widen(quantize_rows(near, RowForm.EXACT)), near.float())
     x[4, 5], x[5, 7] = torch.nan, torch.inf
-    is_lost = widen(quantize_rows(x, exact=True)).isnan().any(1)
+    is_lost = widen(quantize_rows(x, RowForm.EXACT)).isnan().any(1)
     assert is_lost.tolist() == [False] * 4 + [True] * 2
 
     x, gain, gate_up = noise(3, 100, scale=20.0), noise(100, seed=2), noise(3, 200, seed=3)
     for rows, plain in (
         (
-            quantize_norm(x.clone(), None, gain, 1e-6, exact=True),
+            quantize_norm(x.clone(), None, gain, 1e-6, RowForm.EXACT),
             add_norm(x.clone(), None, gain, 1e-6),
         ),
-        (quantize_silu_and_mul(gate_up, exact=True), fused_silu_and_mul(gate_up)),
+        (quantize_silu_and_mul(gate_up, RowForm.EXACT), fused_silu_and_mul(gate_up)),
     ):
-        other = quantize_rows(plain, exact=True)
+        other = quantize_rows(plain, RowForm.EXACT)
         assert torch.equal(rows.values.view(torch.uint8), other.values.view(torch.uint8))
         assert torch.equal(rows.scales, other.scales)
 
@@ -150,7 +172,7 @@ def test_a_row_has_the_same_bits_alone_and_in_a_batch() -> None:
     maps = [packed.prepare_map(draw_format(64, 512, each)[0], DTYPE) for each in kinds]
 
     def list_results(x: Tensor) -> list[Tensor]:
-        rows = quantize_rows(x, exact=True)
+        rows = quantize_rows(x, RowForm.EXACT)
         found = []
         for weight in maps:
             if isinstance(weight, WordMap):
@@ -207,6 +229,33 @@ def test_layers_are_those_of_the_dequantized_weights(
             assert off < 0.02, (tokens, float(off))
 
 
+def test_layers_of_blocks_take_tokens_by_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for torch's product, which only Hopper has."""
+    counts: list[int] = []
+
+    def multiply(rows: Fp8Rows, weight: Weight, scales: Tensor) -> Tensor:
+        counts.append(rows.tokens)
+        x = rows.values.float() * rows.scales.repeat_interleave(128, 1)
+        w = weight.tensor.float() * scales.t().repeat_interleave(128, 0).repeat_interleave(128, 1)
+        product = (x @ w.t()).to(DTYPE)[: rows.tokens]
+        return product if weight.bias is None else product + weight.bias
+
+    monkeypatch.setattr(packed, "MOST_TOKENS", 6)
+    monkeypatch.setattr(packed, "can_multiply_groups", lambda device: True)
+    monkeypatch.setattr(packed, "multiply_groups", multiply)
+    format = WeightFormat(kind=FP8, group=(128, 128))
+    shape = evolve(LAYER, hidden=512, heads=4, head_dim=128, intermediate=512)
+    pack = lambda plain, bias: evolve(pack_blocks(plain, format), bias=bias)  # noqa: E731
+    ops, params, plain = make_ops(shape, DTYPE, TritonOptions(), pack)
+    config = config_of(shape)
+    for tokens in (5, 7):
+        ours = cases.run_model(ops, config, params, tokens, DTYPE, "cpu")
+        exact = cases.run_model(TorchOps(), config, plain, tokens, torch.float32, "cpu")
+        for found, wanted in zip(ours, exact, strict=True):
+            assert (found.float() - wanted).norm() < 0.06 * wanted.norm()
+    assert counts == [7] * 4
+
+
 def test_maps_that_no_words_hold_are_read_as_they_are_packed() -> None:
     odd = WeightFormat(kind=FP4, group=(1, 16))
     for format, dtype, width in (
@@ -225,9 +274,10 @@ def test_maps_that_no_words_hold_are_read_as_they_are_packed() -> None:
     [
         (WORDS[0], True),
         (WORDS[1], True),
-        (ROWS[0], True),
+        (WeightFormat(kind=FP8, group=(1, 512)), True),
         (WeightFormat(kind=FP8), True),
         (ROWS[1], False),
+        (WeightFormat(kind=FP8, group=(128, 128)), True),
         (WORDS[2], False),
         (WeightFormat(kind=FP4, group=(1, 16)), False),
     ],
@@ -236,7 +286,7 @@ def test_maps_that_no_words_hold_are_read_as_they_are_packed() -> None:
 def test_by_default_maps_stay_packed_that_were_measured_to_be_faster(
     format: WeightFormat, is_taken: bool
 ) -> None:
-    spec = ParamSpec(shape=(512, 256), roles=frozenset({Role.LINEAR}))
+    spec = ParamSpec(shape=(256, 512), roles=frozenset({Role.LINEAR}))
     head = evolve(spec, roles=frozenset({Role.HEAD}))
     ops = configure(TritonOps(), LAYER, "bfloat16")
     assert ops.takes_format(spec, format) is is_taken
