@@ -129,8 +129,12 @@ def mix_experts(
     tables: Mapping[Shape, Table] | None = None,
     pdl: bool = False,
 ) -> Tensor:
-    """As `fused_mix_experts`, for weights that are plain or in 8 or 4 bits."""
-    if gate_up.format is None and down.format is None:
+    """As `fused_mix_experts`, for weights that are plain or in 8 or 4 bits, with or without biases,
+    and for any gate of the experts.
+    """
+    gate = PLAIN_GATE if experts.gate is None else ExpertGate.of(experts.gate)
+    is_plain = gate_up.format is None and down.format is None
+    if is_plain and gate is PLAIN_GATE and gate_up.bias is None and down.bias is None:
         return fused_mix_experts(
             x,
             scores,
@@ -148,7 +152,7 @@ def mix_experts(
     plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tiles, tables)
     _, blocks = route_tokens(scores, experts, slots, page_size, plan.rows, pdl=pdl)
     assert blocks is not None, "rows were given"
-    return plan.mix(x.contiguous(), blocks, gate_up, down, PLAIN_GATE)
+    return plan.mix(x.contiguous(), blocks, gate_up, down, gate)
 
 
 def fused_mix_experts(

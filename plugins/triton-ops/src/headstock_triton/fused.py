@@ -23,7 +23,13 @@ FUSED: Mapping[str, frozenset[Variant]] = {
     "short_conv": COMMON,
     "delta_rule": COMMON,
     "mlp": COMMON | {Variant.SIZES_BY_LAYER},
-    "moe": COMMON | {Variant.EXPERT_SHARD},
+    "moe": COMMON
+    | {
+        Variant.CLAMPED_GATE,
+        Variant.EXPERT_BIAS,
+        Variant.EXPERT_SHARD,
+        Variant.SCORE_BIAS,
+    },
     "final_norm": COMMON,
     "lm_head_sample": frozenset((Variant.VOCAB_SHARD,)),
 }

@@ -369,9 +369,8 @@ class TritonOps(MixtureOps):
         else:
             weights, ids = self.route(scores, layer.experts, None)
             ids = number_own_experts(ids, layer.experts)
-            mixed = self.mix_experts(
-                normed, weights, ids, gate_up, down, self.config.activation, batch
-            )
+            gate = layer.experts.gate or self.config.activation
+            mixed = self.mix_experts(normed, weights, ids, gate_up, down, gate, batch)
         return self.add_later(x, mixed)
 
     def final_norm(self, x: Stream, batch: Batch) -> Tensor:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import expert_cases as cases
 import ops_cases
 import pytest
@@ -250,13 +252,21 @@ def test_so_many_blocks_are_enough_for_the_worst_routes(
     assert bound >= sum(-(-each // rows) for each in spread)
 
 
-def test_layers_whose_experts_are_fused() -> None:
-    experts = Experts(count=5, per_token=2, intermediate=24, renormalize=True)
+@pytest.mark.parametrize(
+    ("more", "steps"),
+    [
+        ({}, (4, 8)),  # pair by pair, and in tiles
+        ({"score_bias": True, "bias": True, "gate": ClampedGate(limit=0.5, slope=1.7)}, (8, 64)),
+    ],
+    ids=["plain", "biased, clamped"],
+)
+def test_layers_whose_experts_are_fused(more: dict[str, Any], steps: tuple[int, ...]) -> None:
+    experts = Experts(count=5, per_token=2, intermediate=24, renormalize=True, **more)
     shape = evolve(SHAPE, layers=1, experts=experts)
-    for tokens in (4, 8):  # pair by pair, and in tiles
-        ops_cases.model_case(
-            shape, tokens, torch.bfloat16, "cpu", TritonOps(TritonOptions(fused_experts=True))
-        )
+    ops, config = TritonOps(), ops_cases.config_of(shape)
+    assert ops.takes("moe", config, config.layers[0])
+    for tokens in steps:
+        ops_cases.model_case(shape, tokens, torch.bfloat16, "cpu", TritonOps())
 
 
 @pytest.mark.parametrize(
@@ -267,6 +277,7 @@ def test_layers_whose_experts_are_fused() -> None:
             per_token=2,
             intermediate=24,
             renormalize=True,
+            scale=0.7,
             score_bias=True,
             bias=True,
             gate=ClampedGate(limit=0.5, slope=1.7),
@@ -281,7 +292,7 @@ def test_layers_whose_experts_are_fused() -> None:
             shared=24,
         ),
     ],
-    ids=["biased, clamped", "sigmoid, shared"],
+    ids=["biased, clamped, scaled", "sigmoid, shared"],
 )
 def test_layers_whose_experts_are_chosen_by_torch(experts: Experts) -> None:
     shape = evolve(SHAPE, layers=1, experts=experts)

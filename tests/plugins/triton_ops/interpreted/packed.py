@@ -271,15 +271,15 @@ def test_experts_stay_packed_in_layers_whose_kernels_take_them() -> None:
     assert ops.takes_format(spec, BLOCKS)
     assert ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4, group=(1, 32)))
     assert not ops.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT4))
-    biased = evolve(shape, experts=evolve(experts, bias=True))
-    assert configure(TritonOps(PACKED), biased, "bfloat16").takes_format(spec, BLOCKS)
+    scaled = evolve(shape, experts=evolve(experts, scale=2.0))  # torch chooses its experts
+    assert configure(TritonOps(PACKED), scaled, "bfloat16").takes_format(spec, BLOCKS)
     by_torch = TritonOps(evolve(PACKED, chosen_experts=False))
-    assert not configure(by_torch, biased, "bfloat16").takes_format(spec, BLOCKS)
+    assert not configure(by_torch, scaled, "bfloat16").takes_format(spec, BLOCKS)
     by_torch = TritonOps(evolve(PACKED, fused_experts=False))
     assert not configure(by_torch, shape, "bfloat16").takes_format(spec, BLOCKS)
     # By default those of 4 bits alone.
     default, mxfp4 = TritonOps(), evolve(BLOCKS, kind=WeightKind.FP4_E2M1, group=(1, 32))
-    assert configure(default, biased, "bfloat16").takes_format(spec, mxfp4)
+    assert configure(default, scaled, "bfloat16").takes_format(spec, mxfp4)
     assert not default.takes_format(spec, BLOCKS)
 
 
