@@ -41,6 +41,7 @@ from ops_cases import noise
 from torch import Tensor
 
 from headstock.nn import moe
+from headstock.spi import Weight
 from headstock_triton.expert_rows import mix_rows
 from headstock_triton.expert_terms import combine_terms
 from headstock_triton.experts import fused_mix_experts
@@ -95,9 +96,8 @@ class Sweep:
     def time_rows(self, steps: list[Step], tile: RowTile) -> float:
         """Microseconds of both products of pairs one by one."""
         routed = [(x, route_tokens(scores, EXPERTS)[0]) for x, scores in steps]
-        return time_us(
-            [lambda x=x, r=r: mix_rows(x, r, self.gate_up, self.down, tile) for x, r in routed]
-        )
+        maps = Weight(tensor=self.gate_up), Weight(tensor=self.down)
+        return time_us([lambda x=x, r=r: mix_rows(x, r, *maps, tile) for x, r in routed])
 
     def time_tile(
         self, name: str, routed: list[tuple[Tensor, Blocks]], tile: Tile, like: list[Tensor]

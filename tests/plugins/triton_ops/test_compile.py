@@ -627,13 +627,12 @@ def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: C
     assert compiled == ROUTED
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("compiled", [90], indirect=True)
-@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 512]]))
-def test_experts_in_8_bits(compiled: Compiled, group: list[int]) -> None:
-    experts = Experts(count=16, per_token=2, intermediate=256, renormalize=True)
+@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 2048]]))
+def test_experts_in_8_bits(compiled: Compiled, group: list[int], tmp_path: Path) -> None:
+    experts = Experts(count=16, per_token=8, intermediate=768, renormalize=True)
     weights = []
-    for outs, width in ((512, 512), (512, 256)):
+    for outs, width in ((1536, 2048), (2048, 768)):
         numbers = torch.zeros(16, outs, width, dtype=torch.float8_e4m3fn)
         rows, columns = min(group[0], outs), min(group[1], width)
         scales = torch.ones(16, outs // rows, width // columns)
@@ -642,7 +641,7 @@ def test_experts_in_8_bits(compiled: Compiled, group: list[int]) -> None:
     gate_up, down = weights
     for tokens in (1, 64):
         mix_experts(
-            tensor(tokens, 512),
+            tensor(tokens, 2048),
             tensor(tokens, 16),
             experts,
             gate_up,
@@ -652,7 +651,11 @@ def test_experts_in_8_bits(compiled: Compiled, group: list[int]) -> None:
             tiles=None if tokens == 1 else HOPPER,
         )
 
-    assert compiled == ROUTED * 2
+    rows = ["gate_up_rows_kernel", "down_rows_kernel"]
+    assert compiled == ["route_kernel", *rows, *ROUTED]
+    for name in rows:
+        assert re.search(r"ld\.global\S*\.v4\.b32", compiled.texts[name])
+        assert_in_registers(compiled, name, tmp_path)
 
 
 WORDS = ["arrange_kernel", "gate_up_words_kernel", "down_words_kernel", "combine_kernel"]

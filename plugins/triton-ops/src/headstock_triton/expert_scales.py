@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import triton
+import triton.language as tl
 from attrs import evolve, frozen
 from torch import Tensor
 
 from headstock.spi import Weight
+from headstock_triton.device_function import device_function
 from headstock_triton.tiles import Tile
 
 
@@ -33,3 +36,33 @@ class GroupScales:
         while self.columns < width and self.columns % depth:
             depth //= 2
         return evolve(tile, k=depth)
+
+    def count_columns(self, width: int) -> int | None:
+        """Columns that share a scale, of a row padded to a power of two; None where such a row has
+        no whole number of groups.
+        """
+        block = triton.next_power_of_2(width)
+        columns = block if self.columns >= width else self.columns
+        return columns if block % columns == 0 else None
+
+
+@device_function
+def load_scales(
+    scales,
+    row,
+    block: tl.constexpr,
+    ROW_GROUP: tl.constexpr,
+    COLUMNS: tl.constexpr,
+    GROUPS: tl.constexpr,
+):
+    """The scales of some rows.   scales: of row 0    returns: [rows, block / COLUMNS] float32"""
+    group = tl.arange(0, block // COLUMNS)[None, :]
+    place = scales + (row // ROW_GROUP)[:, None] * GROUPS + group
+    return tl.load(place, group < GROUPS, other=0.0).to(tl.float32)
+
+
+@device_function
+def scale_columns(x, scales, COLUMNS: tl.constexpr):
+    """Rows times scales.   x: [rows, block]    scales: [rows, block / COLUMNS]"""
+    parts = tl.reshape(x, (x.shape[0], x.shape[1] // COLUMNS, COLUMNS))
+    return tl.reshape(parts * scales[:, :, None], x.shape)

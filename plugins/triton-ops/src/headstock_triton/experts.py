@@ -10,7 +10,7 @@ from torch import Tensor
 
 from headstock.spi import Activation, ClampedGate, Experts, Weight
 from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate
-from headstock_triton.expert_rows import mix_rows
+from headstock_triton.expert_rows import can_take_rows, mix_rows
 from headstock_triton.expert_scales import GroupScales
 from headstock_triton.expert_terms import combine_terms
 from headstock_triton.expert_tiles import mix_tiles, multiply_down, multiply_gate_up
@@ -149,7 +149,14 @@ def mix_experts(
         )
     if not len(x):
         return torch.empty_like(x)
-    plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tiles, tables)
+    tile = tiles
+    if gate is PLAIN_GATE and can_take_rows(gate_up) and can_take_rows(down):
+        shape = (experts.count, experts.per_token, x.shape[1], down.tensor.shape[2])
+        tile = tiles or choose_tiles(len(x), shape, x.device, tables)
+        if isinstance(tile, RowTile):
+            routes, _ = route_tokens(scores, experts, slots, page_size, pdl=pdl)
+            return mix_rows(x.contiguous(), routes, gate_up, down, tile, pdl=pdl)
+    plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tile, tables)
     _, blocks = route_tokens(scores, experts, slots, page_size, plan.rows, pdl=pdl)
     assert blocks is not None, "rows were given"
     return plan.mix(x.contiguous(), blocks, gate_up, down, gate)
@@ -188,6 +195,6 @@ def fused_mix_experts(
     rows = tiles.rows if isinstance(tiles, Tiles) else 0
     routes, blocks = route_tokens(scores, experts, slots, page_size, rows, pdl=pdl)
     if isinstance(tiles, RowTile):
-        return mix_rows(x, routes, gate_up, down, tiles, pdl=pdl)
+        return mix_rows(x, routes, Weight(tensor=gate_up), Weight(tensor=down), tiles, pdl=pdl)
     assert blocks is not None, "rows were given"
     return mix_tiles(x, blocks, gate_up, down, tiles)
