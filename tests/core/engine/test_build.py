@@ -165,6 +165,15 @@ def test_what_loading_makes_of_quantized_weights_is_said(
 
     assert caplog.text.count(row[1]) == 1
 
+    # Random numbers are packed as a checkpoint would be, where the operations take them so.
+    config = json.loads((packed / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8"}
+    (packed / "config.json").write_text(json.dumps(config))
+    engine = Engine(EngineConfig(**(SMALL | {"model": str(packed), "load_format": "dummy"})))
+    text = "random, as FP8 where fbgemm multiplies by it as it is stored"
+    assert [each[1] for each in engine.summary.table if each[0] == "weights"] == [text]
+    engine.close()
+
 
 def test_weights_that_are_to_be_quantized_are_said_and_refused_by_name(tmp_path: Path) -> None:
     engine = Engine(EngineConfig(**(SMALL | {"quant": "int8"})))

@@ -68,10 +68,15 @@ def describe_weights(
     if types and config.load_format != "dummy":
         text = f"{' and '.join(types)} of GGUF, dequantized to {dtype} at load"
         return text if kind is None else f"{text}, and linear maps quantized to {kind.value}"
-    if reader is None or not reader.formats:  # keys and values alone are quantized
+    # Without formats keys and values alone are quantized.
+    is_kept = reader is not None and any(map(takes_format, reader.formats))
+    is_plain = config.load_format == "dummy" and not is_kept  # noise is not dequantized
+    if reader is None or not reader.formats or is_plain:
         return "" if kind is None else f"linear maps quantized to {kind.value} at load"
+    if config.load_format == "dummy":
+        return f"random, as {reader.summary} where {name} multiplies by it as it is stored"
     text = f"{reader.summary}, dequantized to {dtype} at load"
-    if any(map(takes_format, reader.formats)):
+    if is_kept:
         text += f", but for what {name} multiplies by as it is stored"
     LOG.info(log_event("weights are quantized", format=text))
     return text
