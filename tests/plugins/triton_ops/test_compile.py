@@ -661,6 +661,30 @@ def test_experts_in_8_bits(compiled: Compiled, group: list[int], tmp_path: Path)
 WORDS = ["arrange_kernel", "gate_up_words_kernel", "down_words_kernel", "combine_kernel"]
 
 
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 2048]]))
+def test_experts_in_8_bits_of_tokens_in_8_bits(
+    compiled: Compiled, group: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("headstock_triton.experts.can_multiply_rows", lambda device: True)
+    experts = Experts(count=16, per_token=8, intermediate=768, renormalize=True)
+    weights = []
+    for outs, width in ((1536, 2048), (2048, 768)):
+        numbers = torch.zeros(16, outs, width, dtype=torch.float8_e4m3fn)
+        rows, columns = min(group[0], outs), min(group[1], width)
+        scales = torch.ones(16, outs // rows, width // columns)
+        format = WeightFormat(kind=WeightKind.FP8_E4M3, group=(group[0], group[1]))
+        weights.append(prepare_experts(Weight(tensor=numbers, scales=scales, format=format)))
+    for tokens in (100, 600):
+        mix_experts(tensor(tokens, 2048), tensor(tokens, 16), experts, *weights)
+        texts = [compiled.texts[name] for name in ("gate_up_tiles_kernel", "down_tiles_kernel")]
+        assert all(re.search(r"wgmma\S*e4m3\.e4m3", text) for text in texts)
+        for name in ("gate_up_tiles_kernel", "down_tiles_kernel"):
+            assert_in_registers(compiled, name, tmp_path)
+
+    assert compiled.count("quantize_kernel") == 4
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("compiled", [90], indirect=True)
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from typing import Any
 
 import triton
 import triton.language as tl
-from torch import Tensor
+from torch import Tensor, bfloat16, dtype
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from headstock_triton.device_function import device_function
@@ -35,11 +35,15 @@ def _add_tile(w, a, sums, factors, SCALED: tl.constexpr, SWAP: tl.constexpr):
     w: [rows, depth]    a: [tokens, depth]    factors: pointers, [rows]
     """
     wide = widen_to(w, a.dtype)
-    start = tl.zeros_like(sums) if SCALED else sums
+    # The tensor cores of FP8 keep 14 bits of a sum, which ends with a step.
+    is_short: tl.constexpr = a.dtype == tl.float8e4nv
+    start = tl.zeros_like(sums) if SCALED or is_short else sums
     product = _add_product(wide, a.T, start) if SWAP else _add_product(a, wide.T, start)
     if SCALED:
         factor = tl.load(factors).to(tl.float32)
         product = sums + product * (factor[:, None] if SWAP else factor[None, :])
+    elif is_short:
+        product += sums
     return product
 
 
@@ -61,6 +65,7 @@ def gate_up_tiles_kernel(
     weight,
     scales,
     bias,
+    token_scales,
     inner,
     blocks,
     WIDTH: tl.constexpr,
@@ -77,11 +82,14 @@ def gate_up_tiles_kernel(
     SCALED: tl.constexpr,
     ROW_GROUP: tl.constexpr,
     COLUMN_GROUP: tl.constexpr,
+    ROUNDED: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
 ):
     """The gate times up of a block's tokens and BN columns.
+
+    ROUNDED: tokens are in FP8, each with a scale
 
     Rows of gate and up alternate in the tile of weights, so that both halves of a column end up in
     the same thread.
@@ -131,6 +139,8 @@ def gate_up_tiles_kernel(
             sums = sums.T
         if SCALED and groups == 1:
             sums *= tl.load(factors).to(tl.float32)[None, :]
+        if ROUNDED:
+            sums *= tl.load(token_scales + pair // CHOSEN)[:, None]
         if BIAS:
             shifts = bias + expert.to(tl.int64) * 2 * INTERS + source
             sums += tl.load(shifts).to(tl.float32)[None, :]
@@ -150,6 +160,7 @@ def down_tiles_kernel(
     weight,
     scales,
     bias,
+    token_scales,
     out,
     blocks,
     WIDTH: tl.constexpr,
@@ -162,11 +173,15 @@ def down_tiles_kernel(
     SCALED: tl.constexpr,
     ROW_GROUP: tl.constexpr,
     COLUMN_GROUP: tl.constexpr,
+    ROUNDED: tl.constexpr,
     SWAP: tl.constexpr,
     TMA: tl.constexpr,
     EVEN: tl.constexpr,
 ):
-    """A block's rows times down and the pairs' weights, BN columns, each pair to its own row."""
+    """A block's rows times down and the pairs' weights, BN columns, each pair to its own row.
+
+    ROUNDED: the rows are in FP8, each with a scale
+    """
     block, column = locate_block(blocks, tl.cdiv(WIDTH, BN), GROUP)
     # Request everything that the end needs at the start: sums of `INTERS` terms are short.
     expert, rows = tl.load(table + 2 * block), tl.load(table + 2 * block + 1)
@@ -208,6 +223,8 @@ def down_tiles_kernel(
             sums = sums.T
         if SCALED and groups == 1:
             sums *= tl.load(factors).to(tl.float32)[None, :]
+        if ROUNDED:
+            sums *= tl.load(token_scales + block * BM + row)[:, None]
         if BIAS:
             shifts = bias + expert.to(tl.int64) * WIDTH + source
             sums += tl.load(shifts).to(tl.float32)[None, :]
@@ -237,14 +254,16 @@ def multiply_gate_up(
     scales: GroupScales | None = None,
     bias: Tensor | None = None,
     gate: ExpertGate = PLAIN_GATE,
+    token_scales: Tensor | None = None,
 ) -> Tensor:
     """The gate times up of every pair, in block order.
 
+    token_scales: of tokens in FP8, [tokens, 1] float32
     returns: [blocks * rows, intermediate]
     """
     count, double, width = weight.shape
     inters = double // 2
-    inner = x.new_empty(len(blocks.order), inters)
+    inner = x.new_empty(len(blocks.order), inters, dtype=_find_type(x, token_scales))
     factors = weight if scales is None else scales.numbers
     tile = tile if scales is None else scales.fit(tile, width)
     source: Any = weight
@@ -257,10 +276,12 @@ def multiply_gate_up(
         )
     _launch_tiles(
         gate_up_tiles_kernel,
-        (x, blocks.order, blocks.table, source, factors, weight if bias is None else bias, inner),
+        (x, blocks.order, blocks.table, source, factors, weight if bias is None else bias),
+        inner,
         blocks,
         tile,
         scales,
+        token_scales,
         columns=inters,
         depth=width,
         BIAS=bias is not None,
@@ -282,15 +303,18 @@ def multiply_down(
     tile: Tile,
     scales: GroupScales | None = None,
     bias: Tensor | None = None,
+    token_scales: Tensor | None = None,
 ) -> Tensor:
     """Each pair's term of its token; rows of padding are undefined.
 
+    token_scales: of rows in FP8, [blocks * rows, 1] float32
     returns: [tokens * per_token, hidden]
     """
     count, width, inters = weight.shape
     # One row per pair, summed by a separate kernel: adding to a token's row here would need
     # atomics, whose order is undefined.
-    terms = inner.new_empty(blocks.routes.ids.numel(), width)
+    pairs = blocks.routes.ids.numel()
+    terms = inner.new_empty(pairs, width, dtype=_find_type(inner, token_scales))
     factors = weight if scales is None else scales.numbers
     tile = tile if scales is None else scales.fit(tile, inters)
     source: Any = weight
@@ -300,10 +324,12 @@ def multiply_down(
     pointers = (inner, blocks.order, blocks.table, blocks.routes.weights, source, factors)
     _launch_tiles(
         down_tiles_kernel,
-        (*pointers, weight if bias is None else bias, terms),
+        (*pointers, weight if bias is None else bias),
+        terms,
         blocks,
         tile,
         scales,
+        token_scales,
         BIAS=bias is not None,
         columns=width,
         depth=inters,
@@ -317,9 +343,11 @@ def multiply_down(
 def _launch_tiles(
     kernel: Any,
     pointers: tuple[Any, ...],
+    out: Tensor,
     blocks: Blocks,
     tile: Tile,
     scales: GroupScales | None,
+    token_scales: Tensor | None,
     *,
     columns: int,
     depth: int,
@@ -327,7 +355,7 @@ def _launch_tiles(
 ) -> None:
     """Launch a product of all blocks: one program per block and `tile.n` of `columns`.
 
-    pointers: the kernel's arguments before the number of blocks
+    pointers: the kernel's arguments before the scales of tokens
     depth: number of terms of each sum, which is cut into steps of `tile.k`
     """
     # The maximum number of blocks: the actual number is only known on the device, and a graph
@@ -335,11 +363,15 @@ def _launch_tiles(
     total = len(blocks.table)
     kernel[(total * triton.cdiv(columns, tile.n),)](
         *pointers,
+        # A pointer that the kernel of plain tokens does not read.
+        out if token_scales is None else token_scales,
+        out,
         total,
         BM=blocks.rows,
         BN=tile.n,
         BK=tile.k,
         GROUP=tile.group,
+        ROUNDED=token_scales is not None,
         SWAP=tile.swap,
         SCALED=scales is not None,
         ROW_GROUP=1 if scales is None else scales.rows,
@@ -349,6 +381,11 @@ def _launch_tiles(
         num_stages=tile.stages,
         **constants,
     )
+
+
+def _find_type(rows: Tensor, scales: Tensor | None) -> dtype:
+    """The type of what is made of rows, which are in FP8 where they have scales."""
+    return rows.dtype if scales is None else bfloat16
 
 
 def _is_describable(weight: Tensor) -> bool:

@@ -8,12 +8,14 @@ import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from headstock.spi import Activation, ClampedGate, Experts, Weight
+from headstock.spi import Activation, ClampedGate, Experts, Weight, WeightKind
 from headstock_triton.expert_gates import PLAIN_GATE, ExpertGate
 from headstock_triton.expert_rows import can_take_rows, mix_rows
 from headstock_triton.expert_scales import GroupScales
 from headstock_triton.expert_terms import combine_terms
 from headstock_triton.expert_tiles import mix_tiles, multiply_down, multiply_gate_up
+from headstock_triton.fp8_rows import can_multiply_rows, quantize_rows
+from headstock_triton.packed import MOST_TOKENS
 from headstock_triton.pair_blocks import Blocks, arrange_pairs
 from headstock_triton.routing import route_tokens
 from headstock_triton.tiles import (
@@ -22,6 +24,7 @@ from headstock_triton.tiles import (
     Table,
     Tiles,
     choose_blocks,
+    choose_rounded,
     choose_tiles,
     is_hopper,
 )
@@ -36,10 +39,14 @@ from headstock_triton.word_tiles import (
 
 @frozen
 class _BlockPlan:
-    """How blocks are multiplied: by maps in words, and by others."""
+    """How blocks are multiplied: by maps in words, and by others.
+
+    rounds: whether tokens are rounded to FP8, as the experts are
+    """
 
     words: WordTile
     tiles: Tiles
+    rounds: bool = False
 
     @property
     def rows(self) -> int:
@@ -53,17 +60,38 @@ class _BlockPlan:
         if isinstance(gate_up, WordExperts):
             inner = multiply_gate_up_words(x, blocks, gate_up, self.words, gate)
         else:
-            scales = GroupScales.of(gate_up)
+            tokens, token_scales = self.round(x)
             inner = multiply_gate_up(
-                x, blocks, gate_up.tensor, self.tiles.gate_up, scales, gate_up.bias, gate
+                tokens,
+                blocks,
+                gate_up.tensor,
+                self.tiles.gate_up,
+                GroupScales.of(gate_up),
+                gate_up.bias,
+                gate,
+                token_scales,
             )
         if isinstance(down, WordExperts):
             terms = multiply_down_words(inner, blocks, down, self.words)
         else:
-            scales = GroupScales.of(down)
-            tile = self.tiles.down
-            terms = multiply_down(inner, blocks, down.tensor, tile, scales, down.bias)[None]
+            inner, token_scales = self.round(inner)
+            terms = multiply_down(
+                inner,
+                blocks,
+                down.tensor,
+                self.tiles.down,
+                GroupScales.of(down),
+                down.bias,
+                token_scales,
+            )[None]
         return combine_terms(terms, blocks, x.dtype)
+
+    def round(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The rows as products take them, and their scales in FP8."""
+        if not self.rounds:
+            return x, None
+        rows = quantize_rows(x)
+        return rows.values, rows.scales
 
 
 def _plan_blocks(
@@ -83,10 +111,22 @@ def _plan_blocks(
     words = choose_word_tile(tokens, per_token, count, max(groups, default=0))
     if len(groups) == 2:
         return _BlockPlan(words, choose_blocks(tokens, shape, hopper=is_hopper(x.device)))
+    if tiles is None and _can_round(x, gate_up, down):
+        rounded = choose_rounded(tokens, shape)
+        if rounded is not None:
+            return _BlockPlan(evolve(words, rows=rounded.rows), rounded, rounds=True)
     tiles = tiles or choose_tiles(tokens, shape, x.device, tables)
     if isinstance(tiles, RowTile):  # whose kernels read plain numbers, and have one gate
         tiles = choose_blocks(tokens, shape, hopper=is_hopper(x.device))
     return _BlockPlan(evolve(words, rows=tiles.rows), tiles)
+
+
+def _can_round(x: Tensor, gate_up: Weight, down: Weight) -> bool:
+    """Whether tokens may be rounded to FP8, as those of products with maps are."""
+    formats = (gate_up.format, down.format)
+    is_fp8 = all(each and each.kind is WeightKind.FP8_E4M3 for each in formats)
+    is_many = len(x) > MOST_TOKENS and x.dtype is torch.bfloat16
+    return is_fp8 and is_many and can_multiply_rows(x.device)
 
 
 def mix_chosen_experts(
@@ -149,14 +189,13 @@ def mix_experts(
         )
     if not len(x):
         return torch.empty_like(x)
-    tile = tiles
     if gate is PLAIN_GATE and can_take_rows(gate_up) and can_take_rows(down):
         shape = (experts.count, experts.per_token, x.shape[1], down.tensor.shape[2])
         tile = tiles or choose_tiles(len(x), shape, x.device, tables)
         if isinstance(tile, RowTile):
             routes, _ = route_tokens(scores, experts, slots, page_size, pdl=pdl)
             return mix_rows(x.contiguous(), routes, gate_up, down, tile, pdl=pdl)
-    plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tile, tables)
+    plan = _plan_blocks(x, gate_up, down, experts.count, experts.per_token, tiles, tables)
     _, blocks = route_tokens(scores, experts, slots, page_size, plan.rows, pdl=pdl)
     assert blocks is not None, "rows were given"
     return plan.mix(x.contiguous(), blocks, gate_up, down, gate)

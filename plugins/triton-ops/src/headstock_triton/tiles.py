@@ -133,6 +133,28 @@ _HOPPER_RULES: tuple[tuple[float, Tiles], ...] = (
 )
 """The same for GPUs of sm_90: the best on an H200 at the 30B-A3B shape, by its averages."""
 
+_FP8_RULES: tuple[tuple[float, Tiles], ...] = (
+    (
+        64,
+        Tiles(
+            rows=64,
+            gate_up=Tile(n=64, k=128, stages=3, tma=True),
+            down=Tile(n=128, k=128, stages=3, tma=True),
+        ),
+    ),
+    (
+        float("inf"),
+        Tiles(
+            rows=128,
+            gate_up=Tile(n=64, k=128, warps=8, stages=3, group=8, tma=True),
+            down=Tile(n=128, k=128, warps=8, stages=3, group=8, tma=True),
+        ),
+    ),
+)
+"""The same for tokens in FP8; not measured. Sums of a step and of all are in registers."""
+_LEAST_ROUNDED_PAIRS = 32
+"""Average of an expert from which its products take longer than reading it."""
+
 
 Table = tuple[tuple[int, RowTile | Tiles], ...]
 """Tiles by the maximum number of tokens, ascending."""
@@ -167,6 +189,14 @@ def choose_blocks(tokens: int, shape: Shape, *, hopper: bool) -> Tiles:
     """The same for products of blocks alone."""
     rules, mean = _HOPPER_RULES if hopper else _RULES, tokens * shape[1] / shape[0]
     return next(tiles for most, tiles in rules if mean <= most)
+
+
+def choose_rounded(tokens: int, shape: Shape) -> Tiles | None:
+    """The same for experts in FP8 whose tokens are rounded to it; None where that is no faster."""
+    mean = tokens * shape[1] / shape[0]
+    if mean <= _LEAST_ROUNDED_PAIRS:
+        return None
+    return next(tiles for most, tiles in _FP8_RULES if mean <= most)
 
 
 def fit_row_tile(per_token: int, hidden: int, inters: int) -> RowTile | None:

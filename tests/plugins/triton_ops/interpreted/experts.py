@@ -252,6 +252,33 @@ def test_so_many_blocks_are_enough_for_the_worst_routes(
     assert bound >= sum(-(-each // rows) for each in spread)
 
 
+# Rows of padding are of any numbers.
+@pytest.mark.filterwarnings("ignore:invalid value encountered", "ignore:overflow encountered")
+@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 256]]), ids=str)
+def test_tokens_of_many_pairs_are_rounded_as_experts_in_fp8(
+    group: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The result is that of the rounded tokens, within their error."""
+    monkeypatch.setattr("headstock_triton.experts.can_multiply_rows", lambda device: True)
+    monkeypatch.setattr("headstock_triton.experts.MOST_TOKENS", 8)
+    case = Mixture(tokens=80, count=4, chosen=2, hidden=256, inters=128)
+    format = WeightFormat(kind=WeightKind.FP8_E4M3, group=(group[0], group[1]))
+    both = [
+        cases.pack_experts(tensor, format, "cpu")
+        for tensor in cases.draw_weights(case, torch.bfloat16, "cpu")
+    ]
+    packed, plain = zip(*both, strict=True)
+    x, scores = cases.draw_tokens(case, torch.bfloat16, "cpu")
+    exact = cases.mix_exactly(case, x, scores, *plain).double()
+    off = {}
+    for rounds in (False, True):
+        with monkeypatch.context() as patch:
+            patch.setattr("headstock_triton.tiles._LEAST_ROUNDED_PAIRS", 8 if rounds else 1000)
+            found = cases.mix_experts(x, scores, case.experts, *packed).double()
+        off[rounds] = float((found - exact).norm() / exact.norm())
+    assert off[False] < 0.005 < 0.01 < off[True] < 0.05, off
+
+
 @pytest.mark.parametrize(
     ("more", "steps"),
     [
