@@ -55,6 +55,13 @@ def can_take(width: int, format: WeightFormat) -> bool:
     return format.kind is WeightKind.FP8_E4M3 and width % DEPTH == 0 and is_fit
 
 
+def can_group(outs: int, width: int, format: WeightFormat) -> bool:
+    """Whether torch multiplies maps of that size in whole blocks, as `multiply_groups` does."""
+    is_block = format.kind is WeightKind.FP8_E4M3 and format.group == (GROUP_COLUMNS, GROUP_COLUMNS)
+    # cuBLAS wants four scales of a row of blocks at a time.
+    return is_block and outs % GROUP_COLUMNS == 0 and width % (4 * GROUP_COLUMNS) == 0
+
+
 def make_map(weight: Weight) -> Fp8Map:
     """The map with counters.   weight: [out, in], with scales by groups of rows and columns"""
     return Fp8Map(
@@ -71,9 +78,7 @@ def _make_group_scales(weight: Weight) -> Tensor | None:
     """The scales of blocks as `multiply_groups` takes them; None for a map in other blocks."""
     assert weight.scales is not None
     assert weight.format is not None
-    is_taken = weight.format.group == (GROUP_COLUMNS, GROUP_COLUMNS)
-    # cuBLAS wants four scales of a row of blocks at a time.
-    if not is_taken or weight.scales.shape[1] % 4:
+    if not can_group(len(weight.tensor), weight.tensor.shape[1], weight.format):
         return None
     return weight.scales.float().contiguous().t()
 
