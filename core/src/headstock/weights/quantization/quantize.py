@@ -21,7 +21,7 @@ by 6.8e-4.
 
 _NUMBERS_AT_ONCE = 1 << 20
 # Each part is hundreds of launches, so that small parts of experts would take minutes.
-_NUMBERS_AT_ONCE_ON_DEVICES = 1 << 25
+_NUMBERS_AT_ONCE_ON_DEVICES = 1 << 23
 
 
 def choose_format(kind: WeightKind, spec: ParamSpec) -> WeightFormat | None:
