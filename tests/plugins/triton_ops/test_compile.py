@@ -627,10 +627,8 @@ def test_experts_whose_weights_come_by_the_tensor_memory_accelerator(compiled: C
     assert compiled == ROUTED
 
 
-@pytest.mark.parametrize("compiled", [90], indirect=True)
-@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 2048]]))
-def test_experts_in_8_bits(compiled: Compiled, group: list[int], tmp_path: Path) -> None:
-    experts = Experts(count=16, per_token=8, intermediate=768, renormalize=True)
+def make_fp8_experts(group: list[int]) -> list[Weight]:
+    """Gate and up, and down, of 16 experts with the sizes of 30B-A3B."""
     weights = []
     for outs, width in ((1536, 2048), (2048, 768)):
         numbers = torch.zeros(16, outs, width, dtype=torch.float8_e4m3fn)
@@ -638,6 +636,14 @@ def test_experts_in_8_bits(compiled: Compiled, group: list[int], tmp_path: Path)
         scales = torch.ones(16, outs // rows, width // columns)
         format = WeightFormat(kind=WeightKind.FP8_E4M3, group=(group[0], group[1]))
         weights.append(prepare_experts(Weight(tensor=numbers, scales=scales, format=format)))
+    return weights
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("group", often(1, [[128, 128], [1, 2048]]))
+def test_experts_in_8_bits(compiled: Compiled, group: list[int], tmp_path: Path) -> None:
+    experts = Experts(count=16, per_token=8, intermediate=768, renormalize=True)
+    weights = make_fp8_experts(group)
     gate_up, down = weights
     for tokens in (1, 64):
         mix_experts(
@@ -668,13 +674,7 @@ def test_experts_in_8_bits_of_tokens_in_8_bits(
 ) -> None:
     monkeypatch.setattr("headstock_triton.experts.can_multiply_rows", lambda device: True)
     experts = Experts(count=16, per_token=8, intermediate=768, renormalize=True)
-    weights = []
-    for outs, width in ((1536, 2048), (2048, 768)):
-        numbers = torch.zeros(16, outs, width, dtype=torch.float8_e4m3fn)
-        rows, columns = min(group[0], outs), min(group[1], width)
-        scales = torch.ones(16, outs // rows, width // columns)
-        format = WeightFormat(kind=WeightKind.FP8_E4M3, group=(group[0], group[1]))
-        weights.append(prepare_experts(Weight(tensor=numbers, scales=scales, format=format)))
+    weights = make_fp8_experts(group)
     for tokens in (100, 600):
         mix_experts(tensor(tokens, 2048), tensor(tokens, 16), experts, *weights)
         texts = [compiled.texts[name] for name in ("gate_up_tiles_kernel", "down_tiles_kernel")]
