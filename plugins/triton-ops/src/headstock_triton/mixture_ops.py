@@ -65,8 +65,8 @@ class MixtureOps(TorchOps):
         can_use = can_multiply(spec, format)
         if Role.EXPERTS in spec.roles:
             can_use = self.keeps_experts and can_mix(spec, format, self.dtype)
-        is_wanted = self.packed == "on" or is_faster(spec, format)
-        return self.keeps_packed and can_use and is_wanted
+        # What no kernel takes, as biases, may have any number of dimensions.
+        return self.keeps_packed and can_use and (self.packed == "on" or is_faster(spec, format))
 
     def prepare(self, spec: ParamSpec, weight: Weight) -> Weight:
         """The weight as it is; a packed one as kernels read it."""

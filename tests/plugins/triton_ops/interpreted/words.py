@@ -289,10 +289,12 @@ def test_by_default_maps_stay_packed_that_were_measured_to_be_faster(
     spec = ParamSpec(shape=(256, 512), roles=frozenset({Role.LINEAR}))
     head = evolve(spec, roles=frozenset({Role.HEAD}))
     odd = evolve(spec, shape=(208, 512))  # torch has products of whole blocks alone
+    bias = evolve(spec, shape=(256,))
     ops = configure(TritonOps(), LAYER, "bfloat16")
     assert ops.takes_format(spec, format) is is_taken
     assert ops.takes_format(odd, format) is (is_taken and format.group != (128, 128))
     assert not ops.takes_format(head, format)
+    assert not ops.takes_format(bias, format)
     others = (
         configure(TritonOps(), LAYER, "float16"),
         configure(TritonOps(), LAYER, "bfloat16", evolve(HOPPER, capability=(10, 0))),
