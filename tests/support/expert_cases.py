@@ -15,11 +15,12 @@ from ops_cases import error, noise, within
 from torch import Tensor
 
 from headstock.nn import moe
+from headstock.nn.mlp import activate_and_mul
 from headstock.spi import Activation, ClampedGate, Experts, Weight, WeightFormat, WeightKind
 from headstock.weights import dequantize_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
-from headstock_triton.packed import prepare_experts
-from headstock_triton.tiles import RowTile, Tile, Tiles
+from headstock_triton.packed import MOST_TOKENS, prepare_experts
+from headstock_triton.tiles import RowTile, Tile, Tiles, choose_rounded
 
 SMALL = Tile(n=16, k=32)
 WIDE = Tile(n=64, k=64)
@@ -99,6 +100,42 @@ def mix_exactly(case: Mixture, x: Tensor, scores: Tensor, gate_up: Tensor, down:
     return moe.mix_experts(x.float(), weights, ids, gate_up.float(), down.float()).to(x.dtype)
 
 
+def mix_rounded(
+    x: Tensor,
+    shares: Tensor,
+    ids: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    activation: Activation | ClampedGate = Activation.SILU,
+) -> Tensor:
+    """As `moe.mix_experts` of shards, in float32, where rows are rounded to FP8 before products.
+
+    x: [tokens, hidden] bfloat16    shares, ids: [tokens, per_token]
+    """
+    found = torch.zeros(*ids.shape, x.shape[1], device=x.device)
+    rounded = _round_rows(x)
+    for expert in range(len(gate_up)):
+        token, slot = (ids == expert).nonzero().T
+        inner = activate_and_mul(rounded[token] @ gate_up[expert].T, activation)
+        found[token, slot] = _round_rows(inner.to(x.dtype)) @ down[expert].T
+    return (found * shares.float()[..., None]).sum(1)
+
+
+def _round_rows(x: Tensor) -> Tensor:
+    """Rows of numbers that FP8 has with a scale for each row."""
+    scale = x.float().abs().amax(1, keepdim=True).clamp(min=1e-30) / 448
+    return (x.float() / scale).to(torch.float8_e4m3fn).float() * scale
+
+
+def _is_rounded(case: Mixture, x: Tensor, format: WeightFormat | None, way: object) -> bool:
+    """Whether kernels round the case's tokens: many, on GPUs, for experts in FP8."""
+    is_fp8 = format is not None and format.kind is WeightKind.FP8_E4M3
+    if not (is_fp8 and x.is_cuda and x.dtype is torch.bfloat16 and way is None):
+        return False
+    shape = (case.count, case.chosen, case.hidden, case.inters)
+    return case.tokens > MOST_TOKENS and choose_rounded(case.tokens, shape) is not None
+
+
 def mixture_case(
     case: Mixture, dtype: torch.dtype, device: str, way: RowTile | Tiles | None, **more: Any
 ) -> float:
@@ -164,7 +201,11 @@ def packed_case(
     packed, plain = zip(*both, strict=True)
     x, scores = draw_tokens(case, dtype, device)
     found = mix_experts(x, scores, case.experts, *packed, tiles=way)
-    return within(error(found, mix_exactly(case, x, scores, *plain)), dtype)
+    if _is_rounded(case, x, format, way):
+        expected = mix_rounded(x, *moe.route(scores.float(), case.experts), *plain).to(dtype)
+    else:
+        expected = mix_exactly(case, x, scores, *plain)
+    return within(error(found, expected), dtype)
 
 
 GATES: dict[str, Activation | ClampedGate] = {
@@ -204,6 +245,10 @@ def chosen_case(
         x, shares, ids, *weights, GATES[gate], slots=slots, page_size=3, tiles=way
     )
     assert not found[:2].any(), "padding gets no expert"
+    if _is_rounded(case, x, format, way):
+        assert not has_biases, "not tried with biases"
+        expected = mix_rounded(x, shares, ids, *plain, GATES[gate])
+        return within(error(found[2:], expected[2:].to(dtype)), dtype)
     biases = [each.bias for each in weights]
     exact = moe.mix_experts(
         x.float(),
