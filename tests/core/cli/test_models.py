@@ -120,6 +120,14 @@ def test_bytes_are_counted_as_quantizing_makes_them(
     assert weight_sizes.count_weight_bytes([spec], "bfloat16", kind) == wanted
 
 
+@pytest.mark.parametrize("kind", [WeightKind.INT8, WeightKind.INT4, WeightKind.FP8_E4M3])
+def test_experts_take_the_bytes_of_as_many_maps(kind: WeightKind) -> None:
+    experts = ParamSpec(shape=(3, 96, 256), roles=frozenset({Role.EXPERTS}), sources=(("w",),))
+    each = weight_sizes.count_weight_bytes([linear(96, 256)], "bfloat16", kind)
+    assert weight_sizes.count_weight_bytes([experts], "bfloat16", kind) == 3 * each
+    assert weight_sizes.suggest_quant([experts], "bfloat16", lambda *_: True, 1 << 20)
+
+
 def test_int8_is_offered_for_large_models_whose_maps_it_makes_smaller() -> None:
     large, other = linear(1 << 14, 1 << 15), linear(8, 8)
     offer = weight_sizes.offer_int8([large, other], "float32", lambda spec, _: spec is large)

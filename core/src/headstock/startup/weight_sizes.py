@@ -43,13 +43,13 @@ def count_weight_bytes(
 
 
 def _count_packed(spec: ParamSpec, format: WeightFormat) -> int:
-    """Count the bytes of a map's numbers and of what belongs to each group of them."""
+    """Count the bytes of the numbers of a map, or of many experts', and of what belongs to groups."""
     assert format.group is not None
-    rows, columns = spec.shape
-    numbers = rows * columns
+    *count, rows, columns = spec.shape
+    numbers = prod(spec.shape)
     if format.kind is WeightKind.INT4:
         numbers = ceil(numbers / 2)
-    groups = ceil(rows / format.group[0]) * ceil(columns / format.group[1])
+    groups = prod(count) * ceil(rows / format.group[0]) * ceil(columns / format.group[1])
     return numbers + groups * (_SCALE_BYTES + _ZERO_BYTES * format.has_zeros)
 
 
