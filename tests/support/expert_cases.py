@@ -100,6 +100,12 @@ def mix_exactly(case: Mixture, x: Tensor, scores: Tensor, gate_up: Tensor, down:
     return moe.mix_experts(x.float(), weights, ids, gate_up.float(), down.float()).to(x.dtype)
 
 
+ROUNDED = 2.0
+"""How much farther off experts of rounded tokens may be: 1.2 on an H200, where tokens that are not
+rounded would be 2.7 times as far off.
+"""
+
+
 def mix_rounded(
     x: Tensor,
     shares: Tensor,
@@ -109,6 +115,9 @@ def mix_rounded(
     activation: Activation | ClampedGate = Activation.SILU,
 ) -> Tensor:
     """As `moe.mix_experts` of shards, in float32, where rows are rounded to FP8 before products.
+
+    What is between the products has other bits in kernels, and a few of its numbers become the
+    next one of FP8 there: `ROUNDED` is for these.
 
     x: [tokens, hidden] bfloat16    shares, ids: [tokens, per_token]
     """
@@ -203,9 +212,8 @@ def packed_case(
     found = mix_experts(x, scores, case.experts, *packed, tiles=way)
     if _is_rounded(case, x, format, way):
         expected = mix_rounded(x, *moe.route(scores.float(), case.experts), *plain).to(dtype)
-    else:
-        expected = mix_exactly(case, x, scores, *plain)
-    return within(error(found, expected), dtype)
+        return within(error(found, expected) / ROUNDED, dtype)
+    return within(error(found, mix_exactly(case, x, scores, *plain)), dtype)
 
 
 GATES: dict[str, Activation | ClampedGate] = {
@@ -248,7 +256,7 @@ def chosen_case(
     if _is_rounded(case, x, format, way):
         assert not has_biases, "not tried with biases"
         expected = mix_rounded(x, shares, ids, *plain, GATES[gate])
-        return within(error(found[2:], expected[2:].to(dtype)), dtype)
+        return within(error(found[2:], expected[2:].to(dtype)) / ROUNDED, dtype)
     biases = [each.bias for each in weights]
     exact = moe.mix_experts(
         x.float(),
