@@ -43,7 +43,7 @@ def count_weight_bytes(
 
 
 def _count_packed(spec: ParamSpec, format: WeightFormat) -> int:
-    """Count the bytes of the numbers of a map, or of many experts', and of what belongs to groups."""
+    """Count the bytes of a map, or of many experts', and of what belongs to each group."""
     assert format.group is not None
     *count, rows, columns = spec.shape
     numbers = prod(spec.shape)
