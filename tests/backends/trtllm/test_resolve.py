@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from importlib.machinery import ModuleSpec
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,6 +23,7 @@ from headstock.spi import (
     Rejection,
 )
 from headstock_conformance.attention import QUERY, query
+from headstock_trtllm import toolchain
 from headstock_trtllm.plugin import BFLOAT16, EIGHT_BIT_KV, FLOAT16, REQUIRE, resolve, spec
 
 PRESENT = {"flashinfer-python": "0.6.18.post1"}
@@ -31,6 +34,12 @@ A100, H200, B200, B300, RTX = (
 PROMPTS, DECODE = frozenset({Phase.PREFILL, Phase.EXTEND}), frozenset({Phase.DECODE})
 HALF, EIGHT_BIT = {"q_dtype": "float16", "kv_dtype": "float16"}, {"kv_dtype": "float8_e4m3fn"}
 SOME = (16, 32, 64)
+
+
+@pytest.fixture(autouse=True)
+def has_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a machine with a compiler."""
+    monkeypatch.setattr(toolchain, "_has_nvcc", lambda: True)
 
 
 @pytest.mark.parametrize(
@@ -132,6 +141,29 @@ def test_without_the_library_the_reason_says_what_to_install() -> None:
         CannotRun, match=r"trtllm.*flashinfer-python.* is not installed, install with: pip install"
     ):
         registry.require_installed(absent)
+
+
+@pytest.mark.feature("S15")
+def test_without_a_compiler_hopper_needs_what_was_compiled_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    found = {"flashinfer": ModuleSpec("flashinfer", None, is_package=True)}
+    found["flashinfer"].submodule_search_locations = [str(tmp_path)]
+    monkeypatch.setattr(toolchain, "find_spec", found.get)
+    with pytest.raises(CannotRun, match=r"no nvcc was found.*Install the CUDA toolkit"):
+        resolved(spec(), query(), H200)
+    assert resolved(spec(), query(), B200).dtypes  # whose kernels are published compiled
+
+    (tmp_path / "data" / "aot" / "xqa_input_bf16").mkdir(parents=True)
+    assert resolved(spec(), query(), H200).dtypes
+
+    monkeypatch.setattr(toolchain, "find_spec", {}.get)
+    assert isinstance(resolve(query(), H200), tuple)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "nvcc").touch()
+    assert resolved(spec(), query(), H200).dtypes
 
 
 def test_the_spec_claims_what_either_family_can_do() -> None:

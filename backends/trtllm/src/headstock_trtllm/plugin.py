@@ -19,6 +19,7 @@ from headstock.spi import (
     Require,
     SpiRange,
 )
+from headstock_trtllm import toolchain
 
 DISTRIBUTION = "flashinfer-python"
 REQUIRE = Require(
@@ -78,6 +79,14 @@ def resolve(query: AttentionQuery, env: DeviceEnv) -> AttentionCapabilities | tu
 
 def hopper(query: AttentionQuery) -> AttentionCapabilities | tuple[Rejection, ...]:
     """FMHA v2 for prompts and XQA for decode: the types of both, or of XQA for decode alone."""
+    if not toolchain.has_kernels():
+        return (
+            Rejection(
+                code="missing",
+                message="its kernels are compiled at their first use, and no nvcc was found",
+                hint="Install the CUDA toolkit, and set CUDA_HOME where it is in no usual place.",
+            ),
+        )
     group = query.groups[0]  # one shape for all: no mixed groups are claimed
     if query.phases <= {Phase.DECODE} or group.q_dtype == group.kv_dtype == "bfloat16":
         dtypes = CAPABILITIES.dtypes if query.phases <= {Phase.DECODE} else frozenset({BFLOAT16})
