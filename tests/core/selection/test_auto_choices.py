@@ -48,6 +48,14 @@ def test_what_auto_tries_on_each_device(env: DeviceEnv, names: tuple[str, ...]) 
 
 
 @pytest.mark.feature("S14")
+def test_keys_of_8_bits_are_decoded_by_trtllm_where_that_was_measured_to_be_faster() -> None:
+    for env, names in AUTO:
+        first = ("fa,trtllm",) if env is H200 else ()
+        assert auto.list_attention_names(env, "float8_e4m3fn") == (*first, *names)
+        assert auto.list_attention_names(env, "bfloat16") == names
+
+
+@pytest.mark.feature("S14")
 def test_each_candidate_that_auto_passes_over_is_logged_with_its_reason(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -98,7 +98,7 @@ def select_attention(
 
     raises: UsageError, CannotRun
     """
-    names = auto_choices.list_attention_names(env)
+    names = auto_choices.list_attention_names(env, needs.kv_dtype)
     is_auto = name_or_auto == "auto"
     pairs = (
         auto_choices.move_to_front(names, fastest) if is_auto else tuple(name_or_auto.split("+"))

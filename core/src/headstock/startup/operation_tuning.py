@@ -58,8 +58,9 @@ def list_attention_candidates(config: EngineConfig, env: DeviceEnv) -> tuple[str
     """
     if config.attn != "auto":
         return (config.attn,)
-    names = auto_choices.list_attention_names(env)
-    if len(_read_needs(config, env).split_groups()) == 1:
+    needs = _read_needs(config, env)
+    names = auto_choices.list_attention_names(env, needs.kv_dtype)
+    if len(needs.split_groups()) == 1:
         return names
     return tuple("+".join(auto_choices.move_to_front(names, name)) for name in names)
 

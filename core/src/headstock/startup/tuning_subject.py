@@ -95,7 +95,9 @@ def _load_listed_specs(env: DeviceEnv) -> Iterator[AttentionSpec | OpsSpec]:
     """The specs of the plugins that `auto` may take here; those that are not installed are left
     out.
     """
-    backends = list_backend_names("+".join(auto_choices.list_attention_names(env)))
+    # Those of other KV are among them.
+    listed = auto_choices.list_attention_names(env, auto_choices.EIGHT_BIT_KV)
+    backends = list_backend_names("+".join(listed))
     for kind, name in [("attention", name) for name in sorted(backends)] + [
         ("ops", name) for name in auto_choices.OPS
     ]:
