@@ -88,6 +88,29 @@ def test_products_are_those_of_the_dequantized_weights(
 
 
 @pytest.mark.feature("V4")
+@pytest.mark.parametrize("tokens", [65, 96, 128, 129, 200, 256])
+@pytest.mark.parametrize(("outs", "width"), [(4096, 4096), (4096, 12_288), (2048, 4096)])
+def test_products_in_parts_are_those_of_the_rounded_tokens(
+    tokens: int, outs: int, width: int
+) -> None:
+    from headstock_triton.fp8_rows import quantize_rows
+    from headstock_triton.packed import multiply_quantized
+
+    weight = evolve(draw(FORMATS[0], outs, width, torch.bfloat16)[0], bias=None)
+    assert weight.scales is not None
+    x = torch.randn(tokens, width, device="cuda").to(torch.bfloat16)
+    rows = quantize_rows(x * torch.rand(tokens, 1, device="cuda").to(x.dtype))
+    exact = (rows.values.float() @ weight.tensor.float().T) * rows.scales * weight.scales
+    found = multiply_quantized(rows, weight, left=True)
+    assert found.dim() == 3
+    # Sums of the tensor cores have 14 bits.
+    assert (found.sum(0) - exact).norm() < 0.003 * exact.norm()
+    whole = multiply_quantized(rows, weight).float()
+    assert (whole - exact).norm() < 0.005 * exact.norm()
+    assert torch.equal(multiply_quantized(rows, weight, left=True), found)
+
+
+@pytest.mark.feature("V4")
 @pytest.mark.parametrize("format", [FORMATS[0], *FORMATS[3:]], ids=str)
 @pytest.mark.parametrize(("outs", "width"), [(9216, 1024), (1152, 4096), (24576, 5120)])
 def test_a_token_is_normalized_and_added_inside_its_product(
@@ -119,7 +142,7 @@ IN_LAYERS = (FORMATS[0], *FORMATS[3:], FORMATS[1], FORMATS[2])
 
 
 @pytest.mark.feature("V4")
-@pytest.mark.parametrize("tokens", [1, 8, 33])
+@pytest.mark.parametrize("tokens", [1, 8, 33, 100, 200])
 @pytest.mark.parametrize("format", IN_LAYERS, ids=str)
 def test_layers_in_a_graph_are_those_of_the_dequantized_weights(
     format: WeightFormat, tokens: int
@@ -138,7 +161,9 @@ def test_layers_in_a_graph_are_those_of_the_dequantized_weights(
     for found, wanted in zip(
         cases.run_model(ops, config, params, tokens, dtype, "cuda"), exact, strict=True
     ):
-        assert (found.float() - wanted).norm() < 0.02 * wanted.norm()
+        # More tokens are rounded to FP8, where the map is.
+        off = 0.02 if tokens <= 64 or format.kind is not FP8 else 0.08
+        assert (found.float() - wanted).norm() < off * wanted.norm()
 
     batch = cases.batch_of(config, tokens, dtype, "cuda")
     ops.bind(params, config)

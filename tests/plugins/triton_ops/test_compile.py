@@ -43,7 +43,8 @@ from headstock_triton.conv import convolve_gated_, convolve_silu_
 from headstock_triton.delta_rule import DeltaInputs, DeltaSteps, DeltaTiles, apply_delta_rule_
 from headstock_triton.experts import fused_mix_experts, mix_chosen_experts, mix_experts
 from headstock_triton.few_linear import multiply_few
-from headstock_triton.fp8_rows import RowForm
+from headstock_triton.fp8_parts import choose_rounded_tile, multiply_in_rounded_parts
+from headstock_triton.fp8_rows import RowForm, make_rows
 from headstock_triton.gated_linear import GatedTile, multiply_gated_tiles
 from headstock_triton.heads import rope_and_store_kv
 from headstock_triton.linear import small_linear
@@ -182,6 +183,23 @@ def test_products_of_weights_in_fp8(compiled: Compiled, tmp_path: Path) -> None:
     ]
     assert "wgmma" in compiled.texts["fp8_kernel"]
     assert_in_registers(compiled, "fp8_kernel", tmp_path)
+
+
+@pytest.mark.parametrize("compiled", [90], indirect=True)
+@pytest.mark.parametrize("tokens", [65, 200])
+def test_products_of_rounded_tokens_in_parts(
+    compiled: Compiled, tokens: int, tmp_path: Path
+) -> None:
+    rows = make_rows(tensor(tokens, 1), 4096, RowForm.BY_ROW)
+    numbers = torch.zeros(4096, 4096, dtype=torch.float8_e4m3fn)
+    weight = Weight(tensor=numbers, scales=torch.ones(4096))
+    tile = choose_rounded_tile(tokens, 4096, 4096, processors=132)
+    assert tile is not None
+    multiply_in_rounded_parts(rows, weight, tile)
+
+    text = compiled.texts["parts_kernel"]
+    assert "wgmma" in text and "cp.async.bulk.tensor" in text
+    assert_in_registers(compiled, "parts_kernel", tmp_path)
 
 
 WORDS = (

@@ -28,6 +28,13 @@ GROUP_COLUMNS = 128
 """Columns of a row that share a scale, where a row has several: cuBLAS takes these."""
 LEAST_CAPABILITY = (9, 0)
 """Of devices whose torch multiplies rows in FP8 by their scales."""
+MOST_FAST_COLUMNS = 8192
+"""Of a product that ends its sums of 14 bits, those of the tensor cores, once and not on the way.
+
+On an H200 that takes 0.94 of the time for 24,576 x 4,096 numbers and prompts, and 1.00 for 4,096 x
+12,288. What is lost is 1.2e-3 of the result, where rounding to bfloat16 loses 1.7e-3 and rounding
+tokens and weights to FP8 3.8e-2; of 12,288 columns 2.6e-3.
+"""
 _GROUP = tl.constexpr(GROUP_COLUMNS)
 _ROWS = 32
 """What the number of rows by group is a multiple of: cuBLAS reads 16 bytes of their scales at once,
@@ -185,6 +192,7 @@ def multiply_rows(rows: Fp8Rows, weight: Weight) -> Tensor:
         scale_a=rows.scales,
         scale_b=weight.scales.view(1, -1),
         out_dtype=torch.bfloat16,
+        use_fast_accum=rows.values.shape[1] <= MOST_FAST_COLUMNS,
     )
     return out if weight.bias is None else out.add_(weight.bias)
 

@@ -18,6 +18,7 @@ from headstock.spi import (
 )
 from headstock_triton.activation import fused_silu_and_mul
 from headstock_triton.fp8_linear import Fp8Map, can_group, can_take, make_map, multiply_exact_rows
+from headstock_triton.fp8_parts import choose_rounded_tile, multiply_in_rounded_parts
 from headstock_triton.fp8_rows import (
     Fp8Rows,
     RowForm,
@@ -27,6 +28,7 @@ from headstock_triton.fp8_rows import (
     multiply_rows,
     quantize_rows,
 )
+from headstock_triton.gated_linear import count_processors
 from headstock_triton.linear import small_linear
 from headstock_triton.numbers import narrow_scales, unpack
 from headstock_triton.split_linear import (
@@ -37,6 +39,7 @@ from headstock_triton.split_linear import (
     multiply_in_parts,
     multiply_whole,
 )
+from headstock_triton.split_sums import PartTile
 from headstock_triton.word_experts import can_pack, pack_experts
 from headstock_triton.word_linear import multiply_words
 from headstock_triton.word_maps import WordMap, can_pack_map, pack_map, unpack_words
@@ -252,12 +255,21 @@ def choose_form(x: Tensor, weight: Weight) -> RowForm:
 def multiply_quantized(rows: Fp8Rows, weight: Weight, *, left: bool = False) -> Tensor:
     """x W^T + b.   left: whether sums may be left in parts, [parts, tokens, out] float32"""
     if rows.form is RowForm.BY_ROW:
+        tile = _choose_rounded_parts(rows, weight) if left else None
+        if tile is not None:
+            return multiply_in_rounded_parts(rows, weight, tile)
         return multiply_rows(rows, weight)
     assert isinstance(weight, Fp8Map), "only such products take other rows"
     if rows.form is RowForm.EXACT:
         return multiply_exact_rows(rows, weight, left=left)
     assert weight.group_scales is not None
     return multiply_groups(rows, weight, weight.group_scales)
+
+
+def _choose_rounded_parts(rows: Fp8Rows, weight: Weight) -> PartTile | None:
+    """The tile of a product in parts; None where whole sums are as fast."""
+    (tokens, width), processors = rows.values.shape, count_processors(rows.values.device)
+    return choose_rounded_tile(tokens, len(weight.tensor), width, processors=processors)
 
 
 def choose_tile(tokens: int, width: int, outs: int, weight: Weight) -> SplitTile:

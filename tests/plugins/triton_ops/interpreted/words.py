@@ -19,6 +19,7 @@ from headstock_conformance.ops.packed import pack_blocks
 from headstock_triton import packed
 from headstock_triton.activation import fused_silu_and_mul, quantize_silu_and_mul
 from headstock_triton.fp8_linear import Fp8Map, multiply_exact_rows
+from headstock_triton.fp8_parts import choose_rounded_tile, multiply_in_rounded_parts
 from headstock_triton.fp8_rows import Fp8Rows, RowForm, quantize_rows
 from headstock_triton.norm import add_norm, quantize_norm
 from headstock_triton.ops import TritonOps
@@ -112,6 +113,61 @@ def test_exact_rows_are_multiplied_by_maps_in_fp8(format: WeightFormat) -> None:
         parts = multiply_exact_rows(rows, evolve(weight, bias=None), left=True, tile=tile)
         assert is_near(parts.sum(0) if parts.dim() == 3 else parts, exact)
         assert not weight.counters.any(), "a counter was not set back"
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+def test_rounded_rows_are_multiplied_in_parts(parts: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By 132 processors, and for every row of two blocks of tokens with its own scale."""
+    outs, width = 8192 // parts, 512
+    stored, _ = draw_format(outs, width, WeightFormat(kind=FP8, group=(1, width)))
+    weight = packed.prepare_map(stored, DTYPE)
+    assert weight.scales is not None
+    x = noise(67, width) * torch.rand(67, 1, generator=torch.Generator().manual_seed(1))
+    rows = quantize_rows(x.to(DTYPE))
+    exact = (rows.values.double() * rows.scales) @ (
+        weight.tensor.double() * weight.scales[:, None]
+    ).T
+    monkeypatch.setattr(packed, "count_processors", lambda device: 132)
+    found = packed.multiply_quantized(rows, weight, left=True)
+    assert found.shape == (parts, 67, outs) and found.dtype == torch.float32
+    assert is_near(found.sum(0), exact, off=1e-5)
+
+    two_blocks = PartTile(rows=64, tokens=32, parts=parts, warps=4, stages=2)
+    again = multiply_in_rounded_parts(rows, weight, two_blocks)
+    assert is_near(again.sum(0), exact, off=1e-5)
+    assert is_near(again[0], _multiply_columns(rows, weight, width // parts), off=1e-5)
+
+
+def _multiply_columns(rows: Fp8Rows, weight: Weight, columns: int) -> Tensor:
+    """The product of the first columns."""
+    assert weight.scales is not None
+    x, w = rows.values[:, :columns].double(), weight.tensor[:, :columns].double()
+    return (x @ w.T) * rows.scales * weight.scales
+
+
+@pytest.mark.parametrize(
+    ("tokens", "outs", "width", "tile"),
+    [
+        (65, 4096, 12_288, (64, 2)),
+        (128, 4096, 4096, (64, 2)),
+        (129, 4096, 4096, (128, 2)),
+        (256, 4096, 12_288, (128, 2)),
+        (257, 4096, 4096, None),
+        (100, 2048, 4096, (64, 4)),
+        (100, 5120, 17_408, (128, 2)),
+        (200, 5120, 17_408, None),
+        (100, 6144, 4096, (128, 2)),
+        (100, 24_576, 4096, None),
+        (100, 4000, 4096, None),
+        (100, 4096, 4000, None),
+        (100, 4096, 128, None),
+    ],
+)
+def test_products_are_in_parts_where_these_fill_the_processors(
+    tokens: int, outs: int, width: int, tile: tuple[int, int] | None
+) -> None:
+    found = choose_rounded_tile(tokens, outs, width, processors=132)
+    assert (found and (found.rows, found.parts)) == tile
 
 
 def widen(rows: Fp8Rows) -> Tensor:
