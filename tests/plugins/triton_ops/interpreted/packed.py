@@ -277,10 +277,11 @@ def test_experts_stay_packed_in_layers_whose_kernels_take_them() -> None:
     assert not configure(by_torch, scaled, "bfloat16").takes_format(spec, BLOCKS)
     by_torch = TritonOps(evolve(PACKED, fused_experts=False))
     assert not configure(by_torch, shape, "bfloat16").takes_format(spec, BLOCKS)
-    # By default those of 4 bits alone.
+    # By default those of FP8 and 4 bits.
     default, mxfp4 = TritonOps(), evolve(BLOCKS, kind=WeightKind.FP4_E2M1, group=(1, 32))
     assert configure(default, scaled, "bfloat16").takes_format(spec, mxfp4)
-    assert not default.takes_format(spec, BLOCKS)
+    assert default.takes_format(spec, BLOCKS)
+    assert not default.takes_format(spec, evolve(BLOCKS, kind=WeightKind.INT8))
 
 
 @pytest.mark.full
