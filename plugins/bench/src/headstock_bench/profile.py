@@ -59,7 +59,7 @@ _OWN_KERNELS = {
     "experts": "route_kernel arrange_kernel place_kernel gate_up_rows_kernel gate_up_tiles_kernel "
     "down_rows_kernel down_tiles_kernel combine_kernel gate_up_words_kernel down_words_kernel",
     "products": "rows_kernel tokens_kernel few_tokens_kernel split_kernel gated_kernel "
-    "unpack_kernel words_kernel unpack_words_kernel fp8_kernel",
+    "unpack_kernel words_kernel unpack_words_kernel fp8_kernel parts_kernel",
     "sampling": "part_kernel join_kernel survey_kernel choose_kernel cut_kernel "
     "take_kernel scale_kernel",
     "norm, rope, activation": "add_norm_kernel embed_norm_kernel heads_kernel silu_and_mul_kernel "
