@@ -21,7 +21,7 @@ def graph(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """The graph that is captured."""
     made = Mock(spec=("capture_begin", "capture_end", "replay"))
     for name, stand_in in {
-        "graph_pool_handle": Mock(side_effect=[(0, 1), (0, 2)]),
+        "graph_pool_handle": Mock(side_effect=[(0, number) for number in range(1, 9)]),
         "graph": lambda graph: SimpleNamespace(capture_stream=Mock()),
         "CUDAGraph": lambda: made,
         "current_stream": Mock(),
@@ -108,3 +108,40 @@ def test_a_capture_that_cannot_be_ended_after_its_work_is_abandoned(
         capture(Mock())
     end.assert_called_once_with(3, (0, 1))
     assert graph.capture_end.call_count == 3
+
+
+@pytest.mark.feature("G11")
+def test_no_capture_is_left_open_where_memory_is_missing(
+    graph: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stream that still captures would end the engine at its next wait."""
+    state = {"open": False}
+    full = torch.OutOfMemoryError("2.00 MiB are missing")
+
+    def end() -> None:
+        if not state["open"]:
+            raise RuntimeError("not capturing")
+        state["open"] = False
+        if graph.capture_end.call_count == 1:
+            raise RuntimeError("operation failed due to a previous error during capture")
+
+    graph.capture_begin.side_effect = lambda **options: state.update(open=True)
+    graph.capture_end.side_effect = end
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_endAllocateToPool", Mock(), raising=False)
+    monkeypatch.setattr(torch.cuda.memory, "_cuda_releasePool", Mock(), raising=False)
+    monkeypatch.setattr(torch, "zeros", Mock(side_effect=full))
+    capturer = CudaGraphCapturer()
+    with pytest.raises(torch.OutOfMemoryError):
+        capturer(Mock(side_effect=full), warm=True)
+    assert not state["open"]
+
+    def begin(**options: Any) -> None:
+        state["open"] = True
+        raise full
+
+    graph.capture_begin.side_effect = begin
+    for capture in (partial(capturer, warm=True), capturer.capture_pieces):
+        with pytest.raises(torch.OutOfMemoryError):
+            capture(Mock())
+        assert not state["open"]

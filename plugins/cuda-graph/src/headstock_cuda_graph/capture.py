@@ -94,9 +94,10 @@ class CudaGraphCapturer:
             if not warm:
                 work()
                 self.stream.synchronize()
-            # The mode only forbids unsafe calls in this thread: others may keep allocating.
-            graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
             try:
+                # Without memory it fails halfway. The mode only forbids unsafe calls in this
+                # thread: others may keep allocating.
+                graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
                 result = work()
                 # Fails where the work has caught the error that spoilt the capture.
                 graph.capture_end()
@@ -140,8 +141,8 @@ class CudaGraphCapturer:
             calls.append((_unowned_view(q), index, out))
             begin()
 
-        begin()
         try:
+            begin()
             result = work(interrupt)
             graphs[-1].capture_end()
         except BaseException:
@@ -196,8 +197,12 @@ class CudaGraphCapturer:
         """Begin and end a capture, so that torch sees one end normally.   raises: RuntimeError"""
         graph = torch.cuda.CUDAGraph()
         graph.capture_begin(pool=self.pool, capture_error_mode="thread_local")
-        torch.zeros(1, device="cuda")  # torch warns about empty graphs
-        graph.capture_end()
+        try:
+            # torch warns about empty graphs. It may be memory that is missing.
+            with suppress(torch.OutOfMemoryError):
+                torch.zeros(1, device="cuda")
+        finally:
+            graph.capture_end()
 
 
 def skip_attention(q: Tensor, index: int, out: Tensor) -> None:
