@@ -6,7 +6,11 @@
 Each `--ours` is headstock under settings of its own, as JSON; with a `site` among them it is the
 headstock of that folder. `--vllm` is a folder with vLLM, which starts first and takes the share
 `--memory` of the GPU; `--vllm-arguments` are further ones of its engine, as JSON. Weights are
-random. A workload is one of
+random, and packed as `--config`, JSON, says by `quantization_config`: its fields are those of
+config.json beside the shape's. An engine has its own by `config` among its settings, or
+`--vllm-config`. `--wrapped` puts a hybrid's configuration into the one that is published, of which
+vLLM reads no other. With `--at-once` all engines start together, and need sizes that do not depend
+on the memory that is free: `kv_memory_mb`, and vLLM's `kv_cache_memory_bytes`. A workload is one of
 `headstock bench`, or `streams:COUNT`: so many requests at once of 512 tokens in, 128 out, each
 token handed to its caller; `shared:COUNT:PREFIX:OWN:ANSWER`: so many whole answers at once, to
 prompts with PREFIX tokens in common and OWN of their own; or
@@ -15,9 +19,10 @@ the first SHARED are the same, decode ANSWER tokens each, while COUNT prompts of
 arrive, RATE a second. Its times to the first token are those of the prompts, its times between
 tokens those of the rows meanwhile. `NAME*RUNS` has a number of turns of its own.
 
-All warm up with each workload before its first turn; every second turn runs in the other order. A
-run is a line of the file as soon as it is made. vLLM has one engine for streams and another for
-whole answers, so that a call has workloads of one kind.
+All warm up with each workload before its first turn, whole answers with up to 16 tokens each where
+there are many; every second turn runs in the other order. A run is a line of the file as soon as it
+is made. An engine that does not start is left out, and standard error says why. vLLM has one engine
+for streams and another for whole answers, so that a call has workloads of one kind.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from random import Random
@@ -46,6 +52,8 @@ from headstock_bench.workloads import WORKLOADS, Workload, draw_tokens
 
 PROMPT, ANSWER = 512, 128
 """Tokens in and out of a request of `streams`."""
+SHORT, MANY = 16, 64
+"""Tokens of an answer of a warm-up, where there are more answers than `MANY`."""
 BEFORE = 0.5
 """Seconds in which the rows of `beside` begin, before the first prompt."""
 
@@ -155,12 +163,16 @@ def draw(name: str) -> Workload:
     return draw_latency_workload(name) if is_latency_workload(name) else WORKLOADS[name]()
 
 
-def write_work(workload: Workload, vocab: int, path: Path) -> None:
-    """Write the workload as JSON, with ids of a vocabulary of this size."""
+def write_work(workload: Workload, vocab: int, path: Path, most: int | None = None) -> None:
+    """Write the workload as JSON, with ids of a vocabulary of this size.
+
+    most: tokens of an answer
+    """
     workload = workload.fit_vocab(vocab)
+    outputs = workload.outputs if most is None else [min(n, most) for n in workload.outputs]
     work = {
         "prompts": workload.prompts,
-        "outputs": workload.outputs,
+        "outputs": outputs,
         "temperature": workload.temperature,
         "seed": workload.seed,
         "is_streamed": isinstance(workload, LatencyWorkload),
@@ -171,11 +183,20 @@ def write_work(workload: Workload, vocab: int, path: Path) -> None:
 
 
 def run_turns(
-    contestants: Sequence[Contestant], name: str, path: Path, turns: int, out: Path
+    contestants: Sequence[Contestant],
+    name: str,
+    path: Path,
+    turns: int,
+    out: Path,
+    warm_up: Path | None = None,
 ) -> None:
-    """Let all warm up with the work in the file, then run it in turns.   writes: out"""
+    """Let all warm up with the work in a file, then run it in turns.
+
+    warm_up: the file of that, where it is another
+    writes: out
+    """
     for each in contestants:
-        each.ask(path, warm_up=True)
+        each.ask(warm_up or path, warm_up=True)
     for turn in range(turns):
         for each in contestants if turn % 2 == 0 else contestants[::-1]:
             found = {"workload": name, "turn": turn + 1} | each.ask(path, warm_up=False)
@@ -196,6 +217,10 @@ def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ours", action="append", default=[], type=json.loads, metavar="JSON")
     parser.add_argument("--vllm", metavar="SITE")
     parser.add_argument("--vllm-arguments", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--vllm-config", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--config", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--wrapped", action="store_true")
+    parser.add_argument("--at-once", action="store_true")
     parser.add_argument("--memory", type=float, default=0.45)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--max-seq-len", type=int, default=5120)
@@ -210,34 +235,98 @@ def parse_words(words: Sequence[str] | None) -> argparse.Namespace:
     return asked
 
 
+def write_model(shape: str, folder: Path, fields: dict[str, Any], *, is_wrapped: bool) -> str:
+    """Write the directory of a shape, whose config.json has these fields too.   returns: its name
+
+    is_wrapped: as the text part of a model that also takes images
+    """
+    write_model_directory(MODEL_SHAPES[shape], folder)
+    path = folder / "config.json"
+    config = json.loads(path.read_text()) | fields
+    if is_wrapped:
+        (kind,), name = config.pop("architectures"), config["model_type"].removesuffix("_text")
+        whole = kind.replace("ForCausalLM", "ForConditionalGeneration")
+        rope = {"rope_type": "default", "rope_theta": config["rope_theta"]}
+        rope |= {"partial_rotary_factor": config["partial_rotary_factor"]}
+        rope |= {"mrope_section": [11, 11, 10], "mrope_interleaved": True}
+        vision = {"model_type": name, "out_hidden_size": config["hidden_size"]}
+        config = {
+            "architectures": [whole],
+            "model_type": name,
+            "text_config": config | {"rope_parameters": rope},
+            "vision_config": vision,
+            "tie_word_embeddings": False,
+            "torch_dtype": "bfloat16",
+        }
+    path.write_text(json.dumps(config))
+    return str(folder)
+
+
+def list_entries(
+    asked: argparse.Namespace, folder: Path
+) -> list[tuple[dict[str, Any], str, dict[str, Any]]]:
+    """What each engine's process is started with.   writes: model directories in the folder"""
+    common = {"shape": asked.shape, "torch": torch.__version__}
+    common["gpu"] = torch.cuda.get_device_name() if asked.device == "cuda" else None
+    entries: list[tuple[dict[str, Any], str, dict[str, Any]]] = []
+
+    def add(kind: str, about: dict[str, Any], own: dict[str, Any], more: dict[str, Any]) -> None:
+        fields, place = asked.config | own, folder / str(len(entries))
+        model = write_model(asked.shape, place, fields, is_wrapped=asked.wrapped)
+        about = common | about | ({"config": fields} if fields else {})
+        entries.append((about, kind, {"model": model, "max_seq_len": asked.max_seq_len} | more))
+
+    if asked.vllm:
+        about = {"engine": "vLLM", "gpu_memory_utilization": asked.memory}
+        about["settings"] = asked.vllm_arguments
+        theirs = {"site": asked.vllm, "memory": asked.memory}
+        theirs["arguments"] = asked.vllm_arguments
+        theirs["is_streamed"] = isinstance(asked.works[0][0], LatencyWorkload)
+        add("vllm", about, asked.vllm_config, theirs)
+    for settings in asked.ours or [{}]:
+        ours = {name: value for name, value in settings.items() if name != "config"}
+        about = {"engine": "headstock", "settings": ours}
+        ours = {"load_format": "dummy", "device": asked.device} | ours
+        add("headstock", about, settings.get("config", {}), ours)
+    return entries
+
+
+def start_all(
+    entries: Sequence[tuple[dict[str, Any], str, dict[str, Any]]],
+    stack: ExitStack,
+    *,
+    at_once: bool,
+) -> list[Contestant]:
+    """The engines that start, in the order of the entries; one after another, or together."""
+
+    def start(entry: tuple[dict[str, Any], str, dict[str, Any]]) -> Contestant | None:
+        try:
+            return Contestant(*entry).__enter__()
+        except RuntimeError as error:
+            sys.stderr.write(f"left out: {error}\n")
+            return None
+
+    # One after another each takes its share of the memory that is free by then.
+    with ThreadPoolExecutor(len(entries) if at_once else 1) as pool:
+        started = [each for each in pool.map(start, entries) if each is not None]
+    for each in started:
+        stack.push(each)
+    return started
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Run all workloads in turns."""
     asked = parse_words(words)
-    common = {"shape": asked.shape, "torch": torch.__version__}
-    common["gpu"] = torch.cuda.get_device_name() if asked.device == "cuda" else None
     with tempfile.TemporaryDirectory(prefix="headstock-turns-") as folder, ExitStack() as stack:
-        model = Path(folder, "model")
-        model.mkdir()
-        write_model_directory(MODEL_SHAPES[asked.shape], model)
-        longest = {"model": str(model), "max_seq_len": asked.max_seq_len}
-        entries: list[tuple[dict[str, Any], str, dict[str, Any]]] = []
-        if asked.vllm:
-            about = common | {"engine": "vLLM", "gpu_memory_utilization": asked.memory}
-            about["settings"] = asked.vllm_arguments
-            theirs = {"site": asked.vllm, "memory": asked.memory}
-            theirs["arguments"] = asked.vllm_arguments
-            theirs["is_streamed"] = isinstance(asked.works[0][0], LatencyWorkload)
-            entries.append((about, "vllm", longest | theirs))
-        for settings in asked.ours or [{}]:
-            about = common | {"engine": "headstock", "settings": settings}
-            ours = {"load_format": "dummy", "device": asked.device} | longest | settings
-            entries.append((about, "headstock", ours))
-        # One after another: each takes its share of the memory that is free by then.
-        contestants = [stack.enter_context(Contestant(*entry)) for entry in entries]
+        entries = list_entries(asked, Path(folder))
+        contestants = start_all(entries, stack, at_once=asked.at_once)
         for work, turns in asked.works:
-            path = Path(folder, "work.json")
-            write_work(work, MODEL_SHAPES[asked.shape].vocab, path)
-            run_turns(contestants, work.name, path, turns, asked.out)
+            path, warm_up = Path(folder, "work.json"), Path(folder, "warm-up.json")
+            vocab = MODEL_SHAPES[asked.shape].vocab
+            write_work(work, vocab, path)
+            is_long = not isinstance(work, LatencyWorkload) and len(work.outputs) > MANY
+            write_work(work, vocab, warm_up, SHORT if is_long else None)
+            run_turns(contestants, work.name, path, turns, asked.out, warm_up)
 
 
 if __name__ == "__main__":
